@@ -1,0 +1,155 @@
+"""Every setting of a run: its default, bound, unit and meaning.
+
+A YAML file and the command line name only what differs from these defaults. A setting's name is
+unique over all sections, since its flag carries no section (`data.batch_size` is `--batch-size`).
+A period of 0 turns its action off.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Count = Annotated[int, Field(ge=1)]
+Period = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(ge=0.0, lt=1.0)]
+GpuIndex = Annotated[int, Field(ge=0)]
+MemoryMib = Annotated[int, Field(ge=256)]
+
+
+class Section(BaseModel):
+    """A group of settings: frozen, and closed to names that it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Placement(Section):
+    """Which device makes batches and which one trains on them."""
+
+    data_gpu: GpuIndex | None = None
+    """Physical GPU that makes batches. Goes with model_gpu or model_gpus."""
+    model_gpu: GpuIndex | None = None
+    """Physical GPU that holds the model and trains. Goes with data_gpu."""
+    model_gpus: tuple[GpuIndex, ...] = ()
+    """Physical GPUs that hold one replica of the model each."""
+    simulate_gpus: Annotated[int, Field(ge=0, le=64)] = 0
+    """Split the CPU into this many logical devices and use them as GPUs; 0 uses real ones."""
+    enable_memory_isolation: bool = False
+    """Give each GPU a fixed memory limit instead of letting its use grow."""
+    data_gpu_memory: MemoryMib | None = None
+    """Memory limit of the data GPU in MiB; implies isolation, in which 8192 is the default."""
+    model_gpu_memory: MemoryMib | None = None
+    """Memory limit of a model GPU in MiB; implies isolation, in which 16384 is the default."""
+
+
+class Data(Section):
+    """The corpus, and how batches are made of it."""
+
+    train_data: str | None = None
+    """LJSpeech folder, or CSV/TSV file with the columns path, text[, speaker][, language]. Without it: the demo corpus."""
+    val_data: str | None = None
+    """Held-out corpus of the same forms. Without it, validation_share of train_data is held out."""
+    validation_share: Share = 0.05
+    """Share of the utterances that is held out where val_data is not given."""
+    max_rejected: Annotated[float, Field(ge=0.0, le=1.0)] = 0.05
+    """Largest share of unusable rows with which a run still starts."""
+    min_seconds: Annotated[float, Field(ge=0.05)] = 0.3
+    """Shorter utterances are rejected."""
+    max_seconds: Annotated[float, Field(gt=0.05, le=120.0)] = 20.0
+    """Longer utterances are rejected."""
+    text_frontend: Literal["phonemes", "characters"] = "phonemes"
+    """What a token is: an IPA symbol by espeak-ng, or a character of the text."""
+    language: str = "en"
+    """Language of the utterances whose corpus names none (an espeak-ng code: en, ka, fa, …)."""
+    batch_size: Count = 16
+    """Utterances in a batch of one replica."""
+    batch_seconds: Annotated[float, Field(ge=0.0)] = 0.0
+    """Audio seconds in a batch, padding included, instead of batch_size: short buckets get larger batches. 0 is off."""
+    buckets: Annotated[int, Field(ge=1, le=64)] = 8
+    """Duration buckets. More of them pad less and hold fewer utterances each."""
+    reference_seconds: Annotated[float, Field(ge=0.5, le=30.0)] = 3.0
+    """Longest stretch of the reference utterance that the model hears."""
+    num_workers: Count = 2
+    """Batches that are read and decoded at the same time."""
+    use_tf_native_loading: bool = True
+    """Decode 16-bit WAV with TensorFlow's own operations; off reads everything with soundfile."""
+    buffer_size: Count = 8
+    """Batches kept ready on the host."""
+    prefetch_buffer_size: Count = 3
+    """Batches kept ready on the data device, and again on the model device."""
+    cache_dataset: bool = False
+    """Decode the corpus once into a memory-mapped file in the run folder."""
+    enable_static_shapes: bool = False
+    """Trace the step once for each bucket, with known shapes, instead of once with symbolic ones."""
+    model_start_delay: Annotated[float, Field(ge=0.0)] = 2.0
+    """Longest time in seconds that the first step waits for the feed to fill."""
+
+
+class Model(Section):
+    """The network."""
+
+    model_size: Literal["tiny", "small", "normal", "big"] = "normal"
+    """About 2, 10, 25 or 80 million parameters."""
+    dropout: Share = 0.05
+    """Share of activations dropped in training."""
+
+
+class Training(Section):
+    """How the weights are learnt."""
+
+    max_steps: Period = 100_000
+    """Optimizer steps after which the run is done; 0 leaves it to epochs."""
+    epochs: Period = 0
+    """Passes over the corpus after which the run is done; 0 leaves it to max_steps."""
+    learning_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-3
+    """Peak learning rate, reached after the warm-up."""
+    warmup_steps: Period = 500
+    """Steps over which the learning rate rises from 0."""
+    final_learning_rate: Annotated[float, Field(ge=0.0, le=1.0)] = 0.05
+    """Learning rate at the last step, as a share of the peak (cosine decay)."""
+    weight_decay: Annotated[float, Field(ge=0.0, le=1.0)] = 0.01
+    """Decoupled weight decay of AdamW on kernels (not on biases, norms and embeddings)."""
+    gradient_clip: Annotated[float, Field(ge=0.0)] = 1.0
+    """Largest global norm of the gradient; 0 does not clip."""
+    gradient_accumulation: Count = 1
+    """Batches whose gradients are summed into one step."""
+    precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] = "float32"
+    """Number format of the computation; variables stay float32."""
+    ema: Share = 0.999
+    """Decay of the moving average of the weights, used for validation and speech; 0 turns it off."""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """Source of all randomness: initial weights, order of the utterances, dropout."""
+    deterministic: bool = False
+    """Use deterministic kernels only (slower; meant for GPUs, the CPU repeats a run without it)."""
+    compile: Literal["off", "xla"] = "off"
+    """Compile the step with XLA; needs enable_static_shapes."""
+
+
+class Run(Section):
+    """The run folder, and what is written to it when (periods in steps)."""
+
+    run: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "default"
+    """Name of the run: its folder under runs_dir."""
+    runs_dir: str = "runs"
+    """Folder of all runs."""
+    resume: bool = False
+    """Continue the run of this name from its newest checkpoint; starts anew where there is none."""
+    log_every: Count = 50
+    """Steps between two reports."""
+    checkpoint_every: Period = 1000
+    """Steps between two checkpoints; one is always written at the end."""
+    keep_checkpoints: Count = 3
+    """Newest checkpoints to keep, beside the best one."""
+    validate_every: Period = 1000
+    """Steps between two validations."""
+    sample_every: Period = 1000
+    """Steps between two sets of spoken samples and pictures."""
+
+
+class Config(Section):
+    """One run, whole."""
+
+    placement: Placement = Placement()
+    data: Data = Data()
+    model: Model = Model()
+    training: Training = Training()
+    run: Run = Run()

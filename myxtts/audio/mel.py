@@ -1,0 +1,66 @@
+"""Log-mel spectrograms: the only place that turns a wave into features."""
+
+from functools import cache
+
+import librosa
+import numpy as np
+import tensorflow as tf
+
+from myxtts.audio.format import (
+    FFT_SAMPLES,
+    HIGH_HZ,
+    HOP_SAMPLES,
+    LOG_FLOOR,
+    LOW_HZ,
+    MEL_BANDS,
+    PAD_SAMPLES,
+    SAMPLE_RATE_HZ,
+    WINDOW_SAMPLES,
+    frame_count,
+)
+
+SILENCE = float(np.log(LOG_FLOOR))
+
+
+@cache
+def filter_bank() -> np.ndarray:
+    """Slaney's mel filters with unit area, float32 [bins, bands] (Slaney 1998, as librosa has them)."""
+    return librosa.filters.mel(
+        sr=SAMPLE_RATE_HZ, n_fft=FFT_SAMPLES, n_mels=MEL_BANDS, fmin=LOW_HZ, fmax=HIGH_HZ, norm="slaney", htk=False
+    ).T.astype(np.float32)
+
+
+def stft(wave):
+    """Short-time Fourier transform without centring: float32 [..., samples] -> complex64 [..., frames, bins]."""
+    return tf.signal.stft(wave, WINDOW_SAMPLES, HOP_SAMPLES, FFT_SAMPLES, window_fn=tf.signal.hann_window)
+
+
+def log_mel(waveform, samples=None):
+    """Log-mel spectrogram of waves at 22,050 Hz.
+
+    Each wave is continued by its own reflection, at its own end, so that an utterance has the
+    same mel alone and in a padded batch.
+
+    Args:
+        waveform: float32 [batch, samples] in [-1, 1].
+        samples: int32 [batch], the real samples of each row (0, or more than 384); all of them by default.
+
+    Returns:
+        float32 [batch, samples // 256, 80]: natural logarithm of the mel magnitude, at least
+        log(1e-5), which also fills the frames behind a row's last one.
+    """
+    padded = tf.shape(waveform)[1]
+    if samples is None:
+        samples = tf.repeat(padded, tf.shape(waveform)[0])
+    magnitude = tf.abs(stft(_reflect(waveform, samples, padded)))
+    mel = tf.math.log(tf.maximum(tf.matmul(magnitude, filter_bank()), LOG_FLOOR))
+    real = tf.sequence_mask(frame_count(samples), frame_count(padded))
+    return tf.where(real[:, :, None], mel, SILENCE)
+
+
+def _reflect(waveform, samples, padded):
+    """Rows with PAD_SAMPLES reflected samples before their start and behind their own end."""
+    position = tf.range(-PAD_SAMPLES, padded + PAD_SAMPLES)[None, :]
+    last = samples[:, None] - 1
+    index = last - tf.abs(last - tf.abs(position))
+    return tf.gather(waveform, tf.clip_by_value(index, 0, tf.maximum(padded - 1, 0)), batch_dims=1)

@@ -1,0 +1,76 @@
+"""The batch contract: names, types, dimensions, padding and units, in one place.
+
+A batch is a dictionary of tensors. Reading yields WAVES on the data device; producing turns them
+into FEATURES, which are handed to the model device. Dimensions of one name are equal within a
+batch, and a bucket has one shape: a row without an utterance has `samples`, `frames` and
+`token_count` 0, so that the last batch of an epoch has the shape of all others.
+"""
+
+from typing import NamedTuple
+
+from myxtts.audio.format import MEL_BANDS
+
+
+class Field(NamedTuple):
+    dtype: str
+    dims: tuple[str | int, ...]
+    meaning: str
+
+    @property
+    def shape(self) -> list[int | None]:
+        """The static part of the shape: named dimensions are unknown."""
+        return [dim if isinstance(dim, int) else None for dim in self.dims]
+
+
+TEXT = {
+    "tokens": Field("int32", ("batch", "tokens"), "symbol ids, padded with 0"),
+    "token_count": Field("int32", ("batch",), "real tokens of each row"),
+    "language": Field("int32", ("batch",), "index in the language table"),
+    "seed": Field("int32", (2,), "source of this batch's randomness, for stateless operations"),
+    "step_frames": Field("float32", (), "real mel frames of the whole step, over all its batches and replicas"),
+    "step_tokens": Field("float32", (), "real tokens of the whole step"),
+}
+
+WAVES = TEXT | {
+    "pcm": Field("int16", ("batch", "samples"), "wave at 22,050 Hz, padded with 0"),
+    "samples": Field("int32", ("batch",), "real samples of each row"),
+    "reference_pcm": Field("int16", ("batch", "reference_samples"), "another utterance of the speaker, padded with 0"),
+    "reference_samples": Field("int32", ("batch",), "real samples of the reference"),
+}
+
+FEATURES = TEXT | {
+    "mel": Field("float32", ("batch", "frames", MEL_BANDS), "log-mel, padded with silence, log(1e-5)"),
+    "frames": Field("int32", ("batch",), "real frames of each row"),
+    "reference": Field("float32", ("batch", "reference_frames", MEL_BANDS), "log-mel of the reference"),
+    "reference_frames": Field("int32", ("batch",), "real frames of the reference"),
+}
+
+
+def check(batch: dict, fields: dict[str, Field], stage: str) -> None:
+    """Hold a batch to its contract; looks at static types and shapes only, and never at values.
+
+    Args:
+        batch: tensors or arrays by name.
+        fields: WAVES or FEATURES.
+        stage: named in the message.
+
+    Raises:
+        TypeError: the batch breaks the contract, which is a defect.
+    """
+    faults = [f"{name} is missing" for name in fields.keys() - batch.keys()]
+    faults += [f"{name} is unknown" for name in batch.keys() - fields.keys()]
+    sizes: dict[str | int, int] = {}
+    for name in fields.keys() & batch.keys():
+        value, field = batch[name], fields[name]
+        dtype = getattr(value.dtype, "name", str(value.dtype))
+        if dtype != field.dtype:
+            faults.append(f"{name} is {dtype}, not {field.dtype}")
+        if len(value.shape) != len(field.dims):
+            faults.append(f"{name} has shape {tuple(value.shape)}, not {field.dims}")
+            continue
+        for dim, size in zip(field.dims, value.shape, strict=True):
+            known = dim if isinstance(dim, int) else sizes.setdefault(dim, size)
+            if size is not None and known is not None and size != known:
+                faults.append(f"{name} has {size} {dim}, not {known}")
+    if faults:
+        raise TypeError(f"batch after {stage}: {'; '.join(sorted(faults))}")

@@ -1,0 +1,117 @@
+"""The command line of a run: flags → Config → training → exit code.
+
+The flags are the settings of the schema: `data.batch_size` is `--batch-size`. Their texts are only
+converted here; what is allowed is decided in one place, for flags and YAML alike.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from myxtts.config.load import dump, load, shown
+from myxtts.config.schema import Config
+from myxtts.config.settings import SECTIONS, SETTINGS, Setting, in_section, nearest
+from myxtts.errors import ConfigError, UserError
+
+_METAVARS = {int: "N", float: "X", str: "TEXT"}
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What a command line asks for."""
+
+    config: Config
+    print_config: bool
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:
+        raise ConfigError(f"{message.removeprefix('argument ')}. --help lists the flags.")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train as the command line says; return the exit code (DESIGN §5)."""
+    try:
+        arguments = parse(sys.argv[1:] if argv is None else argv)
+        if arguments.print_config:
+            print(dump(arguments.config), end="")
+            return 0
+        from myxtts import run  # imports TensorFlow, which takes seconds
+
+        return run.train(arguments.config)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped before training began", file=sys.stderr)
+        return 130
+
+
+def parse(argv: Sequence[str]) -> Arguments:
+    """Flags over the file of --config over the defaults. Raises ConfigError; --help prints and exits with 0."""
+    flags, unknown = _parser().parse_known_args([_hyphens(argument) for argument in argv])
+    if unknown:
+        raise ConfigError(_unknown(unknown[0]))
+    overrides = vars(flags)
+    path, print_config = overrides.pop("config"), overrides.pop("print_config")
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in overrides.items()}
+    return Arguments(load(path, values), print_config)
+
+
+def _hyphens(argument: str) -> str:
+    """`--data_gpu=0` as `--data-gpu=0`."""
+    return re.sub(r"^--[^=]*", lambda name: name[0].replace("_", "-"), argument)
+
+
+def _unknown(argument: str) -> str:
+    switches = [setting.flag for setting in SETTINGS.values() if setting.kind is bool]
+    flags = ["--help", "--config", "--print-config", *(setting.flag for setting in SETTINGS.values())]
+    near = nearest(argument.partition("=")[0], flags + [switch.replace("--", "--no-", 1) for switch in switches])
+    if near:
+        return f"{shown(argument)} is not a flag. Did you mean {near}?"
+    return f"{shown(argument)} is not a flag and belongs to none. --help lists the flags."
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="train_main.py",
+        usage="python train_main.py [--config FILE] [--FLAG VALUE ...]",
+        description="Train a voice: batches are made on one device while the model trains on another.",
+        epilog="Flags replace the values of --config, and these the defaults. Every flag may be spelled with _ for -.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", metavar="FILE", type=Path, help="YAML file of settings, by section")
+    parser.add_argument("--print-config", action="store_true", help="print the resolved settings as YAML, and stop")
+    for section, meaning in SECTIONS.items():
+        group = parser.add_argument_group(section, meaning)
+        for setting in in_section(section):
+            group.add_argument(setting.flag, default=argparse.SUPPRESS, **_form(setting))
+    return parser
+
+
+def _form(setting: Setting) -> dict[str, Any]:
+    """How argparse takes the flag of a setting."""
+    words = f"{setting.description} ({setting.allowed}; default {setting.default_text})".replace("%", "%%")
+    if setting.kind is bool:
+        return {"action": argparse.BooleanOptionalAction, "help": words}
+    metavar = "{" + ",".join(setting.choices) + "}" if setting.choices else _METAVARS[setting.kind]
+    form = {"type": _reader(setting), "metavar": metavar, "help": words}
+    return form | {"nargs": "*"} if setting.many else form
+
+
+def _reader(setting: Setting) -> Callable[[str], Any]:
+    """Text → value. Text that is no such value stays text, for the schema to refuse."""
+
+    def read(text: str) -> Any:
+        if setting.nullable and text == "null":
+            return None
+        try:
+            return setting.kind(text)
+        except ValueError:
+            return text
+
+    return read

@@ -1,0 +1,225 @@
+"""YAML and flags → Config, and Config → YAML.
+
+A file is composed into nodes, which know their lines, and never constructed into objects: only a
+mapping of sections, of settings, of plain values or flat lists of them gets through. Values are
+validated once, after flags have replaced those of the file.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import yaml
+from pydantic import ValidationError
+
+from myxtts.config.schema import Config
+from myxtts.config.settings import SECTIONS, SETTINGS, in_section, nearest
+from myxtts.errors import ConfigError
+
+MAX_BYTES = 64 * 1024  # every setting spelled out takes 1.5 KiB; PyYAML needs 1 s for 64 KiB
+
+_TAG = "tag:yaml.org,2002:"
+_SCALARS = {
+    _TAG + "null": lambda text: None,
+    _TAG + "bool": lambda text: {"true": True, "false": False}[text.lower()],
+    _TAG + "int": int,
+    _TAG + "float": float,
+    _TAG + "str": str,
+}
+_DIGITS = "[0-9](?:_?[0-9]){0,99}"  # Python's int() refuses more than 4300 digits
+_EXPONENT = "[eE][-+]?[0-9]+"
+_PLAIN = {  # of a plain scalar: tag → pattern, possible first characters
+    "null": ("~|null|Null|NULL|", ["~", "n", "N", ""]),
+    "bool": ("true|True|TRUE|false|False|FALSE", list("tTfF")),
+    "int": (f"[-+]?{_DIGITS}", list("-+0123456789")),
+    "float": (
+        rf"[-+]?(?:{_DIGITS}\.(?:{_DIGITS})?(?:{_EXPONENT})?|\.{_DIGITS}(?:{_EXPONENT})?|{_DIGITS}{_EXPONENT})",
+        list("-+.0123456789"),
+    ),
+}
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain scalars as in YAML 1.2: 1e-4 is a number; no, 1:30, 2026-01-31 and .nan are text."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, list]] = {}
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that YAML 1.1 or `_Loader` would take for something else."""
+
+    def represent_str(self, text: str) -> yaml.Node:
+        style = None if text.isprintable() else '"'  # in other styles PyYAML turns U+0085 into a line break
+        return self.represent_scalar(_TAG + "str", text, style=style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
+
+for _name, (_pattern, _first) in _PLAIN.items():
+    _Loader.add_implicit_resolver(_TAG + _name, re.compile(f"(?:{_pattern})\\Z"), _first)
+    _Dumper.add_implicit_resolver(_TAG + _name, re.compile(f"(?:{_pattern})\\Z"), _first)
+
+
+@dataclass(frozen=True)
+class _Given:
+    """A value that the user gave, and how a message names its place."""
+
+    value: Any
+    where: str
+
+
+def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Config:
+    """The defaults of the schema, replaced by the YAML file at `path`, replaced by `overrides`.
+
+    `overrides` maps names of settings (known ones) to values as flags give them; lists are tuples.
+    Raises ConfigError, which names the file and line or the flag, what was found and what is allowed.
+    """
+    given = _read(path) if path else {}
+    for name, value in (overrides or {}).items():
+        given[name] = _Given(value, SETTINGS[name].flag)
+    config = _validated(given)
+    _check_together(config)
+    return config
+
+
+def dump(config: Config) -> str:
+    """YAML of every setting, which `load` turns back into an equal Config."""
+    return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+def shown(value: Any) -> str:
+    """A value as a message quotes it: escaped, and short whatever its length."""
+    text = repr(value) if isinstance(value, str) else json.dumps(value, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _read(path: Path) -> dict[str, _Given]:
+    """What a YAML file sets, by name of the setting."""
+    given = {}
+    for section, section_line, section_node in _entries(_composed(path), path, 1, "the file"):
+        if section not in SECTIONS:
+            raise ConfigError(f"{path}, line {section_line}: {_unknown(section, None)}")
+        for name, line, node in _entries(section_node, path, section_line, f"the section {section!r}"):
+            if name not in SETTINGS or SETTINGS[name].section != section:
+                raise ConfigError(f"{path}, line {line}: {_unknown(name, section)}")
+            where = f"{path}, line {line}: {name}"
+            given[name] = _Given(_value(node, where, SETTINGS[name].allowed), where)
+    return given
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: the configuration cannot be read: {error.strerror}.") from None
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"{path}: larger than {MAX_BYTES // 1024} KiB, so this is hardly a configuration.")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path}, line {line}: byte 0x{data[error.start]:02x} is not UTF-8. Save as UTF-8.") from None
+
+
+def _composed(path: Path) -> yaml.Node | None:
+    """The node tree of the file's one document; None for an empty file."""
+    text = _text(path)
+    try:
+        return _Loader(text).get_single_node()
+    except yaml.MarkedYAMLError as error:
+        problem = ", ".join(filter(None, (error.context, error.problem)))
+        raise ConfigError(f"{path}, line {error.problem_mark.line + 1}: broken YAML: {problem}.") from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise ConfigError(f"{path}, line {line}: YAML does not allow the character U+{error.character:04X}.") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: nested too deeply. A file has sections, and settings in them.") from None
+
+
+def _entries(node: yaml.Node | None, path: Path, line: int, name: str) -> Iterator[tuple[str, int, yaml.Node]]:
+    """(key, its line, value) of the mapping `name`, which starts at `line`; nothing where it is empty."""
+    if node is None or node.tag == _TAG + "null":
+        return
+    if not isinstance(node, yaml.MappingNode) or node.tag != _TAG + "map":
+        raise ConfigError(f"{path}, line {line}: {name} must hold lines of the form 'name: value', not {_kind(node)}.")
+    lines: dict[str, int] = {}
+    for key, value in node.value:
+        line = key.start_mark.line + 1
+        if not isinstance(key, yaml.ScalarNode):
+            raise ConfigError(f"{path}, line {line}: a name belongs before the colon, not {_kind(key)}.")
+        if key.value in lines:
+            first = lines[key.value]
+            raise ConfigError(f"{path}, line {line}: {shown(key.value)} was given in line {first}. Keep one of them.")
+        lines[key.value] = line
+        yield key.value, line, value
+
+
+def _value(node: yaml.Node, where: str, allowed: str) -> Any:
+    """A plain value or a tuple of them; whatever nests deeper is refused before it is built."""
+    if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
+        return tuple(_scalar(item, where, allowed) for item in node.value)
+    return _scalar(node, where, allowed)
+
+
+def _scalar(node: yaml.Node, where: str, allowed: str) -> Any:
+    if not isinstance(node, yaml.ScalarNode) or node.tag not in _SCALARS:
+        raise ConfigError(f"{where} holds {_kind(node)}, but must be {allowed}.")
+    try:
+        return _SCALARS[node.tag](node.value)
+    except (ValueError, KeyError):  # an explicit tag on something else: !!int x, !!bool yes
+        return node.value  # refused with the rest, as text
+
+
+def _kind(node: yaml.Node) -> str:
+    """What a node is, where something else was expected."""
+    kinds = {yaml.MappingNode: "a mapping", yaml.SequenceNode: "a list", yaml.ScalarNode: "a plain value"}
+    plain = node.tag in (*_SCALARS, _TAG + "map", _TAG + "seq")
+    return kinds[type(node)] if plain else f"a value tagged {shown(node.tag)}"
+
+
+def _unknown(name: str, section: str | None) -> str:
+    """What to say of a name that `section` (None: the top level) does not know."""
+    if name in SETTINGS:
+        return f"{name!r} belongs under '{SETTINGS[name].section}:'."
+    here = [setting.name for setting in in_section(section)] if section else list(SECTIONS)
+    near = nearest(name, here) or nearest(name, SETTINGS)
+    if near is None:
+        return f"{shown(name)} is unknown. Known here: {', '.join(here)}."
+    under = "" if near in here else f" under '{SETTINGS[near].section}:'"
+    return f"{shown(name)} is unknown. Did you mean {near!r}{under}?"
+
+
+def _validated(given: Mapping[str, _Given]) -> Config:
+    sections: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+    for name, one in given.items():
+        sections[SETTINGS[name].section][name] = one.value
+    refused = [name for name, one in given.items() if isinstance(one.value, float) and not math.isfinite(one.value)]
+    try:
+        config = Config.model_validate(sections, strict=True)
+    except ValidationError as error:
+        refused += [detail["loc"][1] for detail in error.errors()]
+    if refused:
+        raise ConfigError("\n".join(_refusal(name, given[name]) for name in given if name in refused))
+    return config
+
+
+def _refusal(name: str, given: _Given) -> str:
+    setting = SETTINGS[name]
+    hint = " Put it in quotes." if setting.kind is str and isinstance(given.value, bool | int | float) else ""
+    return f"{given.where} is {shown(given.value)}, but must be {setting.allowed}.{hint}"
+
+
+def _check_together(config: Config) -> None:
+    """Raise ConfigError where settings contradict each other, whatever the devices."""
+    data, training = config.data, config.training
+    if data.min_seconds >= data.max_seconds:
+        raise ConfigError(f"min_seconds ({data.min_seconds:g}) must be below max_seconds ({data.max_seconds:g}).")
+    if training.max_steps == 0 and training.epochs == 0:
+        raise ConfigError("max_steps and epochs are both 0: the run would never be done. Set --max-steps or --epochs.")
+    if training.compile == "xla" and not data.enable_static_shapes:
+        raise ConfigError("compile is 'xla', but XLA needs known shapes. Add --enable-static-shapes or --compile off.")

@@ -1,0 +1,96 @@
+"""The schema as a flat table: what flags, error messages and the documentation say of each setting."""
+
+import difflib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from myxtts.config.schema import Config
+
+_KINDS = {"integer": int, "number": float, "boolean": bool, "string": str}
+_NOUNS = {"integer": "whole number", "number": "number"}
+_BOUNDS = {"minimum": "of at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting. `kind` is the type of the value, or of each item where `many` values make a list."""
+
+    section: str
+    name: str
+    kind: type
+    many: bool
+    choices: tuple[str, ...]
+    nullable: bool
+    allowed: str  # in words, to follow "must be"
+    default: Any
+    description: str
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def default_text(self) -> str:
+        """The default as YAML spells it."""
+        return self.default if isinstance(self.default, str) else json.dumps(self.default)
+
+
+def _bounds(form: dict[str, Any]) -> str:
+    if "minimum" in form and "maximum" in form:
+        return f" from {form['minimum']:.15g} to {form['maximum']:.15g}"
+    words = [f" {word} {form[key]:.15g}" for key, word in _BOUNDS.items() if key in form]
+    return " and".join(words)
+
+
+def _allowed(form: dict[str, Any]) -> str:
+    """A JSON schema in words."""
+    if "anyOf" in form:  # Optional[...]: the value's own form comes first, then null
+        return _allowed(form["anyOf"][0]) + ", or null"
+    if "enum" in form:
+        return "one of " + ", ".join(form["enum"])
+    if form["type"] == "boolean":
+        return "true or false"
+    if form["type"] == "string":
+        return f"text that matches {form['pattern']}" if "pattern" in form else "text"
+    if form["type"] == "array":
+        return f"a list of {_NOUNS[form['items']['type']]}s{_bounds(form['items'])}"
+    return f"a {_NOUNS[form['type']]}{_bounds(form)}"
+
+
+def _setting(section: str, name: str, form: dict[str, Any], default: Any) -> Setting:
+    value = form["anyOf"][0] if "anyOf" in form else form
+    item = value.get("items", value)
+    return Setting(
+        section=section,
+        name=name,
+        kind=_KINDS[item["type"]],
+        many=value["type"] == "array",
+        choices=tuple(value.get("enum", ())),
+        nullable="anyOf" in form,
+        allowed=_allowed(form),
+        default=default,
+        description=" ".join(form["description"].split()),
+    )
+
+
+SECTIONS: dict[str, str] = {name: field.annotation.__doc__ for name, field in Config.model_fields.items()}
+"""Description of each section, by its name."""
+
+SETTINGS: dict[str, Setting] = {
+    name: _setting(section, name, form, Config.model_fields[section].annotation.model_fields[name].default)
+    for section in SECTIONS
+    for name, form in Config.model_fields[section].annotation.model_json_schema()["properties"].items()
+}
+"""Every setting by its name, in the order of the schema."""
+
+
+def in_section(section: str) -> list[Setting]:
+    """The settings of one section, in the order of the schema."""
+    return [setting for setting in SETTINGS.values() if setting.section == section]
+
+
+def nearest(word: str, words: Iterable[str]) -> str | None:
+    """The one of `words` that `word` was probably meant to be, or None."""
+    return next(iter(difflib.get_close_matches(word.lower(), words, n=1)), None)

@@ -1,0 +1,92 @@
+"""From a path to what can be trained on: the training and the validation corpus of a run."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from myxtts.config.schema import Data
+from myxtts.data.corpus import read_corpora
+from myxtts.data.demo_corpus import make_demo_corpus
+from myxtts.data.manifest import Manifest, Tables, build_manifest, report_rejected
+from myxtts.data.plan import Plan, bucket_bounds
+from myxtts.text.frontend import symbols_of
+
+DEMO = Path("data/demo")
+DEMO_ARGUMENTS = {"utterances": 400, "languages": ["en"], "speakers": 1, "seed": 0}
+HEADER_THREADS = 8  # they wait for the disk more than they compute
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A manifest and the plan over it."""
+
+    manifest: Manifest
+    plan: Plan
+
+
+def load_corpora(data: Data, seed: int, accumulation: int, folder: Path) -> tuple[Corpus, Corpus | None, Tables]:
+    """The training corpus, the validation corpus if there is one, and the tables that both share.
+
+    Args:
+        data: the settings.
+        seed: of the hold-out and of the plan.
+        accumulation: batches of a step.
+        folder: gets the cached manifests and rejected.csv.
+
+    Raises:
+        DataError: the corpus cannot be used.
+    """
+    train_path = Path(data.train_data) if data.train_data is not None else demo_corpus()
+    validation_path = Path(data.val_data) if data.val_data is not None else None
+    *parts, malformed = read_corpora(train_path, validation_path, data.language, data.validation_share, seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    tables, manifests, rejected = None, [], list(malformed)
+    for name, rows in zip(("train", "validation"), parts, strict=True):
+        manifest, tables, unusable = build_manifest(
+            rows,
+            min_seconds=data.min_seconds,
+            max_seconds=data.max_seconds,
+            frontend=data.text_frontend,
+            symbols_of=symbols_of,
+            tables=tables,
+            cache=folder / f"manifest-{name}.npz",
+            workers=HEADER_THREADS,
+        )
+        manifests.append(manifest)
+        rejected += unusable
+    report_rejected(rejected, list(zip(parts, manifests, strict=True)), data.max_rejected, folder / "rejected.csv")
+    train, validation = manifests
+    bounds = bucket_bounds(train.samples, data.buckets, 0 if data.batch_seconds else data.batch_size * accumulation)
+    train_plan = make_plan(train, bounds, data, seed, accumulation)
+    if not len(validation):
+        return Corpus(train, train_plan), None, tables
+    longest = bucket_bounds(validation.samples, 1)
+    if longest[-1] > bounds[-1]:
+        bounds = np.append(bounds, longest[-1])
+    return Corpus(train, train_plan), Corpus(validation, make_plan(validation, bounds, data, seed, 1)), tables
+
+
+def make_plan(manifest: Manifest, bounds: np.ndarray, data: Data, seed: int, accumulation: int) -> Plan:
+    return Plan(
+        manifest.samples,
+        manifest.token_counts,
+        manifest.speaker,
+        bounds=bounds,
+        batch_size=data.batch_size,
+        batch_seconds=data.batch_seconds,
+        seed=seed,
+        accumulation=accumulation,
+    )
+
+
+def demo_corpus() -> Path:
+    """The demo corpus' folder; the corpus is made where it is missing."""
+    if not (DEMO / "metadata.csv").exists():
+        log.info("no --train-data: making the demo corpus in %s (by espeak-ng, some seconds)", DEMO)
+        make_demo_corpus(DEMO, **DEMO_ARGUMENTS)
+    log.info("no --train-data: training on the demo corpus in %s", DEMO)
+    return DEMO

@@ -1,0 +1,274 @@
+"""A speech corpus made on the spot by espeak-ng: for demonstrations and tests, with known alignments.
+
+Folder layout (LJSpeech, and a CSV file for several speakers and languages):
+
+    metadata.csv       id|text|normalised text
+    corpus.csv         path,text,speaker,language (with this header)
+    wavs/ID.wav        22,050 Hz, 16 bit, mono; 50 ms of digital silence at both ends
+    alignments.jsonl   {"id": …, "phonemes": [[symbol, start_s, end_s], …]}, gapless from 0 to the end of the wave
+    demo_corpus.json   the arguments it was made with; it stands only in a complete corpus
+
+In `alignments.jsonl` a symbol is what the synthesiser calls a phoneme, with its stress and length marks
+(a diphthong is one symbol), "" is silence and " " the gap between two words, which may last 0 s. So may a
+phoneme that the synthesiser merges with its neighbour (the l of "small", a palatal mark).
+"""
+
+import csv
+import itertools
+import json
+import math
+import random
+import re
+import tempfile
+import wave
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.errors import DataError
+from myxtts.text.espeak import PAUSE, WORD_GAP, Espeak, Voice, fresh
+from myxtts.text.frontend import normalise
+
+ARGUMENTS_FILE = "demo_corpus.json"
+EDGE_SAMPLES = 1102  # 50 ms of silence before the first and after the last sound
+
+_GRAMMARS = Path(__file__).parent / "grammars"
+_VARIANTS = ("", "f2", "m3", "f4", "m7", "f3", "m1", "f5")
+_PITCH_AND_RATE_WPM = ((50, 165), (44, 150), (56, 175), (47, 170), (53, 155))
+MAX_SPEAKERS = len(_VARIANTS) * len(_PITCH_AND_RATE_WPM)
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """Sentences: templates with named slots, each slot filled with any of its choices."""
+
+    templates: tuple[str, ...]
+    slots: dict[str, list[str]]
+
+    def sizes(self) -> list[int]:
+        """Distinct sentences of each template."""
+        return [math.prod(len(self.slots[name]) for name in _slot_names(template)) for template in self.templates]
+
+    def sentence(self, template: str, number: int) -> str:
+        """Sentence `number` of a template, 0 <= number < its size."""
+        choices = {}
+        for name in _slot_names(template):
+            number, index = divmod(number, len(self.slots[name]))
+            choices[name] = self.slots[name][index]
+        text = template.format(**choices)
+        return text[0].upper() + text[1:] if text[0].isascii() else text  # Georgian writes no capitals
+
+    def draw(self, count: int, source: random.Random) -> list[str]:
+        """`count` distinct sentences, the templates taking turns until they are exhausted."""
+        numbers = {
+            template: source.sample(range(size), min(size, count))
+            for template, size in zip(self.templates, self.sizes(), strict=True)
+        }
+        drawn: list[str] = []
+        while len(drawn) < count:
+            unfinished = [template for template in self.templates if numbers[template]]
+            for template in source.sample(unfinished, len(unfinished)):
+                drawn.append(self.sentence(template, numbers[template].pop()))
+        return drawn[:count]
+
+
+@dataclass(frozen=True)
+class _Utterance:
+    id: str
+    text: str
+    speaker: str
+    voice: Voice
+
+
+def grammar_languages() -> list[str]:
+    """Codes of the languages that have a grammar."""
+    return sorted(path.stem for path in _GRAMMARS.glob("*.yaml"))
+
+
+def load_grammar(language: str) -> Grammar:
+    """Grammar of one of `grammar_languages()`."""
+    content = yaml.safe_load((_GRAMMARS / f"{language}.yaml").read_text(encoding="utf-8"))
+    return Grammar(tuple(content["templates"]), content["slots"])
+
+
+def make_demo_corpus(
+    out: Path,
+    utterances: int,
+    languages: Sequence[str],
+    speakers: int,
+    seed: int,
+    progress: Callable[[], object] | None = None,
+) -> bool:
+    """Makes a corpus of `utterances` in all in folder `out`; True if it was made, False if it stood there already.
+
+    Utterances are dealt in turn to every pair of a language and one of its `speakers` ("en-00", "en-01", …).
+    The same arguments give the same bytes. `out` appears whole or not at all. `progress` is called after each
+    utterance. Raises DataError on arguments out of bounds, on a folder that holds anything else, and where the
+    disk refuses.
+    """
+    out = Path(out)
+    arguments = {"utterances": utterances, "languages": list(languages), "speakers": speakers, "seed": seed}
+    planned = _plan(**arguments)
+    if _stands_already(out, arguments):
+        return False
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as unfinished:
+            folder = Path(unfinished) / "corpus"
+            _write(folder, planned, progress or (lambda: None))
+            (folder / ARGUMENTS_FILE).write_text(json.dumps(arguments, indent=2) + "\n", encoding="utf-8")
+            folder.rename(out)
+    except OSError as error:
+        raise DataError(
+            f"The demo corpus was to be written to {out}, but the system refused: {error}. Name another folder."
+        ) from error
+    return True
+
+
+def _plan(utterances: int, languages: list[str], speakers: int, seed: int) -> list[_Utterance]:
+    _check(utterances, languages, speakers)
+    voices = [(language, speaker) for speaker in range(speakers) for language in languages]
+    turns = list(itertools.islice(itertools.cycle(voices), utterances))
+    texts = {language: _texts(language, sum(turn[0] == language for turn in turns), seed) for language in languages}
+    planned = []
+    for number, (language, speaker) in enumerate(turns):
+        name = f"{language}-{speaker:02d}"
+        planned.append(_Utterance(f"{name}-{number:05d}", next(texts[language]), name, _voice(language, speaker)))
+    return planned
+
+
+def _check(utterances: int, languages: list[str], speakers: int) -> None:
+    known = grammar_languages()
+    if utterances < 1:
+        raise DataError(f"A demo corpus of {utterances} utterances was asked for; it needs at least 1.")
+    if not 1 <= speakers <= MAX_SPEAKERS:
+        raise DataError(f"{speakers} speakers were asked for; ask for 1 to {MAX_SPEAKERS} in each language.")
+    if unknown := [language for language in languages if language not in known]:
+        raise DataError(
+            f"The demo corpus was asked for in {', '.join(unknown)}, but it has grammars for {', '.join(known)} only. "
+            "Name some of these."
+        )
+    if not languages or len(set(languages)) != len(languages):
+        raise DataError(
+            f"The languages of the demo corpus were given as {languages}; name each of them once, at least one "
+            f"of {', '.join(known)}."
+        )
+
+
+def _texts(language: str, count: int, seed: int) -> Iterator[str]:
+    grammar = load_grammar(language)
+    if count > (distinct := sum(grammar.sizes())):
+        raise DataError(
+            f"{count} utterances in language {language} were asked for, but its grammar has {distinct} distinct "
+            "sentences. Ask for fewer utterances, or for more languages."
+        )
+    return iter(grammar.draw(count, random.Random(f"{seed} {language}")))
+
+
+def _voice(language: str, speaker: int) -> Voice:
+    """One of MAX_SPEAKERS different voices: a variant's pitch and rate move on with each round of the variants."""
+    variant = _VARIANTS[speaker % len(_VARIANTS)]
+    pitch, rate_wpm = _PITCH_AND_RATE_WPM[(speaker + speaker // len(_VARIANTS)) % len(_PITCH_AND_RATE_WPM)]
+    return Voice(language, variant, pitch, rate_wpm)
+
+
+def _stands_already(out: Path, arguments: dict) -> bool:
+    """Whether `out` holds the complete corpus of `arguments`. Raises DataError if it holds anything else."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return False
+    try:
+        found = json.loads((out / ARGUMENTS_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"The demo corpus was to be made in {out}, but that exists and is no demo corpus "
+            f"(no readable {ARGUMENTS_FILE}). Name another folder, or remove this one."
+        ) from error
+    if found != arguments:
+        raise DataError(
+            f"A demo corpus with {json.dumps(arguments)} was asked for, but {out} holds one with {json.dumps(found)}. "
+            "Name another folder, or remove this one."
+        )
+    waves = len(list((out / "wavs").glob("*.wav")))
+    if waves != arguments["utterances"]:
+        raise DataError(
+            f"{out} should hold {arguments['utterances']} waves, but {waves} were found. Remove it and ask again."
+        )
+    return True
+
+
+def _write(folder: Path, planned: list[_Utterance], progress: Callable[[], object]) -> None:
+    (folder / "wavs").mkdir(parents=True)
+    with (
+        fresh() as espeak,
+        open(folder / "metadata.csv", "w", encoding="utf-8", newline="\n") as metadata,
+        open(folder / "corpus.csv", "w", encoding="utf-8", newline="") as corpus,
+        open(folder / "alignments.jsonl", "w", encoding="utf-8", newline="\n") as alignments,
+    ):
+        rows = csv.writer(corpus, lineterminator="\n")
+        rows.writerow(("path", "text", "speaker", "language"))
+        for utterance in planned:
+            samples, phonemes = _speak(espeak, utterance)
+            _write_wave(folder / "wavs" / f"{utterance.id}.wav", samples)
+            metadata.write(f"{utterance.id}|{utterance.text}|{normalise(utterance.text)}\n")
+            rows.writerow(
+                (f"wavs/{utterance.id}.wav", utterance.text, utterance.speaker, utterance.voice.language),
+            )
+            alignment = {"id": utterance.id, "phonemes": phonemes}
+            alignments.write(json.dumps(alignment, ensure_ascii=False) + "\n")
+            progress()
+
+
+def _speak(espeak: Espeak, utterance: _Utterance) -> tuple[np.ndarray, list[tuple[str, float, float]]]:
+    """Samples between two edges of silence, and (symbol, start_s, end_s) of everything in them."""
+    samples, events = espeak.speak(utterance.text, utterance.voice)
+    sounding = np.flatnonzero(samples)
+    first, last = int(sounding[0]), int(sounding[-1])
+    edge = np.zeros(EDGE_SAMPLES, np.int16)
+    trimmed = np.concatenate([edge, samples[first : last + 1], edge])
+    return trimmed, _spans(trimmed, [(round(s * SAMPLE_RATE_HZ) + EDGE_SAMPLES - first, name) for s, name in events])
+
+
+def _spans(samples: np.ndarray, events: list[tuple[int, str]]) -> list[tuple[str, float, float]]:
+    """Each event (start in samples, symbol) until the next one, from silence at 0 s to the end of `samples`.
+
+    espeak-ng announces pauses and words early, before the last sound is over, and names a glide between two vowels
+    like a pause. So silence begins after the last sounding sample, and a pause without any silence is left out.
+    """
+    sounding = np.flatnonzero(samples)
+    silent_from = np.concatenate([[0], sounding + 1])  # at i: the end of the first i sounding samples
+    starts: list[tuple[int, str]] = []  # from the last to the first
+    next_start = next_phoneme = len(samples)
+    for start, symbol in reversed(events):
+        if symbol in (PAUSE, WORD_GAP):
+            start = max(start, int(silent_from[np.searchsorted(sounding, next_phoneme)]))
+        else:
+            next_phoneme = start
+        if symbol == PAUSE and start >= next_start:
+            continue
+        if symbol == PAUSE and starts and starts[-1][1] == PAUSE:
+            starts.pop()
+        starts.append((start, symbol))
+        next_start = start
+    starts = [(0, PAUSE), *reversed(starts)]
+    ends = [start for start, _ in starts[1:]] + [len(samples)]
+    return [(symbol, _seconds(start), _seconds(end)) for (start, symbol), end in zip(starts, ends, strict=True)]
+
+
+def _seconds(samples: int) -> float:
+    return round(samples / SAMPLE_RATE_HZ, 5)
+
+
+def _write_wave(path: Path, samples: np.ndarray) -> None:
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(SAMPLE_RATE_HZ)
+        file.writeframes(samples.astype("<i2").tobytes())
+
+
+def _slot_names(template: str) -> list[str]:
+    return re.findall(r"{(\w+)}", template)

@@ -1,0 +1,368 @@
+"""The manifest: every usable utterance of a corpus as columns, and a reason for each one that is not usable."""
+
+import csv
+import hashlib
+import io
+import json
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from tqdm import tqdm
+
+from myxtts.audio.format import SAMPLE_RATE_HZ, frame_count
+from myxtts.data.corpus import Rejected, Row, Rows
+from myxtts.data.header import UnusableAudio, read_header, require_finite
+from myxtts.data.wave_file import resampled_length
+from myxtts.errors import DataError
+from myxtts.text.symbols import SymbolTable
+
+CACHE_FORMAT = 1  # raise it when the columns or the checks change
+DIGEST_BYTES = 32
+CHUNK_ROWS = 256  # rows that a thread takes at a time
+WORDS = ("ids", "paths", "texts")
+
+# (text, language, front end) -> symbols, none where nothing can be spoken; raises DataError.
+SymbolsOf = Callable[[str, str, str], list[str]]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What the integers of a manifest's columns `tokens`, `speaker` and `language` stand for."""
+
+    symbols: SymbolTable
+    speakers: tuple[str, ...]
+    languages: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Manifest:
+    """The usable utterances of one corpus, in the order of its metadata. N = number of utterances.
+
+    Attributes:
+        ids, paths, texts: N strings each; paths are absolute.
+        samples: int32 [N], length at SAMPLE_RATE_HZ, after resampling.
+        source_rate_hz: int32 [N], sample rate of the file.
+        native: bool [N], whether `tf.audio.decode_wav` gives exactly these samples.
+        tokens: int32 [all tokens], begin and end included; utterance i has token_start[i] to token_start[i + 1].
+        token_start: int64 [N + 1].
+        speaker, language: int32 [N].
+    """
+
+    ids: tuple[str, ...]
+    paths: tuple[str, ...]
+    texts: tuple[str, ...]
+    samples: np.ndarray
+    source_rate_hz: np.ndarray
+    native: np.ndarray
+    tokens: np.ndarray
+    token_start: np.ndarray
+    speaker: np.ndarray
+    language: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @cached_property
+    def token_counts(self) -> np.ndarray:
+        """int32 [N]."""
+        return np.diff(self.token_start).astype(np.int32)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of ids, lengths and tokens: the same corpus has the same one wherever it lies."""
+        digest = hashlib.sha256(json.dumps(self.ids).encode())
+        for column in (self.samples, self.token_start, self.tokens):
+            digest.update(column.tobytes())
+        return digest.hexdigest()
+
+    def padded_tokens(self, rows: np.ndarray, size: int, length: int) -> np.ndarray:
+        """int32 [size, length]: the tokens of `rows`, then empty rows; the padding is 0."""
+        padded = np.zeros((size, length), np.int32)
+        for to, row in zip(padded, rows, strict=False):
+            tokens = self.tokens[self.token_start[row] : self.token_start[row + 1]]
+            to[: len(tokens)] = tokens
+        return padded
+
+
+class _Audio(NamedTuple):
+    row: Row
+    path: str
+    samples: int
+    rate_hz: int
+    native: bool
+
+
+@dataclass
+class _Rejections:
+    """The rows of one metadata file that were found unusable so far."""
+
+    metadata: str
+    rejected: list[Rejected] = field(default_factory=list)
+
+    def add(self, row: Row, reason: str, detail: str = "") -> None:
+        self.rejected.append(Rejected(self.metadata, row.line, row.audio, reason, detail))
+
+
+def build_manifest(
+    rows: Rows,
+    *,
+    min_seconds: float,
+    max_seconds: float,
+    frontend: str,
+    symbols_of: SymbolsOf,
+    tables: Tables | None = None,
+    cache: Path | None = None,
+    workers: int = 2,
+    progress: bool = True,
+) -> tuple[Manifest, Tables, list[Rejected]]:
+    """Checks every row, and keeps the usable ones as columns.
+
+    Args:
+        rows: from `corpus.read_corpus`.
+        min_seconds, max_seconds: shorter and longer utterances are rejected.
+        frontend: given to `symbols_of`.
+        symbols_of: turns text into symbols; called on this thread.
+        tables: of the training manifest, for a validation corpus: rows with another symbol or language are
+            rejected, other speakers are added behind. Without it the tables are made from the usable rows.
+        cache: file that keeps the result until a file, a row or an argument changes; its folder must exist.
+        workers: threads that read headers.
+        progress: show bars, on a terminal only.
+
+    Returns:
+        the manifest (empty where no row is usable), its tables, and the rejected rows by line,
+        without those in `rows.rejected`.
+    """
+    key = _cache_key(rows, (min_seconds, max_seconds, frontend), tables, workers) if cache else ""
+    if cache and (kept := _load(cache, key)):
+        return kept
+    rejections = _Rejections(str(rows.metadata))
+    audio = _usable_audio(rows, rejections, min_seconds, max_seconds, workers, progress)
+    spoken = list(_spoken(audio, rejections, symbols_of, frontend, tables, progress))
+    manifest, tables = _columns(spoken, tables)
+    rejected = sorted(rejections.rejected, key=lambda row: row.line)
+    if cache:
+        _save(cache, key, manifest, tables, rejected)
+    return manifest, tables, rejected
+
+
+def report_rejected(
+    rejected: Sequence[Rejected], corpora: Sequence[tuple[Rows, Manifest]], max_rejected: float, listing: Path
+) -> None:
+    """Writes `rejected` to the CSV file `listing`, by line, and raises DataError where a run should not start.
+
+    That is where more than the share `max_rejected` of all rows is rejected, or a corpus has no usable row left.
+    """
+    _write_listing(rejected, listing)
+    if not rejected:
+        return
+    reasons = ", ".join(f"{count} {reason}" for reason, count in Counter(row.reason for row in rejected).most_common(5))
+    total = sum(len(rows.rows) + len(rows.rejected) for rows, _ in corpora)
+    summary = f"{len(rejected)} of {total} utterances cannot be used ({reasons}); {listing} lists them"
+    for rows, manifest in corpora:
+        if not len(manifest) and (rows.rows or rows.rejected):
+            raise DataError(f"{rows.metadata} was to be used, but none of its utterances can be: {summary}. Mend them.")
+    if len(rejected) > max_rejected * total:
+        raise DataError(
+            f"At most {max_rejected:.1%} of the utterances may be unusable, but {summary}. "
+            "Mend them or take them out, or raise --max-rejected."
+        )
+    log.warning("%s", summary)
+
+
+def _usable_audio(
+    rows: Rows, rejections: _Rejections, min_seconds: float, max_seconds: float, workers: int, progress: bool
+) -> list[_Audio]:
+    folder = os.path.realpath(rows.folder)
+    usable, line_of = [], {}
+    for row, found in _in_threads(lambda row: _examine(row, folder), rows.rows, workers, "headers", progress):
+        if isinstance(found, UnusableAudio):
+            rejections.add(row, found.reason, found.detail)
+        elif found.path in line_of:
+            rejections.add(row, "duplicate path", f"line {line_of[found.path]} has it")
+        elif found.samples < min_seconds * SAMPLE_RATE_HZ:
+            rejections.add(row, "too short", f"{found.samples / SAMPLE_RATE_HZ:.3f} s, at least {min_seconds} s")
+        elif found.samples > max_seconds * SAMPLE_RATE_HZ:
+            rejections.add(row, "too long", f"{found.samples / SAMPLE_RATE_HZ:.3f} s, at most {max_seconds} s")
+        else:
+            line_of[found.path] = row.line
+            usable.append(found)
+    return usable
+
+
+def _examine(row: Row, folder: str) -> _Audio | UnusableAudio:
+    path = os.path.realpath(os.path.join(folder, row.audio))
+    try:
+        if not path.startswith(os.path.join(folder, "")):
+            raise UnusableAudio("outside the corpus folder", path)
+        header = read_header(path)
+        if header.floating:
+            require_finite(path)
+    except UnusableAudio as error:
+        return error
+    samples = resampled_length(header.samples, header.rate_hz)
+    return _Audio(row, path, samples, header.rate_hz, header.native)
+
+
+def _in_threads(
+    examine: Callable[[Row], object], rows: Sequence[Row], workers: int, what: str, progress: bool
+) -> Iterator[tuple[Row, object]]:
+    """(row, examine(row)) in the order of the rows."""
+    chunks = [rows[begin : begin + CHUNK_ROWS] for begin in range(0, len(rows), CHUNK_ROWS)]
+    with ThreadPoolExecutor(workers) as pool, _bar(len(rows), what, progress) as bar:
+        try:
+            examined = pool.map(lambda chunk: [examine(row) for row in chunk], chunks)
+            for chunk, found in zip(chunks, examined, strict=True):
+                yield from zip(chunk, found, strict=True)
+                bar.update(len(chunk))
+        finally:
+            pool.shutdown(cancel_futures=True)  # so that Ctrl-C does not wait for the rest of the corpus
+
+
+def _bar(total: int, what: str, progress: bool) -> tqdm:
+    return tqdm(total=total, desc=what, unit="utt", leave=False, disable=None if progress else True)
+
+
+def _spoken(
+    audio: Sequence[_Audio],
+    rejections: _Rejections,
+    symbols_of: SymbolsOf,
+    frontend: str,
+    tables: Tables | None,
+    progress: bool,
+) -> Iterator[tuple[_Audio, list[str]]]:
+    """The utterances whose text can be spoken, known to the tables and aligned, with their symbols."""
+    with _bar(len(audio), "text", progress) as bar:
+        for one in audio:
+            bar.update()
+            row = one.row
+            try:
+                symbols = symbols_of(row.text, row.language, frontend)
+            except DataError as error:
+                rejections.add(row, "text cannot be read", str(error))
+                continue
+            tokens, frames = len(symbols) + 2, frame_count(one.samples)  # begin and end
+            if not symbols:
+                rejections.add(row, "no text", row.text)
+            elif tables and row.language not in tables.languages:
+                rejections.add(row, "language unknown to the training corpus", row.language)
+            elif tables and (unknown := tables.symbols.unknown(symbols)):
+                rejections.add(row, "symbol unknown to the training corpus", " ".join(unknown))
+            elif frames < tokens:
+                rejections.add(row, "audio too short for its text", f"{frames} frames, {tokens} tokens")
+            else:
+                yield one, symbols
+
+
+def _columns(spoken: Sequence[tuple[_Audio, list[str]]], tables: Tables | None) -> tuple[Manifest, Tables]:
+    rows = [audio.row for audio, _ in spoken]
+    speakers = {row.speaker for row in rows}
+    if tables is None:
+        symbols = SymbolTable.from_sequences(symbols for _, symbols in spoken)
+        tables = Tables(symbols, tuple(sorted(speakers)), tuple(sorted({row.language for row in rows})))
+    else:
+        new = sorted(speakers.difference(tables.speakers))
+        tables = Tables(tables.symbols, (*tables.speakers, *new), tables.languages)
+    tokens = [np.asarray(tables.symbols.encode(symbols), np.int32) for _, symbols in spoken]
+    manifest = Manifest(
+        ids=tuple(row.id for row in rows),
+        paths=tuple(audio.path for audio, _ in spoken),
+        texts=tuple(row.text for row in rows),
+        samples=np.array([audio.samples for audio, _ in spoken], np.int32),
+        source_rate_hz=np.array([audio.rate_hz for audio, _ in spoken], np.int32),
+        native=np.array([audio.native for audio, _ in spoken], bool),
+        tokens=np.concatenate([np.zeros(0, np.int32), *tokens]),
+        token_start=np.cumsum([0, *map(len, tokens)], dtype=np.int64),
+        speaker=_indices((row.speaker for row in rows), tables.speakers),
+        language=_indices((row.language for row in rows), tables.languages),
+    )
+    return manifest, tables
+
+
+def _indices(names: Iterable[str], table: Sequence[str]) -> np.ndarray:
+    index = {name: number for number, name in enumerate(table)}
+    return np.array([index[name] for name in names], np.int32)
+
+
+def _cache_key(rows: Rows, settings: tuple, tables: Tables | None, workers: int) -> str:
+    """SHA-256 of all that a manifest depends on: the rows, each file's size and time, the arguments."""
+    known = _tables_to_json(tables) if tables else None
+    places = str(rows.metadata), os.path.realpath(rows.folder)
+    digest = hashlib.sha256(json.dumps([CACHE_FORMAT, *places, settings, known]).encode())
+    for row, stamp in _in_threads(lambda row: _stamp(rows.folder, row), rows.rows, workers, "files", progress=False):
+        digest.update(json.dumps([row, stamp]).encode())
+    return digest.hexdigest()
+
+
+def _stamp(folder: Path, row: Row) -> tuple[int, int]:
+    try:
+        status = os.stat(os.path.join(folder, row.audio))
+    except OSError:
+        return -1, -1
+    return status.st_size, status.st_mtime_ns
+
+
+def _save(cache: Path, key: str, manifest: Manifest, tables: Tables, rejected: list[Rejected]) -> None:
+    """An .npz file, followed by its SHA-256; np.load and zip tools pass over what follows."""
+    columns = dict(vars(manifest))
+    words = {name: columns.pop(name) for name in WORDS}
+    document = {"key": key, "tables": _tables_to_json(tables), "rejected": rejected, **words}
+    body = io.BytesIO()
+    np.savez(body, document=np.frombuffer(json.dumps(document).encode(), np.uint8), **columns)
+    _write_whole(cache, body.getvalue() + hashlib.sha256(body.getvalue()).digest())
+
+
+def _load(cache: Path, key: str) -> tuple[Manifest, Tables, list[Rejected]] | None:
+    """What was saved under `key`; None where there is no such thing or it is damaged."""
+    try:
+        blob = cache.read_bytes()
+    except FileNotFoundError:
+        return None
+    body, digest = blob[:-DIGEST_BYTES], blob[-DIGEST_BYTES:]
+    if hashlib.sha256(body).digest() != digest:
+        log.warning("%s is damaged: it is made anew", cache)
+        return None
+    with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
+        columns = dict(arrays)
+    document = json.loads(columns.pop("document").tobytes())
+    if document["key"] != key:
+        log.info("the corpus or its settings have changed: %s is made anew", cache)
+        return None
+    words = {name: tuple(document[name]) for name in WORDS}
+    return (
+        Manifest(**words, **columns),
+        _tables_from_json(document["tables"]),
+        [Rejected(*row) for row in document["rejected"]],
+    )
+
+
+def _tables_to_json(tables: Tables) -> list:
+    return [tables.symbols.to_list(), tables.speakers, tables.languages]
+
+
+def _tables_from_json(document: list) -> Tables:
+    symbols, speakers, languages = document
+    return Tables(SymbolTable.from_list(symbols), tuple(speakers), tuple(languages))
+
+
+def _write_listing(rejected: Iterable[Rejected], listing: Path) -> None:
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(Rejected._fields)
+    writer.writerows(sorted(rejected))
+    _write_whole(listing, text.getvalue().encode(errors="surrogateescape"))
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_bytes(content)
+    os.replace(partial, path)

@@ -1,0 +1,51 @@
+"""Reads any audio file as PCM at the project's rate, one file at a time.
+
+The way for what TensorFlow's own operations cannot decode: FLAC, OGG, MP3, 24-bit WAV, several
+channels, other sample rates. Free of TensorFlow.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import soundfile
+import soxr
+
+from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.errors import DataError
+
+
+def resampled_length(samples, rate_hz):
+    """Samples at 22,050 Hz of `samples` at `rate_hz`, rounded half up as soxr does; integers or int64 arrays."""
+    return (2 * samples * SAMPLE_RATE_HZ + rate_hz) // (2 * rate_hz)
+
+
+def read_pcm(path: str | Path, samples: int | None = None) -> np.ndarray:
+    """Read a file as one channel at 22,050 Hz: channels averaged, resampled by soxr, clipped.
+
+    Args:
+        path: the file.
+        samples: the length expected after resampling; it is not checked where it is None.
+
+    Returns:
+        int16 [samples].
+
+    Raises:
+        DataError: the file cannot be read, or is shorter than expected by more than the
+            resampler's rounding of one sample.
+    """
+    try:
+        wave, rate_hz = soundfile.read(str(path), dtype="float32", always_2d=True)
+    except (soundfile.LibsndfileError, OSError) as error:
+        raise DataError(f"{path} cannot be read: {error}. Repair it, or take its row out of the corpus.") from error
+    mono = wave.mean(axis=1)
+    if rate_hz != SAMPLE_RATE_HZ and len(mono):
+        mono = soxr.resample(mono, rate_hz, SAMPLE_RATE_HZ)
+    pcm = np.clip(np.rint(mono * 32768.0), -32768, 32767).astype(np.int16)
+    if samples is None:
+        return pcm
+    if len(pcm) < samples - 1:
+        raise DataError(
+            f"{path} has {len(pcm)} samples at {SAMPLE_RATE_HZ} Hz, but had {samples} when the manifest was made. "
+            "Put the file back, or start again so that the manifest is rebuilt."
+        )
+    return np.pad(pcm[:samples], (0, samples - min(len(pcm), samples)))

@@ -1,0 +1,67 @@
+"""Numbers of a run, written where people and programs look: metrics.jsonl and TensorBoard."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from myxtts.audio.format import SAMPLE_RATE_HZ
+
+
+class MetricsFile:
+    """metrics.jsonl: one JSON object a line, one line a report.
+
+    Args:
+        path: the file; lines behind `step` are dropped from it first, so that a resumed run leaves
+            one line for each step, and so is a line that a kill cut short.
+        step: the step from which the run goes on.
+    """
+
+    def __init__(self, path: Path, step: int):
+        kept = [line for line in read_metrics(path) if line["step"] <= step]
+        partial = path.with_name(f".{path.name}.partial")
+        partial.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+        os.replace(partial, path)
+        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - open as long as the run
+
+    def write(self, metrics: dict) -> None:
+        self._file.write(json.dumps(metrics) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_metrics(path: Path) -> list[dict]:
+    """The whole lines of a metrics.jsonl; none where there is no file."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in lines[:-1]]  # what follows the last newline was cut short
+
+
+class TensorBoard:
+    """Scalars, pictures and sounds under runs/<name>/tensorboard."""
+
+    def __init__(self, folder: Path):
+        self._writer = tf.summary.create_file_writer(str(folder))
+
+    def scalars(self, step: int, values: dict[str, float]) -> None:
+        with tf.device("/CPU:0"), self._writer.as_default(step=step):
+            for name, value in values.items():
+                tf.summary.scalar(name, value)
+
+    def picture(self, step: int, name: str, image: np.ndarray) -> None:
+        """uint8 [height, width, 3]."""
+        with tf.device("/CPU:0"), self._writer.as_default(step=step):
+            tf.summary.image(name, image[None])
+
+    def sound(self, step: int, name: str, wave: np.ndarray) -> None:
+        """float32 [samples] in [-1, 1]."""
+        with tf.device("/CPU:0"), self._writer.as_default(step=step):
+            tf.summary.audio(name, wave[None, :, None], SAMPLE_RATE_HZ)
+
+    def close(self) -> None:
+        self._writer.close()

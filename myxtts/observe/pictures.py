@@ -1,0 +1,44 @@
+"""Pictures of mels and alignments."""
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
+
+FRAME_S = HOP_SAMPLES / SAMPLE_RATE_HZ
+
+
+def mel_and_alignment(recorded: np.ndarray, spoken: np.ndarray, path: np.ndarray, title: str) -> np.ndarray:
+    """The recorded mel above the spoken one, above the alignment that was found in the recording.
+
+    Args:
+        recorded, spoken: float32 [frames, 80] log-mels.
+        path: int32 [frames of the recording], token of each frame.
+
+    Returns:
+        uint8 [height, width, 3].
+    """
+    # The Agg canvas directly: pyplot keeps global state, and is not to be used from a library.
+    figure = Figure(figsize=(9, 8), dpi=80, layout="constrained")
+    axes = figure.subplots(3, 1)
+    longest_s = max(len(recorded), len(spoken)) * FRAME_S
+    for axis, mel, name in ((axes[0], recorded, "recorded"), (axes[1], spoken, "spoken by the model")):
+        extent = (0, len(mel) * FRAME_S, 0, mel.shape[1])
+        axis.imshow(mel.T, origin="lower", aspect="auto", extent=extent, vmin=-11.5, vmax=1.0)
+        axis.set(xlim=(0, longest_s), ylabel="mel band", title=name)
+    axes[2].step(np.arange(len(path)) * FRAME_S, path, where="post")
+    axes[2].set(xlim=(0, longest_s), xlabel="s", ylabel="token", title="alignment found in the recording")
+    figure.suptitle(title, fontsize=9, wrap=True)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[:, :, :3].copy()
+
+
+def write_png(path: Path, image: np.ndarray) -> None:
+    """uint8 [height, width, 3]."""
+    from PIL import Image
+
+    Image.fromarray(image).save(path)

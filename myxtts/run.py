@@ -1,0 +1,244 @@
+"""One run in five moves: devices, corpus, state, feed, loop."""
+
+import logging
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.batch import FEATURES
+from myxtts.clock import Clock
+from myxtts.config.load import dump
+from myxtts.config.schema import Config
+from myxtts.data.corpora import Corpus, load_corpora
+from myxtts.data.manifest import Tables
+from myxtts.data.pipeline import Pipeline
+from myxtts.data.planned import Position
+from myxtts.errors import ConfigError, PlacementError, TrainingError
+from myxtts.models.layers import parameter_count
+from myxtts.models.xtts import SIZES, XTTS
+from myxtts.observe.report import Reporter
+from myxtts.placement import devices
+from myxtts.placement.audit import require_device
+from myxtts.placement.routes import Placement, plan_routes
+from myxtts.training import loop, schedule
+from myxtts.training.checkpoint import Checkpoints, restore
+from myxtts.training.run_folder import RunFolder
+from myxtts.training.samples import Samples
+from myxtts.training.state import TrainingState, make_optimizer
+from myxtts.training.step import Step
+from myxtts.training.stop import stop_on_signals
+from myxtts.training.validate import Validation
+
+log = logging.getLogger(__name__)
+
+
+def train(config: Config) -> int:
+    """Train as the configuration says; gives the exit code.
+
+    Raises:
+        UserError: something that the user can mend.
+    """
+    started_s = time.perf_counter()
+    run, data, training = config.run, config.data, config.training
+    folder = RunFolder(Path(run.runs_dir) / run.run)
+    folder.refuse_existing(run.resume)
+
+    placement = configure_devices(config)
+    route = placement.routes[0]
+
+    corpus, held_out, tables = load_corpora(data, training.seed, training.gradient_accumulation, folder.path)
+    refuse_missing_validation(config, held_out)
+
+    state = build_state(config, tables, route.model)
+    about = about_run(config, corpus, tables)
+    checkpoint = folder.checkpoint_to_resume(about) if run.resume else None
+    if checkpoint is not None:
+        restore(checkpoint, state)
+        log.info("resumed        %s", checkpoint)
+    folder.write_config(dump(config))
+    plan = make_schedule(config, corpus)
+    describe(config, corpus, held_out, tables, state, plan)
+    if state.step >= plan.total_steps:
+        log.info("nothing to do: run %s has its %d steps; --max-steps or --epochs makes it longer", run.run, state.step)
+        return 0
+
+    with ExitStack() as opened:
+        step = Step(
+            state,
+            training.gradient_clip,
+            training.gradient_accumulation,
+            data.enable_static_shapes,
+            compile_xla=training.compile == "xla",
+        )
+        reporter = opened.enter_context(Reporter(folder.metrics, folder.tensorboard, state.step, plan.total_steps))
+        checkpoints = Checkpoints(folder.checkpoints, run.keep_checkpoints, about)
+        actions = loop.Actions(
+            first_step=FirstStep(route.model, started_s),
+            report=lambda state, metrics: reporter.write(state.step, metrics),
+            save=checkpoints.save,
+            improves=checkpoints.improves,
+            **held_out_actions(config, held_out, state, route, folder, reporter),
+        )
+        pipeline = Pipeline(corpus, route, data, training.seed, folder.path)
+        feed = opened.enter_context(pipeline.open_feed(state.position))
+        stop = opened.enter_context(stop_on_signals())
+        log.info("feed           filled in %.1f s", feed.wait_until_full(data.model_start_delay))
+        periods = loop.Periods(run.log_every, run.validate_every, run.sample_every, run.checkpoint_every)
+        try:
+            loop.train(state, step, feed, plan, periods, actions, Clock(), stop)
+        except loop.NonFiniteLoss as error:
+            raise TrainingError(explain_non_finite(error, corpus, folder)) from error
+        except tf.errors.ResourceExhaustedError as error:
+            raise TrainingError(explain_out_of_memory(state, corpus, placement)) from error
+    log.info("traces         %d of the training step", step.traces)
+    if stop.signal is not None:
+        log.info("stopped by %s at step %d, after a checkpoint; --resume goes on", stop.name, state.step)
+    return stop.exit_code
+
+
+def configure_devices(config: Config) -> Placement:
+    placement = plan_routes(config.placement, devices.gpu_count())
+    if len(placement.routes) > 1:
+        raise PlacementError(
+            f"{len(placement.routes)} replicas were asked for ({placement.name}); this version trains one. "
+            "Give one GPU by --model-gpu or --model-gpus."
+        )
+    devices.configure(placement)
+    if config.training.deterministic:
+        tf.config.experimental.enable_op_determinism()
+    return placement
+
+
+def refuse_missing_validation(config: Config, held_out: Corpus | None) -> None:
+    run = config.run
+    if held_out is None and (run.validate_every or run.sample_every):
+        raise ConfigError(
+            "validation and samples were asked for, but no utterance is held out (validation_share is "
+            f"{config.data.validation_share}). Give --val-data or a larger --validation-share, or turn them off by "
+            "--validate-every 0 --sample-every 0."
+        )
+
+
+def build_state(config: Config, tables: Tables, device: str) -> TrainingState:
+    """The model with its first weights, its optimizer and averages, all on a device."""
+    model, training = config.model, config.training
+    keras.utils.set_random_seed(training.seed)
+    with tf.device(device):
+        network = XTTS(
+            SIZES[model.model_size], len(tables.symbols), len(tables.languages), model.dropout, training.precision
+        )
+        network(smallest_batch())  # builds every variable, here and eagerly
+        optimizer = make_optimizer(training.weight_decay, training.precision)
+        return TrainingState(network, optimizer, averaged=training.ema > 0, device=device)
+
+
+def smallest_batch() -> dict[str, tf.Tensor]:
+    """FEATURES of one empty row: enough to build a model."""
+    batch = {
+        name: tf.zeros([8 if size is None else size for size in field.shape], field.dtype)
+        for name, field in FEATURES.items()
+    }
+    return batch | {"step_frames": tf.constant(1.0), "step_tokens": tf.constant(1.0)}
+
+
+def about_run(config: Config, corpus: Corpus, tables: Tables) -> dict:
+    """What a checkpoint keeps beside the weights: enough to resume, to speak and to merge."""
+    return {
+        "settings": config.model_dump(mode="json"),
+        "symbols": tables.symbols.to_list(),
+        "languages": tables.languages,
+        "speakers": tables.speakers,
+        "corpus": corpus.manifest.fingerprint,
+    }
+
+
+def make_schedule(config: Config, corpus: Corpus) -> loop.Schedule:
+    training = config.training
+    total = schedule.total_steps(training.max_steps, training.epochs, corpus.plan.steps_per_epoch)
+    return loop.Schedule(
+        total_steps=total,
+        learning_rate=lambda step: schedule.learning_rate(
+            step, total, training.learning_rate, training.warmup_steps, training.final_learning_rate
+        ),
+        ema_decay=lambda step: schedule.ema_decay(step, training.ema),
+    )
+
+
+def held_out_actions(config, held_out, state, route, folder, reporter) -> dict:
+    """Validation and samples: what the loop does with held-out utterances."""
+    if held_out is None:
+        return {"validate": None, "sample": None}
+    pipeline = Pipeline(held_out, route, config.data, config.training.seed, folder.path)
+    validation = Validation(state.model, lambda: pipeline.open_feed(Position(), epochs=1, mean_over="epoch"))
+    with pipeline.open_feed(Position(), epochs=1) as feed:
+        planned, batch = next(feed)
+    names = [held_out.manifest.ids[row] for row in planned.rows]
+    texts = [held_out.manifest.texts[row] for row in planned.rows]
+    return {"validate": validation, "sample": Samples(folder.samples, batch, names, texts, reporter.tensorboard)}
+
+
+class FirstStep:
+    """Looks at the devices of the first step, and says how long it took to get there."""
+
+    def __init__(self, device: str, started_s: float):
+        self._device = device
+        self._started_s = started_s
+
+    def __call__(self, state: TrainingState, batches, outcome: tf.Tensor) -> None:
+        """Raises PlacementError where a tensor or variable is not on the model device."""
+        named = [("losses", outcome), *((v.path, v) for v in state.optimizer.variables)]
+        for delivery in batches:
+            named += delivery.batch.items()
+        require_device(self._device, named)
+        outcome.numpy()
+        log.info("first step     %.1f s after the start", time.perf_counter() - self._started_s)
+
+
+def describe(config, corpus, held_out, tables, state, plan) -> None:
+    """Every derived number of the run, by name."""
+    training, data = config.training, config.data
+    samples = corpus.manifest.samples
+    audio_s = float(samples.sum(dtype=np.int64)) / SAMPLE_RATE_HZ
+    steps = corpus.plan.steps_per_epoch
+    held = f", {len(held_out.manifest)} held out" if held_out else ""
+    lines = {
+        "corpus": f"{len(samples)} utterances{held}, {audio_s / 60:.1f} min, {len(tables.speakers)} speakers, "
+        f"{len(tables.symbols)} symbols, languages {' '.join(tables.languages)}",
+        "buckets": " ".join(f"{bound / SAMPLE_RATE_HZ:.2f}" for bound in corpus.plan.bounds) + " s",
+        "padding": f"{100 * corpus.plan.padding:.1f} %",
+        "model": f"{config.model.model_size}, {parameter_count(state.model):,} parameters, {training.precision}",
+        "step": f"{len(samples) / steps:.1f} utterances and {audio_s / steps:.1f} audio seconds "
+        f"in {training.gradient_accumulation} x {data.batch_size} rows",
+        "length": f"{plan.total_steps} steps of {steps} an epoch ({plan.total_steps / steps:.1f} epochs), "
+        f"from step {state.step}",
+    }
+    for name, text in lines.items():
+        log.info("%-14s %s", name, text)
+
+
+def explain_non_finite(error: loop.NonFiniteLoss, corpus: Corpus, folder: RunFolder) -> str:
+    epoch, step = divmod(error.step - 1, corpus.plan.steps_per_epoch)
+    rows = corpus.plan.epoch(epoch).utterances(step)
+    names = ", ".join(f"'{corpus.manifest.ids[row]}'" for row in rows[:32])
+    return (
+        f"the loss or its gradient was not finite at step {error.step} (epoch {epoch + 1}, utterances {names}). "
+        f"The checkpoints in {folder.checkpoints} are of earlier steps and intact. Listen to these utterances; "
+        "lower --learning-rate or --gradient-clip, or use --precision float32; then --resume."
+    )
+
+
+def explain_out_of_memory(state: TrainingState, corpus: Corpus, placement: Placement) -> str:
+    bucket = int(corpus.plan.epoch(state.position.epoch).step_bucket[state.position.step])
+    rows, samples, tokens = corpus.plan.shape(bucket)
+    limits = "; ".join(f"{d.name} {d.memory_mib or 'unlimited'} MiB" for d in placement.devices)
+    return (
+        f"out of memory on {state.device} at step {state.step + 1} (limits: {limits}), with {rows} utterances of up to "
+        f"{samples / SAMPLE_RATE_HZ:.1f} s and {tokens} tokens (bucket {bucket + 1} of {len(corpus.plan.bounds)}). "
+        "Lower --batch-size (and raise --gradient-accumulation to keep the step's size), --max-seconds or "
+        "--model-size, use --batch-seconds or --precision mixed_bfloat16, or raise --model-gpu-memory; then --resume."
+    )

@@ -1,0 +1,176 @@
+"""Checkpoints: folders of numpy archives, written whole or not at all.
+
+checkpoints/step-000500/
+    model.npz  averages.npz  optimizer.npz    one array for each variable, by name
+    state.json                                step, position, best so far, tables, corpus, settings
+"""
+
+import json
+import os
+import shutil
+import zipfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from myxtts.data.planned import Position
+from myxtts.errors import CheckpointError
+from myxtts.training.state import TrainingState
+
+FORMAT = 1
+
+
+class Best(NamedTuple):
+    """The checkpoint with the lowest validation loss so far."""
+
+    step: int
+    loss: float
+
+
+class Checkpoints:
+    """The checkpoints of a run: the newest `keep`, and the best.
+
+    Args:
+        folder: made at the first save.
+        keep: newest checkpoints to keep.
+        about: what goes into each state.json beside step and position: tables, corpus, settings.
+    """
+
+    def __init__(self, folder: Path, keep: int, about: dict[str, Any]):
+        self._folder = folder
+        self._keep = keep
+        self._about = about
+        newest = latest(folder)
+        self.best = read_best(newest) if newest else None
+
+    def save(self, state: TrainingState, validation_loss: float | None = None) -> Path:
+        """Write the state, under a temporary name first; then drop what need not be kept."""
+        if validation_loss is not None and self.improves(validation_loss):
+            self.best = Best(state.step, validation_loss)
+        target = self._folder / f"step-{state.step:06d}"
+        temporary = self._folder / f".partial-{state.step:06d}"
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        for group, variables in state.variables().items():
+            write_arrays(temporary / f"{group}.npz", {name: v.numpy() for name, v in variables.items()})
+        about = {"format": FORMAT, "step": state.step, "position": state.position, "best": self.best}
+        write_json(temporary / "state.json", about | self._about)
+        shutil.rmtree(target, ignore_errors=True)
+        os.replace(temporary, target)
+        self._prune()
+        return target
+
+    def improves(self, validation_loss: float) -> bool:
+        return self.best is None or validation_loss < self.best.loss
+
+    def _prune(self) -> None:
+        for folder in list_checkpoints(self._folder)[: -self._keep]:
+            if self.best is None or step_of(folder) != self.best.step:
+                shutil.rmtree(folder)
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Complete checkpoints, oldest first."""
+    return sorted(folder.glob("step-*"), key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-"))
+
+
+def latest(folder: Path) -> Path | None:
+    """The newest complete checkpoint, if there is one."""
+    found = list_checkpoints(folder)
+    return found[-1] if found else None
+
+
+def read_best(checkpoint: Path) -> Best | None:
+    """The best checkpoint up to this one."""
+    best = read_about(checkpoint)["best"]
+    return Best(*best) if best else None
+
+
+def read_about(checkpoint: Path) -> dict[str, Any]:
+    """state.json of a checkpoint.
+
+    Raises:
+        CheckpointError: it is missing, damaged or of a later format.
+    """
+    path = checkpoint / "state.json"
+    try:
+        about = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}. {advice(checkpoint)}") from error
+    if about.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{checkpoint} has format {about.get('format')}, and this version reads format {FORMAT}. "
+            "Use the version of MyXTTS that wrote it."
+        )
+    return about
+
+
+def restore(checkpoint: Path, state: TrainingState) -> None:
+    """Set every variable of the state, and its step and position, from a checkpoint.
+
+    Raises:
+        CheckpointError: damaged, or of another architecture; names the first difference. The state
+            is then not to be used.
+    """
+    about = read_about(checkpoint)
+    for group, variables in state.variables().items():
+        restore_variables(checkpoint / f"{group}.npz", variables)
+    state.step = about["step"]
+    state.position = Position(*about["position"])
+
+
+def restore_variables(path: Path, variables: dict) -> None:
+    """Set variables from an archive that has exactly their names and shapes.
+
+    Raises:
+        CheckpointError: naming the first difference.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            refuse_other_names(path, set(archive.files), set(variables))
+            for name, variable in variables.items():
+                array = archive[name]
+                if array.shape != tuple(variable.shape):
+                    raise CheckpointError(
+                        f"{path}: '{name}' has shape {array.shape}, and the model has {tuple(variable.shape)}. "
+                        "Use the settings the run was started with (its config.yaml)."
+                    )
+                variable.assign(array)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}. {advice(path.parent)}") from error
+
+
+def refuse_other_names(path: Path, found: set[str], asked: set[str]) -> None:
+    if found != asked:
+        name = min(found ^ asked)
+        where = "the checkpoint" if name in found else "the model"
+        raise CheckpointError(
+            f"{path}: '{name}' is only in {where} ({len(found)} variables there, {len(asked)} in the model). "
+            "Use the settings the run was started with (its config.yaml)."
+        )
+
+
+def advice(checkpoint: Path) -> str:
+    return f"Remove the folder {checkpoint} to use the checkpoint before it."
+
+
+def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    with open(path, "wb") as file:
+        np.savez(file, **arrays)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file under a temporary name, then rename it."""
+    temporary = path.with_name(f".{path.name}.partial")
+    with open(temporary, "w", encoding="utf-8") as file:
+        json.dump(value, file, ensure_ascii=False, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)

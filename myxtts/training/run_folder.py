@@ -1,0 +1,90 @@
+"""The folder of a run: where everything lies, and whether a run may start or go on in it.
+
+runs/<name>/
+    config.yaml       resolved settings; loads back
+    metrics.jsonl     one object a report
+    checkpoints/      see checkpoint.py
+    samples/          step-000500/*.wav and *.png
+    tensorboard/
+    rejected.csv      unusable rows of the corpus
+    manifest-*.npz    cached manifests
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from myxtts.errors import CheckpointError, ConfigError
+from myxtts.training.checkpoint import latest, read_about
+
+# Settings that fix the plan, the symbols and the weights: a run keeps them for its life.
+FIXED = {
+    "data": (
+        *("text_frontend", "batch_size", "batch_seconds", "buckets", "reference_seconds"),
+        *("validation_share", "min_seconds", "max_seconds"),
+    ),
+    "model": ("model_size",),
+    "training": ("seed", "gradient_accumulation", "precision"),
+}
+
+
+class RunFolder:
+    """Paths of a run."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.config = path / "config.yaml"
+        self.metrics = path / "metrics.jsonl"
+        self.checkpoints = path / "checkpoints"
+        self.samples = path / "samples"
+        self.tensorboard = path / "tensorboard"
+
+    def refuse_existing(self, resume: bool) -> None:
+        """A run that exists is only gone on with when that is asked for.
+
+        Raises:
+            ConfigError: there is a run here, and `resume` is off.
+        """
+        if self.config.exists() and not resume:
+            raise ConfigError(
+                f"run '{self.path.name}' was to be started, but {self.path} already holds a run. "
+                "Go on with it by --resume, or give another name by --run."
+            )
+
+    def checkpoint_to_resume(self, about: dict[str, Any]) -> Path | None:
+        """The newest checkpoint, if there is one and it fits what is asked for.
+
+        Args:
+            about: settings, corpus and tables of this start, as the checkpoint keeps them.
+
+        Raises:
+            CheckpointError: it is of another corpus, other symbols or other fixed settings.
+        """
+        checkpoint = latest(self.checkpoints)
+        if checkpoint is not None:
+            refuse_other_run(checkpoint, read_about(checkpoint), json.loads(json.dumps(about)))
+        return checkpoint
+
+    def write_config(self, text: str) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        temporary = self.config.with_name(".config.yaml.partial")
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, self.config)
+
+
+def refuse_other_run(checkpoint: Path, kept: dict, asked: dict) -> None:
+    for section, names in FIXED.items():
+        for name in names:
+            before, now = kept["settings"][section][name], asked["settings"][section][name]
+            if before != now:
+                raise CheckpointError(
+                    f"{section}.{name} is {now}, but {checkpoint} was written with {before}, and a run keeps it. "
+                    f"Set it to {before}, or start another run by --run."
+                )
+    for what in ("symbols", "languages", "corpus"):
+        if kept[what] != asked[what]:
+            raise CheckpointError(
+                f"{checkpoint} was trained on other data: its {what} differ from those of this corpus. "
+                "Give the corpus the run was started with, or start another run by --run."
+            )

@@ -1,0 +1,66 @@
+"""What the model can say so far: sounds and pictures of a few held-out utterances."""
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import soundfile
+import tensorflow as tf
+
+from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
+from myxtts.audio.griffin_lim import griffin_lim
+from myxtts.batch import FEATURES
+from myxtts.observe.metrics import TensorBoard
+from myxtts.observe.pictures import mel_and_alignment, write_png
+from myxtts.training.state import TrainingState
+
+UTTERANCES = 4
+GRIFFIN_LIM_ITERATIONS = 60
+
+
+class Samples:
+    """Speaks the same held-out utterances whenever it is called.
+
+    Args:
+        folder: gets `step-000500/` with a WAV and a PNG for each utterance.
+        batch: FEATURES on the model device; its first rows are spoken, each with its own reference.
+        ids, texts: of its rows.
+    """
+
+    def __init__(self, folder: Path, batch: dict, ids: list[str], texts: list[str], tensorboard: TensorBoard):
+        count = min(UTTERANCES, len(ids))
+        per_row = {name for name, field in FEATURES.items() if field.dims[:1] == ("batch",)}
+        self._batch = {name: value[:count] if name in per_row else value for name, value in batch.items()}
+        self._ids, self._texts = ids[:count], texts[:count]
+        self._folder = folder
+        self._tensorboard = tensorboard
+
+    def __call__(self, state: TrainingState) -> None:
+        batch = self._batch
+        with state.averaged_weights(), tf.device(state.device):
+            spoken, frames, _ = state.model.speak(
+                batch["tokens"],
+                batch["token_count"],
+                batch["language"],
+                batch["reference"],
+                batch["reference_frames"],
+                tf.constant(1.0),
+            )
+            _, outputs = state.model(batch, training=False)
+            waves = griffin_lim(spoken, tf.constant(GRIFFIN_LIM_ITERATIONS), tf.constant([0, 0])).numpy()
+        target = self._folder / f"step-{state.step:06d}"
+        temporary = self._folder / f".partial-{state.step:06d}"
+        temporary.mkdir(parents=True, exist_ok=True)
+        columns = (self._ids, self._texts, waves, spoken.numpy(), frames.numpy(), batch["mel"].numpy())
+        rows = zip(*columns, batch["frames"].numpy(), outputs["path"].numpy(), strict=True)
+        for utterance, text, wave, mel, length, recorded, recorded_length, path in rows:
+            wave = wave[: length * HOP_SAMPLES]
+            picture = mel_and_alignment(recorded[:recorded_length], mel[:length], path[:recorded_length], text)
+            name = Path(utterance).name
+            soundfile.write(temporary / f"{name}.wav", wave, SAMPLE_RATE_HZ, subtype="PCM_16")
+            write_png(temporary / f"{name}.png", picture)
+            self._tensorboard.picture(state.step, f"mel_and_alignment/{name}", picture)
+            self._tensorboard.sound(state.step, f"spoken/{name}", np.asarray(wave))
+        shutil.rmtree(target, ignore_errors=True)
+        os.replace(temporary, target)

@@ -1,0 +1,81 @@
+"""Everything that a run changes: weights, optimizer, averages, and where it stands."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import keras
+import tensorflow as tf
+
+from myxtts.data.planned import Position
+from myxtts.placement.audit import require_device
+
+UNDECAYED = ["bias", "norm", "embedding"]
+
+
+class TrainingState:
+    """Model, optimizer, moving average and position of a run, all on one device.
+
+    Build it inside `tf.device(device)`: Keras' optimizer would put its own counters elsewhere.
+
+    Args:
+        model: built, that is called once.
+        optimizer: as `make_optimizer` gives it.
+        averaged: keep a moving average of the weights.
+        device: such as `/GPU:1`.
+
+    Raises:
+        PlacementError: a variable is on another device.
+    """
+
+    def __init__(self, model: keras.Model, optimizer: keras.optimizers.Optimizer, averaged: bool, device: str):
+        self.model = model
+        self.optimizer = optimizer
+        self.device = device
+        optimizer.build(model.trainable_variables)
+        self.averages = [tf.Variable(v.value, trainable=False) for v in model.trainable_variables] if averaged else []
+        self.bad_step = tf.Variable(0, dtype=tf.int64, trainable=False)  # the first one with a non-finite loss
+        self.step = 0
+        self.position = Position()
+        require_device(device, ((v.path, v) for v in model.variables))
+        require_device(device, ((v.path, v) for v in optimizer.variables))
+        require_device(device, (("moving average", v) for v in (*self.averages, self.bad_step)))
+
+    def advance(self, following: Position) -> None:
+        self.step += 1
+        self.position = following
+
+    def variables(self) -> dict[str, dict[str, tf.Variable]]:
+        """What a checkpoint holds: group -> name -> variable."""
+        groups = {
+            "model": {v.path: v.value for v in self.model.variables},
+            "optimizer": {v.path: v.value for v in self.optimizer.variables},
+        }
+        if self.averages:
+            names = [v.path for v in self.model.trainable_variables]
+            groups["averages"] = dict(zip(names, self.averages, strict=True))
+        return groups
+
+    @contextmanager
+    def averaged_weights(self) -> Iterator[None]:
+        """The model with its averaged weights, for validation and speech; the trained ones come back after."""
+        trained = [v.value for v in self.model.trainable_variables] if self.averages else []
+        with tf.device(self.device):
+            kept = [tf.identity(v) for v in trained]
+            for variable, average in zip(trained, self.averages, strict=True):
+                variable.assign(average)
+            try:
+                yield
+            finally:
+                for variable, weights in zip(trained, kept, strict=True):
+                    variable.assign(weights)
+
+
+def make_optimizer(weight_decay: float, precision: str) -> keras.optimizers.Optimizer:
+    """AdamW (Loshchilov & Hutter 2019); with a scaled loss where the precision is mixed_float16.
+
+    The learning rate is set at each step.
+    """
+    # 0.99: the second moment follows within 100 steps, which short runs need; Adam's own 0.999 takes 1,000.
+    optimizer = keras.optimizers.AdamW(1e-3, weight_decay=weight_decay, beta_1=0.9, beta_2=0.99)
+    optimizer.exclude_from_weight_decay(var_names=UNDECAYED)
+    return keras.optimizers.LossScaleOptimizer(optimizer) if precision == "mixed_float16" else optimizer

@@ -1,0 +1,131 @@
+"""Imports point down only, and the modules that must start fast do not import TensorFlow."""
+
+import ast
+import subprocess
+import sys
+import unittest
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "myxtts"
+
+ROWS = (
+    ("errors", "clock"),
+    ("config",),
+    ("placement",),
+    ("audio", "text"),
+    ("batch",),
+    ("data", "models", "observe"),
+    ("training",),
+    ("run", "independent"),
+    ("preflight", "profiling", "synthesis", "evaluation"),
+    ("cli",),
+)
+HEIGHT = {name: height for height, row in enumerate(ROWS) for name in row}
+WITHOUT_TENSORFLOW = (
+    "errors",
+    "clock",
+    "config",
+    "placement.routes",
+    "audio.format",
+    "text",
+    "data.manifest",
+    "data.plan",
+    "cli",
+)
+
+
+class LayersTest(unittest.TestCase):
+    def test_every_module_stands_in_a_row(self):
+        self.assertEqual({_unit(path) for path in _modules()} - set(HEIGHT), set())
+
+    def test_imports_point_down_only(self):
+        for path in _modules():
+            for line, target in _project_imports(path):
+                with self.subTest(file=str(path.relative_to(ROOT)), line=line, imports=target):
+                    self.assertTrue(_may_import(_unit(path), target), f"{_unit(path)} may not import {target}")
+
+    def test_a_row_does_not_import_itself_or_what_stands_above(self):
+        self.assertTrue(_may_import("data", "data"))
+        self.assertTrue(_may_import("data", "audio"))
+        self.assertFalse(_may_import("data", "models"))
+        self.assertFalse(_may_import("data", "training"))
+        self.assertFalse(_may_import("errors", "clock"))
+        self.assertFalse(_may_import("data", "utilities"))
+
+    def test_every_form_of_import_is_seen(self):
+        forms = (
+            "import myxtts.data.feed",
+            "from myxtts.data import feed",
+            "from myxtts.data.feed import Feed",
+            "from myxtts import data",
+            "from ..data import feed",
+            "from .. import data",
+            "def late():\n    import myxtts.data.feed as feed",
+        )
+        for source in forms:
+            with self.subTest(source=source):
+                found = [target for _, target in _imports(ast.parse(source), ("myxtts", "audio"))]
+                self.assertEqual(found, ["data"])
+
+    def test_init_files_are_empty(self):
+        full = [str(path.relative_to(ROOT)) for path in PACKAGE.rglob("__init__.py") if path.read_text().strip()]
+        self.assertEqual(full, [])
+
+    def test_fast_modules_do_not_import_tensorflow(self):
+        names = [name for entry in WITHOUT_TENSORFLOW for name in _module_names(entry)]
+        self.assertIn("myxtts.config.schema", names)
+        source = f"import sys, importlib\nfor name in {names}:\n    importlib.import_module(name)\n"
+        source += "    assert not {'tensorflow', 'keras'} & set(sys.modules), name\n"
+        done = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+
+def _modules() -> list[Path]:
+    return [path for path in sorted(PACKAGE.rglob("*.py")) if path.parent != PACKAGE or path.name != "__init__.py"]
+
+
+def _unit(path: Path) -> str:
+    """The package or module directly under myxtts that a file belongs to."""
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+def _may_import(unit: str, target: str) -> bool:
+    return unit == target or HEIGHT.get(target, len(ROWS)) < HEIGHT[unit]
+
+
+def _module_names(entry: str) -> Iterator[str]:
+    """The modules of a package or a module under myxtts; none where it does not exist."""
+    base = PACKAGE.joinpath(*entry.split("."))
+    for path in [base.with_suffix(".py"), *sorted(base.rglob("*.py"))]:
+        if path.exists():
+            yield ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def _project_imports(path: Path) -> Iterator[tuple[int, str]]:
+    parents = path.relative_to(ROOT).parts[:-1]
+    return _imports(ast.parse(path.read_text(encoding="utf-8")), parents)
+
+
+def _imports(tree: ast.AST, parents: tuple[str, ...]) -> Iterator[tuple[int, str]]:
+    """(line, unit) of each import from this repository, at whatever depth of a module in `parents`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            origin = [*parents[: len(parents) + 1 - node.level], node.module] if node.level else [node.module]
+            module = ".".join(filter(None, origin))
+            names = [f"{module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            top, _, rest = name.partition(".")
+            if top == "myxtts":
+                yield node.lineno, rest.partition(".")[0]
+            elif (ROOT / top).is_dir() or (ROOT / f"{top}.py").is_file():
+                yield node.lineno, top
+
+
+if __name__ == "__main__":
+    unittest.main()

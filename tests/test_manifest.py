@@ -1,0 +1,438 @@
+"""The manifest: usable utterances as columns, and a reason for each of the others."""
+
+import csv
+import os
+import struct
+import tempfile
+import unittest
+from pathlib import Path
+
+import numpy as np
+import soundfile
+
+from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.data.corpus import read_corpus
+from myxtts.data.header import UnusableAudio, read_header
+from myxtts.data.manifest import build_manifest, report_rejected
+from myxtts.errors import DataError
+
+
+def letters(text, language, frontend):
+    """One symbol for each letter; the language xx has no voice."""
+    if language == "xx":
+        raise DataError("no voice for 'xx'")
+    return [letter for letter in text if letter.isalpha()]
+
+
+def chunk(name, body, promised=None):
+    return name + struct.pack("<I", len(body) if promised is None else promised) + body + b"\0" * (len(body) % 2)
+
+
+def pcm_format(tag=1, channels=1, rate_hz=SAMPLE_RATE_HZ, bits=16, more=b""):
+    frame_bytes = channels * bits // 8
+    return chunk(
+        b"fmt ", struct.pack("<HHIIHH", tag, channels, rate_hz, rate_hz * frame_bytes, frame_bytes, bits) + more
+    )
+
+
+def riff(*chunks):
+    body = b"WAVE" + b"".join(chunks)
+    return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
+PCM_SUBFORMAT = bytes.fromhex("0100000000001000800000aa00389b71")
+DATA = chunk(b"data", np.arange(10_000, dtype="<i2").tobytes())
+EXTENSIBLE = pcm_format(tag=0xFFFE, more=struct.pack("<HHI", 22, 16, 4) + PCM_SUBFORMAT)
+WAVES = {  # name: (file, whether it is native)
+    "plain": (riff(pcm_format(), DATA), True),
+    "format of 18 bytes": (riff(pcm_format(more=b"\0\0"), DATA), True),
+    "chunk between": (riff(pcm_format(), chunk(b"LIST", b"abcd"), DATA), True),
+    "chunk behind": (riff(pcm_format(), DATA, chunk(b"LIST", b"abcd")), True),
+    "odd chunk between": (riff(pcm_format(), chunk(b"LIST", b"abc"), DATA), False),
+    "odd chunk behind": (riff(pcm_format(), DATA, chunk(b"LIST", b"abc")), False),
+    "junk in front": (riff(chunk(b"JUNK", b"\0" * 28), pcm_format(), DATA), False),
+    "bytes behind": (riff(pcm_format(), DATA) + b"\0\0", False),
+    "extensible": (riff(EXTENSIBLE, DATA), False),
+    "long format": (riff(pcm_format(more=struct.pack("<HHI", 22, 16, 4) + PCM_SUBFORMAT), DATA), False),
+    "stereo": (riff(pcm_format(channels=2), DATA), False),
+    "8 bit": (riff(pcm_format(bits=8), DATA), False),
+    "44.1 kHz": (riff(pcm_format(rate_hz=44_100), DATA), False),
+    "streamed": (riff(pcm_format(), chunk(b"data", DATA[8:], promised=0xFFFFFFFF)), False),
+}
+
+
+class Corpus(unittest.TestCase):
+    """A CSV corpus of sounds in a temporary folder."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.outside = Path(folder.name)
+        self.folder = self.outside / "corpus"
+        self.folder.mkdir()
+        self.lines = ["path,text,speaker,language"]
+
+    def add(self, name, text="hello", speaker="s", language="en"):
+        self.lines.append(f"{name},{text},{speaker},{language}")
+        return self.folder / name
+
+    def sound(self, name, samples=22_050, rate_hz=SAMPLE_RATE_HZ, channels=1, subtype=None, **row):
+        wave = np.random.default_rng(0).uniform(-0.5, 0.5, (samples, channels))
+        soundfile.write(self.add(name, **row), wave, rate_hz, subtype)
+
+    def rows(self):
+        (self.folder / "list.csv").write_text("\n".join(self.lines))
+        return read_corpus(self.folder / "list.csv", "en")
+
+    def build(self, **arguments):
+        settings = {"min_seconds": 0.3, "max_seconds": 20.0, "frontend": "characters", "symbols_of": letters}
+        return build_manifest(self.rows(), **settings | {"progress": False} | arguments)
+
+    def assert_rejected(self, *expected, **arguments):
+        """All rows but those of `expected` (audio, reason) are usable."""
+        manifest, _, rejected = self.build(**arguments)
+        self.assertEqual([(row.audio, row.reason) for row in rejected], list(expected))
+        self.assertEqual(len(manifest), len(self.lines) - 1 - len(expected))
+        for row in rejected:
+            self.assertEqual(row.metadata, str(self.folder / "list.csv"))
+            self.assertEqual(self.lines[row.line - 1].split(",")[0], row.audio)
+
+
+class Columns(Corpus):
+    def test_lengths_count_samples_after_resampling(self):
+        self.sound("a.wav", 30_000)
+        self.sound("b.wav", 60_000, 44_100)
+        self.sound("c.flac", 30_000, 48_000)
+        self.sound("d.wav", 20_000, channels=2)
+        self.sound("e.ogg", 25_000)
+        self.sound("f.wav", 25_000, subtype="PCM_24")
+        manifest, _, rejected = self.build()
+        self.assertEqual(rejected, [])
+        self.assertEqual(manifest.samples.tolist(), [30_000, 30_000, 13_781, 20_000, 25_000, 25_000])
+        self.assertEqual(manifest.source_rate_hz.tolist(), [22_050, 44_100, 48_000, 22_050, 22_050, 22_050])
+        self.assertEqual(manifest.native.tolist(), [True, False, False, False, False, False])
+        self.assertEqual(manifest.paths[2], os.path.realpath(self.folder / "c.flac"))
+
+    def test_tokens_speakers_and_languages_index_the_tables(self):
+        self.sound("a.wav", text="ba", speaker="zoe")
+        self.sound("b.wav", text="cab", speaker="ann", language="ka")
+        manifest, tables, _ = self.build()
+        self.assertEqual(tables.symbols.to_list(), ["a", "b", "c"])
+        self.assertEqual(manifest.tokens.tolist(), [1, 4, 3, 2, 1, 5, 3, 4, 2])
+        self.assertEqual(manifest.token_start.tolist(), [0, 4, 9])
+        self.assertEqual(manifest.token_counts.tolist(), [4, 5])
+        self.assertEqual((tables.speakers, manifest.speaker.tolist()), (("ann", "zoe"), [1, 0]))
+        self.assertEqual((tables.languages, manifest.language.tolist()), (("en", "ka"), [0, 1]))
+        self.assertEqual(manifest.padded_tokens(np.array([1]), 2, 6).tolist(), [[1, 5, 3, 4, 2, 0], [0] * 6])
+
+    def test_dtypes_are_those_of_the_contract_even_without_utterances(self):
+        self.add("missing.wav")
+        empty = self.build()[0]
+        self.sound("a.wav")
+        for manifest in (empty, self.build()[0]):
+            dtypes = {name: column.dtype for name, column in vars(manifest).items() if isinstance(column, np.ndarray)}
+            self.assertEqual(
+                dtypes,
+                dict.fromkeys(("samples", "source_rate_hz", "tokens", "speaker", "language"), np.dtype(np.int32))
+                | {"native": np.dtype(bool), "token_start": np.dtype(np.int64)},
+            )
+
+    def test_tables_hold_nothing_of_rejected_rows(self):
+        self.sound("a.wav", text="ab")
+        self.sound("short.wav", 100, text="z", speaker="gone", language="ka")
+        _, tables, _ = self.build()
+        self.assertEqual((tables.symbols.to_list(), tables.speakers, tables.languages), (["a", "b"], ("s",), ("en",)))
+
+    def test_validation_uses_the_tables_of_training_and_may_add_speakers(self):
+        self.sound("a.wav", text="ab")
+        tables = self.build()[1]
+        self.lines[1:] = []
+        self.sound("b.wav", text="ba", speaker="new")
+        self.sound("c.wav", text="abz")
+        self.sound("d.wav", text="ab", language="ka")
+        manifest, extended, rejected = self.build(tables=tables)
+        self.assertEqual(manifest.ids, ("b.wav",))
+        self.assertEqual((extended.speakers, manifest.speaker.tolist()), (("s", "new"), [1]))
+        self.assertEqual(
+            [(row.reason, row.detail) for row in rejected],
+            [
+                ("symbol unknown to the training corpus", "z"),
+                ("language unknown to the training corpus", "ka"),
+            ],
+        )
+
+    def test_the_fingerprint_is_of_the_content(self):
+        self.sound("a.wav")
+        self.sound("b.wav")
+        first = self.build()[0].fingerprint
+        os.utime(self.folder / "a.wav", (1, 1))
+        self.assertEqual(self.build()[0].fingerprint, first)
+        self.lines[1] = self.lines[1].replace("hello", "hallo")
+        self.assertNotEqual(self.build()[0].fingerprint, first)
+
+    def test_the_number_of_threads_does_not_matter(self):
+        for number in range(600):
+            self.add(f"u{number}.wav").write_bytes(riff(pcm_format(), chunk(b"data", b"\0" * 2 * (10_000 + number))))
+        one, two = self.build(workers=1)[0], self.build(workers=4)[0]
+        self.assertEqual(one.ids, two.ids)
+        self.assertEqual(two.samples.tolist(), list(range(10_000, 10_600)))
+
+
+class RejectedRows(Corpus):
+    def test_files_that_cannot_be_read_are_rejected(self):
+        self.sound("good.wav")
+        self.add("missing.wav")
+        self.add("empty.wav").write_bytes(b"")
+        self.add("folder.wav").mkdir()
+        self.add("text.wav").write_text("this is no sound")
+        self.add("samples.raw").write_bytes(b"\0" * 9_000)
+        os.mkfifo(self.add("pipe.wav"))
+        self.assert_rejected(
+            ("missing.wav", "missing file"),
+            ("empty.wav", "empty file"),
+            ("folder.wav", "not a file"),
+            ("text.wav", "unreadable"),
+            ("samples.raw", "unreadable"),
+            ("pipe.wav", "not a file"),
+        )
+
+    def test_a_wrong_suffix_does_not_matter(self):
+        self.sound("a.wav")
+        os.rename(self.folder / "a.wav", self.folder / "a.txt")
+        self.lines[1] = "a.txt,hello,s,en"
+        self.assert_rejected()
+
+    def test_truncated_files_are_rejected(self):
+        for name in ("a.wav", "b.flac", "c.mp3"):
+            self.sound(name)
+            content = (self.folder / name).read_bytes()
+            (self.folder / name).write_bytes(content[: len(content) * 9 // 10])
+        self.add("d.wav").write_bytes(riff(pcm_format(), DATA)[:30])
+        self.assert_rejected(
+            ("a.wav", "truncated"), ("b.flac", "truncated"), ("c.mp3", "truncated"), ("d.wav", "unreadable")
+        )
+
+    def test_headers_that_contradict_themselves_are_rejected(self):
+        self.sound("good.wav")
+        self.add("two.wav").write_bytes(riff(pcm_format(), DATA, DATA))
+        self.add("slow.wav").write_bytes(riff(pcm_format(rate_hz=10), DATA))
+        self.add("fast.wav").write_bytes(riff(pcm_format(rate_hz=2**31 - 1), DATA))
+        self.sound("stream.flac")
+        content = bytearray((self.folder / "stream.flac").read_bytes())
+        content[21:26] = bytes([content[21] & 0xF0, 0, 0, 0, 0])  # 36 bits of STREAMINFO: 0 samples, not known
+        (self.folder / "stream.flac").write_bytes(content)
+        names = ("two.wav", "slow.wav", "fast.wav", "stream.flac")
+        self.assert_rejected(*((name, "unreadable") for name in names), max_seconds=1e99)
+
+    def test_sounds_that_are_not_finite_are_rejected_where_they_are_not(self):
+        for name, value in (("nan.wav", np.nan), ("infinite.wav", np.inf), ("fine.wav", 0.0)):
+            wave = np.zeros((100_000, 2))
+            wave[70_000, 1] = value
+            soundfile.write(self.add(name), wave, SAMPLE_RATE_HZ, "FLOAT")
+        rejected = self.build()[2]
+        self.assertEqual(
+            [(row.audio, row.reason, row.detail) for row in rejected],
+            [(name, "not finite", "sample 70000") for name in ("nan.wav", "infinite.wav")],
+        )
+
+    def test_lengths_out_of_bounds_are_rejected_and_the_bounds_are_not(self):
+        for name, samples in (("a.wav", 11_024), ("b.wav", 11_025), ("c.wav", 22_050), ("d.wav", 22_051)):
+            self.sound(name, samples)
+        self.assert_rejected(("a.wav", "too short"), ("d.wav", "too long"), min_seconds=0.5, max_seconds=1.0)
+
+    def test_texts_that_cannot_be_spoken_are_rejected(self):
+        self.sound("a.wav", text="")
+        self.sound("b.wav", text="?! 12")
+        self.sound("c.wav", language="xx")
+        self.sound("d.wav", 7_679, text="x" * 28)  # 29 frames, 30 tokens
+        self.sound("e.wav", 7_680, text="x" * 28)  # 30 frames
+        self.assert_rejected(
+            ("a.wav", "no text"),
+            ("b.wav", "no text"),
+            ("c.wav", "text cannot be read"),
+            ("d.wav", "audio too short for its text"),
+        )
+
+    def test_paths_that_leave_the_corpus_folder_are_rejected(self):
+        self.sound("good.wav")
+        for place in ("outside.wav", "corpus-of-another/a.wav"):
+            (self.outside / place).parent.mkdir(exist_ok=True)
+            (self.outside / place).write_bytes((self.folder / "good.wav").read_bytes())
+        os.symlink(self.outside / "outside.wav", self.add("link.wav"))
+        os.symlink(self.outside, self.folder / "up")
+        hostile = [
+            "../outside.wav",
+            "../corpus-of-another/a.wav",
+            "up/outside.wav",
+            "/etc/passwd",
+            str(self.outside / "outside.wav"),
+            "x/../../outside.wav",
+        ]
+        for path in hostile:
+            self.add(path)
+        self.assert_rejected(*((path, "outside the corpus folder") for path in ("link.wav", *hostile)))
+
+    def test_the_second_row_of_a_file_is_rejected_under_any_name(self):
+        self.sound("a.wav")
+        os.symlink("a.wav", self.add("b.wav"))
+        for path in ("./a.wav", "x/../a.wav", str(self.folder / "a.wav")):
+            self.add(path)
+        rejected = self.build()[2]
+        self.assertEqual([(row.reason, row.detail) for row in rejected], [("duplicate path", "line 2 has it")] * 4)
+
+    def test_names_that_no_file_can_have_are_rejected(self):
+        self.sound("a.wav")
+        self.add("x" * 300 + ".wav")
+        os.symlink("loop.wav", self.add("loop.wav"))
+        self.assert_rejected(("x" * 300 + ".wav", "unreadable"), ("loop.wav", "unreadable"))
+
+
+class Report(Corpus):
+    def report(self, max_rejected):
+        rows = self.rows()
+        manifest, _, rejected = self.build()
+        report_rejected([*rows.rejected, *rejected], [(rows, manifest)], max_rejected, self.outside / "rejected.csv")
+
+    def test_the_listing_names_file_line_and_reason(self):
+        self.sound("a.wav")
+        self.add('"b, c.wav"')
+        self.lines.append("too,few")
+        with self.assertLogs("myxtts.data.manifest", "WARNING") as logs:
+            self.report(1.0)
+        self.assertIn("2 of 3 utterances cannot be used (1 malformed row, 1 missing file)", logs.output[0])
+        with open(self.outside / "rejected.csv", newline="") as file:
+            rows = list(csv.reader(file))
+        name = str(self.folder / "list.csv")
+        self.assertEqual(
+            rows,
+            [
+                ["metadata", "line", "audio", "reason", "detail"],
+                [name, "3", "b, c.wav", "missing file", ""],
+                [name, "4", "too", "malformed row", "2 fields, the header names 4"],
+            ],
+        )
+        self.assertEqual([path.name for path in self.outside.iterdir() if path.is_file()], ["rejected.csv"])
+
+    def test_more_than_the_allowed_share_stops_and_the_share_itself_does_not(self):
+        self.sound("a.wav")
+        self.add("b.wav")
+        with self.assertLogs("myxtts.data.manifest", "WARNING"):
+            self.report(0.5)
+        with self.assertRaisesRegex(DataError, r"1 of 2 .*1 missing file.*rejected\.csv.*--max-rejected"):
+            self.report(0.49)
+        self.assertTrue((self.outside / "rejected.csv").exists())
+
+    def test_a_corpus_without_a_usable_row_stops_whatever_is_allowed(self):
+        self.add("b.wav")
+        with self.assertRaisesRegex(DataError, r"none of its utterances"):
+            self.report(1.0)
+
+    def test_a_listing_of_an_earlier_run_does_not_stay(self):
+        (self.outside / "rejected.csv").write_text("old")
+        self.sound("a.wav")
+        self.report(0.0)
+        self.assertEqual((self.outside / "rejected.csv").read_text().strip(), "metadata,line,audio,reason,detail")
+
+
+class Cache(Corpus):
+    def setUp(self):
+        super().setUp()
+        self.cache = self.outside / "manifest.npz"
+        self.sound("a.wav", text="ab")
+        self.sound("b.flac", text="ბა", speaker="t")
+        self.add("missing.wav")
+
+    def cached(self, **arguments):
+        """The result, and whether any text was read for it."""
+        read = []
+        return self.build(
+            cache=self.cache, symbols_of=lambda *text: read.append(text) or letters(*text), **arguments
+        ), read
+
+    def test_a_cached_result_is_the_same_and_reads_no_text(self):
+        (first, tables, rejected), _ = self.cached()
+        (again, tables_again, rejected_again), read = self.cached()
+        self.assertEqual(read, [])
+        for name, column in vars(first).items():
+            np.testing.assert_array_equal(column, vars(again)[name], name)
+        self.assertEqual((tables, rejected, first.fingerprint), (tables_again, rejected_again, again.fingerprint))
+
+    def test_any_change_rebuilds(self):
+        self.cached()
+        content = (self.folder / "a.wav").read_bytes()
+        changes = {
+            "time": lambda: os.utime(self.folder / "a.wav", (1, 1)),
+            "size": lambda: (self.folder / "a.wav").write_bytes(content[:-2] + b"\0" * 1_000),
+            "text": lambda: self.lines.__setitem__(1, "a.wav,ac,s,en"),
+            "row": lambda: self.lines.pop(),
+        }
+        for name, change in changes.items():
+            change()
+            self.assertTrue(self.cached()[1], name)
+            self.assertFalse(self.cached()[1], name)
+        for name, value in {"min_seconds": 0.31, "max_seconds": 19.0, "frontend": "phonemes"}.items():
+            self.assertTrue(self.cached(**{name: value})[1], name)
+        tables = self.cached()[0][1]
+        self.assertTrue(self.cached(tables=tables)[1])
+
+    def test_a_file_that_appears_is_noticed(self):
+        self.assertEqual(len(self.cached()[0][0]), 2)
+        (self.folder / "missing.wav").write_bytes(riff(pcm_format(), DATA))
+        self.assertEqual(len(self.cached()[0][0]), 3)
+
+    def test_a_damaged_cache_is_rebuilt_with_a_word(self):
+        self.cached()
+        whole = self.cache.read_bytes()
+        flipped = bytearray(whole)
+        flipped[len(whole) // 2] ^= 1
+        for damaged in (b"", b"x", whole[:40], whole[:-1], bytes(flipped), whole + b"\0"):
+            self.cache.write_bytes(damaged)
+            with self.assertLogs("myxtts.data.manifest", "WARNING"):
+                self.assertTrue(self.cached()[1])
+            self.assertEqual(self.cache.read_bytes(), whole)
+
+    def test_the_cache_is_an_npz_without_pickles(self):
+        self.cached()
+        with np.load(self.cache, allow_pickle=False) as arrays:
+            self.assertEqual(arrays["samples"].tolist(), [22_050, 22_050])
+        self.assertEqual(sorted(path.name for path in self.outside.iterdir()), ["corpus", "manifest.npz"])
+
+
+class Native(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.path = os.path.join(folder.name, "a.wav")
+
+    def header(self, content):
+        Path(self.path).write_bytes(content)
+        return read_header(self.path)
+
+    def test_native_is_what_the_table_says_and_every_length_is_libsndfiles(self):
+        for name, (content, native) in WAVES.items():
+            header = self.header(content)
+            self.assertEqual(header.native, native, name)
+            self.assertEqual(header.samples, len(soundfile.read(self.path)[0]), name)
+
+    def test_tensorflow_decodes_all_that_is_native_to_the_same_length(self):
+        import tensorflow as tf
+
+        for name, (content, native) in WAVES.items():
+            if native:
+                wave, rate_hz = tf.audio.decode_wav(content)
+                self.assertEqual((wave.shape, int(rate_hz)), ((self.header(content).samples, 1), SAMPLE_RATE_HZ), name)
+
+    def test_headers_cut_or_altered_anywhere_are_read_or_unusable(self):
+        random = np.random.default_rng(0)
+        base = riff(pcm_format(), chunk(b"LIST", b"abcd"), chunk(b"data", b"\0\1" * 50))
+        for _ in range(1_000):
+            content = bytearray(base[: random.integers(1, len(base))] if random.random() < 0.2 else base)
+            content[random.integers(min(len(content), 60))] = random.choice([0, 1, 2, 127, 255])
+            try:
+                self.assertGreaterEqual(self.header(bytes(content)).samples, 0)
+            except UnusableAudio as error:
+                self.assertIn(error.reason, ("unreadable", "truncated"))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -80,16 +80,16 @@ class FlagTest(unittest.TestCase):
 
     def test_value_that_is_not_allowed_is_refused_in_one_line(self):
         for argv, message in (
-            (("--batch-size", "-3"), "--batch-size is -3, but must be a whole number of at least 1."),
-            (("--batch-size", "x"), "--batch-size is 'x', but must be a whole number of at least 1."),
-            (("--batch-size", "8.5"), "--batch-size is '8.5', but must be a whole number of at least 1."),
+            (("--batch-size", "-3"), "--batch-size is -3, but must be a whole number from 1 to 1000000."),
+            (("--batch-size", "x"), "--batch-size is 'x', but must be a whole number from 1 to 1000000."),
+            (("--batch-size", "8.5"), "--batch-size is '8.5', but must be a whole number from 1 to 1000000."),
             (("--ema", "nan"), "--ema is NaN, but must be a number of at least 0 and below 1."),
-            (("--batch-seconds", "inf"), "--batch-seconds is Infinity, but must be a number of at least 0."),
+            (("--batch-seconds", "inf"), "--batch-seconds is Infinity, but must be a number from 0 to 86400."),
             (
                 ("--model-size", "big\x1b[2J"),
                 r"--model-size is 'big\x1b[2J', but must be one of tiny, small, normal, big.",
             ),
-            (("--data-gpu", "none"), "--data-gpu is 'none', but must be a whole number of at least 0, or null."),
+            (("--data-gpu", "none"), "--data-gpu is 'none', but must be a whole number from 0 to 1023, or null."),
             (("--batch-size",), "--batch-size: expected one argument. --help lists the flags."),
         ):
             with self.subTest(argv=argv):

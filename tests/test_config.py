@@ -52,7 +52,7 @@ class YamlTest(unittest.TestCase):
         self.assertEqual(self.load("placement:\n  model_gpus: [2, 0]\n").placement.model_gpus, (2, 0))
 
     def test_value_that_is_not_allowed_is_refused_with_line_and_bound(self):
-        whole = "must be a whole number of at least 1."
+        whole = "must be a whole number from 1 to 1000000."
         for value, found in (
             ("-1", "-1"),
             ("0", "0"),
@@ -88,7 +88,7 @@ class YamlTest(unittest.TestCase):
             [
                 "c.yaml, line 2: dropout is 1, but must be a number of at least 0 and below 1.",
                 "c.yaml, line 3: model_size is 'huge', but must be one of tiny, small, normal, big.",
-                "--batch-size is 0, but must be a whole number of at least 1.",
+                "--batch-size is 0, but must be a whole number from 1 to 1000000.",
             ],
         )
 

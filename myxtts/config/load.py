@@ -6,7 +6,6 @@ validated once, after flags have replaced those of the file.
 """
 
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -198,14 +197,11 @@ def _validated(given: Mapping[str, _Given]) -> Config:
     sections: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     for name, one in given.items():
         sections[SETTINGS[name].section][name] = one.value
-    refused = [name for name, one in given.items() if isinstance(one.value, float) and not math.isfinite(one.value)]
     try:
-        config = Config.model_validate(sections, strict=True)
+        return Config.model_validate(sections)
     except ValidationError as error:
-        refused += [detail["loc"][1] for detail in error.errors()]
-    if refused:
-        raise ConfigError("\n".join(_refusal(name, given[name]) for name in given if name in refused))
-    return config
+        refused = {detail["loc"][1] for detail in error.errors()}
+        raise ConfigError("\n".join(_refusal(name, given[name]) for name in given if name in refused)) from None
 
 
 def _refusal(name: str, given: _Given) -> str:

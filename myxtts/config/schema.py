@@ -9,17 +9,19 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Count = Annotated[int, Field(ge=1)]
-Period = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+Period = Annotated[int, Field(ge=0, le=1_000_000_000)]
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]
-GpuIndex = Annotated[int, Field(ge=0)]
-MemoryMib = Annotated[int, Field(ge=256)]
+GpuIndex = Annotated[int, Field(ge=0, le=1023)]
+MemoryMib = Annotated[int, Field(ge=256, le=1_000_000)]
 
 
 class Section(BaseModel):
     """A group of settings: frozen, and closed to names that it does not know."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 class Placement(Section):
@@ -45,7 +47,7 @@ class Data(Section):
     """The corpus, and how batches are made of it."""
 
     train_data: str | None = None
-    """LJSpeech folder, or CSV/TSV file with the columns path, text[, speaker][, language]. Without it: the demo corpus."""
+    """LJSpeech folder, or CSV/TSV file with columns path, text[, speaker][, language]. Without it: the demo corpus."""
     val_data: str | None = None
     """Held-out corpus of the same forms. Without it, validation_share of train_data is held out."""
     validation_share: Share = 0.05
@@ -62,7 +64,7 @@ class Data(Section):
     """Language of the utterances whose corpus names none (an espeak-ng code: en, ka, fa, …)."""
     batch_size: Count = 16
     """Utterances in a batch of one replica."""
-    batch_seconds: Annotated[float, Field(ge=0.0)] = 0.0
+    batch_seconds: Annotated[float, Field(ge=0.0, le=86400.0)] = 0.0
     """Audio seconds in a batch, padding included, instead of batch_size: short buckets get larger batches. 0 is off."""
     buckets: Annotated[int, Field(ge=1, le=64)] = 8
     """Duration buckets. More of them pad less and hold fewer utterances each."""
@@ -80,7 +82,7 @@ class Data(Section):
     """Decode the corpus once into a memory-mapped file in the run folder."""
     enable_static_shapes: bool = False
     """Trace the step once for each bucket, with known shapes, instead of once with symbolic ones."""
-    model_start_delay: Annotated[float, Field(ge=0.0)] = 2.0
+    model_start_delay: Annotated[float, Field(ge=0.0, le=3600.0)] = 2.0
     """Longest time in seconds that the first step waits for the feed to fill."""
 
 
@@ -127,7 +129,7 @@ class Training(Section):
 class Run(Section):
     """The run folder, and what is written to it when (periods in steps)."""
 
-    run: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "default"
+    run: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)] = "default"
     """Name of the run: its folder under runs_dir."""
     runs_dir: str = "runs"
     """Folder of all runs."""

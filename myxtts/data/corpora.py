@@ -60,7 +60,7 @@ def load_corpora(data: Data, seed: int, accumulation: int, folder: Path) -> tupl
         rejected += unusable
     report_rejected(rejected, list(zip(parts, manifests, strict=True)), data.max_rejected, folder / "rejected.csv")
     train, validation = manifests
-    bounds = bucket_bounds(train.samples, data.buckets, 0 if data.batch_seconds else data.batch_size * accumulation)
+    bounds = bucket_bounds(train.samples, data.buckets, 1 if data.batch_seconds else data.batch_size * accumulation)
     train_plan = make_plan(train, bounds, data, seed, accumulation)
     if not len(validation):
         return Corpus(train, train_plan), None, tables

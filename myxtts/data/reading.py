@@ -85,10 +85,7 @@ def rows_from_files(manifest: Manifest, native_loading: bool) -> ReadRows:
         return tf.ensure_shape(pcm, [None])
 
     def read_row(row, start, samples, padded):
-        if all_native:
-            pcm = decode(row)
-        else:
-            pcm = tf.cond(native[row], lambda: decode(row), lambda: convert(row))
+        pcm = decode(row) if all_native else tf.cond(native[row], lambda: decode(row), lambda: convert(row))
         return tf.pad(pcm[start : start + samples], [[0, padded - samples]])
 
     def read_rows(rows, starts, samples, padded):

@@ -43,45 +43,45 @@ class Placement:
         return self.devices[0].name.startswith("/GPU")
 
 
-def plan_routes(request, gpu_count: int) -> Placement:
+def plan_routes(placement, gpu_count: int) -> Placement:
     """Turn what was asked for into routes.
 
     TensorFlow numbers the visible GPUs by physical index, whatever order they are asked for in,
     so the map from physical to logical devices is made here and nowhere else.
 
     Args:
-        request: the settings of `config.schema.Placement`.
+        placement: the settings, as `config.schema.Placement` has them.
         gpu_count: physical GPUs that TensorFlow sees; not used where GPUs are simulated.
 
     Raises:
-        PlacementError: the request contradicts itself, or asks for GPUs that are not there.
+        PlacementError: the settings contradict each other, or ask for GPUs that are not there.
     """
-    _refuse_contradictions(request)
-    found = request.simulate_gpus or gpu_count
-    model_gpus = request.model_gpus or (() if request.model_gpu is None else (request.model_gpu,))
+    _refuse_contradictions(placement)
+    found = placement.simulate_gpus or gpu_count
+    model_gpus = placement.model_gpus or (() if placement.model_gpu is None else (placement.model_gpu,))
     if not model_gpus and found == 0:
-        _refuse_limits_without_gpu(request)
+        _refuse_limits_without_gpu(placement)
         return Placement("single", (Route("/CPU:0", "/CPU:0"),), (LogicalDevice("/CPU:0", None),), False)
     model_gpus = model_gpus or (0,)
-    data_gpus = model_gpus if request.data_gpu is None else (request.data_gpu,) * len(model_gpus)
-    _refuse_missing(request, data_gpus, model_gpus, found)
+    data_gpus = model_gpus if placement.data_gpu is None else (placement.data_gpu,) * len(model_gpus)
+    _refuse_missing(placement, data_gpus, model_gpus, found)
 
-    limit_of = _limits(request)
-    data_role = "model" if request.data_gpu is None or limit_of["data"] is None else "data"
+    limit_of = _limits(placement)
+    data_role = "model" if placement.data_gpu is None or limit_of["data"] is None else "data"
     data_slots = [(gpu, data_role) for gpu in data_gpus]
     model_slots = [(gpu, "model") for gpu in model_gpus]
     slots = sorted({*data_slots, *model_slots})
-    kind = "/CPU" if request.simulate_gpus else "/GPU"
+    kind = "/CPU" if placement.simulate_gpus else "/GPU"
     name_of = {slot: f"{kind}:{i}" for i, slot in enumerate(slots)}
     routes = tuple(Route(name_of[d], name_of[m]) for d, m in zip(data_slots, model_slots, strict=True))
     devices = tuple(LogicalDevice(name_of[slot], slot[0], limit_of[slot[1]]) for slot in slots)
-    return Placement(_name(routes), routes, devices, bool(request.simulate_gpus))
+    return Placement(_name(routes), routes, devices, bool(placement.simulate_gpus))
 
 
-def _limits(request) -> dict[str, int | None]:
+def _limits(placement) -> dict[str, int | None]:
     """Memory limit in MiB of each role; without limits a GPU that serves both is one device."""
-    asked = (request.data_gpu_memory, request.model_gpu_memory)
-    if not request.enable_memory_isolation and asked == (None, None):
+    asked = (placement.data_gpu_memory, placement.model_gpu_memory)
+    if not placement.enable_memory_isolation and asked == (None, None):
         return {"data": None, "model": None}
     return {"data": asked[0] or DATA_MEMORY_MIB, "model": asked[1] or MODEL_MEMORY_MIB}
 
@@ -92,8 +92,8 @@ def _name(routes: tuple[Route, ...]) -> str:
     return "dual" if len(routes) == 1 else f"dual, {len(routes)} replicas"
 
 
-def _refuse_contradictions(request) -> None:
-    data, model, models = request.data_gpu, request.model_gpu, request.model_gpus
+def _refuse_contradictions(placement) -> None:
+    data, model, models = placement.data_gpu, placement.model_gpu, placement.model_gpus
     if model is not None and models:
         raise PlacementError(
             f"--model-gpu {model} and --model-gpus {_list(models)} were both given. Use one of the two."
@@ -106,21 +106,21 @@ def _refuse_contradictions(request) -> None:
         )
     if len(set(models)) < len(models):
         raise PlacementError(f"--model-gpus {_list(models)} names a GPU twice. Each replica needs a GPU of its own.")
-    if request.data_gpu_memory is not None and data is None:
+    if placement.data_gpu_memory is not None and data is None:
         raise PlacementError("--data-gpu-memory was given without --data-gpu. Name the GPU that makes the batches.")
 
 
-def _refuse_missing(request, data_gpus, model_gpus, found: int) -> None:
+def _refuse_missing(placement, data_gpus, model_gpus, found: int) -> None:
     for role, gpus in (("data", data_gpus), ("model", model_gpus)):
         for gpu in gpus:
             if gpu >= found:
                 raise PlacementError(
-                    f"{role} GPU {gpu} was asked for, but {_found(request, found)}. {_advice(request)}"
+                    f"{role} GPU {gpu} was asked for, but {_found(placement, found)}. {_advice(placement)}"
                 )
 
 
-def _found(request, found: int) -> str:
-    if request.simulate_gpus:
+def _found(placement, found: int) -> str:
+    if placement.simulate_gpus:
         return (
             f"--simulate-gpus {found} makes GPUs 0 to {found - 1}"
             if found > 1
@@ -131,9 +131,9 @@ def _found(request, found: int) -> str:
     )
 
 
-def _advice(request) -> str:
+def _advice(placement) -> str:
     highest = max(
-        (gpu for gpu in (request.data_gpu, request.model_gpu, *request.model_gpus) if gpu is not None), default=0
+        (gpu for gpu in (placement.data_gpu, placement.model_gpu, *placement.model_gpus) if gpu is not None), default=0
     )
     return (
         "Leave out --data-gpu and --model-gpu to train on one device, "
@@ -141,8 +141,8 @@ def _advice(request) -> str:
     )
 
 
-def _refuse_limits_without_gpu(request) -> None:
-    if request.enable_memory_isolation or request.model_gpu_memory is not None:
+def _refuse_limits_without_gpu(placement) -> None:
+    if placement.enable_memory_isolation or placement.model_gpu_memory is not None:
         raise PlacementError(
             "A memory limit was asked for, but TensorFlow sees no GPU, and the CPU has no such limit. "
             "Leave out --enable-memory-isolation and --model-gpu-memory, or make a GPU visible."

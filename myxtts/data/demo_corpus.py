@@ -20,12 +20,12 @@ import math
 import random
 import re
 import tempfile
-import wave
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import soundfile
 import yaml
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
@@ -212,7 +212,7 @@ def _write(folder: Path, planned: list[_Utterance], progress: Callable[[], objec
         rows.writerow(("path", "text", "speaker", "language"))
         for utterance in planned:
             samples, phonemes = _speak(espeak, utterance)
-            _write_wave(folder / "wavs" / f"{utterance.id}.wav", samples)
+            soundfile.write(folder / "wavs" / f"{utterance.id}.wav", samples, SAMPLE_RATE_HZ, subtype="PCM_16")
             metadata.write(f"{utterance.id}|{utterance.text}|{normalise(utterance.text)}\n")
             rows.writerow(
                 (f"wavs/{utterance.id}.wav", utterance.text, utterance.speaker, utterance.voice.language),
@@ -260,14 +260,6 @@ def _spans(samples: np.ndarray, events: list[tuple[int, str]]) -> list[tuple[str
 
 def _seconds(samples: int) -> float:
     return round(samples / SAMPLE_RATE_HZ, 5)
-
-
-def _write_wave(path: Path, samples: np.ndarray) -> None:
-    with wave.open(str(path), "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(SAMPLE_RATE_HZ)
-        file.writeframes(samples.astype("<i2").tobytes())
 
 
 def _slot_names(template: str) -> list[str]:

@@ -70,7 +70,10 @@ def plan_routes(placement, gpu_count: int) -> Placement:
     data_role = "model" if placement.data_gpu is None or limit_of["data"] is None else "data"
     data_slots = [(gpu, data_role) for gpu in data_gpus]
     model_slots = [(gpu, "model") for gpu in model_gpus]
-    slots = sorted({*data_slots, *model_slots})
+    slots = {*data_slots, *model_slots}
+    if placement.simulate_gpus:  # all of them are made: /CPU:2 is simulated GPU 2, as unused GPUs cost nothing here
+        slots |= {(gpu, "model") for gpu in range(found)} if limit_of["data"] is None else set()
+    slots = sorted(slots)
     kind = "/CPU" if placement.simulate_gpus else "/GPU"
     name_of = {slot: f"{kind}:{i}" for i, slot in enumerate(slots)}
     routes = tuple(Route(name_of[d], name_of[m]) for d, m in zip(data_slots, model_slots, strict=True))

@@ -9,6 +9,7 @@ import ctypes
 import difflib
 import re
 import shutil
+import signal
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ _UTF8 = 1
 _IPA = 2
 _RATE, _VOLUME, _PITCH = 1, 2, 3
 _END_OF_LIST, _WORD, _PHONEME = 0, 1, 7
-_BUFFER_MS = 10_000  # few callbacks a text: Python drops a Ctrl-C that arrives on the way into one
+_BUFFER_MS = 10_000  # one callback for most sentences
 _VOLUME_PERCENT = 70  # at 100 some vowels reach full scale and start the library's gain control
 _HOME_PATH_CHARACTERS = 159  # espeak-ng's buffer for the path of its data
 _LANGUAGE_SWITCH = re.compile(r"\([a-z][a-z0-9-]*\)")
@@ -101,7 +102,6 @@ class Espeak:
         self._callback = _Callback(self._receive)  # the library keeps only the address
         self._samples: list[bytes] = []
         self._events: list[PhonemeEvent] = []
-        self._interrupt: KeyboardInterrupt | None = None
         self._voice_name = ""
         options = _PHONEME_EVENTS | _IPA_EVENTS | _NO_EXIT
         # The path compiled into the wheel is that of its build machine.
@@ -132,27 +132,22 @@ class Espeak:
             self._select(voice.language, voice.variant)
             for parameter, value in ((_RATE, voice.rate_wpm), (_VOLUME, _VOLUME_PERCENT), (_PITCH, voice.pitch)):
                 self._library.espeak_SetParameter(parameter, value, 0)
-            self._samples, self._events, self._interrupt = [], [], None
-            status = self._library.espeak_Synth(encoded, len(encoded) + 1, 0, 0, 0, _UTF8, None, None)
-            samples, events, interrupt = self._samples, self._events, self._interrupt
-        if interrupt is not None:
-            raise interrupt
+            self._samples, self._events = [], []
+            with _interrupt_deferred():
+                status = self._library.espeak_Synth(encoded, len(encoded) + 1, 0, 0, 0, _UTF8, None, None)
+            samples, events = self._samples, self._events
         if status != 0:
             raise RuntimeError(f"espeak_Synth returned {status} for {text!r}")
         return np.frombuffer(b"".join(samples), dtype=np.int16), events
 
     def _receive(self, wave, samples: int, events) -> int:
-        """Collects what espeak_Synth made; 1 stops it. An exception may not cross the library."""
-        try:
-            if samples:
-                self._samples.append(ctypes.string_at(wave, 2 * samples))
-            index = 0
-            while events[index].type != _END_OF_LIST:
-                self._collect(events[index])
-                index += 1
-        except KeyboardInterrupt as interrupt:
-            self._interrupt = interrupt
-            return 1
+        """Collects what espeak_Synth made; 0 lets it go on."""
+        if samples:
+            self._samples.append(ctypes.string_at(wave, 2 * samples))
+        index = 0
+        while events[index].type != _END_OF_LIST:
+            self._collect(events[index])
+            index += 1
         return 0
 
     def _collect(self, event: _Event) -> None:
@@ -239,6 +234,26 @@ def _common() -> Espeak:
         if not _common_copy:
             _common_copy.append(Espeak(*_installed()))
         return _common_copy[0]
+
+
+@contextmanager
+def _interrupt_deferred() -> Iterator[None]:
+    """Delivers a Ctrl-C at the end: ctypes prints and drops an exception that is raised in a callback.
+
+    Only the main thread receives signals.
+    """
+    previous = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(previous):
+        yield
+        return
+    arrived = []
+    signal.signal(signal.SIGINT, lambda *arguments: arrived.append(arguments))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    if arrived:
+        previous(*arrived[0])
 
 
 def _installed() -> tuple[Path, Path]:

@@ -1,0 +1,16 @@
+"""Import this before anything of TensorFlow runs: the CPU becomes two logical devices, without soft placement.
+
+All tests of one process share them: `/CPU:0` makes batches, `/CPU:1` holds models.
+"""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+from myxtts.config.schema import Placement
+from myxtts.placement import devices
+from myxtts.placement.routes import plan_routes
+
+TWO = plan_routes(Placement(simulate_gpus=2, data_gpu=0, model_gpu=1), gpu_count=0)
+DATA, MODEL = TWO.routes[0].data, TWO.routes[0].model
+devices.configure(TWO)

@@ -5,12 +5,16 @@ converted here; what is allowed is decided in one place, for flags and YAML alik
 """
 
 import argparse
+import logging
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tqdm import tqdm
 
 from myxtts.config.load import dump, load, shown
 from myxtts.config.schema import Config
@@ -35,20 +39,55 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train as the command line says; return the exit code (DESIGN §5)."""
-    try:
-        arguments = parse(sys.argv[1:] if argv is None else argv)
-        if arguments.print_config:
-            print(dump(arguments.config), end="")
-            return 0
-        from myxtts import run  # imports TensorFlow, which takes seconds
+    return report_errors(lambda: _train(sys.argv[1:] if argv is None else argv))
 
-        return run.train(arguments.config)
+
+def _train(argv: Sequence[str]) -> int:
+    arguments = parse(argv)
+    if arguments.print_config:
+        print(dump(arguments.config), end="")
+        return 0
+    from myxtts import run  # imports TensorFlow, which takes seconds
+
+    return run.train(arguments.config)
+
+
+def report_errors(program: Callable[[], int]) -> int:
+    """Run a program of the command line: its log on the console, a user's error as its message; gives the exit code."""
+    _log_to_console()
+    _quieten_tensorflow()
+    try:
+        return program()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("stopped before training began", file=sys.stderr)
+        print("stopped", file=sys.stderr)
         return 130
+
+
+class _Console(logging.Handler):
+    """Lines of the log on stdout, above a progress bar if there is one."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        tqdm.write(self.format(record), file=sys.stdout)
+        sys.stdout.flush()
+
+
+def _log_to_console() -> None:
+    package = logging.getLogger("myxtts")
+    package.setLevel(logging.INFO)
+    package.handlers = [_Console()]
+    package.propagate = False
+
+
+def _quieten_tensorflow() -> None:
+    """Hide what TensorFlow's C++ says at its import, unless the user asks for it or a GPU could be meant.
+
+    Without an NVIDIA driver it reports as an error that CUDA cannot start (level 2 of 3).
+    """
+    has_driver = os.path.exists("/proc/driver/nvidia/version")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1" if has_driver else "3")
 
 
 def parse(argv: Sequence[str]) -> Arguments:

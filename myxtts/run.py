@@ -10,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.batch import FEATURES
 from myxtts.clock import Clock
 from myxtts.config.load import dump
 from myxtts.config.schema import Config
@@ -19,8 +18,9 @@ from myxtts.data.manifest import Tables
 from myxtts.data.pipeline import Pipeline
 from myxtts.data.planned import Position
 from myxtts.errors import ConfigError, PlacementError, TrainingError
+from myxtts.models.build import build_xtts
 from myxtts.models.layers import parameter_count
-from myxtts.models.xtts import SIZES, XTTS
+from myxtts.observe.html import write_report
 from myxtts.observe.report import Reporter
 from myxtts.placement import devices
 from myxtts.placement.audit import require_device
@@ -96,6 +96,7 @@ def train(config: Config) -> int:
         except tf.errors.ResourceExhaustedError as error:
             raise TrainingError(explain_out_of_memory(state, corpus, placement)) from error
     log.info("traces         %d of the training step", step.traces)
+    log.info("report         %s", write_report(folder.path))
     if stop.signal is not None:
         log.info("stopped by %s at step %d, after a checkpoint; --resume goes on", stop.name, state.step)
     return stop.exit_code
@@ -129,21 +130,11 @@ def build_state(config: Config, tables: Tables, device: str) -> TrainingState:
     model, training = config.model, config.training
     keras.utils.set_random_seed(training.seed)
     with tf.device(device):
-        network = XTTS(
-            SIZES[model.model_size], len(tables.symbols), len(tables.languages), model.dropout, training.precision
+        network = build_xtts(
+            model.model_size, model.dropout, len(tables.symbols), len(tables.languages), training.precision
         )
-        network(smallest_batch())  # builds every variable, here and eagerly
         optimizer = make_optimizer(training.weight_decay, training.precision)
         return TrainingState(network, optimizer, averaged=training.ema > 0, device=device)
-
-
-def smallest_batch() -> dict[str, tf.Tensor]:
-    """FEATURES of one empty row: enough to build a model."""
-    batch = {
-        name: tf.zeros([8 if size is None else size for size in field.shape], field.dtype)
-        for name, field in FEATURES.items()
-    }
-    return batch | {"step_frames": tf.constant(1.0), "step_tokens": tf.constant(1.0)}
 
 
 def about_run(config: Config, corpus: Corpus, tables: Tables) -> dict:

@@ -135,7 +135,7 @@ class MainTest(unittest.TestCase):
         for train, expected in (
             (lambda config: config.data.batch_size, (3, "", "")),
             (_raising(DataError("no corpus")), (2, "", "error: no corpus\n")),
-            (_raising(KeyboardInterrupt()), (130, "", "stopped before training began\n")),
+            (_raising(KeyboardInterrupt()), (130, "", "stopped\n")),
         ):
             with self.subTest(expected=expected), _training(train):
                 self.assertEqual(self.main("--batch-size", "3"), expected)

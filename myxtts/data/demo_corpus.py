@@ -37,7 +37,9 @@ ARGUMENTS_FILE = "demo_corpus.json"
 EDGE_SAMPLES = 1102  # 50 ms of silence before the first and after the last sound
 
 _GRAMMARS = Path(__file__).parent / "grammars"
-_VARIANTS = ("", "f2", "m3", "f4", "m7", "f3", "m1", "f5")
+# Variants with `breath` (f2, f3, f5, …) read uninitialised memory: six processes made six different waves of a text.
+# Those with `echo` (f4, m2, …) blur the silence between words.
+_VARIANTS = ("", "f1", "m3", "steph", "m7", "Annie", "m1", "Andrea")
 _PITCH_AND_RATE_WPM = ((50, 165), (44, 150), (56, 175), (47, 170), (53, 155))
 MAX_SPEAKERS = len(_VARIANTS) * len(_PITCH_AND_RATE_WPM)
 

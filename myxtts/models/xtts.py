@@ -1,7 +1,7 @@
 """XTTS: text and a reference of the speaker in, log-mel spectrogram out.
 
-text → encoder → mean mel of each token → monotonic alignment search → durations
-                 encoder, repeated by durations → decoder → mel
+text → embedding and one convolution → mean mel of each token → monotonic alignment search → durations
+       └→ encoder, repeated by durations → decoder → mel
 
 The reference conditions every block. Sources: the search and the prior loss are those of Glow-TTS
 (Kim et al. 2020); repeating the encoder's output by durations is FastSpeech's (Ren et al. 2019).
@@ -39,6 +39,9 @@ SIZES = {
     "big": Size(channels=592, encoder_blocks=6, decoder_blocks=14, heads=8),
 }
 KERNEL = 5
+# The mean mel sees a token and its two neighbours. Where it saw the whole text, it learnt to predict
+# the mel of a token some places on, and the alignment drifted.
+LOCAL_KERNEL = 3
 FOLD = 2  # the decoder works on pairs of frames: half the positions, at 23 ms each
 
 
@@ -62,6 +65,7 @@ class XTTS(keras.Model):
         self.reference_encoder = ReferenceEncoder(channels, dtype=dtype, name="reference_encoder")
         self.language_embedding = layers.Embedding(languages, channels, dtype=dtype, name="language_embedding")
         self.symbol_embedding = layers.Embedding(symbols, channels, dtype=dtype, name="symbol_embedding")
+        self.local = ConvBlock(channels, LOCAL_KERNEL, dropout, dtype=dtype, name="local_conv")
         self.attention = [
             AttentionBlock(channels, size.heads, dropout, dtype=dtype, name=f"encoder_attention_{i}")
             for i in range(size.encoder_blocks)
@@ -93,8 +97,7 @@ class XTTS(keras.Model):
         target = (batch["mel"] - MEL_MEAN) / MEL_STD
         frames, token_count = batch["frames"], batch["token_count"]
         style = self._style(batch["reference"], batch["reference_frames"], batch["language"])
-        encoded, mask = self._encode(batch["tokens"], token_count, style, seed)
-        mean = tf.cast(self.mean_mel(encoded), tf.float32)
+        encoded, mean, mask = self._encode(batch["tokens"], token_count, style, seed)
 
         path = tf.stop_gradient(monotonic_path(-0.5 * squared_distance(target, mean), token_count, frames))
         log_duration = self._log_duration(encoded, style, mask, seed)
@@ -134,8 +137,7 @@ class XTTS(keras.Model):
             mel float32 [B, T, 80], silence behind the end; frames int32 [B]; path int32 [B, T].
         """
         style = self._style(reference, reference_frames, language)
-        encoded, mask = self._encode(tokens, token_count, style, None)
-        mean = tf.cast(self.mean_mel(encoded), tf.float32)
+        encoded, mean, mask = self._encode(tokens, token_count, style, None)
         log_duration = self._log_duration(encoded, style, mask, None)
         duration = tf.clip_by_value(tf.exp(log_duration) / speed, 1.0, LONGEST_TOKEN_FRAMES)
         # Ends are rounded, not durations, so that no rounding error adds up over a sentence.
@@ -151,11 +153,14 @@ class XTTS(keras.Model):
         return self.reference_encoder(normalised, reference_frames) + self.language_embedding(language)
 
     def _encode(self, tokens, token_count, style, seed):
+        """Encoder output [B, N, C], mean mel of each token float32 [B, N, 80], mask [B, N, 1]."""
         encoded = self.symbol_embedding(tokens)
         mask = length_mask(token_count, tf.shape(tokens)[1], encoded.dtype)
+        encoded = self.local(encoded, style, mask, seed)
+        mean = tf.cast(self.mean_mel(encoded), tf.float32)
         for attention, conv in zip(self.attention, self.encoder, strict=True):
             encoded = conv(attention(encoded, style, mask, seed), style, mask, seed)
-        return encoded, mask
+        return encoded, mean, mask
 
     def _log_duration(self, encoded, style, mask, seed):
         """Natural logarithm of frames, float32 [B, N]; its gradient does not reach the encoder."""

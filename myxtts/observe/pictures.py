@@ -1,10 +1,11 @@
-"""Pictures of mels and alignments."""
+"""Pictures of mels, alignments and losses."""
 
-from pathlib import Path
+import io
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from PIL import Image
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 
@@ -21,7 +22,6 @@ def mel_and_alignment(recorded: np.ndarray, spoken: np.ndarray, path: np.ndarray
     Returns:
         uint8 [height, width, 3].
     """
-    # The Agg canvas directly: pyplot keeps global state, and is not to be used from a library.
     figure = Figure(figsize=(9, 8), dpi=80, layout="constrained")
     axes = figure.subplots(3, 1)
     longest_s = max(len(recorded), len(spoken)) * FRAME_S
@@ -32,13 +32,37 @@ def mel_and_alignment(recorded: np.ndarray, spoken: np.ndarray, path: np.ndarray
     axes[2].step(np.arange(len(path)) * FRAME_S, path, where="post")
     axes[2].set(xlim=(0, longest_s), xlabel="s", ylabel="token", title="alignment found in the recording")
     figure.suptitle(title, fontsize=9, wrap=True)
-    canvas = FigureCanvasAgg(figure)
+    return _drawn(figure)
+
+
+def curves(series: dict[str, np.ndarray]) -> np.ndarray:
+    """Lines over the steps, on a logarithmic scale.
+
+    Args:
+        series: name -> float [points, 2], step and value.
+
+    Returns:
+        uint8 [height, width, 3].
+    """
+    figure = Figure(figsize=(9, 4), dpi=80, layout="constrained")
+    axis = figure.subplots()
+    for name, points in series.items():
+        axis.plot(points[:, 0], points[:, 1], label=name, marker="o" if len(points) < 20 else None, markersize=3)
+    axis.set(xlabel="step", ylabel="loss")
+    if series:
+        axis.set_yscale("log")
+        axis.legend()
+    return _drawn(figure)
+
+
+def png_bytes(image: np.ndarray) -> bytes:
+    """A PNG file of uint8 [height, width, 3]."""
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, format="PNG")
+    return file.getvalue()
+
+
+def _drawn(figure: Figure) -> np.ndarray:
+    canvas = FigureCanvasAgg(figure)  # not pyplot, which keeps every figure in a global list
     canvas.draw()
     return np.asarray(canvas.buffer_rgba())[:, :, :3].copy()
-
-
-def write_png(path: Path, image: np.ndarray) -> None:
-    """uint8 [height, width, 3]."""
-    from PIL import Image
-
-    Image.fromarray(image).save(path)

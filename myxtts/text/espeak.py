@@ -33,7 +33,7 @@ _IPA = 2
 _RATE, _VOLUME, _PITCH = 1, 2, 3
 _END_OF_LIST, _WORD, _PHONEME = 0, 1, 7
 _BUFFER_MS = 10_000  # one callback for most sentences
-_VOLUME_PERCENT = 70  # at 100 some vowels reach full scale and start the library's gain control
+_VOLUME_PERCENT = 60  # at 100 some vowels reach full scale and start the library's gain control
 _HOME_PATH_CHARACTERS = 159  # espeak-ng's buffer for the path of its data
 _LANGUAGE_SWITCH = re.compile(r"\([a-z][a-z0-9-]*\)")
 _DEFAULT_DIALECT = {"en": "en-us"}
@@ -92,7 +92,8 @@ class Espeak:
     """One loaded copy of the library. Its state is global to the copy, so calls take turns.
 
     Phonemes depend on the text and the language alone. Speech depends also on what this copy said
-    before (flutter and wave phase run on): the same calls in the same order give the same samples.
+    before (flutter and wave phase run on): the same calls in the same order give the same samples, but for variants
+    with `breath` (f2, f3, f5, …), which read uninitialised memory.
     Raises DataError where the library or its data cannot be loaded.
     """
 

@@ -12,7 +12,7 @@ from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.griffin_lim import griffin_lim
 from myxtts.batch import FEATURES
 from myxtts.observe.metrics import TensorBoard
-from myxtts.observe.pictures import mel_and_alignment, write_png
+from myxtts.observe.pictures import mel_and_alignment, png_bytes
 from myxtts.training.state import TrainingState
 
 UTTERANCES = 4
@@ -57,9 +57,9 @@ class Samples:
         for utterance, text, wave, mel, length, recorded, recorded_length, path in rows:
             wave = wave[: length * HOP_SAMPLES]
             picture = mel_and_alignment(recorded[:recorded_length], mel[:length], path[:recorded_length], text)
-            name = Path(utterance).name
+            name = Path(utterance).stem
             soundfile.write(temporary / f"{name}.wav", wave, SAMPLE_RATE_HZ, subtype="PCM_16")
-            write_png(temporary / f"{name}.png", picture)
+            (temporary / f"{name}.png").write_bytes(png_bytes(picture))
             self._tensorboard.picture(state.step, f"mel_and_alignment/{name}", picture)
             self._tensorboard.sound(state.step, f"spoken/{name}", np.asarray(wave))
         shutil.rmtree(target, ignore_errors=True)

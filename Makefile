@@ -1,0 +1,32 @@
+# make demo    a voice trained before your eyes, from nothing but Python and make
+# make test    the test suite, as .ci/run does
+# make lint    ruff
+
+PYTHON ?= python3
+BIN := .venv/bin
+DEMO_TEXT := "The old teacher sang a quiet song, and we listened."
+INSTALLED := .venv/installed
+
+.PHONY: demo test lint
+
+demo: $(INSTALLED)
+	$(BIN)/python utilities/make_demo_corpus.py --out data/demo
+	$(BIN)/python train_main.py --config configs/demo.yaml --resume
+	$(BIN)/python utilities/synthesize.py --run runs/demo --text $(DEMO_TEXT) \
+		--reference data/demo/wavs/en-00-00000.wav --out runs/demo/hello.wav
+	@echo
+	@echo "Listen:  runs/demo/hello.wav says $(DEMO_TEXT), a sentence that is not in the corpus"
+	@echo "         runs/demo/samples/  held-out sentences, with pictures of mel and alignment"
+	@echo "Look:    runs/demo/report.html in a browser, or .venv/bin/tensorboard --logdir runs"
+
+test: $(INSTALLED)
+	$(BIN)/python -m unittest
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+$(INSTALLED): requirements.txt requirements-dev.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt -r requirements-dev.txt
+	touch $@

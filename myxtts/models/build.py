@@ -1,0 +1,30 @@
+"""Models by the settings of a run."""
+
+import tensorflow as tf
+
+from myxtts.batch import FEATURES
+from myxtts.models.xtts import SIZES, XTTS
+
+
+def build_xtts(size: str, dropout: float, symbols: int, languages: int, precision: str) -> XTTS:
+    """XTTS with all its variables, on the device whose scope this is called in.
+
+    Args:
+        size: a key of SIZES.
+        dropout: share of activations dropped in training.
+        symbols, languages: rows of the tables.
+        precision: Keras dtype policy.
+    """
+    model = XTTS(SIZES[size], symbols, languages, dropout, precision)
+    model(smallest_batch())  # Keras makes variables at the first call: here, eagerly, on this device
+    return model
+
+
+def smallest_batch() -> dict[str, tf.Tensor]:
+    """FEATURES of one empty row."""
+    dims = {"batch": 1}
+    batch = {
+        name: tf.zeros([size if isinstance(size, int) else dims.get(size, 8) for size in field.dims], field.dtype)
+        for name, field in FEATURES.items()
+    }
+    return batch | {"step_frames": tf.constant(1.0), "step_tokens": tf.constant(1.0)}

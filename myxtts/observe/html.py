@@ -1,0 +1,69 @@
+"""report.html: a run on one page, to listen to and to look at, without a server."""
+
+import base64
+import html
+import os
+from pathlib import Path
+
+import numpy as np
+
+from myxtts.observe.metrics import read_metrics
+from myxtts.observe.pictures import curves, png_bytes
+
+PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<title>{name}</title>
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }}
+img {{ max-width: 100%; }}
+figure {{ margin: 2rem 0; }}
+audio {{ display: block; margin: .5rem 0; }}
+pre {{ overflow-x: auto; background: #f4f4f4; padding: 1rem; }}
+</style>
+<h1>{name}</h1>
+<p>Step {step}. Each sound was spoken by the model, with another utterance of the speaker as its reference.</p>
+<figure><img alt="losses by step" src="data:image/png;base64,{picture}"></figure>
+{samples}
+<h2>Settings</h2>
+<pre>{config}</pre>
+</html>
+"""
+SAMPLE = """<figure>
+<audio controls src="{sound}"></audio>
+<img alt="recorded and spoken mel, alignment" src="{picture}">
+</figure>"""
+
+
+def write_report(folder: Path) -> Path:
+    """Write report.html of a run from its metrics, its newest samples and its settings; gives its path."""
+    lines = read_metrics(folder / "metrics.jsonl")
+    page = PAGE.format(
+        name=html.escape(folder.name),
+        step=lines[-1]["step"] if lines else 0,
+        picture=base64.b64encode(png_bytes(_losses(lines))).decode(),
+        samples="\n".join(_samples(folder)),
+        config=html.escape((folder / "config.yaml").read_text(encoding="utf-8")),
+    )
+    partial = folder / ".report.html.partial"
+    partial.write_text(page, encoding="utf-8")
+    os.replace(partial, folder / "report.html")
+    return folder / "report.html"
+
+
+def _losses(lines: list[dict]) -> np.ndarray:
+    series = {}
+    for name in ("loss", "validation_loss"):
+        found = [(line["step"], line[name]) for line in lines if name in line]
+        if found:
+            series[name.replace("_", " ")] = np.array(found)
+    return curves(series)
+
+
+def _samples(folder: Path) -> list[str]:
+    newest = max((folder / "samples").glob("step-*"), default=None)
+    if newest is None:
+        return []
+    names = [sound.relative_to(folder).with_suffix("").as_posix() for sound in sorted(newest.glob("*.wav"))]
+    figures = [SAMPLE.format(sound=html.escape(f"{n}.wav"), picture=html.escape(f"{n}.png")) for n in names]
+    return [f"<h2>Spoken at step {int(newest.name.removeprefix('step-'))}</h2>", *figures]

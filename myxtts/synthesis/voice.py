@@ -1,0 +1,130 @@
+"""A trained run as a voice: text and a reference in, a wave out."""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
+from myxtts.audio.griffin_lim import griffin_lim
+from myxtts.audio.mel import log_mel
+from myxtts.data.wave_file import read_pcm
+from myxtts.errors import CheckpointError, DataError
+from myxtts.models.build import build_xtts
+from myxtts.text.frontend import symbols_of
+from myxtts.text.symbols import SymbolTable
+from myxtts.training.checkpoint import latest, read_about, read_best, restore_variables
+
+GRIFFIN_LIM_ITERATIONS = 60
+SHORTEST_REFERENCE_S = 0.5
+
+log = logging.getLogger(__name__)
+
+
+class Voice:
+    """Speaks with the weights of a run.
+
+        voice = Voice(Path("runs/demo"))
+        wave = voice.speak("Good morning.", reference=Path("speaker.wav"))
+
+    Args:
+        run: folder of the run. Its best checkpoint is used, or the newest where none was validated;
+            the averaged weights where the run has them.
+        device: where to compute; devices are configured before.
+
+    Raises:
+        CheckpointError: there is no usable checkpoint.
+    """
+
+    def __init__(self, run: Path, device: str = "/CPU:0"):
+        checkpoint = best_checkpoint(run)
+        about = read_about(checkpoint)
+        settings = about["settings"]
+        self._frontend = settings["data"]["text_frontend"]
+        self._reference_samples = int(settings["data"]["reference_seconds"] * SAMPLE_RATE_HZ)
+        self._symbols = SymbolTable.from_list(about["symbols"])
+        self._languages = about["languages"]
+        self._device = device
+        with tf.device(device):
+            self._model = build_xtts(
+                settings["model"]["model_size"], 0.0, len(self._symbols), len(self._languages), "float32"
+            )
+        weights = checkpoint / ("averages.npz" if settings["training"]["ema"] else "model.npz")
+        restore_variables(weights, {v.path: v.value for v in self._model.trainable_variables})
+        log.info("voice          %s, step %d", run, about["step"])
+
+    def speak(
+        self, text: str, reference: Path, language: str | None = None, speed: float = 1.0, seed: int = 0
+    ) -> np.ndarray:
+        """Say a text in the voice of a reference.
+
+        Args:
+            text: one or a few sentences.
+            reference: audio file of the speaker, at least half a second; its beginning is heard.
+            language: one that the run was trained on; its first by default.
+            speed: 2 is twice as fast.
+            seed: of Griffin-Lim's first phases; the same seed gives the same wave.
+
+        Returns:
+            float32 [samples] in [-1, 1] at 22,050 Hz.
+
+        Raises:
+            DataError: nothing to say, an unknown language, or a reference that cannot be used.
+        """
+        tokens = self._encode(text, language)
+        heard = self._hear(reference)
+        with tf.device(self._device):
+            mel_of_reference = log_mel(tf.constant(heard[None]))
+            mel, frames, _ = self._model.speak(
+                tf.constant(tokens[None]),
+                tf.constant([len(tokens)]),
+                tf.constant([self._languages.index(language or self._languages[0])]),
+                mel_of_reference,
+                tf.constant([mel_of_reference.shape[1]]),
+                tf.constant(speed, tf.float32),
+            )
+            wave = griffin_lim(mel, tf.constant(GRIFFIN_LIM_ITERATIONS), tf.constant([seed, 0]))
+        return wave.numpy()[0, : int(frames[0]) * HOP_SAMPLES]
+
+    def _encode(self, text: str, language: str | None) -> np.ndarray:
+        language = language or self._languages[0]
+        if language not in self._languages:
+            raise DataError(
+                f"language '{language}' was asked for, but this run was trained on {', '.join(self._languages)}. "
+                "Give one of these by --language."
+            )
+        symbols = symbols_of(text, language, self._frontend)
+        unknown = self._symbols.unknown(symbols)
+        if unknown:
+            log.warning("left out, since the training corpus does not have them: %s", " ".join(unknown))
+        known = [symbol for symbol in symbols if symbol not in unknown]
+        if not known:
+            raise DataError(f"there is nothing to say in {text!r}. Give a text with letters of the trained language.")
+        return self._symbols.encode(known)
+
+    def _hear(self, reference: Path) -> np.ndarray:
+        """float32 [samples] of the reference's beginning."""
+        pcm = read_pcm(reference)[: self._reference_samples]
+        if len(pcm) < SHORTEST_REFERENCE_S * SAMPLE_RATE_HZ:
+            raise DataError(
+                f"the reference {reference} has {len(pcm) / SAMPLE_RATE_HZ:.2f} s. "
+                f"Give at least {SHORTEST_REFERENCE_S} s of speech."
+            )
+        return pcm.astype(np.float32) / 32768.0
+
+
+def best_checkpoint(run: Path) -> Path:
+    """The checkpoint of a run with the lowest validation loss, or its newest one.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    newest = latest(run / "checkpoints")
+    if newest is None:
+        raise CheckpointError(
+            f"{run} was asked for, but has no checkpoint. Give the folder of a run by --run, such as runs/demo; "
+            "train_main.py makes one."
+        )
+    best = read_best(newest)
+    return newest if best is None else newest.with_name(f"step-{best.step:06d}")

@@ -1,0 +1,173 @@
+import subprocess
+import sys
+import threading
+import unittest
+from pathlib import Path
+
+import numpy as np
+
+from myxtts.errors import DataError
+from myxtts.text import espeak
+from myxtts.text.espeak import PAUSE, WORD_GAP, Voice
+from myxtts.text.frontend import normalise, symbols_of
+from myxtts.text.symbols import SymbolTable
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+class Normalisation(unittest.TestCase):
+    def test_whitespace_collapses_and_invisible_characters_go(self):
+        self.assertEqual(normalise(" a\t\nb\u200b\u00adc\0 \ufeffd\ud800 "), "a bc d")
+
+    def test_quotes_dashes_and_ellipses_have_one_spelling(self):
+        self.assertEqual(normalise("„Don’t“ – «wait»... well‑known—no"), '"Don\'t" — "wait"… well-known — no')
+
+    def test_marks_of_other_scripts_become_the_latin_ones(self):
+        self.assertEqual(normalise("سلام، حال؛ چطور؟"), "سلام, حال; چطور?")
+        self.assertEqual(normalise("你好，世界。"), "你好, 世界.")
+
+    def test_composed_and_decomposed_letters_are_the_same(self):
+        self.assertEqual(normalise("cafe\u0301"), "café")
+
+    def test_joiner_inside_a_persian_word_stays(self):
+        self.assertIn("\u200c", normalise("می\u200cروم"))
+
+
+class Phonemes(unittest.TestCase):
+    def test_symbols_are_ipa_characters_with_stress_length_spaces_and_punctuation(self):
+        self.assertEqual("|".join(symbols_of("Hello, see?", "en", "phonemes")), "h|ə|l|ˈ|o|ʊ|,| |s|ˈ|i|ː|?")
+
+    def test_combining_mark_belongs_to_its_base(self):
+        self.assertIn("n\u0329", symbols_of("button", "en", "phonemes"))  # syllabic n
+
+    def test_each_language_of_the_demo_corpus_is_spoken(self):
+        self.assertEqual("".join(symbols_of("„გამარჯობა“!", "ka", "phonemes")), "ɡˈamardʒˌoba!")
+        self.assertEqual("".join(symbols_of("سلام؟", "fa", "phonemes")), "salˈɑm?")
+
+    def test_mark_inside_a_number_or_a_time_ends_no_clause(self):
+        for text in ("3.14", "10:30", "1,000"):
+            self.assertFalse(set(symbols_of(text, "en", "phonemes")) & set(".,:"), text)
+
+    def test_dash_between_words_is_a_pause_and_a_hyphen_is_none(self):
+        self.assertIn(",", symbols_of("one — two", "en", "phonemes"))
+        self.assertNotIn(",", symbols_of("well-known", "en", "phonemes"))
+
+    def test_language_switch_leaves_no_mark(self):
+        self.assertEqual("".join(symbols_of("hello سلام", "fa", "phonemes")), "həlˈəʊ salˈɑm")
+
+    def test_text_without_anything_to_speak_has_no_symbols(self):
+        for frontend in ("phonemes", "characters"):
+            for text in ("", "  ", "?!…", "—", '"', "\0", "\ud800"):
+                self.assertEqual(symbols_of(text, "en", frontend), [], (frontend, text))
+
+    def test_unknown_language_is_refused_with_the_nearest_codes(self):
+        for language, nearest in (("en_us", "en-us"), ("german", "de"), ("persian", "fa")):
+            with self.assertRaisesRegex(DataError, rf"'{language}'.*nearest are:.*\b{nearest}\b"):
+                symbols_of("a", language, "phonemes")
+
+    def test_language_without_a_dictionary_is_refused_instead_of_mute(self):
+        with self.assertRaisesRegex(DataError, "'xex'"):
+            espeak.phonemes("a", "xex")
+
+    def test_phonemes_do_not_depend_on_what_was_said_before(self):
+        texts = [("The old sailor slept.", "en"), ("გუშინ თოვდა.", "ka"), ("دیروز برف آمد.", "fa")]
+        first = [espeak.phonemes(*text) for text in texts]
+        espeak.speak("Something else, quickly!", Voice("en", "m3", 70, 200))
+        self.assertEqual([espeak.phonemes(*text) for text in reversed(texts)], first[::-1])
+
+    def test_threads_take_turns(self):
+        texts = [("thirty three thieves", "en"), ("ოცდაათი", "ka")] * 100
+        alone = [espeak.phonemes(*text) for text in texts]
+        together = [""] * len(texts)
+
+        def say(worker: int) -> None:
+            for index in range(worker, len(texts), 3):
+                together[index] = espeak.phonemes(*texts[index])
+
+        threads = [threading.Thread(target=say, args=(worker,)) for worker in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(together, alone)
+
+    def test_import_loads_neither_espeak_nor_tensorflow(self):
+        code = (
+            "import sys; import myxtts.text.frontend, myxtts.text.symbols; "
+            "print({'tensorflow', 'espeakng_loader'} & set(sys.modules))"
+        )
+        run = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+        self.assertEqual(run.stdout.strip(), "set()")
+
+
+class Characters(unittest.TestCase):
+    def test_symbols_are_characters_in_lower_case_and_need_no_known_language(self):
+        self.assertEqual(symbols_of("Ab, გ?", "zz", "characters"), ["a", "b", ",", " ", "გ", "?"])
+
+
+class Speech(unittest.TestCase):
+    def test_events_follow_the_text(self):
+        samples, events = espeak.speak("See, two.", Voice("en"))
+        self.assertEqual(samples.dtype, np.int16)
+        self.assertEqual([symbol for _, symbol in events if symbol != PAUSE], ["s", "ˈiː", WORD_GAP, "t", "ˈuː"])
+        starts_s = [start_s for start_s, _ in events]
+        self.assertEqual(starts_s, sorted(starts_s))
+        self.assertLessEqual(starts_s[-1], len(samples) / espeak.SAMPLE_RATE_HZ)
+
+    def test_rate_and_pitch_are_those_of_the_voice(self):
+        slow, _ = espeak.speak("One two three.", Voice("en", rate_wpm=100))
+        fast, _ = espeak.speak("One two three.", Voice("en", rate_wpm=200))
+        self.assertGreater(len(slow), 1.5 * len(fast))
+        low, _ = espeak.speak("One two three.", Voice("en", pitch=20))
+        high, _ = espeak.speak("One two three.", Voice("en", pitch=80))
+        self.assertGreater(_first_peak_hz(high), 1.3 * _first_peak_hz(low))
+
+    def test_fresh_copy_repeats_itself_whatever_was_said_before(self):
+        spoken = []
+        for _ in range(2):
+            with espeak.fresh() as copy:
+                spoken.append([copy.speak("Once more.", Voice("en"))[0].tobytes() for _ in range(2)])
+        self.assertEqual(spoken[0], spoken[1])
+
+    def test_unknown_variant_is_refused(self):
+        with self.assertRaisesRegex(ValueError, "zzz"):
+            espeak.speak("a", Voice("en", "zzz"))
+
+
+class Symbols(unittest.TestCase):
+    def setUp(self):
+        self.table = SymbolTable.from_sequences([["b", "a"], ["ˈ", "a"]])
+
+    def test_ids_follow_padding_begin_and_end_in_code_point_order(self):
+        self.assertEqual(self.table.to_list(), ["a", "b", "ˈ"])
+        ids = self.table.encode(["ˈ", "a"])
+        self.assertEqual((ids.tolist(), ids.dtype), ([1, 5, 3, 2], np.int32))
+        self.assertEqual(len(self.table), 6)
+
+    def test_order_of_the_corpus_does_not_matter(self):
+        self.assertEqual(self.table, SymbolTable.from_sequences([["a", "ˈ"], [], ["b"]]))
+
+    def test_unknown_symbols_are_named_once(self):
+        self.assertEqual(self.table.unknown(["z", "a", "ʒ", "z"]), ["z", "ʒ"])
+        with self.assertRaisesRegex(DataError, r"'ʒ' \(U\+0292\)"):
+            self.table.encode(["a", "ʒ"])
+
+    def test_list_restores_the_table(self):
+        self.assertEqual(SymbolTable.from_list(self.table.to_list()), self.table)
+
+    def test_damaged_list_is_refused(self):
+        for symbols in (["a", "a"], ["a", ""], ["a", 3]):
+            with self.assertRaises(DataError):
+                SymbolTable.from_list(symbols)
+
+
+def _first_peak_hz(samples: np.ndarray) -> float:
+    """Fundamental frequency by the highest peak of the autocorrelation between 60 and 400 Hz."""
+    middle = samples[len(samples) // 4 : len(samples) // 4 + 8192].astype(float)
+    correlation = np.fft.irfft(np.abs(np.fft.rfft(middle, 16384)) ** 2)
+    shortest, longest = espeak.SAMPLE_RATE_HZ // 400, espeak.SAMPLE_RATE_HZ // 60
+    return espeak.SAMPLE_RATE_HZ / (shortest + np.argmax(correlation[shortest:longest]))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -5,6 +5,7 @@ converted here; what is allowed is decided in one place, for flags and YAML alik
 """
 
 import argparse
+import errno
 import logging
 import os
 import re
@@ -21,6 +22,7 @@ from myxtts.config.schema import Config
 from myxtts.config.settings import SECTIONS, SETTINGS, Setting, in_section, nearest
 from myxtts.errors import ConfigError, UserError
 
+_DISK_REFUSES = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
 
 
@@ -60,6 +62,15 @@ def report_errors(program: Callable[[], int]) -> int:
         return program()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        if error.errno not in _DISK_REFUSES:
+            raise
+        print(
+            f"error: {error.filename or 'a file'} cannot be written: {error.strerror}. "
+            "Free space there, or choose another folder (--runs-dir).",
+            file=sys.stderr,
+        )
         return 2
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)

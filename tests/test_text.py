@@ -1,3 +1,4 @@
+import signal
 import subprocess
 import sys
 import threading
@@ -128,6 +129,24 @@ class Speech(unittest.TestCase):
             with espeak.fresh() as copy:
                 spoken.append([copy.speak("Once more.", Voice("en"))[0].tobytes() for _ in range(2)])
         self.assertEqual(spoken[0], spoken[1])
+
+    def test_language_switch_is_no_event(self):
+        _, events = espeak.speak("hello سلام", Voice("fa"))
+        self.assertFalse([symbol for _, symbol in events if "(" in symbol])
+
+    def test_interrupt_while_speaking_is_not_lost(self):
+        self.addCleanup(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
+        with espeak.fresh() as copy:
+            collect = copy._collect
+
+            def interrupt(event) -> None:  # inside the library's callback, where ctypes drops exceptions
+                signal.raise_signal(signal.SIGINT)
+                collect(event)
+
+            copy._collect = interrupt
+            with self.assertRaises(KeyboardInterrupt):
+                copy.speak("One.", Voice("en"))
+        self.assertIs(signal.getsignal(signal.SIGINT), signal.default_int_handler)
 
     def test_unknown_variant_is_refused(self):
         with self.assertRaisesRegex(ValueError, "zzz"):

@@ -26,6 +26,7 @@ class Feed(Generic[Item]):
 
     Raises:
         ValueError: the depth is not at least 1.
+        RuntimeError: it is iterated before it was entered, or entered twice.
     """
 
     def __init__(self, batches: Iterable[Item], depth: int):
@@ -56,6 +57,8 @@ class Feed(Generic[Item]):
     def __next__(self) -> Item:
         if self._ended:
             raise StopIteration
+        if self._thread.ident is None:
+            raise RuntimeError("a feed has items only inside its `with` block")
         item, error = self._ready.get()
         if error is None:
             return item
@@ -63,7 +66,7 @@ class Feed(Generic[Item]):
         raise error
 
     def wait_until_full(self, timeout_s: float) -> float:
-        """Wait until the feed is full or its iterable has ended, `timeout_s` at the longest.
+        """Wait until the feed has once been full or its iterable has ended, `timeout_s` at the longest.
 
         Returns:
             The seconds waited.
@@ -73,22 +76,26 @@ class Feed(Generic[Item]):
         return time.perf_counter() - start_s
 
     def _produce(self) -> None:
-        iterator = iter(self._batches)
         error: BaseException = StopIteration()
         try:
-            for item in iterator:
-                self._ready.put((item, None))
-                if self._ready.full():
-                    self._full.set()
-                if self._stopping.is_set():
-                    break
+            iterator = iter(self._batches)
+            try:
+                self._fill(iterator)
+            finally:
+                if hasattr(iterator, "close"):
+                    iterator.close()
         except BaseException as raised:  # passed on: the consumer raises it at this batch
             error = raised
-        finally:
-            self._full.set()
-            self._ready.put((None, error))
-            if hasattr(iterator, "close"):
-                iterator.close()
+        self._full.set()
+        self._ready.put((None, error))
+
+    def _fill(self, iterator: Iterator[Item]) -> None:
+        for item in iterator:
+            self._ready.put((item, None))
+            if self._ready.full():
+                self._full.set()
+            if self._stopping.is_set():
+                return
 
     def _drain(self) -> None:
         while not self._ready.empty():

@@ -33,13 +33,17 @@ def produce(waves: dict) -> dict:
 
 
 def trace_produce(device: str) -> Callable[[dict], dict]:
-    """`produce` as a compiled function for a device, traced once with symbolic dimensions.
+    """`produce` as a compiled function that runs on a device, traced once with symbolic dimensions.
 
     Tracing belongs to the main thread; the function that it gives may be called from any.
     """
+
+    def produce_on_device(waves: dict) -> dict:
+        with tf.device(device):  # one around the tracing would leave no mark on the operations
+            return produce(waves)
+
     spec = {name: tf.TensorSpec(field.shape, field.dtype, name=name) for name, field in WAVES.items()}
-    with tf.device(device):
-        return tf.function(produce).get_concrete_function(spec)
+    return tf.function(produce_on_device).get_concrete_function(spec)
 
 
 def deliveries(
@@ -67,7 +71,7 @@ def deliveries(
             wave = next(source)
         except tf.errors.OpError as error:
             raise explain(plan, error) from error
-        with tf.device(route.data):  # tf.device is per thread
+        with tf.device(route.data):  # decides where results lie; tf.device is per thread
             features = produce_on_device(wave)
         with tf.device(route.model):
             batch = {name: tf.identity(features[name]) for name in FEATURES}

@@ -1,12 +1,15 @@
 """Stages B and C of a batch's life: read on the host, upload to the data device."""
 
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
 
+from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.batch import TEXT, WAVES
+from myxtts.data.header import read_header
 from myxtts.data.manifest import Manifest
 from myxtts.data.planned import PlannedBatch
 from myxtts.data.wave_file import read_pcm
@@ -70,18 +73,19 @@ def rows_from_files(manifest: Manifest, native_loading: bool) -> ReadRows:
     16-bit WAV files are decoded by TensorFlow in C++, without Python; the others, or all where
     `native_loading` is off, by soundfile.
     """
-    paths = tf.constant(manifest.paths)
+    paths = tf.constant([os.fsencode(path) for path in manifest.paths])
     lengths = tf.constant(manifest.samples)
     native = tf.constant(manifest.native & native_loading)
     all_native = bool(np.all(manifest.native)) and native_loading
 
     def decode(row: tf.Tensor) -> tf.Tensor:
-        wave = tf.audio.decode_wav(tf.io.read_file(paths[row]), desired_channels=1).audio[:, 0]
-        with tf.control_dependencies([tf.debugging.Assert(tf.size(wave) == lengths[row], [paths[row]])]):
-            return tf.cast(wave * 32768.0, tf.int16)  # decode_wav divides by 32768: exact
+        wave, rate_hz = tf.audio.decode_wav(tf.io.read_file(paths[row]))
+        as_planned = tf.reduce_all(tf.shape(wave) == [lengths[row], 1]) & (rate_hz == SAMPLE_RATE_HZ)
+        with tf.control_dependencies([tf.debugging.Assert(as_planned, [paths[row]])]):
+            return tf.cast(wave[:, 0] * 32768.0, tf.int16)  # decode_wav divides by 32768: exact
 
     def convert(row: tf.Tensor) -> tf.Tensor:
-        pcm = tf.numpy_function(lambda path, n: read_pcm(path.decode(), n), [paths[row], lengths[row]], tf.int16)
+        pcm = tf.numpy_function(lambda path, n: read_pcm(os.fsdecode(path), n), [paths[row], lengths[row]], tf.int16)
         return tf.ensure_shape(pcm, [None])
 
     def read_row(row, start, samples, padded):
@@ -104,9 +108,8 @@ def rows_from_cache(manifest: Manifest, pcm: np.ndarray) -> ReadRows:
 
     def copy(rows, starts, samples, padded):
         batch = np.zeros((len(rows), padded), np.int16)
-        for i, begin in enumerate(
-            offsets[rows] + starts
-        ):  # one memory copy a row; an index array would be 8 x the data
+        # One memory copy a row; an index array would be 8 x the data.
+        for i, begin in enumerate(offsets[rows] + starts):
             batch[i, : samples[i]] = pcm[begin : begin + samples[i]]
         return batch
 
@@ -123,6 +126,11 @@ def name_culprit(manifest: Manifest, planned: PlannedBatch, error: Exception) ->
     for row in rows:
         try:
             read_pcm(manifest.paths[row], int(manifest.samples[row]))
+            if manifest.native[row] and not read_header(manifest.paths[row]).native:
+                raise DataError(
+                    f"{manifest.paths[row]} was 16-bit mono WAV at {SAMPLE_RATE_HZ} Hz when the manifest was made. "
+                    "Put the file back, or start again so that the manifest is rebuilt."
+                )
         except DataError as found:
             return DataError(f"utterance '{manifest.ids[row]}' ({where}): {found}")
     names = ", ".join(f"'{manifest.ids[row]}'" for row in planned.rows)

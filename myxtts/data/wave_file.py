@@ -30,20 +30,24 @@ def read_pcm(path: str | Path, samples: int | None = None) -> np.ndarray:
         int16 [samples].
 
     Raises:
-        DataError: the file cannot be read, or is shorter than expected by more than the
-            resampler's rounding of one sample.
+        DataError: the file cannot be read, holds a NaN or an infinity, or is not as long as expected; a
+            resampled one may differ by the rounding of one sample.
     """
     try:
-        wave, rate_hz = soundfile.read(str(path), dtype="float32", always_2d=True)
+        with open(path, "rb") as file:  # whose errors say more than libsndfile's "System error"
+            wave, rate_hz = soundfile.read(file.fileno(), dtype="float32", always_2d=True, closefd=False)
     except (soundfile.LibsndfileError, OSError) as error:
-        raise DataError(f"{path} cannot be read: {error}. Repair it, or take its row out of the corpus.") from error
+        reason = error.error_string.rstrip(".") if isinstance(error, soundfile.LibsndfileError) else error.strerror
+        raise DataError(f"{path} cannot be read: {reason}. Repair it, or take its row out of the corpus.") from error
     mono = wave.mean(axis=1)
+    if not np.isfinite(mono).all():
+        raise DataError(f"{path} holds samples that are not finite. Repair it, or take its row out of the corpus.")
     if rate_hz != SAMPLE_RATE_HZ and len(mono):
         mono = soxr.resample(mono, rate_hz, SAMPLE_RATE_HZ)
     pcm = np.clip(np.rint(mono * 32768.0), -32768, 32767).astype(np.int16)
     if samples is None:
         return pcm
-    if len(pcm) < samples - 1:
+    if abs(len(pcm) - samples) > (rate_hz != SAMPLE_RATE_HZ):
         raise DataError(
             f"{path} has {len(pcm)} samples at {SAMPLE_RATE_HZ} Hz, but had {samples} when the manifest was made. "
             "Put the file back, or start again so that the manifest is rebuilt."

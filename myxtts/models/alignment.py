@@ -32,11 +32,11 @@ def monotonic_path(score, token_count, frames):
         # Before frame 0 the path stands before token 0, from where it can only advance.
         advance = tf.where((t == 0) & (token == 0), 0.0, advance)
         stay = tf.where(t == 0, IMPOSSIBLE, stay)
-        came_by_step = advance > stay
+        came_by_step = tf.cast(advance > stay, tf.int32)  # int32: scattering booleans has no GPU kernel
         best = tf.maximum(stay, advance) + frame_major[t]
         return t + 1, best, tf.tensor_scatter_nd_update(stepped, [[t]], came_by_step[None])
 
-    stepped = tf.zeros([padded_frames, batch, tokens], tf.bool)
+    stepped = tf.zeros([padded_frames, batch, tokens], tf.int32)
     _, _, stepped = tf.while_loop(
         lambda t, *_: t < padded_frames, forward, (0, tf.fill([batch, tokens], IMPOSSIBLE), stepped)
     )
@@ -45,7 +45,7 @@ def monotonic_path(score, token_count, frames):
         inside = t < frames
         path = tf.tensor_scatter_nd_update(path, [[t]], tf.where(inside, current, -1)[None])
         step = tf.gather(stepped[t], tf.maximum(current, 0), batch_dims=1)
-        return t - 1, tf.where(inside & step, current - 1, current), path
+        return t - 1, tf.where(inside, current - step, current), path
 
     path = tf.zeros([padded_frames, batch], tf.int32)
     _, _, path = tf.while_loop(lambda t, *_: t >= 0, backward, (padded_frames - 1, token_count - 1, path))

@@ -1,5 +1,6 @@
 """Models by the settings of a run."""
 
+import keras
 import tensorflow as tf
 
 from myxtts.batch import FEATURES
@@ -7,16 +8,21 @@ from myxtts.models.xtts import SIZES, XTTS
 
 
 def build_xtts(size: str, dropout: float, symbols: int, languages: int, precision: str) -> XTTS:
-    """XTTS with all its variables, on the device whose scope this is called in.
+    """XTTS with all its variables, on the device in whose scope this is called.
 
     Args:
         size: a key of SIZES.
         dropout: share of activations dropped in training.
         symbols, languages: rows of the tables.
-        precision: Keras dtype policy.
+        precision: Keras dtype policy of every layer; variables stay float32.
     """
-    model = XTTS(SIZES[size], symbols, languages, dropout, precision)
-    model(smallest_batch())  # Keras makes variables at the first call: here, eagerly, on this device
+    policy_before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(precision)
+    try:
+        model = XTTS(SIZES[size], symbols, languages, dropout)
+        model(smallest_batch())  # Keras makes variables at the first call: here, eagerly, on this device
+    finally:
+        keras.config.set_dtype_policy(policy_before)
     return model
 
 

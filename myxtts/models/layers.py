@@ -104,9 +104,7 @@ class ReferenceEncoder(layers.Layer):
 
     def __init__(self, channels: int, **kwargs):
         super().__init__(**kwargs)
-        self.convs = [
-            layers.Conv1D(channels, 5, strides=2, padding="same", activation="silu", name=f"conv_{i}") for i in range(3)
-        ]
+        self.convs = [layers.Conv1D(channels, 5, strides=2, activation="silu", name=f"conv_{i}") for i in range(3)]
         self.norms = [layers.LayerNormalization(name=f"norm_{i}") for i in range(3)]
         self.weight = layers.Dense(1, name="weight")
         self.out = layers.Dense(channels, name="out")
@@ -115,7 +113,9 @@ class ReferenceEncoder(layers.Layer):
         """mel [B, T, 80], frames int32 [B] -> [B, S]."""
         x, lengths = mel, frames
         for conv, norm in zip(self.convs, self.norms, strict=True):
-            x = norm(conv(x * length_mask(lengths, tf.shape(x)[1], x.dtype)))
+            x = x * length_mask(lengths, tf.shape(x)[1], x.dtype)
+            # Not padding="same": with strides it begins one frame earlier or later as the padded length is odd or even.
+            x = norm(conv(tf.pad(x, [[0, 0], [2, 2], [0, 0]])))
             lengths = (lengths + 1) // 2
         mask = length_mask(lengths, tf.shape(x)[1], x.dtype)
         weight = tf.nn.softmax(self.weight(x) + (1 - mask) * tf.cast(-3e4, x.dtype), axis=1)

@@ -53,34 +53,33 @@ class XTTS(keras.Model):
         symbols: rows of the symbol table.
         languages: rows of the language table.
         dropout: share of activations dropped in training.
-        dtype: Keras dtype policy of the computation; variables stay float32.
     """
 
     LOSSES = ("mel", "prior", "duration")
 
-    def __init__(self, size: Size, symbols: int, languages: int, dropout: float, dtype: str = "float32"):
-        # Targets stay float32 in mixed precision: layers cast their own inputs.
-        super().__init__(name="xtts", dtype=dtype, autocast=False)
+    def __init__(self, size: Size, symbols: int, languages: int, dropout: float):
+        # Targets stay float32 in mixed precision; the layers cast their own inputs.
+        super().__init__(name="xtts", autocast=False)
         channels = size.channels
-        self.reference_encoder = ReferenceEncoder(channels, dtype=dtype, name="reference_encoder")
-        self.language_embedding = layers.Embedding(languages, channels, dtype=dtype, name="language_embedding")
-        self.symbol_embedding = layers.Embedding(symbols, channels, dtype=dtype, name="symbol_embedding")
-        self.local = ConvBlock(channels, LOCAL_KERNEL, dropout, dtype=dtype, name="local_conv")
+        self.reference_encoder = ReferenceEncoder(channels, name="reference_encoder")
+        self.language_embedding = layers.Embedding(languages, channels, name="language_embedding")
+        self.symbol_embedding = layers.Embedding(symbols, channels, name="symbol_embedding")
+        self.local = ConvBlock(channels, LOCAL_KERNEL, dropout, name="local_conv")
         self.attention = [
-            AttentionBlock(channels, size.heads, dropout, dtype=dtype, name=f"encoder_attention_{i}")
+            AttentionBlock(channels, size.heads, dropout, name=f"encoder_attention_{i}")
             for i in range(size.encoder_blocks)
         ]
-        self.encoder = self._conv_blocks("encoder", size.encoder_blocks, channels, dropout, dtype)
-        self.mean_mel = layers.Dense(MEL_BANDS, dtype=dtype, name="mean_mel")
-        self.duration = self._conv_blocks("duration", 2, channels, dropout, dtype)
-        self.log_duration = layers.Dense(1, dtype=dtype, name="log_duration")
-        self.decoder_in = layers.Dense(channels, dtype=dtype, name="decoder_in")
-        self.decoder = self._conv_blocks("decoder", size.decoder_blocks, channels, dropout, dtype)
-        self.decoder_out = layers.Dense(FOLD * MEL_BANDS, dtype=dtype, kernel_initializer="zeros", name="decoder_out")
+        self.encoder = self._conv_blocks("encoder", size.encoder_blocks, channels, dropout)
+        self.mean_mel = layers.Dense(MEL_BANDS, name="mean_mel")
+        self.duration = self._conv_blocks("duration", 2, channels, dropout)
+        self.log_duration = layers.Dense(1, name="log_duration")
+        self.decoder_in = layers.Dense(channels, name="decoder_in")
+        self.decoder = self._conv_blocks("decoder", size.decoder_blocks, channels, dropout)
+        self.decoder_out = layers.Dense(FOLD * MEL_BANDS, kernel_initializer="zeros", name="decoder_out")
 
     @staticmethod
-    def _conv_blocks(name, count, channels, dropout, dtype):
-        return [ConvBlock(channels, KERNEL, dropout, dtype=dtype, name=f"{name}_conv_{i}") for i in range(count)]
+    def _conv_blocks(name, count, channels, dropout):
+        return [ConvBlock(channels, KERNEL, dropout, name=f"{name}_conv_{i}") for i in range(count)]
 
     def call(self, batch, training=False):
         """Losses of a batch of FEATURES, each a share of the whole step's.

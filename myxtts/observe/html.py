@@ -54,14 +54,14 @@ def write_report(folder: Path) -> Path:
 def _losses(lines: list[dict]) -> np.ndarray:
     series = {}
     for name in ("loss", "validation_loss"):
-        found = [(line["step"], line[name]) for line in lines if name in line]
+        found = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
         if found:
             series[name.replace("_", " ")] = np.array(found)
     return curves(series)
 
 
 def _samples(folder: Path) -> list[str]:
-    newest = max((folder / "samples").glob("step-*"), default=None)
+    newest = max((folder / "samples").glob("step-*"), key=lambda path: (len(path.name), path.name), default=None)
     if newest is None:
         return []
     names = [sound.relative_to(folder).with_suffix("").as_posix() for sound in sorted(newest.glob("*.wav"))]

@@ -1,6 +1,7 @@
 """Numbers of a run, written where people and programs look: metrics.jsonl and TensorBoard."""
 
 import json
+import math
 import os
 from pathlib import Path
 
@@ -27,7 +28,9 @@ class MetricsFile:
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - open as long as the run
 
     def write(self, metrics: dict) -> None:
-        self._file.write(json.dumps(metrics) + "\n")
+        """One line. A number that is not finite (a skipped float16 step has one) becomes null: JSON knows no other."""
+        known = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        self._file.write(json.dumps(known) + "\n")
         self._file.flush()
 
     def close(self) -> None:

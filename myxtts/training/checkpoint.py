@@ -6,6 +6,7 @@ checkpoints/step-000500/
 """
 
 import json
+import math
 import os
 import shutil
 import zipfile
@@ -41,6 +42,8 @@ class Checkpoints:
         self._folder = folder
         self._keep = keep
         self._about = about
+        for partial in folder.glob(".partial-*"):  # a kill left it
+            shutil.rmtree(partial)
         newest = latest(folder)
         self.best = read_best(newest) if newest else None
 
@@ -49,30 +52,34 @@ class Checkpoints:
         if validation_loss is not None and self.improves(validation_loss):
             self.best = Best(state.step, validation_loss)
         target = self._folder / f"step-{state.step:06d}"
-        temporary = self._folder / f".partial-{state.step:06d}"
-        shutil.rmtree(temporary, ignore_errors=True)
+        temporary = partial_of(target)
         temporary.mkdir(parents=True)
         for group, variables in state.variables().items():
             write_arrays(temporary / f"{group}.npz", {name: v.numpy() for name, v in variables.items()})
         about = {"format": FORMAT, "step": state.step, "position": state.position, "best": self.best}
         write_json(temporary / "state.json", about | self._about)
-        shutil.rmtree(target, ignore_errors=True)
         os.replace(temporary, target)
         self._prune()
         return target
 
     def improves(self, validation_loss: float) -> bool:
-        return self.best is None or validation_loss < self.best.loss
+        return math.isfinite(validation_loss) and (self.best is None or validation_loss < self.best.loss)
 
     def _prune(self) -> None:
         for folder in list_checkpoints(self._folder)[: -self._keep]:
             if self.best is None or step_of(folder) != self.best.step:
-                shutil.rmtree(folder)
+                os.replace(folder, partial_of(folder))  # so that no part of it passes for a checkpoint
+                shutil.rmtree(partial_of(folder))
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Complete checkpoints, oldest first."""
-    return sorted(folder.glob("step-*"), key=step_of)
+    """Complete checkpoints, oldest first; folders of other names are left alone."""
+    return sorted((path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdecimal()), key=step_of)
+
+
+def partial_of(checkpoint: Path) -> Path:
+    """The name of a checkpoint while it is not complete."""
+    return checkpoint.with_name(f".partial-{checkpoint.name}")
 
 
 def step_of(checkpoint: Path) -> int:
@@ -99,7 +106,9 @@ def read_about(checkpoint: Path) -> dict[str, Any]:
     """
     path = checkpoint / "state.json"
     try:
-        about = json.loads(path.read_text())
+        about = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(about, dict):
+            raise ValueError("it holds no JSON object")
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}. {advice(checkpoint)}") from error
     if about.get("format") != FORMAT:
@@ -130,19 +139,16 @@ def restore_variables(path: Path, variables: dict) -> None:
     Raises:
         CheckpointError: naming the first difference.
     """
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            refuse_other_names(path, set(archive.files), set(variables))
-            for name, variable in variables.items():
-                array = archive[name]
-                if array.shape != tuple(variable.shape):
-                    raise CheckpointError(
-                        f"{path}: '{name}' has shape {array.shape}, and the model has {tuple(variable.shape)}. "
-                        "Use the settings the run was started with (its config.yaml)."
-                    )
-                variable.assign(array)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}. {advice(path.parent)}") from error
+    arrays = read_arrays(path)
+    refuse_other_names(path, set(arrays), set(variables))
+    for name, variable in variables.items():
+        if arrays[name].shape != tuple(variable.shape):
+            raise CheckpointError(
+                f"{path}: '{name}' has shape {arrays[name].shape}, and the model has {tuple(variable.shape)}. "
+                "Use the settings the run was started with (its config.yaml)."
+            )
+    for name, variable in variables.items():
+        variable.assign(arrays[name])
 
 
 def refuse_other_names(path: Path, found: set[str], asked: set[str]) -> None:
@@ -157,6 +163,19 @@ def refuse_other_names(path: Path, found: set[str], asked: set[str]) -> None:
 
 def advice(checkpoint: Path) -> str:
     return f"Remove the folder {checkpoint} to use the checkpoint before it."
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """What `write_arrays` wrote; each array has a checksum.
+
+    Raises:
+        CheckpointError: it is missing or damaged.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return dict(archive)
+    except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile) as error:  # RuntimeError: a flag of zip
+        raise CheckpointError(f"{path} cannot be read: {error}. {advice(path.parent)}") from error
 
 
 def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:

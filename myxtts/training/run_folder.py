@@ -25,7 +25,7 @@ FIXED = {
         *("validation_share", "min_seconds", "max_seconds"),
     ),
     "model": ("model_size",),
-    "training": ("seed", "gradient_accumulation", "precision"),
+    "training": ("seed", "gradient_accumulation", "precision", "ema"),
 }
 
 
@@ -46,7 +46,7 @@ class RunFolder:
         Raises:
             ConfigError: there is a run here, and `resume` is off.
         """
-        if self.config.exists() and not resume:
+        if not resume and (self.config.exists() or self.checkpoints.exists()):
             raise ConfigError(
                 f"run '{self.path.name}' was to be started, but {self.path} already holds a run. "
                 "Go on with it by --resume, or give another name by --run."

@@ -54,10 +54,10 @@ class Samples:
         temporary.mkdir(parents=True, exist_ok=True)
         columns = (self._ids, self._texts, waves, spoken.numpy(), frames.numpy(), batch["mel"].numpy())
         rows = zip(*columns, batch["frames"].numpy(), outputs["path"].numpy(), strict=True)
-        for utterance, text, wave, mel, length, recorded, recorded_length, path in rows:
+        for number, (utterance, text, wave, mel, length, recorded, recorded_length, path) in enumerate(rows, 1):
             wave = wave[: length * HOP_SAMPLES]
             picture = mel_and_alignment(recorded[:recorded_length], mel[:length], path[:recorded_length], text)
-            name = Path(utterance).stem
+            name = f"{number}-{Path(utterance).stem}"  # stems of several folders may be equal
             soundfile.write(temporary / f"{name}.wav", wave, SAMPLE_RATE_HZ, subtype="PCM_16")
             (temporary / f"{name}.png").write_bytes(png_bytes(picture))
             self._tensorboard.picture(state.step, f"mel_and_alignment/{name}", picture)

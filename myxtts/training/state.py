@@ -9,7 +9,7 @@ import tensorflow as tf
 from myxtts.data.planned import Position
 from myxtts.placement.audit import require_device
 
-UNDECAYED = ["bias", "norm", "embedding"]
+UNDECAYED = ["bias", "gamma", "beta", "embeddings"]  # names of variables, which do not hold those of their layers
 
 
 class TrainingState:
@@ -73,9 +73,10 @@ class TrainingState:
 def make_optimizer(weight_decay: float, precision: str) -> keras.optimizers.Optimizer:
     """AdamW (Loshchilov & Hutter 2019); with a scaled loss where the precision is mixed_float16.
 
-    The learning rate is set at each step.
+    The learning rate is set at each step. Names are fixed, as checkpoints go by them: Keras' own count the
+    optimizers of a process.
     """
     # 0.99: the second moment follows within 100 steps, which short runs need; Adam's own 0.999 takes 1,000.
-    optimizer = keras.optimizers.AdamW(1e-3, weight_decay=weight_decay, beta_1=0.9, beta_2=0.99)
+    optimizer = keras.optimizers.AdamW(1e-3, weight_decay=weight_decay, beta_1=0.9, beta_2=0.99, name="adamw")
     optimizer.exclude_from_weight_decay(var_names=UNDECAYED)
-    return keras.optimizers.LossScaleOptimizer(optimizer) if precision == "mixed_float16" else optimizer
+    return keras.optimizers.LossScaleOptimizer(optimizer, name="scaled") if precision == "mixed_float16" else optimizer

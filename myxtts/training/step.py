@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from myxtts.batch import FEATURES
+from myxtts.placement.audit import require_device
 from myxtts.training.state import TrainingState
 
 FEATURES_SPEC = {name: tf.TensorSpec(field.shape, field.dtype, name=name) for name, field in FEATURES.items()}
@@ -39,6 +40,7 @@ class Step:
         with tf.device(state.device):
             self._sums = [tf.Variable(tf.zeros_like(v), trainable=False) for v in self._variables if accumulation > 1]
             self._no_losses = tf.zeros([len(state.model.LOSSES)])
+        require_device(state.device, (("sum of gradients", v) for v in self._sums))
         specs = [FEATURES_SPEC, tf.TensorSpec(self._no_losses.shape, tf.float32), CONTROLS_SPEC]
         self._accumulate = self._traced(self._add_gradients, specs[:2], static_shapes, compile_xla)
         self._finish = self._traced(self._apply_gradients, specs, static_shapes, compile_xla)
@@ -76,7 +78,8 @@ class Step:
             by_name, _ = self._state.model(batch, training=True)
             losses = tf.stack([by_name[name] for name in self._state.model.LOSSES])
             scaled = self._state.optimizer.scale_loss(tf.reduce_sum(losses))
-        return losses, tape.gradient(scaled, self._variables)
+        gradients = tape.gradient(scaled, self._variables)
+        return losses, [tf.convert_to_tensor(gradient) for gradient in gradients]  # embeddings give slices
 
     def _add_gradients(self, batch, losses_so_far):
         losses, gradients = self._gradients(batch)
@@ -115,8 +118,8 @@ def is_scaled(optimizer: keras.optimizers.Optimizer) -> bool:
 
 
 def loss_scale(optimizer: keras.optimizers.Optimizer):
-    """The factor on the gradients, float32."""
-    return optimizer.dynamic_scale.value if is_scaled(optimizer) else 1.0
+    """The factor on the gradients, float32, as it is now: applying them may change it."""
+    return tf.identity(optimizer.dynamic_scale.value) if is_scaled(optimizer) else 1.0
 
 
 def set_learning_rate(optimizer: keras.optimizers.Optimizer, learning_rate: tf.Tensor) -> None:

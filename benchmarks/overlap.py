@@ -1,0 +1,122 @@
+"""How much of producing hides behind consuming: Feed with an emulated producer and consumer.
+
+    python benchmarks/overlap.py
+    python benchmarks/overlap.py --produce-ms 5 --consume-ms 20 --batches 100
+
+Both stages sleep, as in MLPerf Storage: the hand-off is measured and not the cores. One after the other they take
+batches x (produce + consume); the ideal is one produce, to fill the pipe, and then batches x the slower of the two.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from myxtts.data.feed import Feed
+
+DEPTHS = (1, 2, 3, 8)
+VARIATIONS = (0.0, 0.25, 0.5, 1.0)  # standard deviation of a stage's time over its mean
+
+
+def main() -> int:
+    arguments = parse()
+    batches, produce_s, consume_s = arguments.batches, arguments.produce_ms / 1e3, arguments.consume_ms / 1e3
+    produce, consume = np.full(batches, produce_s), np.full(batches, consume_s)
+    slowest_s = batches * max(produce_s, consume_s)
+    ideal_s = slowest_s + min(produce_s, consume_s)
+    achieved = [overlapped_s(produce, consume, arguments.depth) for _ in range(arguments.repeats)]
+    achieved_s = median(achieved)
+    print(f"{batches} batches, {1e3 * produce_s:g} ms to produce and {1e3 * consume_s:g} ms to consume one; ", end="")
+    print(f"depth {arguments.depth}, median of {arguments.repeats}")
+    print(f"serial      {serial_s(produce, consume):7.3f} s")
+    print(f"ideal       {ideal_s:7.3f} s")
+    print(f"achieved    {achieved_s:7.3f} s   ({min(achieved):.3f} to {max(achieved):.3f})")
+    print(f"efficiency  {100 * ideal_s / achieved_s:7.1f} %   (ideal / achieved)")
+    print(f"of the slower stage alone ({slowest_s:.3f} s): {achieved_s / slowest_s:.3f}, at most {arguments.limit:g}")
+    if arguments.table:
+        print_table(arguments)
+    return 0 if achieved_s <= arguments.limit * slowest_s else 1
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n")[0],
+        epilog="Exit code 1 where the overlapped run takes more than --limit times its slower stage.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--batches", type=positive(int), default=50)
+    parser.add_argument("--produce-ms", type=positive(float), default=20.0)
+    parser.add_argument("--consume-ms", type=positive(float), default=20.0)
+    parser.add_argument("--depth", type=positive(int), default=3)
+    parser.add_argument("--repeats", type=positive(int), default=5)
+    parser.add_argument("--limit", type=positive(float), default=1.05)
+    parser.add_argument("--seed", type=int, default=0, help="of the varying times in the table")
+    parser.add_argument(
+        "--table", action=argparse.BooleanOptionalAction, default=True, help="efficiency by depth and variation"
+    )
+    return parser.parse_args()
+
+
+def positive(number: type):
+    def parsed(text: str):
+        value = number(text)
+        if value <= 0:
+            raise argparse.ArgumentTypeError(f"{text} is not above 0")
+        return value
+
+    return parsed
+
+
+def emulated(produce: np.ndarray) -> Iterator[int]:
+    for batch, seconds in enumerate(produce):
+        time.sleep(seconds)
+        yield batch
+
+
+def overlapped_s(produce: np.ndarray, consume: np.ndarray, depth: int) -> float:
+    """Seconds from the first batch's production to the last one's consumption; the feed starts empty."""
+    start_s = time.perf_counter()
+    with Feed(emulated(produce), depth) as feed:
+        for batch in feed:
+            time.sleep(consume[batch])
+        return time.perf_counter() - start_s
+
+
+def serial_s(produce: np.ndarray, consume: np.ndarray) -> float:
+    start_s = time.perf_counter()
+    for batch in emulated(produce):
+        time.sleep(consume[batch])
+    return time.perf_counter() - start_s
+
+
+def print_table(arguments: argparse.Namespace) -> None:
+    """Efficiency against the same ideal where the stages' times vary: what a deeper feed is good for."""
+    random = np.random.default_rng(arguments.seed)
+    print("\nefficiency in % where the times vary (gamma distributed, the same for all depths)")
+    print("  variation" + "".join(f"  depth {depth}" for depth in DEPTHS))
+    for variation in VARIATIONS:
+        produce, consume = (
+            varying(random, mean_ms / 1e3, variation, arguments.batches)
+            for mean_ms in (arguments.produce_ms, arguments.consume_ms)
+        )
+        ideal_s = max(produce.sum() + consume[-1], produce[0] + consume.sum())
+        found = [ideal_s / overlapped_s(produce, consume, depth) for depth in DEPTHS]
+        print(f"  {variation:9.2f}" + "".join(f"  {100 * efficiency:7.1f}" for efficiency in found))
+
+
+def varying(random: np.random.Generator, mean_s: float, variation: float, batches: int) -> np.ndarray:
+    """Times of exactly this mean, gamma distributed with this standard deviation over mean."""
+    if variation == 0.0:
+        return np.full(batches, mean_s)
+    times = random.gamma(variation**-2, size=batches)
+    return times * (mean_s / times.mean())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""Corpora of sinusoids: every utterance has a pitch of its own, so that one sees which was read."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import soundfile
+
+from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.config.schema import Data
+from myxtts.data.corpora import Corpus, make_plan
+from myxtts.data.corpus import read_corpus
+from myxtts.data.manifest import Manifest, build_manifest
+from myxtts.data.plan import bucket_bounds
+
+LETTERS = "abcdefghij"
+
+
+def sine(hz: float, seconds: float, rate_hz: int = SAMPLE_RATE_HZ, level: float = 0.5) -> np.ndarray:
+    """float64 [seconds * rate_hz]."""
+    return level * np.sin(2 * np.pi * hz * np.arange(round(seconds * rate_hz)) / rate_hz)
+
+
+def frequency(wave: np.ndarray) -> float:
+    """Hz of the strongest sinusoid of a wave at 22,050 Hz, to the bin of its Fourier transform."""
+    return float(np.abs(np.fft.rfft(wave)).argmax() * SAMPLE_RATE_HZ / len(wave))
+
+
+def pitch_of(number: int) -> float:
+    return 300.0 + 40.0 * number
+
+
+def write_sound(path: Path, wave: np.ndarray, rate_hz: int = SAMPLE_RATE_HZ, subtype: str | None = None) -> None:
+    """Any path, also one that soundfile cannot encode."""
+    with open(path, "wb") as file:
+        soundfile.write(file, wave, rate_hz, subtype=subtype, format=path.suffix[1:])
+
+
+def write_corpus(
+    folder: Path, seconds: Sequence[float], speakers: int = 2, suffixes: Sequence[str] = (".wav",)
+) -> Manifest:
+    """Utterance `u<i>` is a sinusoid of `pitch_of(i)` Hz and has 1 to 8 letters; its speaker is i modulo `speakers`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = ["path,text,speaker"]
+    for i, length_s in enumerate(seconds):
+        path = f"u{i}{suffixes[i % len(suffixes)]}"
+        write_sound(folder / path, sine(pitch_of(i), length_s))
+        lines.append(f"{path},{LETTERS[: i % 8 + 1]},s{i % speakers}")
+    (folder / "corpus.csv").write_text("\n".join(lines), encoding="utf-8")
+    return manifest_of(folder / "corpus.csv")
+
+
+def manifest_of(metadata: Path) -> Manifest:
+    """The manifest of a corpus whose symbols are the letters of its texts; all of its rows must be usable."""
+    manifest, _, rejected = build_manifest(
+        read_corpus(metadata, "en"),
+        min_seconds=0.05,
+        max_seconds=60.0,
+        frontend="characters",
+        symbols_of=lambda text, language, frontend: list(text),
+    )
+    assert not rejected, rejected
+    return replace(manifest, ids=tuple(Path(name).stem for name in manifest.ids))
+
+
+def planned_corpus(manifest: Manifest, data: Data, seed: int = 0, accumulation: int = 1) -> Corpus:
+    bounds = bucket_bounds(manifest.samples, data.buckets)
+    return Corpus(manifest, make_plan(manifest, bounds, data, seed, accumulation))

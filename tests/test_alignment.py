@@ -1,0 +1,83 @@
+"""Monotonic alignment search against a plain reference, and durations."""
+
+import unittest
+
+import numpy as np
+import tensorflow as tf
+
+from myxtts.models.alignment import monotonic_path, path_durations
+from tests.two_devices import DATA, MODEL
+
+
+def reference_path(score):
+    """Best monotonic path through float [frames, tokens], by dynamic programming in float64."""
+    frames, tokens = score.shape
+    best = np.full((frames, tokens), -np.inf)
+    best[0, 0] = score[0, 0]
+    for t in range(1, frames):
+        for n in range(tokens):
+            advance = best[t - 1, n - 1] if n else -np.inf
+            best[t, n] = max(best[t - 1, n], advance) + score[t, n]
+    path, n = np.zeros(frames, int), tokens - 1
+    for t in range(frames - 1, -1, -1):
+        path[t] = n
+        if t and n and best[t - 1, n - 1] > best[t - 1, n]:
+            n -= 1
+    return path
+
+
+def search(score, token_count, frames, device=MODEL):
+    with tf.device(device):
+        return monotonic_path(tf.constant(score), tf.constant(token_count), tf.constant(frames)).numpy()
+
+
+class Path(unittest.TestCase):
+    def test_equals_the_reference_over_random_shapes(self):
+        for seed, (padded_frames, padded_tokens) in enumerate(((1, 1), (6, 6), (9, 4), (40, 13), (57, 57))):
+            random = np.random.default_rng(seed)
+            token_count = random.integers(1, padded_tokens + 1, 16).astype(np.int32)
+            frames = random.integers(token_count, padded_frames + 1).astype(np.int32)
+            frames[:4] = token_count[:4]  # one frame for each token: there is one path
+            token_count[15] = frames[15] = 0
+            score = random.normal(-100.0, 30.0, (16, padded_frames, padded_tokens)).astype(np.float32)
+            path = search(score, token_count, frames)
+            for row in range(15):
+                with self.subTest(shape=score.shape, row=row):
+                    real = score[row, : frames[row], : token_count[row]].astype(np.float64)
+                    np.testing.assert_array_equal(path[row, : frames[row]], reference_path(real))
+                    np.testing.assert_array_equal(path[row, frames[row] :], -1)
+            np.testing.assert_array_equal(path[15], -1)
+
+    def test_a_path_worked_out_by_hand(self):
+        likely = [0, 0, 1, 1, 1, 2]
+        score = np.full((1, 6, 3), -1.0, np.float32)
+        score[0, range(6), likely] = 0.0
+        self.assertEqual(search(score, [3], [6]).tolist(), [likely])
+
+    def test_no_token_is_left_out_however_unlikely(self):
+        score = np.zeros((1, 5, 3), np.float32)
+        score[0, :, 1] = -1e6
+        durations = np.bincount(search(score, [3], [5])[0])
+        self.assertEqual(durations[1], 1)
+        self.assertEqual(durations.sum(), 5)
+
+    def test_what_is_padded_plays_no_part(self):
+        random = np.random.default_rng(0)
+        score = random.normal(size=(2, 10, 6)).astype(np.float32)
+        other = score.copy()
+        other[0, 7:], other[0, :, 4:], other[1, 10:], other[1, :, 3:] = 1e4, 1e4, 1e4, 1e4
+        np.testing.assert_array_equal(search(score, [4, 3], [7, 10]), search(other, [4, 3], [7, 10]))
+
+    def test_both_devices_give_the_same_path(self):
+        score = np.random.default_rng(1).normal(size=(2, 10, 6)).astype(np.float32)
+        np.testing.assert_array_equal(search(score, [6, 2], [10, 9], DATA), search(score, [6, 2], [10, 9], MODEL))
+
+
+class Durations(unittest.TestCase):
+    def test_count_the_frames_of_each_token(self):
+        path = tf.constant([[0, 0, 1, 2, 2, 2], [0, 1, -1, -1, -1, -1], [-1, -1, -1, -1, -1, -1]])
+        self.assertEqual(path_durations(path, 4).numpy().tolist(), [[2, 1, 3, 0], [1, 1, 0, 0], [0, 0, 0, 0]])
+
+
+if __name__ == "__main__":
+    unittest.main()

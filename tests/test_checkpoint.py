@@ -1,0 +1,265 @@
+"""Checkpoints: whole or not at all, everything in them, and what is said of damaged ones."""
+
+import json
+import tempfile
+import unittest
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+
+from myxtts.data.planned import Position
+from myxtts.errors import CheckpointError
+from myxtts.training import checkpoint
+from myxtts.training.checkpoint import Checkpoints, latest, list_checkpoints, read_about, read_best, restore
+from tests.tiny import build_model, build_toy, state_of
+
+
+def shake(state, seed=0):
+    """Give every variable of a state another value; returns them by group and name."""
+    random = np.random.default_rng(seed)
+    for variables in state.variables().values():
+        for variable in variables.values():
+            variable.assign(random.integers(0, 1000, variable.shape).astype(variable.dtype.as_numpy_dtype))
+    return values(state)
+
+
+def values(state):
+    return {(group, name): v.numpy() for group, named in state.variables().items() for name, v in named.items()}
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name) / "checkpoints"
+
+    def checkpoints(self, keep=3):
+        return Checkpoints(self.folder, keep, {"settings": {"a": 1}, "symbols": ["ა", "b"]})
+
+    def assert_equal_values(self, left, right):
+        self.assertEqual(left.keys(), right.keys())
+        for key, value in left.items():
+            np.testing.assert_array_equal(value, right[key], err_msg=str(key))
+
+    def steps(self):
+        return [int(path.name[5:]) for path in list_checkpoints(self.folder)]
+
+
+class RoundTrip(Case):
+    def test_brings_back_every_variable_and_the_position(self):
+        for make, precision in ((build_model, "float32"), (build_toy, "mixed_float16")):
+            with self.subTest(precision=precision):
+                state = state_of(make(precision=precision), precision)
+                everything = {id(v.value) for v in (*state.model.variables, *state.optimizer.variables)}
+                everything |= {id(v) for v in state.averages}
+                self.assertEqual(everything, {id(v) for named in state.variables().values() for v in named.values()})
+                kept = shake(state)
+                state.step, state.position = 41, Position(2, 5)
+                saved = self.checkpoints().save(state)
+                shake(state, seed=1)
+                state.step, state.position = 0, Position()
+                restore(saved, state)
+                self.assert_equal_values(values(state), kept)
+                self.assertEqual((state.step, state.position), (41, Position(2, 5)))
+                self.folder = self.folder.with_name("other")
+
+    def test_saving_changes_nothing(self):
+        state = state_of(build_toy())
+        before = shake(state)
+        state.step, state.position = 7, Position(1, 3)
+        self.checkpoints().save(state, validation_loss=1.0)
+        self.assert_equal_values(values(state), before)
+        self.assertEqual((state.step, state.position), (7, Position(1, 3)))
+
+    def test_holds_what_it_is_told_of_the_run(self):
+        state = state_of(build_toy())
+        state.step = 3
+        about = read_about(self.checkpoints().save(state))
+        self.assertEqual((about["settings"], about["symbols"], about["step"]), ({"a": 1}, ["ა", "b"], 3))
+
+
+class Kept(Case):
+    @classmethod
+    def setUpClass(cls):
+        cls.state = state_of(build_toy(), averaged=False)
+
+    def save(self, checkpoints, *steps, loss=None):
+        for step in steps:
+            self.state.step = step
+            checkpoints.save(self.state, loss)
+
+    def test_are_the_newest_and_the_best(self):
+        checkpoints = self.checkpoints(keep=2)
+        self.save(checkpoints, 10, 20, loss=0.5)  # the second is no better than the first
+        self.save(checkpoints, 999_990, 1_000_000, 1_000_010)
+        self.assertEqual(self.steps(), [10, 1_000_000, 1_000_010])
+        self.assertEqual(latest(self.folder).name, "step-1000010")
+        self.save(checkpoints, 1_000_020, loss=0.4)
+        self.assertEqual(self.steps(), [1_000_010, 1_000_020])
+
+    def test_best_is_known_after_a_restart(self):
+        self.save(self.checkpoints(keep=1), 10, loss=0.5)
+        self.save(self.checkpoints(keep=1), 20)
+        again = self.checkpoints(keep=1)
+        self.assertEqual(again.best, (10, 0.5))
+        self.assertFalse(again.improves(0.6))
+        self.save(again, 30)
+        self.assertEqual(self.steps(), [10, 30])
+        self.assertEqual(read_best(latest(self.folder)), (10, 0.5))
+
+    def test_a_loss_that_is_no_number_is_never_the_best(self):
+        checkpoints = self.checkpoints()
+        for loss in (float("nan"), float("inf")):
+            self.save(checkpoints, 10 if loss != loss else 20, loss=loss)
+            self.assertIsNone(checkpoints.best)
+        self.save(checkpoints, 30, loss=2.0)
+        self.assertEqual(checkpoints.best, (30, 2.0))
+
+    def test_none_where_nothing_was_saved(self):
+        self.assertIsNone(latest(self.folder))
+        self.assertIsNone(self.checkpoints().best)
+
+
+class Atomic(Case):
+    @classmethod
+    def setUpClass(cls):
+        cls.state = state_of(build_toy(), averaged=False)
+
+    def test_what_was_not_written_to_its_end_is_no_checkpoint(self):
+        self.state.step = 10
+        self.checkpoints().save(self.state)
+        for fail_in in ("write_arrays", "write_json"):
+            self.state.step = 20
+            full = OSError("No space left on device")
+            with mock.patch.object(checkpoint, fail_in, side_effect=full), self.assertRaises(OSError):
+                self.checkpoints().save(self.state)
+            with self.subTest(fail_in=fail_in):
+                self.assertEqual(self.steps(), [10])
+                self.assertNotEqual([path.name for path in self.folder.iterdir()], ["step-000010"])
+        self.checkpoints().save(self.state)
+        self.assertEqual(self.steps(), [10, 20])
+        self.assertEqual(sorted(path.name for path in self.folder.iterdir()), ["step-000010", "step-000020"])
+
+    def test_one_that_is_being_removed_is_no_checkpoint(self):
+        checkpoints = self.checkpoints(keep=1)
+        self.state.step = 10
+        checkpoints.save(self.state)
+        self.state.step = 20
+        with mock.patch("shutil.rmtree", side_effect=KeyboardInterrupt), self.assertRaises(KeyboardInterrupt):
+            checkpoints.save(self.state)
+        self.assertEqual(self.steps(), [20])
+
+    def test_folders_of_other_names_are_left_alone(self):
+        self.state.step = 10
+        self.checkpoints().save(self.state)
+        for name in ("step-000020 (copy)", "step-", "step-99.bak", "notes"):
+            (self.folder / name).mkdir()
+        self.checkpoints(keep=1).save(self.state_at(30))
+        self.assertEqual(self.steps(), [30])
+        self.assertEqual(len(list(self.folder.iterdir())), 5)
+
+    def state_at(self, step):
+        self.state.step = step
+        return self.state
+
+
+class Damaged(Case):
+    @classmethod
+    def setUpClass(cls):
+        cls.state = state_of(build_toy())
+
+    def setUp(self):
+        super().setUp()
+        self.kept = shake(self.state)
+        self.state.step = 5
+        self.saved = self.checkpoints().save(self.state)
+
+    def refusal(self, state=None):
+        with self.assertRaises(CheckpointError) as caught:
+            restore(self.saved, state or self.state)
+        return str(caught.exception)
+
+    def test_archive_that_is_cut_short_missing_or_empty_is_refused_by_name(self):
+        for group in ("model", "optimizer", "averages"):
+            path = self.saved / f"{group}.npz"
+            whole = path.read_bytes()
+            for length in (0, 1, 100, len(whole) // 2, len(whole) - 1):
+                path.write_bytes(whole[:length])
+                with self.subTest(group=group, length=length):
+                    message = self.refusal()
+                    self.assertTrue(message.startswith(f"{path} cannot be read: "), message)
+                    self.assertIn(f"Remove the folder {self.saved} to use the checkpoint before it.", message)
+            path.unlink()
+            self.assertIn(f"{path} cannot be read", self.refusal())
+            path.write_bytes(whole)
+        restore(self.saved, self.state)
+
+    def test_flipped_bit_is_refused_or_harmless(self):
+        path = self.saved / "model.npz"
+        whole, random = path.read_bytes(), np.random.default_rng(0)
+        refused = 0
+        for at in random.integers(0, len(whole), 300):
+            flipped = bytearray(whole)
+            flipped[at] ^= 1 << random.integers(8)
+            path.write_bytes(flipped)
+            try:
+                restore(self.saved, self.state)
+                self.assert_equal_values(values(self.state), self.kept)
+            except CheckpointError:
+                refused += 1
+        self.assertGreater(refused, 250)
+
+    def test_a_damaged_archive_leaves_its_variables_as_they_were(self):
+        before = shake(self.state, seed=1)
+        path = self.saved / "model.npz"
+        whole = bytearray(path.read_bytes())
+        whole[len(whole) // 2] ^= 1
+        path.write_bytes(whole)
+        self.refusal()
+        self.assert_equal_values(values(self.state), before)
+
+    def test_state_that_is_damaged_missing_or_of_another_format_is_refused(self):
+        path = self.saved / "state.json"
+        whole = path.read_text()
+        for text in ("", whole[: len(whole) // 2], "[]", "null", "\0"):
+            path.write_text(text)
+            with self.subTest(text=text[:10]):
+                self.assertIn(f"{path} cannot be read", self.refusal())
+        path.unlink()
+        self.assertIn(f"{path} cannot be read", self.refusal())
+        path.write_text(json.dumps(json.loads(whole) | {"format": 2}))
+        self.assertEqual(
+            self.refusal(),
+            f"{self.saved} has format 2, and this version reads format 1. Use the version of MyXTTS that wrote it.",
+        )
+
+    def test_another_architecture_is_named_by_its_first_difference(self):
+        path = self.saved / "model.npz"
+        with np.load(path) as archive:
+            arrays = dict(archive)
+        kernel = next(name for name in arrays if name.endswith("kernel"))
+        for changed, message in (
+            (
+                arrays | {kernel: np.zeros((2, 3), np.float32)},
+                f"'{kernel}' has shape (2, 3), and the model has (80, 80)",
+            ),
+            (
+                arrays | {"another": np.zeros(1)},
+                "'another' is only in the checkpoint (4 variables there, 3 in the model)",
+            ),
+            (
+                {name: array for name, array in arrays.items() if name != kernel},
+                f"'{kernel}' is only in the model (2 variables there, 3 in the model)",
+            ),
+        ):
+            checkpoint.write_arrays(path, changed)
+            self.assertEqual(
+                self.refusal(), f"{path}: {message}. Use the settings the run was started with (its config.yaml)."
+            )
+        self.saved = self.checkpoints().save(state_of(build_model()), None)
+        self.assertIn("is only in the ", self.refusal())
+
+
+if __name__ == "__main__":
+    unittest.main()

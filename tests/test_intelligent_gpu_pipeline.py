@@ -1,0 +1,627 @@
+"""The feed, and the whole data path by running it: WAV -> upload -> log-mel on one device -> hand-over to another."""
+
+import os
+import shutil
+import tempfile
+import threading
+import unittest
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from unittest.mock import patch
+
+from tests.two_devices import DATA, MODEL, TWO
+
+# isort: split
+
+import librosa
+import numpy as np
+import soundfile
+import tensorflow as tf
+
+from myxtts.audio.format import HOP_SAMPLES, LOG_FLOOR, SAMPLE_RATE_HZ
+from myxtts.batch import FEATURES, check
+from myxtts.config.schema import Data
+from myxtts.data import producer
+from myxtts.data.feed import Feed
+from myxtts.data.pipeline import Pipeline
+from myxtts.data.planned import PlannedBatch, Position, planned_batches
+from myxtts.data.producer import Delivery, deliveries, trace_produce
+from myxtts.data.reading import wave_batches
+from myxtts.errors import DataError, PlacementError
+from tests.sine_corpus import frequency, pitch_of, planned_corpus, write_corpus
+
+PATIENCE_S = 30.0  # of a test for what takes milliseconds, where the alternative is to hang for ever
+ROUTE = TWO.routes[0]
+BEGINNING = Position()
+
+
+def within_patience(function: Callable):
+    """What the function returns or raises; fails where it does not end."""
+    outcome = []
+
+    def call():
+        try:
+            outcome.append((function(), None))
+        except BaseException as error:
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(PATIENCE_S)
+    if not outcome:
+        raise AssertionError(f"nothing came of it in {PATIENCE_S} s")
+    value, error = outcome[0]
+    if error is not None:
+        raise error
+    return value
+
+
+def producers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "myxtts-producer"]
+
+
+class Watched:
+    """The numbers from 0, endless or up to `count`; says how many were made, where, and whether it was closed."""
+
+    def __init__(self, count: int | None = None):
+        self.made, self.closed_in, self.changed = 0, None, threading.Condition()
+        self._count = count
+        self._items = self._make()  # held, so that it is closed by who iterates or not at all
+
+    def __iter__(self) -> Iterator[int]:
+        return self._items
+
+    def _make(self) -> Iterator[int]:
+        try:
+            while self.made != self._count:
+                with self.changed:
+                    self.made += 1
+                    self.changed.notify_all()
+                yield self.made - 1
+        finally:
+            self.closed_in = threading.current_thread().name
+
+    def wait_for(self, made: int, timeout_s: float = PATIENCE_S) -> bool:
+        with self.changed:
+            return self.changed.wait_for(lambda: self.made >= made, timeout_s)
+
+
+class FeedTest(unittest.TestCase):
+    def tearDown(self):
+        self.assertEqual(producers(), [], "a feed has left its thread behind")
+
+    def test_items_come_in_order_and_are_the_same_at_any_depth(self):
+        for depth in (1, 2, 8, 100):
+            with Feed(Watched(50), depth) as feed:
+                self.assertEqual(list(feed), list(range(50)))
+
+    def test_the_producer_makes_depth_and_one_more_items_ahead_and_never_more(self):
+        for depth in (1, 3):
+            source = Watched()
+            with Feed(source, depth) as feed:
+                for taken in range(5):
+                    self.assertTrue(source.wait_for(taken + depth + 1))
+                    self.assertFalse(source.wait_for(taken + depth + 2, timeout_s=0.02))
+                    self.assertEqual(next(feed), taken)
+
+    def test_the_next_item_is_made_while_the_consumer_works_on_this_one(self):
+        meeting = threading.Barrier(2, timeout=PATIENCE_S)  # breaks unless both stages are at work at once
+
+        def emulated_producer():
+            yield 0
+            for item in range(1, 10):
+                meeting.wait()
+                yield item
+
+        with Feed(emulated_producer(), depth=1) as feed:
+            for item in feed:
+                if item < 9:
+                    meeting.wait()
+
+    def test_an_error_in_the_producer_is_raised_at_its_batch(self):
+        def failing():
+            yield from range(3)
+            raise ValueError("batch 3 is bad")
+
+        for depth in (1, 2, 8):
+            with Feed(failing(), depth) as feed:
+                self.assertEqual([next(feed) for _ in range(3)], [0, 1, 2])
+                with self.assertRaisesRegex(ValueError, "batch 3 is bad"):
+                    next(feed)
+                self.assertEqual(list(feed), [])
+
+    def test_no_kind_of_error_in_the_thread_hangs_the_consumer(self):
+        class Unopened:
+            def __iter__(self):
+                raise OSError("cannot be opened")
+
+        def exiting():
+            yield from range(2)
+            raise SystemExit(3)
+
+        def badly_closed():
+            try:
+                yield 1
+            finally:
+                raise OSError("cannot be closed")
+
+        for batches, error in (
+            (Unopened(), OSError),
+            (7, TypeError),
+            (exiting(), SystemExit),
+            (badly_closed(), OSError),
+        ):
+            with self.subTest(batches=batches), Feed(batches, 1) as feed, self.assertRaises(error):
+                within_patience(lambda feed=feed: list(feed))
+
+    def test_an_error_in_the_consumer_comes_out_of_the_with_block_as_it_is(self):
+        with self.assertRaisesRegex(ZeroDivisionError, "step"), Feed(Watched(), 2):
+            raise ZeroDivisionError("step")
+
+    def test_closing_frees_a_producer_that_is_blocked_on_a_full_feed(self):
+        for depth in (1, 3):
+            source = Watched()
+            feed = Feed(source, depth).__enter__()
+            self.assertTrue(source.wait_for(depth + 1))
+            within_patience(lambda feed=feed: feed.__exit__(None, None, None))
+            self.assertEqual(producers(), [])
+            self.assertLessEqual(source.made, depth + 2)
+
+    def test_closing_at_any_item_closes_the_iterable_in_the_feeds_own_thread(self):
+        for items in range(5):
+            source = Watched(4)
+            with Feed(source, 2) as feed:
+                self.assertEqual(list(islice(feed, items)), list(range(items)))
+            self.assertEqual(source.closed_in, "myxtts-producer")
+
+    def test_closing_waits_for_the_item_that_is_being_made(self):
+        begun, may_end, closed = threading.Event(), threading.Event(), threading.Event()
+
+        def slow():
+            begun.set()
+            may_end.wait(PATIENCE_S)
+            yield 0
+
+        feed = Feed(slow(), 1)
+        feed.__enter__()
+        begun.wait(PATIENCE_S)
+        closing = threading.Thread(target=lambda: (feed.__exit__(None, None, None), closed.set()))
+        closing.start()
+        self.assertTrue(producers() and not closed.is_set())
+        may_end.set()
+        closing.join(PATIENCE_S)
+        self.assertTrue(closed.is_set())
+
+    def test_closing_twice_and_after_the_end_is_safe(self):
+        for items in (0, 5):
+            feed = Feed(Watched(5), 2)
+            with feed:
+                self.assertEqual([next(feed) for _ in range(items)], list(range(items)))
+            within_patience(lambda feed=feed: feed.__exit__(None, None, None))
+
+    def test_a_feed_stays_at_its_end(self):
+        with Feed(Watched(2), 3) as feed:
+            self.assertEqual(list(feed), [0, 1])
+            self.assertEqual(within_patience(lambda: list(feed)), [])
+        self.assertEqual(within_patience(lambda: list(feed)), [])
+
+    def test_a_feed_that_was_closed_early_gives_no_more_items(self):
+        with Feed(Watched(9), 3) as feed:
+            next(feed)
+        self.assertEqual(within_patience(lambda: list(feed)), [])
+
+    def test_use_outside_of_with_is_refused_instead_of_hanging(self):
+        feed = Feed(Watched(1), 1)
+        with self.assertRaisesRegex(RuntimeError, "with"):
+            within_patience(lambda: next(feed))
+        with feed, self.assertRaises(RuntimeError):
+            feed.__enter__()
+
+    def test_a_depth_below_one_is_refused(self):
+        for depth in (0, -1):
+            with self.assertRaisesRegex(ValueError, "depth"):
+                Feed([], depth)
+
+    def test_waiting_for_a_full_feed_ends_when_it_is_full(self):
+        with Feed(Watched(), 3) as feed:
+            self.assertLess(feed.wait_until_full(PATIENCE_S), PATIENCE_S)
+            self.assertEqual([next(feed) for _ in range(4)], [0, 1, 2, 3])
+            self.assertLess(feed.wait_until_full(PATIENCE_S), PATIENCE_S)  # it has been full
+
+    def test_waiting_for_a_full_feed_ends_with_a_short_or_broken_iterable(self):
+        def broken():
+            yield 0
+            raise ValueError
+
+        for batches in ((), (1, 2), broken()):
+            with Feed(batches, 8) as feed:
+                self.assertLess(feed.wait_until_full(PATIENCE_S), PATIENCE_S)
+
+    def test_waiting_for_a_full_feed_ends_at_its_timeout(self):
+        may_end = threading.Event()
+
+        def slow():
+            yield 0
+            may_end.wait(PATIENCE_S)
+
+        with Feed(slow(), 2) as feed:
+            self.assertGreaterEqual(feed.wait_until_full(0.01), 0.01)
+            self.assertEqual(next(feed), 0)
+            may_end.set()
+
+
+def host(delivery: Delivery) -> dict[str, np.ndarray]:
+    return {name: tensor.numpy() for name, tensor in delivery.batch.items()}
+
+
+class PipelineCase(unittest.TestCase):
+    """A corpus of 13 sinusoids by three speakers, in two buckets of batches of three, two batches a step."""
+
+    SETTINGS = Data(batch_size=3, buckets=2, reference_seconds=0.5)
+    SECONDS = tuple(0.3 + 0.05 * i for i in range(13))
+    SEED = 5
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = Path(tempfile.mkdtemp(prefix="pipeline "))
+        cls.addClassCleanup(shutil.rmtree, cls.folder)
+        cls.manifest = write_corpus(cls.folder / "corpus", cls.SECONDS, speakers=3)
+        cls.corpus = planned_corpus(cls.manifest, cls.SETTINGS, cls.SEED, accumulation=2)
+
+    def tearDown(self):
+        self.assertEqual(producers(), [])
+
+    def pipeline(self, **settings) -> Pipeline:
+        data = self.SETTINGS.model_copy(update=settings)
+        return Pipeline(self.corpus, ROUTE, data, self.SEED, self.folder / "cache")
+
+    def epoch(self, start=BEGINNING, epochs=1, mean_over="step", **settings) -> list[Delivery]:
+        with self.pipeline(**settings).open_feed(start, epochs, mean_over) as feed:
+            return list(feed)
+
+    def assert_same(self, found: list[Delivery], expected: list[Delivery]):
+        self.assertEqual(len(found), len(expected))
+        for one, other in zip(found, expected, strict=True):
+            self.assertEqual(one.planned.position, other.planned.position)
+            self.assertEqual((one.planned.last, one.planned.following), (other.planned.last, other.planned.following))
+            for name, array in host(one).items():
+                np.testing.assert_array_equal(array, host(other)[name], err_msg=name, strict=True)
+
+
+class PipelineTest(PipelineCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        with patch.object(producer, "log_mel", wraps=producer.log_mel) as traced:
+            pipeline = Pipeline(cls.corpus, ROUTE, cls.SETTINGS, cls.SEED, cls.folder / "cache")
+            with pipeline.open_feed(Position(), epochs=2) as feed:
+                cls.delivered = list(feed)
+            cls.traced = traced.call_count
+        cls.steps = cls.corpus.plan.steps_per_epoch
+        cls.first_epoch = [delivery for delivery in cls.delivered if delivery.planned.position.epoch == 0]
+
+    def test_an_epoch_has_each_utterance_exactly_once(self):
+        for epoch in (0, 1):
+            rows = [d.planned.rows for d in self.delivered if d.planned.position.epoch == epoch]
+            self.assertEqual(sorted(np.concatenate(rows).tolist()), list(range(13)))
+
+    def test_every_batch_is_whole_and_lies_on_the_model_device(self):
+        for delivery in self.delivered:
+            check(delivery.batch, FEATURES, "delivery")
+            for name, tensor in delivery.batch.items():
+                self.assertTrue(tensor.device.endswith(MODEL[1:]), f"{name} is on {tensor.device}")
+
+    def test_the_mel_of_each_utterance_is_that_of_its_file_by_librosa(self):
+        for delivery in self.first_epoch:
+            batch = host(delivery)
+            for row, mel, frames in zip(delivery.planned.rows, batch["mel"], batch["frames"], strict=False):
+                wave, _ = soundfile.read(self.manifest.paths[row])
+                expected = librosa_log_mel(wave)
+                self.assertEqual(frames, len(expected))
+                np.testing.assert_allclose(mel[:frames], expected, atol=1e-3)
+
+    def test_the_plan_that_travels_with_a_batch_tells_what_is_in_it(self):
+        for planned, batch in self.delivered:
+            batch = {name: tensor.numpy() for name, tensor in batch.items()}
+            rows, real = planned.rows, len(planned.rows)
+            np.testing.assert_array_equal(batch["frames"][:real], self.manifest.samples[rows] // HOP_SAMPLES)
+            np.testing.assert_array_equal(batch["token_count"][:real], self.manifest.token_counts[rows])
+            np.testing.assert_array_equal(batch["seed"], planned.arrays["seed"])
+            references = self.manifest.samples[planned.arrays["reference_row"][:real]]
+            half_second = 43 * HOP_SAMPLES  # in whole frames
+            np.testing.assert_array_equal(
+                batch["reference_frames"][:real], np.minimum(references, half_second) // HOP_SAMPLES
+            )
+            self.assertAlmostEqual(planned.audio_s, self.manifest.samples[rows].sum() / SAMPLE_RATE_HZ)
+            size, samples, tokens = self.corpus.plan.shape(planned.bucket)
+            self.assertAlmostEqual(planned.padded_s, size * samples / SAMPLE_RATE_HZ)
+            self.assertEqual(batch["mel"].shape, (size, samples // HOP_SAMPLES, 80))
+            self.assertEqual(batch["tokens"].shape, (size, tokens))
+            for row, ids in zip(rows, batch["tokens"], strict=False):
+                begin, end = self.manifest.token_start[row : row + 2]
+                np.testing.assert_array_equal(ids[: end - begin], self.manifest.tokens[begin:end])
+                self.assertFalse(ids[end - begin :].any())
+
+    def test_rows_without_an_utterance_have_no_length_and_are_silent(self):
+        short = [(d, host(d)) for d in self.delivered if len(d.planned.rows) < 3]
+        self.assertTrue(short)
+        for delivery, batch in short:
+            empty = slice(len(delivery.planned.rows), None)
+            for name in ("frames", "reference_frames", "token_count", "tokens"):
+                self.assertFalse(batch[name][empty].any(), name)
+            for name in ("mel", "reference"):
+                np.testing.assert_allclose(batch[name][empty], np.log(LOG_FLOOR), rtol=1e-6)
+
+    def test_each_step_says_how_many_frames_and_tokens_its_batches_have_together(self):
+        steps = {}
+        for delivery in self.delivered:
+            steps.setdefault(delivery.planned.position, []).append(delivery)
+        self.assertTrue(any(len(batches) == 2 for batches in steps.values()))
+        for batches in steps.values():
+            self.assertEqual([d.planned.last for d in batches], [False] * (len(batches) - 1) + [True])
+            frames, tokens = (sum(host(d)[name].sum() for d in batches) for name in ("frames", "token_count"))
+            for batch in map(host, batches):
+                self.assertEqual((batch["step_frames"], batch["step_tokens"]), (frames, tokens))
+
+    def test_over_an_epoch_every_batch_says_the_totals_of_the_epoch(self):
+        delivered = [host(delivery) for delivery in self.epoch(mean_over="epoch")]
+        frames, tokens = (sum(batch[name].sum() for batch in delivered) for name in ("frames", "token_count"))
+        self.assertEqual({(float(b["step_frames"]), float(b["step_tokens"])) for b in delivered}, {(frames, tokens)})
+
+    def test_each_batch_has_randomness_of_its_own(self):
+        seeds = {tuple(host(delivery)["seed"]) for delivery in self.delivered}
+        self.assertEqual(len(seeds), len(self.delivered))
+
+    def test_producing_is_traced_once_over_all_buckets_and_epochs(self):
+        self.assertEqual(len({delivery.planned.bucket for delivery in self.delivered}), 2)
+        self.assertEqual(self.traced, 2)  # the wave, and its reference
+
+    def test_how_it_is_read_changes_no_bit(self):
+        for settings in (
+            {"num_workers": 4, "buffer_size": 1, "prefetch_buffer_size": 1},
+            {"num_workers": 1, "buffer_size": 20, "prefetch_buffer_size": 8, "use_tf_native_loading": False},
+            {"cache_dataset": True},
+        ):
+            with self.subTest(**settings):
+                self.assert_same(self.epoch(**settings), self.first_epoch)
+
+    def test_starting_at_a_position_is_skipping_to_it(self):
+        for start in (Position(0, 2), Position(1, 0), Position(1, self.steps - 1)):
+            with self.subTest(start=start):
+                expected = [delivery for delivery in self.delivered if delivery.planned.position >= start]
+                self.assert_same(self.epoch(start, epochs=2), expected)
+
+    def test_following_positions_lead_through_the_epochs(self):
+        ends = [delivery.planned for delivery in self.delivered if delivery.planned.last]
+        positions = [Position(epoch, step) for epoch in (0, 1) for step in range(self.steps)]
+        self.assertEqual([planned.position for planned in ends], positions)
+        self.assertEqual([planned.following for planned in ends[:-1]], [planned.position for planned in ends[1:]])
+        self.assertEqual(ends[-1].following, Position(2, 0))
+
+    def test_a_feed_without_end_can_be_left_and_opened_again(self):
+        pipeline = self.pipeline()
+        for _ in range(2):
+            with pipeline.open_feed(Position()) as feed:
+                self.assert_same([next(feed), next(feed)], self.first_epoch[:2])
+
+    def test_later_batches_are_produced_and_handed_over_while_the_consumer_holds_one(self):
+        produced, enough = [], threading.Event()
+        produce_on_data = trace_produce(DATA)
+
+        def watched(waves):
+            features = produce_on_data(waves)
+            produced.append(features["mel"].device)
+            if len(produced) == 4:
+                enough.set()
+            return features
+
+        planned = [delivery.planned for delivery in self.first_epoch]
+        batches = deliveries(planned, waves_of(planned), ROUTE, watched, lambda planned, error: error)
+        with Feed(batches, depth=2) as feed:
+            next(feed)
+            self.assertTrue(enough.wait(PATIENCE_S))  # this one, two in the feed, and the one in the making
+        self.assertTrue(all(device.endswith(DATA[1:]) for device in produced), produced)
+
+    def test_every_operation_that_produces_features_is_bound_to_the_device(self):
+        for device in (DATA, MODEL):
+            operations = trace_produce(device).graph.get_operations()
+            self.assertIn("RFFT", {operation.type for operation in operations})
+            at = {op.device for op in operations if op.type not in ("Placeholder", "Identity")}  # arguments, results
+            self.assertEqual(at, {f"/device:{device[1:]}"})
+
+    def test_a_batch_on_another_device_than_promised_is_refused(self):
+        planned = [self.first_epoch[0].planned]
+        batches = deliveries(
+            planned, waves_of(planned, MODEL), ROUTE, trace_produce(DATA), lambda planned, error: error
+        )
+        with self.assertRaisesRegex(PlacementError, f"{DATA} was promised, but found .* on {MODEL}"):
+            next(batches)
+
+
+def librosa_log_mel(wave: np.ndarray) -> np.ndarray:
+    """float64 [samples // 256, 80] in the field's convention, by librosa alone."""
+    wave = np.pad(wave.astype(np.float64), 384, mode="reflect")
+    magnitude = np.abs(librosa.stft(wave, n_fft=1024, hop_length=256, center=False, dtype=np.complex128))
+    bank = librosa.filters.mel(sr=SAMPLE_RATE_HZ, n_fft=1024, n_mels=80, fmin=0, fmax=8000, dtype=np.float64)
+    return np.log(np.maximum(bank @ magnitude, 1e-5)).T
+
+
+def waves_of(planned: list[PlannedBatch], device: str = DATA) -> tf.data.Dataset:
+    """WAVES of silence on a device, for the planned batches."""
+    return wave_batches(lambda: planned, silence, 11_008, 2, 2, device, 2)
+
+
+def silence(rows, starts, samples, padded):
+    return tf.zeros([tf.size(rows), padded], tf.int16)
+
+
+class SlowFilesTest(PipelineCase):
+    def test_batches_keep_their_order_where_the_first_one_is_read_last(self):
+        planned = list(planned_batches(self.corpus.plan, self.manifest, Position(), self.SEED, 11_008, epochs=1))
+        others_read = threading.Event()
+        read = []
+
+        def slow_at_first(rows, padded):
+            if np.array_equal(rows[:2], planned[0].arrays["row"][:2]):
+                others_read.wait(PATIENCE_S)
+            read.append(rows.tolist())
+            if len(read) >= 2:
+                others_read.set()
+            return np.full((len(rows), padded), rows[0], np.int16)
+
+        def read_rows(rows, starts, samples, padded):
+            if isinstance(padded, int):  # references
+                return silence(rows, starts, samples, padded)
+            return tf.ensure_shape(tf.numpy_function(slow_at_first, [rows, padded], tf.int16), [None, None])
+
+        waves = wave_batches(lambda: planned, read_rows, 11_008, 3, 2, DATA, 3)
+        found = [int(wave["pcm"][0, 0]) for wave in waves]
+        self.assertNotEqual(read[0], planned[0].arrays["row"].tolist())
+        self.assertEqual(found, [int(plan.rows[0]) for plan in planned])
+
+
+class ReferenceTest(PipelineCase):
+    """References of a quarter of a second, which have room to move in utterances of half a second and more."""
+
+    SECONDS = tuple(0.6 + 0.01 * i for i in range(9))
+
+    def test_a_reference_is_a_random_stretch_of_another_utterance_of_the_speaker(self):
+        planned = list(planned_batches(self.corpus.plan, self.manifest, Position(), self.SEED, 5632, epochs=30))
+        starts = []
+        for plan in planned:
+            real = len(plan.rows)
+            references, start = plan.arrays["reference_row"][:real], plan.arrays["reference_start"][:real]
+            np.testing.assert_array_equal(self.manifest.speaker[references], self.manifest.speaker[plan.rows])
+            self.assertFalse(np.any(references == plan.rows))
+            np.testing.assert_array_equal(plan.arrays["reference_samples"][:real], 5632)
+            latest = self.manifest.samples[references] - 5632
+            self.assertTrue(np.all((start >= 0) & (start <= latest)))
+            starts.extend(start / latest)
+        self.assertGreater(len(set(starts)), 200)  # of 270
+        self.assertAlmostEqual(float(np.mean(starts)), 0.5, delta=0.06)  # standard deviation 0.018
+
+    def test_the_reference_that_is_read_is_the_one_that_was_planned(self):
+        pipeline = self.pipeline(reference_seconds=0.5)
+        with pipeline.open_feed(Position(), epochs=1) as feed:
+            for planned, batch in feed:
+                for i in range(len(planned.rows)):
+                    row = planned.arrays["reference_row"][i]
+                    begin, end = planned.arrays["reference_start"][i] + np.array([0, 11_008])
+                    wave, _ = soundfile.read(self.manifest.paths[row])
+                    self.assertAlmostEqual(frequency(wave[begin:end]), pitch_of(row), delta=2.0)
+                    np.testing.assert_allclose(batch["reference"][i], librosa_log_mel(wave[begin:end]), atol=1e-3)
+
+
+class DamagedCorpusTest(PipelineCase):
+    """A file that changes after the manifest was made stops the run at its batch, by name."""
+
+    def assert_named_at_its_batch(self, change: Callable[[Path], None], reason: str, row: int = 7, **settings):
+        path = Path(self.manifest.paths[row])
+        pipeline = self.pipeline(**settings)
+        planned = list(planned_batches(self.corpus.plan, self.manifest, Position(), self.SEED, 11_008, epochs=1))
+        users = [row in plan.rows or row in plan.arrays["reference_row"][: len(plan.rows)] for plan in planned]
+        kept = path.read_bytes()
+        change(path)
+        delivered = []
+        try:
+            with pipeline.open_feed(Position(), epochs=1) as feed, self.assertRaisesRegex(DataError, reason) as raised:
+                delivered.extend(feed)
+        finally:
+            path.write_bytes(kept)
+        self.assertEqual(len(delivered), users.index(True))
+        step = planned[users.index(True)].position.step + 1
+        self.assertIn(f"utterance 'u{row}' (epoch 1, step {step}): {path}", str(raised.exception))
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        rows = planned_batches(cls.corpus.plan, cls.manifest, Position(), cls.SEED, 11_008, epochs=1)
+        seen = []
+        for plan in rows:
+            seen.append({*plan.rows.tolist(), *plan.arrays["reference_row"][: len(plan.rows)].tolist()})
+        cls.latest = max(range(13), key=lambda row: [row in batch for batch in seen].index(True))
+
+    def test_vanished(self):
+        self.assert_named_at_its_batch(os.remove, "No such file", self.latest)
+
+    def test_vanished_where_soundfile_reads(self):
+        self.assert_named_at_its_batch(os.remove, "No such file", self.latest, use_tf_native_loading=False)
+
+    def test_truncated(self):
+        def cut(path):
+            with open(path, "r+b") as file:
+                file.truncate(5_000)
+
+        self.assert_named_at_its_batch(cut, "had [0-9]+ when the manifest was made", self.latest)
+
+    def test_replaced_by_a_shorter_one(self):
+        for native in (True, False):
+            self.assert_named_at_its_batch(
+                lambda path: soundfile.write(path, np.zeros(7_000), SAMPLE_RATE_HZ),
+                "has 7000 samples at 22050 Hz, but had",
+                self.latest,
+                use_tf_native_loading=native,
+            )
+
+    def test_replaced_by_a_longer_one(self):
+        for native in (True, False):
+            self.assert_named_at_its_batch(
+                lambda path: soundfile.write(path, np.zeros(70_000), SAMPLE_RATE_HZ),
+                "has 70000 samples",
+                self.latest,
+                use_tf_native_loading=native,
+            )
+
+    def test_replaced_by_one_of_another_format(self):
+        def replace_with(channels, rate_hz, subtype):
+            def change(path):
+                samples = soundfile.info(path).frames
+                soundfile.write(path, np.zeros((samples, channels)), rate_hz, subtype=subtype)
+
+            return change
+
+        self.assert_named_at_its_batch(replace_with(2, SAMPLE_RATE_HZ, "PCM_16"), "was 16-bit mono", self.latest)
+        self.assert_named_at_its_batch(replace_with(1, 44_100, "PCM_16"), "samples at 22050 Hz, but had", self.latest)
+        self.assert_named_at_its_batch(replace_with(1, SAMPLE_RATE_HZ, "PCM_24"), "was 16-bit mono", self.latest)
+
+
+class UnusualCorpusTest(unittest.TestCase):
+    """Each corpus goes through whole, once."""
+
+    def delivered(self, seconds, suffixes=(".wav",), speakers=1, name="corpus", **settings) -> list[Delivery]:
+        folder = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, folder)
+        data = Data(**{"batch_size": 2, "buckets": 3, "reference_seconds": 0.5} | settings)
+        corpus = planned_corpus(write_corpus(folder / name, seconds, speakers, suffixes), data)
+        with Pipeline(corpus, ROUTE, data, 0, folder).open_feed(Position(), epochs=1) as feed:
+            delivered = list(feed)
+        rows = np.concatenate([delivery.planned.rows for delivery in delivered])
+        self.assertEqual(sorted(rows.tolist()), list(range(len(seconds))))
+        for planned, batch in delivered:
+            mel = batch["mel"].numpy()
+            for row, frames, spectrogram in zip(planned.rows, batch["frames"].numpy(), mel, strict=False):
+                self.assertEqual(frames, round(seconds[row] * SAMPLE_RATE_HZ) // HOP_SAMPLES)
+                self.assertGreater(spectrogram[:frames].max(axis=1).min(), -3.0)  # the tone sounds throughout
+        return delivered
+
+    def test_one_utterance_is_its_own_reference(self):
+        (delivery,) = self.delivered([0.4])
+        batch = host(delivery)
+        self.assertEqual(batch["frames"].tolist(), [34, 0])
+        np.testing.assert_array_equal(batch["reference"][0, :34], batch["mel"][0, :34])
+
+    def test_very_short_and_very_long_utterances_in_batches_shorter_than_the_longest(self):
+        delivered = self.delivered([0.06, 0.3, 20.0, 0.31], speakers=2, batch_seconds=1.0, reference_seconds=30.0)
+        self.assertEqual({d.batch["reference"].shape[1] for d in delivered}, {2583})  # 30 s in whole frames
+        self.assertEqual(max(int(d.batch["reference_frames"].numpy().max()) for d in delivered), 1722)  # 20 s
+
+    def test_spaces_and_letters_of_any_script_in_paths(self):
+        self.delivered([0.3, 0.4], suffixes=("  ა سلام ü %s.wav", " {0}'\".wav"), name="der Körper\t日本")
+
+    def test_a_path_that_is_no_utf_8(self):
+        self.delivered([0.3], name=os.fsdecode(b"caf\xe9"))
+
+
+if __name__ == "__main__":
+    unittest.main()

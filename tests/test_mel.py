@@ -1,0 +1,173 @@
+"""One mel: log_mel against librosa in float64, and the way back to a wave."""
+
+import unittest
+
+from tests.two_devices import MODEL
+
+# isort: split
+
+import librosa
+import numpy as np
+import tensorflow as tf
+
+from myxtts.audio.format import HOP_SAMPLES, LOG_FLOOR, MEL_BANDS, SAMPLE_RATE_HZ
+from myxtts.audio.griffin_lim import griffin_lim, magnitude_from
+from myxtts.audio.mel import SILENCE, filter_bank, log_mel
+from tests.sine_corpus import frequency, sine
+
+
+def mel_by_librosa(wave: np.ndarray) -> np.ndarray:
+    """float64 [samples // 256, 80] in the convention of HiFi-GAN, by librosa alone."""
+    reflected = np.pad(wave.astype(np.float64), 384, mode="reflect")
+    magnitude = np.abs(librosa.stft(reflected, n_fft=1024, hop_length=256, center=False, dtype=np.complex128))
+    bank = librosa.filters.mel(sr=SAMPLE_RATE_HZ, n_fft=1024, n_mels=80, fmin=0, fmax=8000, dtype=np.float64)
+    return np.log(np.maximum(bank @ magnitude, LOG_FLOOR)).T
+
+
+def pcm(wave: np.ndarray) -> np.ndarray:
+    """The wave as 16-bit PCM holds it, float32 in [-1, 1]."""
+    return (np.clip(np.rint(wave * 32768.0), -32768, 32767) / 32768.0).astype(np.float32)
+
+
+def signals() -> dict[str, np.ndarray]:
+    """Half a second each. The loud tones are the hard ones: they leave bands at the floor beside full scale."""
+    random, tone = np.random.default_rng(0), sine(300, 0.5, level=1.0)
+    middle = np.zeros(len(tone))
+    middle[4_000:8_000] = 1.0
+    return {
+        "digital silence": np.zeros(len(tone)),
+        "a tone in digital silence": tone * middle,
+        "low tone": sine(60, 0.5, level=1.0),
+        "high tone": sine(5_000, 0.5, level=1.0),
+        "above all bands": sine(10_500, 0.5, level=1.0),
+        "chirp": np.sin(2 * np.pi * (50 + 8_000 * np.arange(len(tone)) / SAMPLE_RATE_HZ) ** 2 / 16_000),
+        "square": np.sign(tone),
+        "click": np.eye(1, len(tone), 5_000)[0],
+        "constant": np.ones(len(tone)),
+        "white noise": random.uniform(-1, 1, len(tone)),
+        "the last bit": np.where(random.random(len(tone)) < 0.01, 1 / 32768, 0.0),
+    }
+
+
+class LogMelTest(unittest.TestCase):
+    def test_it_is_librosas_everywhere(self):
+        for name, signal in signals().items():
+            for kind, wave in (("float", signal.astype(np.float32)), ("pcm", pcm(signal))):
+                with self.subTest(name, kind=kind):
+                    np.testing.assert_allclose(log_mel(wave[None])[0], mel_by_librosa(wave), rtol=0, atol=1e-5)
+
+    def test_digital_silence_is_the_floor(self):
+        self.assertAlmostEqual(SILENCE, np.log(1e-5))
+        mel = log_mel(np.zeros((1, 2_560), np.float32))
+        self.assertEqual(mel.shape, (1, 10, 80))
+        np.testing.assert_allclose(mel, SILENCE, rtol=2e-7)  # a unit in the last place of the logarithm
+
+    def test_a_sinusoid_is_loudest_in_the_band_around_its_frequency(self):
+        centres = librosa.mel_frequencies(MEL_BANDS + 2, fmin=0.0, fmax=8_000.0)[1:-1]
+        bands = np.arange(10, MEL_BANDS)  # lower ones are narrower than the window's main lobe
+        waves = np.stack([sine(centres[band], 0.3) for band in bands]).astype(np.float32)
+        loudest = log_mel(waves)[:, 12].numpy().argmax(axis=1)
+        np.testing.assert_array_equal(loudest, bands)
+
+    def test_a_sinusoid_has_the_magnitude_that_its_window_gives(self):
+        # A tone of level a on bin k has |X[k]| = a * 1024 / 4 under a Hann window, and half of it on both neighbours.
+        tone = sine(100 * SAMPLE_RATE_HZ / 1024, 0.3).astype(np.float32)
+        expected = 0.5 * 256 * (filter_bank()[99:102] * np.array([[0.5], [1.0], [0.5]])).sum(axis=0)
+        np.testing.assert_allclose(np.exp(log_mel(tone[None])[0, 12]), np.maximum(expected, 1e-5), rtol=1e-4, atol=1e-6)
+
+    def test_there_is_a_frame_for_every_256_samples(self):
+        for samples in (385, 511, 512, 513, 1_023, 1_024, 1_025, 6_615, 7_000):
+            wave = np.random.default_rng(samples).uniform(-1, 1, (1, samples)).astype(np.float32)
+            mel = log_mel(wave)[0].numpy()
+            self.assertEqual(mel.shape, (samples // 256, 80))
+            np.testing.assert_allclose(mel, mel_by_librosa(wave[0]), atol=1e-5)
+
+    def test_a_row_has_the_same_mel_alone_and_in_a_padded_batch(self):
+        lengths = [385, 6_615, 7_936, 10_240]
+        rows = [np.random.default_rng(n).uniform(-1, 1, n).astype(np.float32) for n in lengths]
+        for garbage in (0.0, 1.0, np.nan):  # what lies in the padding is not heard
+            batch = np.full((4, 10_240), garbage, np.float32)
+            for to, row in zip(batch, rows, strict=True):
+                to[: len(row)] = row
+            mel = log_mel(batch, tf.constant(lengths)).numpy()
+            for together, row in zip(mel, rows, strict=True):
+                frames = len(row) // 256
+                np.testing.assert_array_equal(together[:frames], log_mel(row[None])[0])
+                np.testing.assert_array_equal(together[frames:], np.float32(SILENCE))
+
+    def test_an_empty_row_is_silent_whatever_lies_in_it(self):
+        for samples in ([0, 5_120], [0, 0]):
+            mel = log_mel(np.ones((2, 5_120), np.float32), tf.constant(samples))
+            np.testing.assert_array_equal(mel[0], np.full((20, 80), SILENCE, np.float32))
+
+    def test_it_is_the_same_eager_and_traced_with_unknown_dimensions(self):
+        wave, samples = (
+            np.random.default_rng(0).uniform(-1, 1, (2, 5_000)).astype(np.float32),
+            tf.constant([5_000, 4_000]),
+        )
+        traced = tf.function(log_mel, input_signature=[tf.TensorSpec([None, None]), tf.TensorSpec([None], tf.int32)])
+        np.testing.assert_allclose(traced(wave, samples), log_mel(wave, samples), atol=1e-6)
+
+
+class InversionTest(unittest.TestCase):
+    def test_magnitudes_are_positive_and_have_the_mel_they_were_made_from(self):
+        waves = np.stack([sine(440, 0.5), np.random.default_rng(0).uniform(-0.3, 0.3, 11_025)]).astype(np.float32)
+        mel = log_mel(waves)
+        magnitude = magnitude_from(mel).numpy()
+        self.assertEqual(magnitude.shape, (2, 43, 513))
+        self.assertTrue(np.all(magnitude >= 0) and np.isfinite(magnitude).all())
+        again = np.log(np.maximum(magnitude @ filter_bank(), LOG_FLOOR))
+        audible = mel.numpy() > np.log(1e-2)
+        self.assertGreater(audible.sum(), 1_000)
+        self.assertLess(np.abs(again - mel)[audible].mean(), 0.02)
+
+    def test_a_sinusoid_keeps_its_frequency_and_level(self):
+        for hz, tolerance_db in ((220.0, 1.0), (440.0, 1.0), (1_000.0, 1.0), (3_000.0, 6.0)):  # wide bands blur a tone
+            wave = invert(sine(hz, 0.7, level=0.3))
+            self.assertAlmostEqual(frequency(wave), hz, delta=0.02 * hz + 5)
+            decibels = 20 * np.log10(rms(wave) / rms(sine(hz, 0.7, level=0.3)))
+            self.assertLess(abs(decibels), tolerance_db)
+
+    def test_the_wave_of_a_mel_has_that_mel(self):
+        vowel = sum(sine(150.0 * k, 0.7, level=0.3 / k) for k in range(1, 20))
+        wave = invert(vowel)
+        expected = mel_by_librosa(vowel[: len(wave)])
+        difference = np.abs(mel_by_librosa(wave) - expected)[4:-4]
+        self.assertLess(difference[expected[4:-4] > -5.0].mean(), 0.25)  # 2 dB
+
+    def test_silence_stays_silent(self):
+        self.assertLess(np.abs(invert(np.zeros(8_192))).max(), 1e-3)
+
+    def test_the_wave_is_256_samples_a_frame_and_within_bounds(self):
+        loud = np.random.default_rng(0).uniform(-1, 1, (2, 5_000)).astype(np.float32)
+        wave = griffin_lim(log_mel(loud) + 2.0, 5, [0, 0]).numpy()
+        self.assertEqual((wave.shape, wave.dtype), ((2, 19 * HOP_SAMPLES), np.float32))
+        self.assertLessEqual(np.abs(wave).max(), 1.0)
+
+    def test_the_same_seed_gives_the_same_bytes_and_another_one_other_phases(self):
+        noise = np.random.default_rng(0).uniform(-0.5, 0.5, 8_192)
+        self.assertEqual(invert(noise, seed=3).tobytes(), invert(noise, seed=3).tobytes())
+        self.assertNotEqual(invert(noise, seed=3).tobytes(), invert(noise, seed=4).tobytes())
+
+    def test_more_iterations_come_nearer(self):
+        noise = np.random.default_rng(0).uniform(-0.5, 0.5, 8_192)
+        target = mel_by_librosa(noise)
+        error = {n: np.abs(mel_by_librosa(invert(noise, iterations=n)) - target).mean() for n in (0, 30)}
+        self.assertLess(error[30], 0.5 * error[0])
+
+    def test_it_runs_on_the_device_it_is_called_on(self):
+        with tf.device(MODEL):
+            wave = griffin_lim(tf.fill([1, 8, 80], SILENCE), 1, [0, 0])
+        self.assertTrue(wave.device.endswith(MODEL[1:]), wave.device)
+
+
+def invert(wave: np.ndarray, iterations: int = 30, seed: int = 0) -> np.ndarray:
+    return griffin_lim(log_mel(wave[None].astype(np.float32)), iterations, [seed, 1]).numpy()[0]
+
+
+def rms(wave: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(wave**2)))
+
+
+if __name__ == "__main__":
+    unittest.main()

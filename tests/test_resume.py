@@ -1,0 +1,169 @@
+"""A run that was stopped, killed and moved to other devices ends bit for bit as if nothing had happened."""
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import unittest
+from pathlib import Path
+
+import numpy as np
+
+from myxtts.observe.metrics import read_metrics
+from myxtts.training.checkpoint import latest, list_checkpoints, read_about
+from tests.tiny import Workplace, arrays_of, toy_models
+
+ROOT = Path(__file__).parents[1]
+STEPS = 60
+TIMES = {"step_s", "wait_s", "steps_per_s", "audio_seconds_per_s", "padding"}  # of the steps since the last report
+LENGTH = ("--max-steps", str(STEPS), "--checkpoint-every", "7")
+SINGLE, DUAL, REVERSED = (("--data-gpu", data, "--model-gpu", model) for data, model in ("00", "01", "10"))
+CHILD = """
+import sys
+from tests.tiny import small_models
+from myxtts import cli
+with small_models():
+    sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+@contextlib.contextmanager
+def signal_at(step: int, number: int):
+    """Send this process a signal when the run in it reports a step."""
+
+    class Sender(logging.Handler):
+        def emit(self, record):
+            if record.getMessage().startswith(f"step {step:6d} |"):
+                os.kill(os.getpid(), number)
+
+    sender, logger = Sender(), logging.getLogger("myxtts.observe.report")
+    logger.addHandler(sender)
+    try:
+        yield
+    finally:
+        logger.removeHandler(sender)
+
+
+def run_until(step: int, number: int, argv: list[str]) -> tuple[int, str]:
+    """Run in a process of its own, which gets a signal when it has reported a step; its exit code and output."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, *argv], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    lines = []
+    for line in child.stdout:
+        lines.append(line)
+        if line.startswith(f"step {step:6d} |"):
+            child.send_signal(number)
+    child.stderr.close()
+    child.stdout.close()
+    return child.wait(), "".join(lines)
+
+
+class Case(unittest.TestCase):
+    def assert_same_run(self, place, name, other):
+        """All variables of the last checkpoints, and all measured values of each step, are equal bit for bit."""
+        left, right = (dict(arrays_of(latest(place.run(run) / "checkpoints"))) for run in (name, other))
+        self.assertEqual(left.keys(), right.keys())
+        self.assertEqual({key.split("/")[0] for key in left}, {"model", "optimizer", "averages"})
+        for key, array in left.items():
+            self.assertEqual(array.tobytes(), right[key].tobytes(), key)
+        found, expected = (
+            [without_times(line) for line in read_metrics(place.run(run) / "metrics.jsonl")] for run in (name, other)
+        )
+        self.assertEqual(found, expected)
+
+    def temporary_workplace(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        return Workplace(Path(folder.name))
+
+
+def without_times(line: dict) -> dict:
+    return {name: value for name, value in line.items() if name not in TIMES}
+
+
+class Interrupted(Case):
+    def test_by_signals_on_all_placements_equals_an_uninterrupted_run(self):
+        place = self.temporary_workplace()
+        outcomes = []
+
+        def in_other_processes():
+            outcomes.append(run_until(10, signal.SIGTERM, place.argv("broken", *LENGTH, *DUAL, "--resume")))
+            outcomes.append(run_until(30, signal.SIGKILL, place.argv("broken", *LENGTH, *SINGLE, "--resume")))
+
+        others = threading.Thread(target=in_other_processes)
+        others.start()
+        whole = place.train("whole", *LENGTH, *DUAL)
+        others.join()
+        self.assertEqual((whole.code, whole.err), (0, ""))
+
+        (code, out), (killed, _) = outcomes
+        self.assertEqual(code, 128 + signal.SIGTERM, out)
+        self.assertRegex(out, r"stopped by SIGTERM at step \d+, after a checkpoint; --resume goes on")
+        self.assertEqual(killed, -signal.SIGKILL)
+        checkpoint = latest(place.run("broken") / "checkpoints")
+        self.assertGreaterEqual(read_about(checkpoint)["step"], 10)
+
+        with signal_at(44, signal.SIGINT):
+            interrupted = place.train("broken", *LENGTH, *REVERSED, "--resume")
+        self.assertEqual(interrupted.code, 128 + signal.SIGINT, interrupted.err)
+        self.assertIn(f"resumed        {checkpoint}", interrupted.out)
+        self.assertEqual(latest(place.run("broken") / "checkpoints").name, "step-000044")
+        self.assertEqual(read_about(latest(place.run("broken") / "checkpoints"))["position"], [14, 2])
+
+        finished = place.train("broken", *LENGTH, *SINGLE, "--resume")
+        self.assertEqual((finished.code, finished.err), (0, ""))
+        self.assert_same_run(place, "broken", "whole")
+        steps = [line["step"] for line in read_metrics(place.run("broken") / "metrics.jsonl")]
+        self.assertEqual(steps, list(range(1, STEPS + 1)))
+
+
+class InTheMiddleOfAnEpoch(Case):
+    def stop_and_resume(self, *flags):
+        """Epochs have 3 steps, or 2 with accumulation: step 5 ends none of them."""
+        place = self.temporary_workplace()
+        with toy_models():
+            self.assertEqual(place.train("whole", *flags).code, 0)
+            with signal_at(5, signal.SIGTERM):
+                self.assertEqual(place.train("broken", *flags).code, 143)
+            self.assertEqual(latest(place.run("broken") / "checkpoints").name, "step-000005")
+            self.assertNotEqual(read_about(latest(place.run("broken") / "checkpoints"))["position"][1], 0)
+            self.assertEqual(place.train("broken", "--resume", *flags).code, 0)
+        self.assert_same_run(place, "broken", "whole")
+
+    def test_with_accumulation(self):
+        self.stop_and_resume("--batch-size", "2", "--gradient-accumulation", "2", *DUAL)
+
+    def test_with_a_scaled_loss(self):
+        self.stop_and_resume("--precision", "mixed_float16", *DUAL)
+
+    def test_a_line_that_a_kill_cut_short_and_those_behind_the_checkpoint_are_written_again(self):
+        place = self.temporary_workplace()
+        with toy_models():
+            self.assertEqual(place.train("whole").code, 0)
+            self.assertEqual(place.train("broken").code, 0)
+            newest = list_checkpoints(place.run("broken") / "checkpoints")[-1]
+            newest.rename(newest.with_name(".partial-step-000008"))
+            with open(place.run("broken") / "metrics.jsonl", "a", encoding="utf-8") as file:
+                file.write('{"step": 9, "lo')
+            self.assertEqual(place.train("broken", "--resume").code, 0)
+        self.assert_same_run(place, "broken", "whole")
+
+
+class Configured(Case):
+    def test_another_seed_is_another_run(self):
+        place = self.temporary_workplace()
+        with toy_models():
+            for seed in "01":
+                self.assertEqual(place.train(f"seed{seed}", "--seed", seed, "--validation-share", "0").code, 0)
+        zero, one = (dict(arrays_of(latest(place.run(f"seed{seed}") / "checkpoints"))) for seed in "01")
+        kernel = next(key for key in zero if key.startswith("model/") and key.endswith("kernel"))
+        self.assertFalse(np.array_equal(zero[kernel], one[kernel]))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,247 @@
+"""The training step: accumulation, clipping, averages, loss scale, traces, and what it says of a bad batch."""
+
+import unittest
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from myxtts.training.loop import NonFiniteLoss, require_finite
+from myxtts.training.step import Step
+from tests.tiny import build_model, build_toy, features, on_device, rows_of, state_of
+from tests.two_devices import MODEL
+
+ROWS = [(5, 13), (8, 24), (3, 3), (4, 9)]  # tokens and frames
+
+
+def make(model=None, clip=0.0, accumulation=1, static=False, precision="float32", averaged=True):
+    """(state, step) of a model, the toy by default."""
+    state = state_of(model or build_toy(precision), precision, averaged)
+    return state, Step(state, clip, accumulation, static, compile_xla=False)
+
+
+def take(step, *batches, number=1, learning_rate=1e-2, ema_decay=0.9):
+    return step.read(step([on_device(batch) for batch in batches], number, learning_rate, ema_decay))
+
+
+def weights(state):
+    return [variable.numpy() for variable in state.model.trainable_variables]
+
+
+def norm_of(arrays):
+    return float(np.sqrt(sum(np.sum(np.square(array, dtype=np.float64)) for array in arrays)))
+
+
+class Accumulation(unittest.TestCase):
+    def test_of_some_batches_is_one_large_batch(self):
+        batch = features(ROWS)
+        (one, whole), (other, parts) = make(clip=1.0), make(clip=1.0, accumulation=3)
+        cuts = [slice(0, 1), slice(1, 3), slice(3, 4)]
+        for number in (1, 2, 3):
+            expected = take(whole, batch, number=number)
+            found = take(parts, *(rows_of(batch, cut) for cut in cuts), number=number)
+            for name, value in expected.items():
+                np.testing.assert_allclose(found[name], value, rtol=1e-5, err_msg=name)
+        for left, right in zip(weights(one), weights(other), strict=True):
+            np.testing.assert_allclose(left, right, atol=1e-5)
+
+    def test_of_fewer_batches_than_a_full_step_takes_those_alone(self):
+        state, step = make(accumulation=3)
+        take(step, *[features(ROWS)] * 3)  # leaves no gradient behind
+        again, whole = make()
+        for variable, value in zip(again.model.trainable_variables, weights(state), strict=True):
+            variable.assign(value)
+        expected = take(whole, features(ROWS, seed=1))
+        found = take(step, features(ROWS, seed=1))
+        np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=1e-5)
+
+    def test_a_gradient_of_the_accumulated_batches_is_found_non_finite(self):
+        state, step = make(accumulation=2)
+        bad = features(ROWS)
+        bad["mel"][0, 0, 0] = np.nan
+        take(step, bad, features(ROWS), number=1)
+        self.assertEqual(state.bad_step.numpy(), 1)
+
+
+class Gradient(unittest.TestCase):
+    def first_moment(self, clip):
+        """(reported norm, norm of what reached the optimizer) of one step."""
+        state, step = make(clip=clip)
+        norm = take(step, features(ROWS))["gradient_norm"]
+        # Adam's first moment after one step is (1 - 0.9) times the gradient.
+        moments = [v.numpy() for v in state.optimizer.variables if "momentum" in v.path]
+        self.assertEqual(len(moments), len(weights(state)))
+        return norm, norm_of(moments) / 0.1
+
+    def test_is_clipped_once_to_the_norm_asked_for(self):
+        norm, used = self.first_moment(clip=0.5)
+        self.assertGreater(norm, 5.0)
+        self.assertAlmostEqual(used, 0.5, 4)
+
+    def test_is_not_clipped_by_0_nor_by_a_larger_norm(self):
+        for clip in (0.0, 1e9):
+            norm, used = self.first_moment(clip)
+            self.assertAlmostEqual(used / norm, 1.0, 4)
+
+    def test_decay_reaches_kernels_only(self):
+        state = state_of(build_model())
+        state.optimizer.learning_rate = 1.0
+        for variable in state.model.trainable_variables:
+            variable.assign(tf.ones_like(variable.value))
+        with tf.device(MODEL):
+            state.optimizer.apply([tf.zeros_like(v.value) for v in state.model.trainable_variables])
+        for variable in state.model.trainable_variables:
+            expected = 0.99 if variable.path.endswith("/kernel") else 1.0
+            np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-6, err_msg=variable.path)
+
+
+class Controls(unittest.TestCase):
+    def test_learning_rate_is_what_was_passed(self):
+        state, step = make()
+        for number, rate in enumerate((1e-2, 3e-4), 1):
+            before = weights(state)
+            take(step, features(ROWS), number=number, learning_rate=rate)
+            largest = max(np.abs(a - b).max() for a, b in zip(weights(state), before, strict=True))
+            self.assertAlmostEqual(largest / rate, 1.0, delta=0.15)  # Adam moves a weight by about the rate
+            self.assertAlmostEqual(float(state.optimizer.learning_rate), rate, 8)
+
+    def test_average_follows_by_the_decay_that_was_passed(self):
+        state, step = make()
+        expected = weights(state)
+        for number, decay in enumerate((0.1, 0.9), 1):
+            take(step, features(ROWS), number=number, ema_decay=decay)
+            expected = [decay * mean + (1 - decay) * w for mean, w in zip(expected, weights(state), strict=True)]
+            for mean, average in zip(expected, state.averages, strict=True):
+                np.testing.assert_allclose(average.numpy(), mean, atol=1e-6)
+
+    def test_without_averages_the_weights_are_their_own(self):
+        state, step = make(averaged=False)
+        take(step, features(ROWS))
+        before = weights(state)
+        with state.averaged_weights():
+            np.testing.assert_array_equal(weights(state)[0], before[0])
+        self.assertEqual(state.averages, [])
+
+    def test_averaged_weights_are_lent_and_given_back_also_after_an_error(self):
+        state, step = make()
+        take(step, features(ROWS))
+        before = weights(state)
+        with self.assertRaises(ZeroDivisionError), state.averaged_weights():
+            for average, weight in zip(state.averages, weights(state), strict=True):
+                np.testing.assert_array_equal(average.numpy(), weight)
+            raise ZeroDivisionError
+        for left, right in zip(before, weights(state), strict=True):
+            np.testing.assert_array_equal(left, right)
+
+
+class Root(keras.Model):
+    """Its loss is √0 = 0, and the gradient of that is infinite."""
+
+    LOSSES = ("root",)
+
+    def __init__(self):
+        super().__init__()
+        self.weight = self.add_weight(shape=(1,), initializer="zeros", name="weight")
+
+    def call(self, batch, training=False):
+        return {"root": tf.sqrt(self.weight.value[0])}, {}
+
+
+class NonFinite(unittest.TestCase):
+    def test_loss_is_found_with_the_step_where_it_began(self):
+        state, step = make()
+        bad = features(ROWS)
+        bad["mel"][1, 3, 5] = np.inf
+        for number, batch in enumerate((features(ROWS), bad, features(ROWS)), 1):
+            step([on_device(batch)], number, 1e-2, 0.9)
+        with self.assertRaises(NonFiniteLoss) as caught:
+            require_finite(state)
+        self.assertEqual(caught.exception.step, 2)
+
+    def test_gradient_of_a_finite_loss_is_found_too(self):
+        with tf.device(MODEL):
+            state, step = make(Root())
+        outcome = take(step, features(ROWS), number=4)
+        self.assertEqual(outcome["loss"], 0.0)
+        self.assertEqual(state.bad_step.numpy(), 4)
+
+
+class LossScale(unittest.TestCase):
+    """mixed_float16: the loss is scaled, and an update whose gradient overflows is left out."""
+
+    def setUp(self):
+        self.state, self.step = make(precision="mixed_float16", clip=1.0)
+        self.optimizer = self.state.optimizer
+
+    def test_step_that_overflows_changes_no_weight_and_is_no_error(self):
+        before = weights(self.state)
+        self.optimizer.dynamic_scale.assign(3e38)
+        outcome = take(self.step, features(ROWS), number=1)
+        for left, right in zip(before, weights(self.state), strict=True):
+            np.testing.assert_array_equal(left, right)
+        self.assertTrue(np.isfinite(outcome["loss"]))
+        self.assertFalse(np.isfinite(outcome["gradient_norm"]))
+        self.assertEqual(self.state.bad_step.numpy(), 0)
+        self.assertEqual(self.optimizer.iterations.numpy(), 0)
+        np.testing.assert_allclose(self.optimizer.dynamic_scale.numpy(), 1.5e38)
+
+    def test_non_finite_loss_is_an_error_all_the_same(self):
+        bad = features(ROWS)
+        bad["mel"][0, 0, 0] = np.nan
+        take(self.step, bad, number=5)
+        self.assertEqual(self.state.bad_step.numpy(), 5)
+
+    def test_norm_and_clip_are_those_of_the_unscaled_gradient(self):
+        expected = take(make()[1], features(ROWS))["gradient_norm"]
+        for scale in (1.0, 1024.0):
+            self.setUp()
+            self.optimizer.dynamic_scale.assign(scale)
+            norm = take(self.step, features(ROWS))["gradient_norm"]
+            np.testing.assert_allclose(norm, expected, rtol=0.01)
+            moments = [v.numpy() for v in self.optimizer.variables if "momentum" in v.path]
+            self.assertAlmostEqual(norm_of(moments) / 0.1, 1.0, 2)
+
+    def test_norm_is_right_in_the_step_that_changes_the_scale(self):
+        self.optimizer.dynamic_scale.assign(8.0)
+        self.optimizer.step_counter.assign(self.optimizer.dynamic_growth_steps - 1)
+        norms = [take(self.step, features(ROWS), learning_rate=0.0)["gradient_norm"] for _ in range(2)]
+        self.assertEqual(self.optimizer.dynamic_scale.numpy(), 16.0)
+        np.testing.assert_allclose(norms[0], norms[1], rtol=1e-3)
+
+
+class Traces(unittest.TestCase):
+    SHAPES = ((8, 24), (9, 31), (10, 24), (8, 24))
+
+    def traces(self, accumulation, static):
+        _, step = make(accumulation=accumulation, static=static)
+        for shape in self.SHAPES:
+            take(step, *[features(ROWS, shape)] * accumulation)
+        return step.traces
+
+    def test_one_for_all_shapes(self):
+        self.assertEqual(self.traces(accumulation=2, static=False), 1)
+
+    def test_one_for_each_shape_where_they_are_static(self):
+        self.assertEqual(self.traces(accumulation=1, static=True), 3)
+
+
+class Network(unittest.TestCase):
+    def test_learns_a_batch_with_one_trace(self):
+        state, step = make(build_model(0.0), clip=1.0)
+        losses = [take(step, features(ROWS, (8 + i % 3, 24 + i)), number=i + 1)["loss"] for i in range(12)]
+        self.assertTrue(np.isfinite(losses).all())
+        self.assertLess(losses[-1], 0.8 * losses[0])
+        self.assertEqual(step.traces, 1)
+        require_finite(state)
+        self.assertEqual(list(take(step, features(ROWS))), [*state.model.LOSSES, "loss", "gradient_norm"])
+
+    def test_learns_in_float16(self):
+        state, step = make(build_model(0.0, "mixed_float16"), clip=1.0, precision="mixed_float16")
+        outcomes = [take(step, features(ROWS), number=i + 1) for i in range(12)]
+        self.assertLess(outcomes[-1]["loss"], 0.8 * outcomes[0]["loss"])
+        self.assertTrue(np.isfinite(outcomes[-1]["gradient_norm"]))
+        require_finite(state)
+
+
+if __name__ == "__main__":
+    unittest.main()

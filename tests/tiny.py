@@ -1,0 +1,165 @@
+"""The smallest model, state, batches and runs that still do all that large ones do."""
+
+import contextlib
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from myxtts import cli
+from myxtts.audio.mel import SILENCE
+from myxtts.models.build import build_xtts, smallest_batch
+from myxtts.models.xtts import SIZES, XTTS
+from myxtts.training.state import TrainingState, make_optimizer
+from tests.sine_corpus import write_corpus
+from tests.two_devices import MODEL
+
+SMALLEST = replace(SIZES["tiny"], channels=16, encoder_blocks=1, decoder_blocks=1)
+SYMBOLS = 13
+SECONDS = tuple(0.4 + 0.03 * i for i in range(13))  # 12 to train on, 1 held out
+
+
+def small_models() -> contextlib.AbstractContextManager:
+    """In its scope the size `tiny` is SMALLEST, also for runs."""
+    return mock.patch.dict(SIZES, tiny=SMALLEST)
+
+
+def build_model(dropout: float = 0.1, precision: str = "float32", device: str = MODEL, seed: int = 0) -> XTTS:
+    keras.utils.set_random_seed(seed)
+    with small_models(), tf.device(device):
+        return build_xtts("tiny", dropout, SYMBOLS, 2, precision)
+
+
+def state_of(model: keras.Model, precision: str = "float32", averaged: bool = True, device: str = MODEL):
+    with tf.device(device):
+        return TrainingState(model, make_optimizer(0.01, precision), averaged, device)
+
+
+class Toy(keras.Model):
+    """What the step knows of a model and nothing more, so that tracing it takes a second: text → one frame for all."""
+
+    LOSSES = ("mel", "duration")
+
+    def __init__(self, symbols: int):
+        super().__init__(name="toy", autocast=False)
+        self.embedding = keras.layers.Embedding(symbols, 80, name="embedding")
+        self.dense = keras.layers.Dense(80, name="dense")
+
+    def call(self, batch, training=False):
+        real_token = tf.sequence_mask(batch["token_count"], tf.shape(batch["tokens"])[1], tf.float32)[:, :, None]
+        text = tf.reduce_sum(tf.cast(self.embedding(batch["tokens"]), tf.float32) * real_token, axis=1)
+        frame = tf.cast(self.dense(text), tf.float32)[:, None, :]
+        real = tf.sequence_mask(batch["frames"], tf.shape(batch["mel"])[1], tf.float32)[:, :, None]
+        losses = {
+            "mel": tf.reduce_sum(tf.square(frame - batch["mel"]) * real) / batch["step_frames"],
+            "duration": tf.reduce_sum(tf.square(text)) / batch["step_tokens"],
+        }
+        return losses, {}
+
+
+def build_toy(precision: str = "float32", device: str = MODEL, seed: int = 0) -> Toy:
+    keras.utils.set_random_seed(seed)
+    with tf.device(device):
+        return _toy_for_run("tiny", 0.0, SYMBOLS, 1, precision)
+
+
+def _toy_for_run(size: str, dropout: float, symbols: int, languages: int, precision: str) -> Toy:
+    """In the place of `build_xtts`."""
+    policy_before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(precision)
+    try:
+        toy = Toy(symbols)
+        toy(smallest_batch())
+    finally:
+        keras.config.set_dtype_policy(policy_before)
+    return toy
+
+
+def toy_models() -> contextlib.AbstractContextManager:
+    """In its scope runs train the toy, which cannot speak: about 3 s for each instead of 8."""
+    return mock.patch("myxtts.run.build_xtts", _toy_for_run)
+
+
+def features(
+    rows: Sequence[tuple[int, int]], padded: tuple[int, int] = (8, 24), reference: tuple[int, int] = (20, 24), seed=0
+) -> dict[str, np.ndarray]:
+    """FEATURES of random content that does not depend on the padding.
+
+    Args:
+        rows: tokens and frames of each utterance.
+        padded: tokens and frames that all are padded to.
+        reference: real and padded frames of each reference.
+    """
+    random = np.random.default_rng(seed)
+    batch = {
+        "tokens": np.zeros((len(rows), padded[0]), np.int32),
+        "mel": np.full((len(rows), padded[1], 80), SILENCE, np.float32),
+        "reference": np.full((len(rows), reference[1], 80), SILENCE, np.float32),
+        "token_count": np.array([tokens for tokens, _ in rows], np.int32),
+        "frames": np.array([frames for _, frames in rows], np.int32),
+        "reference_frames": np.full(len(rows), reference[0], np.int32),
+        "language": np.arange(len(rows), dtype=np.int32) % 2,
+        "seed": np.array([seed, 7], np.int32),
+        "step_frames": np.float32(sum(frames for _, frames in rows)),
+        "step_tokens": np.float32(sum(tokens for tokens, _ in rows)),
+    }
+    for row, (tokens, frames) in enumerate(rows):
+        batch["tokens"][row, :tokens] = random.integers(1, SYMBOLS, tokens)
+        batch["mel"][row, :frames] = random.normal(-5.5, 2.1, (frames, 80))
+        batch["reference"][row, : reference[0]] = random.normal(-5.5, 2.1, (reference[0], 80))
+    return batch
+
+
+def rows_of(batch: dict, rows: slice) -> dict:
+    """Some rows of FEATURES, which stay shares of the same step."""
+    whole = ("seed", "step_frames", "step_tokens")
+    return {name: value if name in whole else value[rows] for name, value in batch.items()}
+
+
+def on_device(batch: dict, device: str = MODEL) -> dict[str, tf.Tensor]:
+    with tf.device(device):
+        return {name: tf.identity(value) for name, value in batch.items()}
+
+
+class Finished(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+class Workplace:
+    """A folder with a corpus, and runs in it by the command line in this process."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.corpus = folder / "corpus" / "corpus.csv"
+        write_corpus(self.corpus.parent, SECONDS)
+
+    def argv(self, name: str, *flags: str) -> list[str]:
+        """A run of 8 steps in epochs of 3 without validation and samples; `flags` come last, so they win."""
+        fixed = f"--run {name} --runs-dir {self.folder / 'runs'} --train-data {self.corpus} --simulate-gpus 2"
+        size = "--text-frontend characters --model-size tiny --batch-size 4 --buckets 2 --validation-share 0.07"
+        length = "--max-steps 8 --warmup-steps 2 --log-every 1 --checkpoint-every 3 --keep-checkpoints 9"
+        return [*fixed.split(), *size.split(), *length.split(), "--validate-every=0", "--sample-every=0", *flags]
+
+    def train(self, name: str, *flags: str) -> Finished:
+        out, err = io.StringIO(), io.StringIO()
+        with small_models(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = cli.main(self.argv(name, *flags))
+        return Finished(code, out.getvalue(), err.getvalue())
+
+    def run(self, name: str) -> Path:
+        return self.folder / "runs" / name
+
+
+def arrays_of(checkpoint: Path) -> Iterator[tuple[str, np.ndarray]]:
+    """Every array of a checkpoint, by group and name."""
+    for path in sorted(checkpoint.glob("*.npz")):
+        with np.load(path) as archive:
+            yield from ((f"{path.stem}/{name}", archive[name]) for name in sorted(archive.files))

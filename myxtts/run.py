@@ -94,7 +94,7 @@ def train(config: Config) -> int:
         except loop.NonFiniteLoss as error:
             raise TrainingError(explain_non_finite(error, corpus, folder)) from error
         except tf.errors.ResourceExhaustedError as error:
-            raise TrainingError(explain_out_of_memory(state, corpus, placement)) from error
+            raise TrainingError(explain_out_of_memory(error, state, corpus, placement)) from error
     log.info("traces         %d of the training step", step.traces)
     log.info("report         %s", write_report(folder.path))
     if stop.signal is not None:
@@ -170,7 +170,13 @@ def held_out_actions(config, held_out, state, route, folder, reporter) -> dict:
         planned, batch = next(feed)
     names = [held_out.manifest.ids[row] for row in planned.rows]
     texts = [held_out.manifest.texts[row] for row in planned.rows]
-    return {"validate": validation, "sample": Samples(folder.samples, batch, names, texts, reporter.tensorboard)}
+    samples = Samples(folder.samples, batch, names, texts, reporter.tensorboard)
+
+    def sample(state: TrainingState) -> None:
+        samples(state)
+        write_report(folder.path)
+
+    return {"validate": validation, "sample": sample}
 
 
 class FirstStep:
@@ -196,6 +202,8 @@ def describe(config, corpus, held_out, tables, state, plan) -> None:
     samples = corpus.manifest.samples
     audio_s = float(samples.sum(dtype=np.int64)) / SAMPLE_RATE_HZ
     steps = corpus.plan.steps_per_epoch
+    sizes = corpus.plan.batch_sizes
+    rows = f"{sizes.min()} to {sizes.max()}" if data.batch_seconds else data.batch_size
     held = f", {len(held_out.manifest)} held out" if held_out else ""
     lines = {
         "corpus": f"{len(samples)} utterances{held}, {audio_s / 60:.1f} min, {len(tables.speakers)} speakers, "
@@ -204,7 +212,7 @@ def describe(config, corpus, held_out, tables, state, plan) -> None:
         "padding": f"{100 * corpus.plan.padding:.1f} %",
         "model": f"{config.model.model_size}, {parameter_count(state.model):,} parameters, {training.precision}",
         "step": f"{len(samples) / steps:.1f} utterances and {audio_s / steps:.1f} audio seconds "
-        f"in {training.gradient_accumulation} x {data.batch_size} rows",
+        f"in {training.gradient_accumulation} x {rows} rows",
         "length": f"{plan.total_steps} steps of {steps} an epoch ({plan.total_steps / steps:.1f} epochs), "
         f"from step {state.step}",
     }
@@ -218,18 +226,21 @@ def explain_non_finite(error: loop.NonFiniteLoss, corpus: Corpus, folder: RunFol
     names = ", ".join(f"'{corpus.manifest.ids[row]}'" for row in rows[:32])
     return (
         f"the loss or its gradient was not finite at step {error.step} (epoch {epoch + 1}, utterances {names}). "
-        f"The checkpoints in {folder.checkpoints} are of earlier steps and intact. Listen to these utterances; "
-        "lower --learning-rate or --gradient-clip, or use --precision float32; then --resume."
+        f"The checkpoints in {folder.checkpoints} are of earlier steps and intact. Listen to these utterances, and "
+        "--resume with a lower --learning-rate or --gradient-clip; or start another run with --precision float32."
     )
 
 
-def explain_out_of_memory(state: TrainingState, corpus: Corpus, placement: Placement) -> str:
+def explain_out_of_memory(
+    error: tf.errors.ResourceExhaustedError, state: TrainingState, corpus: Corpus, placement: Placement
+) -> str:
     bucket = int(corpus.plan.epoch(state.position.epoch).step_bucket[state.position.step])
     rows, samples, tokens = corpus.plan.shape(bucket)
     limits = "; ".join(f"{d.name} {d.memory_mib or 'unlimited'} MiB" for d in placement.devices)
     return (
-        f"out of memory on {state.device} at step {state.step + 1} (limits: {limits}), with {rows} utterances of up to "
-        f"{samples / SAMPLE_RATE_HZ:.1f} s and {tokens} tokens (bucket {bucket + 1} of {len(corpus.plan.bounds)}). "
-        "Lower --batch-size (and raise --gradient-accumulation to keep the step's size), --max-seconds or "
-        "--model-size, use --batch-seconds or --precision mixed_bfloat16, or raise --model-gpu-memory; then --resume."
+        f"out of memory at step {state.step + 1}: {error.message.splitlines()[0]}. The model is on {state.device} "
+        f"(limits: {limits}); the batch has {rows} utterances of up to {samples / SAMPLE_RATE_HZ:.1f} s and {tokens} "
+        f"tokens (bucket {bucket + 1} of {len(corpus.plan.bounds)}). --resume with a higher --model-gpu-memory or "
+        "--data-gpu-memory; or start another run with a lower --batch-size (and a higher --gradient-accumulation, "
+        "which keeps the step's size), --max-seconds or --model-size, or with --precision mixed_bfloat16."
     )

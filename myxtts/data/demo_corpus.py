@@ -265,12 +265,11 @@ def _seconds(samples: int) -> float:
 
 
 def _wave_file(samples: np.ndarray) -> bytes:
-    """RIFF header of 44 bytes and PCM16. (soundfile 0.13 frees a file twice when Ctrl-C hits its close: a crash.)"""
-    data = samples.astype("<i2").tobytes()
+    """RIFF header of 44 bytes and PCM16. (soundfile 0.14 frees a file twice when Ctrl-C hits its close: a crash.)"""
+    pcm = samples.astype("<i2").tobytes()
+    riff = struct.pack("<4sI4s", b"RIFF", 36 + len(pcm), b"WAVE")
     form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, SAMPLE_RATE_HZ, 2 * SAMPLE_RATE_HZ, 2, 16)
-    return (
-        struct.pack("<4sI4s", b"RIFF", 36 + len(data), b"WAVE") + form + struct.pack("<4sI", b"data", len(data)) + data
-    )
+    return riff + form + struct.pack("<4sI", b"data", len(pcm)) + pcm
 
 
 def _slot_names(template: str) -> list[str]:

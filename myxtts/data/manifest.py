@@ -167,7 +167,8 @@ def report_rejected(
         return
     reasons = ", ".join(f"{count} {reason}" for reason, count in Counter(row.reason for row in rejected).most_common(5))
     total = sum(len(rows.rows) + len(rows.rejected) for rows, _ in corpora)
-    summary = f"{len(rejected)} of {total} utterances cannot be used ({reasons}); {listing} lists them"
+    first = f"the first is {rejected[0].audio}: {rejected[0].detail or rejected[0].reason}"
+    summary = f"{len(rejected)} of {total} utterances cannot be used ({reasons}; {first}); {listing} lists them"
     for rows, manifest in corpora:
         if not len(manifest) and (rows.rows or rows.rejected):
             raise DataError(f"{rows.metadata} was to be used, but none of its utterances can be: {summary}. Mend them.")

@@ -69,6 +69,8 @@ def deliveries(
     for number, plan in enumerate(planned):
         try:
             wave = next(source)
+        except tf.errors.ResourceExhaustedError:
+            raise  # of the data device: no utterance is at fault
         except tf.errors.OpError as error:
             raise explain(plan, error) from error
         with tf.device(route.data):  # decides where results lie; tf.device is per thread

@@ -85,6 +85,6 @@ def refuse_other_run(checkpoint: Path, kept: dict, asked: dict) -> None:
     for what in ("symbols", "languages", "corpus"):
         if kept[what] != asked[what]:
             raise CheckpointError(
-                f"{checkpoint} was trained on other data: its {what} differ from those of this corpus. "
+                f"{checkpoint} was trained on another corpus: not the same {what}. "
                 "Give the corpus the run was started with, or start another run by --run."
             )

@@ -299,7 +299,10 @@ class Report(Corpus):
         self.lines.append("too,few")
         with self.assertLogs("myxtts.data.manifest", "WARNING") as logs:
             self.report(1.0)
-        self.assertIn("2 of 3 utterances cannot be used (1 malformed row, 1 missing file; the first is too: 2 fields", logs.output[0])
+        self.assertIn(
+            "2 of 3 utterances cannot be used (1 malformed row, 1 missing file; the first is too: 2 fields",
+            logs.output[0],
+        )
         with open(self.outside / "rejected.csv", newline="") as file:
             rows = list(csv.reader(file))
         name = str(self.folder / "list.csv")

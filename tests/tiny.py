@@ -149,9 +149,12 @@ class Workplace:
         return [*fixed.split(), *size.split(), *length.split(), "--validate-every=0", "--sample-every=0", *flags]
 
     def train(self, name: str, *flags: str) -> Finished:
+        return self.main(*self.argv(name, *flags))
+
+    def main(self, *argv: str) -> Finished:
         out, err = io.StringIO(), io.StringIO()
         with small_models(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = cli.main(self.argv(name, *flags))
+            code = cli.main(argv)
         return Finished(code, out.getvalue(), err.getvalue())
 
     def run(self, name: str) -> Path:

@@ -61,8 +61,16 @@ def log_mel(waveform, samples=None):
 
 
 def _reflect(waveform, samples, padded):
-    """Rows with PAD_SAMPLES reflected samples before their start and behind their own end."""
-    position = tf.range(-PAD_SAMPLES, padded + PAD_SAMPLES)[None, :]
+    """Rows with PAD_SAMPLES reflected samples before their start and behind their own end.
+
+    Only the edges are gathered and written: a gather of whole rows took a quarter of log_mel's time.
+    """
+    rows = tf.shape(waveform)[0]
+    away = tf.tile(tf.range(1, PAD_SAMPLES + 1)[None, :], [rows, 1])  # samples from the edge
     last = samples[:, None] - 1
-    index = last - tf.abs(last - tf.abs(position))
-    return tf.gather(waveform, tf.clip_by_value(index, 0, tf.maximum(padded - 1, 0)), batch_dims=1)
+    inside = tf.maximum(padded - 1, 0)
+    before = tf.gather(waveform, tf.minimum(tf.reverse(away, [1]), inside), batch_dims=1)
+    behind = tf.gather(waveform, tf.clip_by_value(last - away, 0, inside), batch_dims=1)
+    joined = tf.concat([before, waveform, tf.zeros_like(behind)], axis=1)
+    row = tf.tile(tf.range(rows)[:, None], [1, PAD_SAMPLES])
+    return tf.tensor_scatter_nd_update(joined, tf.stack([row, PAD_SAMPLES + last + away], axis=-1), behind)

@@ -172,6 +172,9 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         CheckpointError: it is missing or damaged.
     """
     try:
+        with zipfile.ZipFile(path) as archive:  # checksums first: numpy parses a header before it has read the array
+            if damaged := archive.testzip():
+                raise zipfile.BadZipFile(f"the checksum of {damaged} is wrong")
         with np.load(path, allow_pickle=False) as archive:
             return dict(archive)
     except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile) as error:  # RuntimeError: a flag of zip

@@ -27,7 +27,7 @@ from myxtts.placement.audit import require_device
 from myxtts.placement.routes import Placement, plan_routes
 from myxtts.training import loop, schedule
 from myxtts.training.checkpoint import Checkpoints, restore
-from myxtts.training.run_folder import RunFolder
+from myxtts.training.run_folder import RunFolder, refuse_other_corpus
 from myxtts.training.samples import Samples
 from myxtts.training.state import TrainingState, make_optimizer
 from myxtts.training.step import Step
@@ -47,6 +47,7 @@ def train(config: Config) -> int:
     run, data, training = config.run, config.data, config.training
     folder = RunFolder(Path(run.runs_dir) / run.run)
     folder.refuse_existing(run.resume)
+    checkpoint = folder.checkpoint_to_resume(config.model_dump(mode="json")) if run.resume else None
 
     placement = configure_devices(config)
     route = placement.routes[0]
@@ -56,8 +57,8 @@ def train(config: Config) -> int:
 
     state = build_state(config, tables, route.model)
     about = about_run(config, corpus, tables)
-    checkpoint = folder.checkpoint_to_resume(about) if run.resume else None
     if checkpoint is not None:
+        refuse_other_corpus(checkpoint, about)
         restore(checkpoint, state)
         log.info("resumed        %s", checkpoint)
     folder.write_config(dump(config))

@@ -52,18 +52,18 @@ class RunFolder:
                 "Go on with it by --resume, or give another name by --run."
             )
 
-    def checkpoint_to_resume(self, about: dict[str, Any]) -> Path | None:
-        """The newest checkpoint, if there is one and it fits what is asked for.
+    def checkpoint_to_resume(self, settings: dict[str, Any]) -> Path | None:
+        """The newest checkpoint, if there is one. Reads no corpus, so a mistake is found at once.
 
         Args:
-            about: settings, corpus and tables of this start, as the checkpoint keeps them.
+            settings: of this start, by section.
 
         Raises:
-            CheckpointError: it is of another corpus, other symbols or other fixed settings.
+            CheckpointError: it was written with another value of a FIXED setting, or is damaged.
         """
         checkpoint = latest(self.checkpoints)
         if checkpoint is not None:
-            refuse_other_run(checkpoint, read_about(checkpoint), json.loads(json.dumps(about)))
+            refuse_other_settings(checkpoint, read_about(checkpoint)["settings"], settings)
         return checkpoint
 
     def write_config(self, text: str) -> None:
@@ -73,15 +73,24 @@ class RunFolder:
         os.replace(temporary, self.config)
 
 
-def refuse_other_run(checkpoint: Path, kept: dict, asked: dict) -> None:
+def refuse_other_settings(checkpoint: Path, kept: dict, asked: dict) -> None:
     for section, names in FIXED.items():
         for name in names:
-            before, now = kept["settings"][section][name], asked["settings"][section][name]
+            before, now = kept[section][name], asked[section][name]
             if before != now:
                 raise CheckpointError(
                     f"{section}.{name} is {now}, but {checkpoint} was written with {before}, and a run keeps it. "
                     f"Set it to {before}, or start another run by --run."
                 )
+
+
+def refuse_other_corpus(checkpoint: Path, about: dict[str, Any]) -> None:
+    """Hold a checkpoint against what a new one would keep of the corpus.
+
+    Raises:
+        CheckpointError: it was trained on another corpus, with other symbols or languages.
+    """
+    kept, asked = read_about(checkpoint), json.loads(json.dumps(about))
     for what in ("symbols", "languages", "corpus"):
         if kept[what] != asked[what]:
             raise CheckpointError(

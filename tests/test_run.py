@@ -1,0 +1,322 @@
+"""Whole runs by the command line, in this process, on a corpus of sinusoids."""
+
+import json
+import shutil
+import tempfile
+import unittest
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import soundfile
+import tensorflow as tf
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from myxtts import cli
+from myxtts.config.load import load
+from myxtts.errors import CheckpointError, ConfigError
+from myxtts.observe.metrics import MetricsFile, read_metrics
+from myxtts.training.checkpoint import list_checkpoints, read_about, read_best, write_arrays
+from myxtts.training.run_folder import FIXED, RunFolder, refuse_other_corpus
+from tests.tiny import Workplace, arrays_of, toy_models
+
+ROOT = Path(__file__).parents[1]
+DUAL = ("--data-gpu", "0", "--model-gpu", "1")
+METRICS = {
+    *("step", "epoch", "mel", "prior", "duration", "loss", "gradient_norm", "learning_rate"),
+    *("step_s", "wait_s", "steps_per_s", "audio_seconds_per_s", "padding"),
+}
+VALIDATION = {"validation_mel", "validation_prior", "validation_duration", "validation_loss"}
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+class Case(unittest.TestCase):
+    """A workplace for the tests of a class."""
+
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.place = Workplace(Path(folder.name))
+
+    def refusal(self, name, *flags):
+        """The message of a run that ends with exit code 2."""
+        finished = self.place.train(name, *flags)
+        self.assertEqual(finished.code, 2, finished)
+        self.assertTrue(finished.err.startswith("error: ") and "Traceback" not in finished.err, finished.err)
+        return finished.err.removeprefix("error: ").strip()
+
+
+class WholeRun(Case):
+    """One run with all that a run does: 8 steps, validation and samples after 4 and 8."""
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.flags = ("--validate-every", "4", "--sample-every", "4", "--keep-checkpoints", "1", *DUAL)
+        cls.finished = cls.place.train("whole", *cls.flags)
+        cls.folder = cls.place.run("whole")
+        cls.settings = load(cls.folder / "config.yaml")  # as the run left it: a test resumes it
+
+    def test_ends_well_and_says_its_derived_numbers(self):
+        self.assertEqual((self.finished.code, self.finished.err), (0, ""))
+        for line in (
+            "placement      dual (GPUs simulated on the CPU)",
+            "  device       simulated GPU 0 is /CPU:0, memory grows as needed",
+            "  device       simulated GPU 1 is /CPU:1, memory grows as needed",
+            "  route        batches made on /CPU:0, trained on /CPU:1",
+            "corpus         12 utterances, 1 held out, 0.1 min, 2 speakers, 11 symbols, languages en",
+            "step           4.0 utterances and 2.3 audio seconds in 1 x 4 rows",
+            "length         8 steps of 3 an epoch (2.7 epochs), from step 0",
+            "traces         1 of the training step",
+        ):
+            self.assertIn(line + "\n", self.finished.out)
+        self.assertRegex(self.finished.out, r"\nmodel          tiny, [0-9,]+ parameters, float32\n")
+        self.assertRegex(self.finished.out, r"\nfirst step     \d+\.\d s after the start\n")
+        self.assertRegex(self.finished.out, r"\nstep      5 \| loss \d+\.\d{3} \| \d+\.\d steps/s \| wait \d+\.\d %\n")
+        self.assertRegex(self.finished.out, r"\nstep      8 \| validation loss \d+\.\d{3}\n")
+
+    def test_metrics_have_a_line_for_each_step_with_every_number_of_it(self):
+        lines = read_metrics(self.folder / "metrics.jsonl")
+        self.assertEqual([line["step"] for line in lines], list(range(1, 9)))
+        self.assertEqual([line["epoch"] for line in lines], [0, 0, 0, 1, 1, 1, 2, 2])
+        for line in lines:
+            self.assertEqual(set(line), METRICS | (VALIDATION if line["step"] in (4, 8) else set()))
+            self.assertTrue(np.isfinite(list(line.values())).all(), line)
+            self.assertAlmostEqual(line["loss"], line["mel"] + line["prior"] + line["duration"], 4)
+        self.assertEqual([line["learning_rate"] for line in lines[:3]], [5e-4, 1e-3, 1e-3])
+        self.assertAlmostEqual(lines[7]["learning_rate"], 5e-5)
+        self.assertTrue(all(0 <= line["wait_s"] <= line["step_s"] for line in lines))
+        self.assertGreater(lines[4]["audio_seconds_per_s"], 0)
+        self.assertTrue(0 <= lines[4]["padding"] < 0.5)
+
+    def test_settings_load_back(self):
+        arguments = cli.parse(self.place.argv("whole", *self.flags))
+        self.assertEqual(self.settings, arguments.config)
+
+    def test_best_and_newest_checkpoints_are_kept_with_all_that_speaking_needs(self):
+        losses = {
+            line["step"]: line["validation_loss"]
+            for line in read_metrics(self.folder / "metrics.jsonl")
+            if "validation_loss" in line
+        }
+        kept = list_checkpoints(self.folder / "checkpoints")
+        best = read_best(kept[-1])
+        self.assertEqual(tuple(best), min(losses.items(), key=lambda item: item[1]))
+        self.assertEqual({path.name for path in kept}, {"step-000008", f"step-{best.step:06d}"})
+        about = read_about(kept[-1])
+        self.assertEqual((about["symbols"], about["languages"]), (list("abcdefgh"), ["en"]))
+        self.assertEqual((about["step"], about["position"]), (8, [2, 2]))
+
+    def test_samples_are_sounds_and_pictures_of_held_out_utterances(self):
+        for step in ("step-000004", "step-000008"):
+            sounds = sorted((self.folder / "samples" / step).glob("*.wav"))
+            self.assertEqual(len(sounds), 1)
+            wave, rate_hz = soundfile.read(sounds[0])
+            self.assertEqual(rate_hz, 22_050)
+            self.assertGreater(len(wave), 0)
+            self.assertTrue(sounds[0].with_suffix(".png").read_bytes().startswith(b"\x89PNG"))
+
+    def test_tensorboard_has_scalars_pictures_and_sounds(self):
+        events = EventAccumulator(str(self.folder / "tensorboard"))
+        events.Reload()
+        tags = set(events.Tags()["tensors"])
+        self.assertGreaterEqual(tags, (METRICS | VALIDATION) - {"step"})
+        (picture,) = [tag for tag in tags if tag.startswith("mel_and_alignment/")]
+        (sound,) = [tag for tag in tags if tag.startswith("spoken/")]
+        self.assertEqual([event.step for event in events.Tensors(picture)], [4, 8])
+        self.assertEqual([event.step for event in events.Tensors(sound)], [4, 8])
+        self.assertEqual([event.step for event in events.Tensors("loss")], list(range(1, 9)))
+
+    def test_report_shows_it(self):
+        page = (self.folder / "report.html").read_text(encoding="utf-8")
+        self.assertIn("samples/step-000008/", page)
+        self.assertIn("max_steps: 8", page)
+
+    def test_its_name_is_taken(self):
+        before = files_of(self.place.folder)
+        self.assertEqual(
+            self.refusal("whole"),
+            f"run 'whole' was to be started, but {self.folder} already holds a run. "
+            "Go on with it by --resume, or give another name by --run.",
+        )
+        self.assertEqual(files_of(self.place.folder), before)
+
+    def test_resuming_it_says_that_it_is_done_and_changes_nothing_of_it(self):
+        before = files_of(self.folder)
+        finished = self.place.train("whole", "--resume", *self.flags)
+        self.assertEqual((finished.code, finished.err), (0, ""))
+        self.assertIn("nothing to do: run whole has its 8 steps; --max-steps or --epochs makes it longer", finished.out)
+        after = files_of(self.folder)
+        self.assertEqual({name for name in after if after[name] != before.get(name)}, {"config.yaml"})
+
+    def test_resuming_it_with_a_setting_that_a_run_keeps_is_refused(self):
+        message = self.refusal("whole", "--resume", "--seed", "1", "--train-data", "not looked at")
+        newest = self.folder / "checkpoints/step-000008"
+        self.assertEqual(
+            message,
+            f"training.seed is 1, but {newest} was written with 0, and a run keeps it. "
+            "Set it to 0, or start another run by --run.",
+        )
+
+    def test_resuming_it_with_anything_else_that_a_run_keeps_is_refused(self):
+        run = RunFolder(self.folder)
+        about = read_about(self.folder / "checkpoints/step-000008")
+        self.assertIsNotNone(run.checkpoint_to_resume(about["settings"]))
+        for section, names in FIXED.items():
+            for name in names:
+                settings = about["settings"] | {section: about["settings"][section] | {name: "other"}}
+                with self.assertRaisesRegex(CheckpointError, rf"^{section}\.{name} is other, but .* was written with "):
+                    run.checkpoint_to_resume(settings)
+        for what in ("symbols", "languages", "corpus"):
+            with self.assertRaisesRegex(CheckpointError, f"trained on another corpus: not the same {what}"):
+                refuse_other_corpus(self.folder / "checkpoints/step-000008", about | {what: ["other"]})
+
+
+class Stopped(Case):
+    """Runs of the toy, which end early."""
+
+    def run(self, result=None):
+        with toy_models():
+            return super().run(result)
+
+    def test_by_a_non_finite_loss_names_step_and_utterances_and_leaves_the_checkpoints(self):
+        self.assertEqual(self.place.train("nan", "--max-steps", "3").code, 0)
+        saved = self.place.run("nan") / "checkpoints/step-000003"
+        model = saved / "model.npz"
+        with np.load(model) as archive:
+            arrays = dict(archive)
+        next(iter(arrays.values()))[:] = np.nan
+        write_arrays(model, arrays)
+        before = files_of(self.place.run("nan") / "checkpoints")
+        message = self.refusal("nan", "--resume", "--log-every", "50")  # found at step 6, where a checkpoint is due
+        self.assertRegex(
+            message,
+            r"^the loss or its gradient was not finite at step 4 "
+            r"\(epoch 2, utterances 'u\d+(\.wav)?'(, 'u\d+(\.wav)?'){3}\)\. "
+            rf"The checkpoints in {self.place.run('nan') / 'checkpoints'} are of earlier steps and intact\.",
+        )
+        self.assertEqual(files_of(self.place.run("nan") / "checkpoints"), before)
+
+    def test_by_a_full_memory_says_where_and_which_flags_help(self):
+        full = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
+        with mock.patch("myxtts.run.Step.__call__", side_effect=full):
+            message = self.refusal("full", *DUAL, "--data-gpu-memory", "4096", "--model-gpu-memory", "8192")
+        self.assertRegex(message, r"^out of memory at step 1: OOM when allocating tensor\. The model is on /CPU:1 ")
+        self.assertIn("(limits: /CPU:0 4096 MiB; /CPU:1 8192 MiB); the batch has 4 utterances of up to 0.", message)
+        self.assertRegex(message, r" s and \d+ tokens \(bucket [12] of 2\)\. --resume with a higher --model-gpu-memory")
+
+
+class Refused(Case):
+    def test_replicas(self):
+        self.assertIn(
+            "2 replicas were asked for (replicated); this version trains one",
+            self.refusal("two", "--model-gpus", "0", "1"),
+        )
+
+    def test_validation_without_held_out_utterances(self):
+        message = self.refusal("none", "--validation-share", "0", "--validate-every", "1")
+        self.assertIn("validation and samples were asked for, but no utterance is held out", message)
+
+    def test_a_corpus_that_is_not_there_makes_nothing(self):
+        self.assertIn(
+            "nothing can be found there", self.refusal("nowhere", "--train-data", str(self.place.folder / "x"))
+        )
+        self.assertFalse(self.place.run("nowhere").exists())
+
+    def test_checkpoints_without_settings_are_a_run_too(self):
+        (self.place.run("half") / "checkpoints").mkdir(parents=True)
+        with self.assertRaises(ConfigError):
+            RunFolder(self.place.run("half")).refuse_existing(resume=False)
+        RunFolder(self.place.run("half")).refuse_existing(resume=True)
+
+    def test_too_many_unusable_rows(self):
+        corpus = self.broken_corpus()
+        message = self.refusal("rejected", "--train-data", str(corpus), "--max-rejected", "0.1")
+        self.assertIn("2 of 13 utterances cannot be used", message)
+        self.assertIn("raise --max-rejected", message)
+        listing = (self.place.run("rejected") / "rejected.csv").read_text()
+        self.assertIn("u3.wav", listing)
+        self.assertIn("u2.wav", listing)
+
+    def test_a_run_goes_on_without_a_few_unusable_rows(self):
+        corpus = self.broken_corpus()
+        with toy_models():
+            flags = ("--max-rejected", "0.2", "--max-steps", "2")
+            finished = self.place.train("fewer", "--train-data", str(corpus), *flags)
+        self.assertEqual((finished.code, finished.err), (0, ""))
+        self.assertIn("corpus         10 utterances, 1 held out, ", finished.out)
+
+    def broken_corpus(self):
+        """One file is missing, and one is cut short."""
+        folder = self.place.folder / "broken"
+        shutil.copytree(self.place.corpus.parent, folder, dirs_exist_ok=True)
+        (folder / "u3.wav").unlink()
+        (folder / "u2.wav").write_bytes((self.place.corpus.parent / "u2.wav").read_bytes()[:30])
+        return folder / "corpus.csv"
+
+
+class Periods(Case):
+    def test_of_0_turn_their_actions_off_and_the_last_step_is_always_saved(self):
+        off = ("--validate-every", "0", "--sample-every", "0", "--checkpoint-every", "0", "--ema", "0")
+        with toy_models():
+            finished = self.place.train("quiet", *off, "--log-every", "5")
+        self.assertEqual((finished.code, finished.err), (0, ""))
+        folder = self.place.run("quiet")
+        self.assertFalse((folder / "samples").exists())
+        self.assertEqual([path.name for path in (folder / "checkpoints").iterdir()], ["step-000008"])
+        self.assertFalse(any(name.startswith("averages") for name, _ in arrays_of(folder / "checkpoints/step-000008")))
+        lines = read_metrics(folder / "metrics.jsonl")
+        self.assertEqual([line["step"] for line in lines], [5, 8])
+        self.assertFalse(any("validation_loss" in line for line in lines))
+
+    def test_epochs_end_a_run(self):
+        with toy_models():
+            finished = self.place.train("epochs", "--max-steps", "0", "--epochs", "2")
+        self.assertEqual(finished.code, 0)
+        self.assertIn("length         6 steps of 3 an epoch (2.0 epochs), from step 0", finished.out)
+        self.assertEqual(read_metrics(self.place.run("epochs") / "metrics.jsonl")[-1]["step"], 6)
+
+
+class ShippedConfigurations(Case):
+    def test_each_loads_and_trains_three_steps(self):
+        shipped = sorted((ROOT / "configs").glob("*.yaml"))
+        self.assertGreaterEqual(len(shipped), 6)
+        for path in shipped:
+            with self.subTest(config=path.name), toy_models():
+                flags = ["--config", str(path), "--train-data", str(self.place.corpus), "--simulate-gpus", "2"]
+                flags += ["--run", path.stem, "--runs-dir", str(self.place.folder / "runs"), "--max-steps", "3"]
+                flags += ["--text-frontend", "characters", "--sample-every", "0"]
+                self.assertEqual(self.place.main(*flags).code, 0)
+                (line,) = read_metrics(self.place.run(path.stem) / "metrics.jsonl")
+                self.assertEqual(line["step"], 3)
+                self.assertTrue(np.isfinite([line["loss"], line["validation_loss"]]).all())
+
+
+class StaticShapes(Case):
+    def test_the_step_is_traced_once_for_each_bucket(self):
+        with toy_models():
+            finished = self.place.train("static", "--enable-static-shapes", "--buckets", "3")
+        self.assertEqual((finished.code, finished.err), (0, ""))
+        buckets = len(next(line for line in finished.out.split("\n") if line.startswith("buckets")).split()) - 2
+        self.assertGreater(buckets, 1)
+        self.assertIn(f"traces         {buckets} of the training step", finished.out)
+
+
+class Metrics(unittest.TestCase):
+    def test_numbers_keep_all_their_digits_and_what_is_none_is_null(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "metrics.jsonl"
+            values = {"step": 1, "loss": 0.1 + 0.2, "gradient_norm": float("inf"), "mel": float("nan")}
+            file = MetricsFile(path, 0)
+            file.write(values)
+            file.close()
+            self.assertNotIn("NaN", path.read_text())
+            self.assertEqual(json.loads(path.read_text()), values | {"gradient_norm": None, "mel": None})
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -67,8 +67,7 @@ def report_errors(program: Callable[[], int]) -> int:
         if error.errno not in _DISK_REFUSES:
             raise
         print(
-            f"error: {error.filename or 'a file'} cannot be written: {error.strerror}. "
-            "Free space there, or choose another folder (--runs-dir).",
+            f"error: {error.filename or 'a file'}: {error.strerror}. Free space or mend the rights there.",
             file=sys.stderr,
         )
         return 2
@@ -93,9 +92,10 @@ def _log_to_console() -> None:
 
 
 def _quieten_tensorflow() -> None:
-    """Hide what TensorFlow's C++ says at its import, unless the user asks for it or a GPU could be meant.
+    """Hide what TensorFlow's C++ logs, unless the user asks for it or a GPU could be meant.
 
-    Without an NVIDIA driver it reports as an error that CUDA cannot start (level 2 of 3).
+    Without an NVIDIA driver it reports as an error that CUDA cannot start (level 2 of 3). Some lines that it prints
+    while it is imported heed no level.
     """
     has_driver = os.path.exists("/proc/driver/nvidia/version")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1" if has_driver else "3")

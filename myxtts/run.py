@@ -44,31 +44,39 @@ def train(config: Config) -> int:
         UserError: something that the user can mend.
     """
     started_s = time.perf_counter()
-    run, data, training = config.run, config.data, config.training
+    run = config.run
     folder = RunFolder(Path(run.runs_dir) / run.run)
     folder.refuse_existing(run.resume)
     checkpoint = folder.checkpoint_to_resume(config.model_dump(mode="json")) if run.resume else None
-
     placement = configure_devices(config)
+    try:
+        return train_on(placement, config, folder, checkpoint, started_s)
+    except tf.errors.ResourceExhaustedError as error:
+        raise TrainingError(explain_out_of_memory(error, placement)) from error
+
+
+def train_on(placement: Placement, config: Config, folder: RunFolder, checkpoint: Path | None, started_s: float) -> int:
+    """Corpus, state, feed and loop, on devices that are set up."""
+    run, data, training = config.run, config.data, config.training
     route = placement.routes[0]
-
-    corpus, held_out, tables = load_corpora(data, training.seed, training.gradient_accumulation, folder.path)
-    refuse_missing_validation(config, held_out)
-
-    state = build_state(config, tables, route.model)
-    about = about_run(config, corpus, tables)
-    if checkpoint is not None:
-        refuse_other_corpus(checkpoint, about)
-        restore(checkpoint, state)
-        log.info("resumed        %s", checkpoint)
-    folder.write_config(dump(config))
-    plan = make_schedule(config, corpus)
-    describe(config, corpus, held_out, tables, state, plan)
-    if state.step >= plan.total_steps:
-        log.info("nothing to do: run %s has its %d steps; --max-steps or --epochs makes it longer", run.run, state.step)
-        return 0
-
     with ExitStack() as opened:
+        corpus, held_out, tables = load_corpora(data, training.seed, training.gradient_accumulation, folder.path)
+        refuse_missing_validation(config, corpus, held_out)
+        opened.enter_context(folder.locked())
+
+        state = build_state(config, tables, route.model)
+        about = about_run(config, corpus, tables)
+        if checkpoint is not None:
+            refuse_other_corpus(checkpoint, about)
+            restore(checkpoint, state)
+            log.info("resumed        %s", checkpoint)
+        plan = make_schedule(config, corpus)
+        describe(config, corpus, held_out, tables, state, plan)
+        if state.step >= plan.total_steps:
+            log.info("nothing to do: run %s has its %d steps; --max-steps makes it longer", run.run, state.step)
+            return 0
+        folder.write_config(dump(config))
+
         step = Step(
             state,
             training.gradient_clip,
@@ -94,8 +102,9 @@ def train(config: Config) -> int:
             loop.train(state, step, feed, plan, periods, actions, Clock(), stop)
         except loop.NonFiniteLoss as error:
             raise TrainingError(explain_non_finite(error, corpus, folder)) from error
-        except tf.errors.ResourceExhaustedError as error:
-            raise TrainingError(explain_out_of_memory(error, state, corpus, placement)) from error
+        except loop.StepOutOfMemory as error:
+            batch = describe_batch(error, corpus)
+            raise TrainingError(explain_out_of_memory(error.cause, placement, batch)) from error
     log.info("traces         %d of the training step", step.traces)
     log.info("report         %s", write_report(folder.path))
     if stop.signal is not None:
@@ -116,13 +125,13 @@ def configure_devices(config: Config) -> Placement:
     return placement
 
 
-def refuse_missing_validation(config: Config, held_out: Corpus | None) -> None:
+def refuse_missing_validation(config: Config, corpus: Corpus, held_out: Corpus | None) -> None:
     run = config.run
     if held_out is None and (run.validate_every or run.sample_every):
         raise ConfigError(
-            "validation and samples were asked for, but no utterance is held out (validation_share is "
-            f"{config.data.validation_share}). Give --val-data or a larger --validation-share, or turn them off by "
-            "--validate-every 0 --sample-every 0."
+            f"validation and samples were asked for, but none of the {len(corpus.manifest)} utterances is held out "
+            f"(validation_share is {config.data.validation_share}). Give --val-data or a larger --validation-share, or "
+            "turn them off by --validate-every 0 --sample-every 0."
         )
 
 
@@ -163,8 +172,8 @@ def make_schedule(config: Config, corpus: Corpus) -> loop.Schedule:
 
 def held_out_actions(config, held_out, state, route, folder, reporter) -> dict:
     """Validation and samples: what the loop does with held-out utterances."""
-    if held_out is None:
-        return {"validate": None, "sample": None}
+    if held_out is None or not (config.run.validate_every or config.run.sample_every):
+        return {"validate": None, "sample": None}  # neither is ever due
     pipeline = Pipeline(held_out, route, config.data, config.training.seed, folder.path)
     validation = Validation(state.model, lambda: pipeline.open_feed(Position(), epochs=1, mean_over="epoch"))
     with pipeline.open_feed(Position(), epochs=1) as feed:
@@ -205,6 +214,7 @@ def describe(config, corpus, held_out, tables, state, plan) -> None:
     steps = corpus.plan.steps_per_epoch
     sizes = corpus.plan.batch_sizes
     rows = f"{sizes.min()} to {sizes.max()}" if data.batch_seconds else data.batch_size
+    peak = plan.learning_rate(max(min(training.warmup_steps, plan.total_steps) - 1, 0))
     held = f", {len(held_out.manifest)} held out" if held_out else ""
     lines = {
         "corpus": f"{len(samples)} utterances{held}, {audio_s / 60:.1f} min, {len(tables.speakers)} speakers, "
@@ -214,6 +224,8 @@ def describe(config, corpus, held_out, tables, state, plan) -> None:
         "model": f"{config.model.model_size}, {parameter_count(state.model):,} parameters, {training.precision}",
         "step": f"{len(samples) / steps:.1f} utterances and {audio_s / steps:.1f} audio seconds "
         f"in {training.gradient_accumulation} x {rows} rows",
+        "learning rate": f"{plan.learning_rate(0):.2g} at first, {peak:.2g} at most, "
+        f"{plan.learning_rate(plan.total_steps - 1):.2g} at the end",
         "length": f"{plan.total_steps} steps of {steps} an epoch ({plan.total_steps / steps:.1f} epochs), "
         f"from step {state.step}",
     }
@@ -232,16 +244,19 @@ def explain_non_finite(error: loop.NonFiniteLoss, corpus: Corpus, folder: RunFol
     )
 
 
-def explain_out_of_memory(
-    error: tf.errors.ResourceExhaustedError, state: TrainingState, corpus: Corpus, placement: Placement
-) -> str:
-    bucket = int(corpus.plan.epoch(state.position.epoch).step_bucket[state.position.step])
-    rows, samples, tokens = corpus.plan.shape(bucket)
+def describe_batch(error: loop.StepOutOfMemory, corpus: Corpus) -> str:
+    rows, samples, tokens = corpus.plan.shape(error.bucket)
+    return (
+        f" at step {error.step}, with a batch of {rows} utterances of up to {samples / SAMPLE_RATE_HZ:.1f} s and "
+        f"{tokens} tokens (bucket {error.bucket + 1} of {len(corpus.plan.bounds)})"
+    )
+
+
+def explain_out_of_memory(error: tf.errors.ResourceExhaustedError, placement: Placement, batch: str = "") -> str:
     limits = "; ".join(f"{d.name} {d.memory_mib or 'unlimited'} MiB" for d in placement.devices)
     return (
-        f"out of memory at step {state.step + 1}: {error.message.splitlines()[0]}. The model is on {state.device} "
-        f"(limits: {limits}); the batch has {rows} utterances of up to {samples / SAMPLE_RATE_HZ:.1f} s and {tokens} "
-        f"tokens (bucket {bucket + 1} of {len(corpus.plan.bounds)}). --resume with a higher --model-gpu-memory or "
-        "--data-gpu-memory; or start another run with a lower --batch-size (and a higher --gradient-accumulation, "
-        "which keeps the step's size), --max-seconds or --model-size, or with --precision mixed_bfloat16."
+        f"out of memory{batch}: {error.message.splitlines()[0]} (the model is on {placement.routes[0].model}; limits: "
+        f"{limits}). --resume with a higher --model-gpu-memory or --data-gpu-memory; or start another run with a lower "
+        "--batch-size (and a higher --gradient-accumulation, which keeps the step's size), --max-seconds or "
+        "--model-size, or with --precision mixed_bfloat16."
     )

@@ -129,7 +129,7 @@ class Atomic(Case):
     def test_what_was_not_written_to_its_end_is_no_checkpoint(self):
         self.state.step = 10
         self.checkpoints().save(self.state)
-        for fail_in in ("write_arrays", "write_json"):
+        for fail_in in ("write_arrays", "write_whole"):
             self.state.step = 20
             full = OSError("No space left on device")
             with mock.patch.object(checkpoint, fail_in, side_effect=full), self.assertRaises(OSError):

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "myxtts"
 
 ROWS = (
-    ("errors", "clock"),
+    ("errors", "clock", "files"),
     ("config",),
     ("placement",),
     ("audio", "text"),

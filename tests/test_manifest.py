@@ -167,8 +167,12 @@ class Columns(Corpus):
         first = self.build()[0].fingerprint
         os.utime(self.folder / "a.wav", (1, 1))
         self.assertEqual(self.build()[0].fingerprint, first)
-        self.lines[1] = self.lines[1].replace("hello", "hallo")
-        self.assertNotEqual(self.build()[0].fingerprint, first)
+        for column, other in ((1, "hallo"), (2, "else"), (3, "xx")):  # text, speaker, language
+            kept = self.lines[1]
+            self.lines[1] = ",".join(other if i == column else field for i, field in enumerate(kept.split(",")))
+            with self.subTest(row=self.lines[1]):
+                self.assertNotEqual(self.build()[0].fingerprint, first)
+            self.lines[1] = kept
 
     def test_the_number_of_threads_does_not_matter(self):
         for number in range(600):

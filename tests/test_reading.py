@@ -92,10 +92,10 @@ class ReadPcmTest(FolderCase):
         write_sound(self.folder / "cut.flac", np.random.default_rng(0).uniform(-0.5, 0.5, 50_000))
         os.truncate(self.folder / "cut.flac", 50_000)
         for name, reason in (
-            ("gone.wav", "cannot be read: No such file or directory. Repair"),
-            ("folder.wav", "cannot be read: Is a directory. Repair"),
-            ("empty.wav", "cannot be read: .*[Ff]ormat not recogni[sz]ed. Repair"),
-            ("noise.wav", "cannot be read: .*[Ff]ormat not recogni[sz]ed. Repair"),
+            ("gone.wav", "cannot be read: No such file or directory"),
+            ("folder.wav", "cannot be read: Is a directory"),
+            ("empty.wav", "cannot be read: .*[Ff]ormat not recogni[sz]ed"),
+            ("noise.wav", "cannot be read: .*[Ff]ormat not recogni[sz]ed"),
             ("nan.wav", "not finite"),
             ("cut.flac", "cannot be read: "),
         ):

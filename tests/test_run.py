@@ -149,9 +149,9 @@ class WholeRun(Case):
         before = files_of(self.folder)
         finished = self.place.train("whole", "--resume", *self.flags)
         self.assertEqual((finished.code, finished.err), (0, ""))
-        self.assertIn("nothing to do: run whole has its 8 steps; --max-steps or --epochs makes it longer", finished.out)
+        self.assertIn("nothing to do: run whole has its 8 steps; --max-steps makes it longer", finished.out)
         after = files_of(self.folder)
-        self.assertEqual({name for name in after if after[name] != before.get(name)}, {"config.yaml"})
+        self.assertEqual({name for name in after if after[name] != before.get(name)}, set())
 
     def test_resuming_it_with_a_setting_that_a_run_keeps_is_refused(self):
         message = self.refusal("whole", "--resume", "--seed", "1", "--train-data", "not looked at")
@@ -205,12 +205,41 @@ class Stopped(Case):
         full = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
         with mock.patch("myxtts.run.Step.__call__", side_effect=full):
             message = self.refusal("full", *DUAL, "--data-gpu-memory", "4096", "--model-gpu-memory", "8192")
-        self.assertRegex(message, r"^out of memory at step 1: OOM when allocating tensor\. The model is on /CPU:1 ")
-        self.assertIn("(limits: /CPU:0 4096 MiB; /CPU:1 8192 MiB); the batch has 4 utterances of up to 0.", message)
-        self.assertRegex(message, r" s and \d+ tokens \(bucket [12] of 2\)\. --resume with a higher --model-gpu-memory")
+        self.assertRegex(
+            message, r"^out of memory at step 1, with a batch of 4 utterances of up to 0\.\d s and \d+ tokens"
+        )
+        self.assertRegex(
+            message, r" \(bucket [12] of 2\): OOM when allocating tensor \(the model is on /CPU:1; limits: "
+        )
+        self.assertIn("/CPU:0 4096 MiB; /CPU:1 8192 MiB). --resume with a higher --model-gpu-memory", message)
+
+    def test_by_a_full_memory_before_the_first_step_names_no_batch(self):
+        full = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
+        with mock.patch("myxtts.run.build_xtts", side_effect=full):
+            message = self.refusal("fuller", *DUAL)
+        self.assertRegex(message, r"^out of memory: OOM when allocating tensor \(the model is on /CPU:1; ")
+
+    def test_by_an_utterance_that_vanished_keeps_the_steps_before(self):
+        place = Workplace(Path(tempfile.mkdtemp(dir=self.place.folder)))
+        victim = sorted(place.corpus.parent.rglob("*.wav"))[3]
+
+        def vanish(state, *_):
+            victim.unlink(missing_ok=True)
+
+        with toy_models(), mock.patch("myxtts.run.FirstStep.__call__", side_effect=vanish):
+            finished = place.train("lost", "--max-steps", "60", "--checkpoint-every", "0")
+        self.assertEqual(finished.code, 2)
+        self.assertRegex(finished.err, rf"^error: utterance '[^']*{victim.stem}.*cannot be read.* --resume")
+        self.assertEqual(len(list_checkpoints(place.run("lost") / "checkpoints")), 1)
 
 
 class Refused(Case):
+    def test_a_run_that_another_process_trains(self):
+        folder = RunFolder(self.place.run("busy"))
+        folder.path.mkdir(parents=True)
+        with folder.locked():
+            self.assertIn("another process is training it", self.refusal("busy"))
+
     def test_replicas(self):
         self.assertIn(
             "2 replicas were asked for (replicated); this version trains one",
@@ -219,7 +248,7 @@ class Refused(Case):
 
     def test_validation_without_held_out_utterances(self):
         message = self.refusal("none", "--validation-share", "0", "--validate-every", "1")
-        self.assertIn("validation and samples were asked for, but no utterance is held out", message)
+        self.assertIn("validation and samples were asked for, but none of the 13 utterances is held out", message)
 
     def test_a_corpus_that_is_not_there_makes_nothing(self):
         self.assertIn(

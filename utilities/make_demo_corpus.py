@@ -8,8 +8,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tqdm import tqdm
 
+from myxtts.cli import report_errors
 from myxtts.data.demo_corpus import grammar_languages, make_demo_corpus
-from myxtts.errors import UserError
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -24,18 +24,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> int:
     asked = parse(arguments)
-    try:
-        with tqdm(total=asked.utterances, unit=" utterances", disable=not sys.stderr.isatty()) as bar:
-            made = make_demo_corpus(**vars(asked), progress=bar.update)
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f"Stopped; nothing was left at {asked.out}.", file=sys.stderr)
-        return 130
+    with tqdm(total=asked.utterances, unit=" utterances", disable=None) as bar:
+        made = make_demo_corpus(**vars(asked), progress=bar.update)
     print(f"{asked.out}: {'made' if made else 'already complete,'} {asked.utterances} utterances.")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(report_errors(main))

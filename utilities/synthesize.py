@@ -12,11 +12,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from myxtts.cli import report_errors
 
 
-def bounded(low: float, high: float):
-    """An argparse type: a number from `low` to `high`."""
+def bounded(kind: type, low: float, high: float):
+    """An argparse type: a number of a kind, from `low` to `high`."""
 
-    def number(text: str) -> float:
-        value = float(text)
+    def number(text: str):
+        value = kind(text)
         if not low <= value <= high:
             raise argparse.ArgumentTypeError(f"{text} is not from {low:g} to {high:g}")
         return value
@@ -31,8 +31,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--reference", type=Path, required=True, help="audio file of the voice, half a second or more")
     parser.add_argument("--out", type=Path, default=Path("speech.wav"), help="file to write: .wav, .flac or .ogg")
     parser.add_argument("--language", help="language of the text; the run's first by default")
-    parser.add_argument("--speed", type=bounded(0.25, 4.0), default=1.0, help="2 is twice as fast (0.25 to 4)")
-    parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same bytes")
+    parser.add_argument("--speed", type=bounded(float, 0.25, 4.0), default=1.0, help="2 is twice as fast (0.25 to 4)")
+    parser.add_argument("--seed", type=bounded(int, 0, 2**31 - 1), default=0, help="the same seed gives the same bytes")
     return parser.parse_args(arguments)
 
 

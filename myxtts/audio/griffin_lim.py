@@ -6,6 +6,7 @@ import tensorflow as tf
 from myxtts.audio.format import FFT_SAMPLES, HOP_SAMPLES, PAD_SAMPLES, WINDOW_SAMPLES
 from myxtts.audio.mel import filter_bank, stft
 
+ITERATIONS = 60
 INVERSION_STEPS = 32
 MOMENTUM = 0.99
 

@@ -28,7 +28,7 @@ training:
 and a flag replaces the value of the file:
 
 ```
-python train_main.py --config my_voice.yaml --batch-size 32 --model-gpus 1 2 3 --no-use-tf-native-loading
+python train_main.py --config my_voice.yaml --batch-size 32 --data-gpu 0 --model-gpu 1 --no-use-tf-native-loading
 ```
 
 - A flag is the name of a setting without its section: `data.batch_size` is `--batch-size`, or `--batch_size`.

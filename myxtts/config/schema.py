@@ -32,7 +32,7 @@ class Placement(Section):
     model_gpu: GpuIndex | None = None
     """Physical GPU that holds the model and trains. Goes with data_gpu."""
     model_gpus: tuple[GpuIndex, ...] = ()
-    """Physical GPUs that hold one replica of the model each."""
+    """Physical GPUs that hold one replica of the model each; this version trains one replica."""
     simulate_gpus: Annotated[int, Field(ge=0, le=64)] = 0
     """Split the CPU into this many logical devices and use them as GPUs; 0 uses real ones."""
     enable_memory_isolation: bool = False

@@ -11,6 +11,7 @@ from myxtts.data.corpus import read_corpora
 from myxtts.data.demo_corpus import make_demo_corpus
 from myxtts.data.manifest import Manifest, Tables, build_manifest, report_rejected
 from myxtts.data.plan import Plan, bucket_bounds
+from myxtts.errors import DataError
 from myxtts.text.frontend import symbols_of
 
 DEMO = Path("data/demo")
@@ -43,7 +44,12 @@ def load_corpora(data: Data, seed: int, accumulation: int, folder: Path) -> tupl
     train_path = Path(data.train_data) if data.train_data is not None else demo_corpus()
     validation_path = Path(data.val_data) if data.val_data is not None else None
     *parts, malformed = read_corpora(train_path, validation_path, data.language, data.validation_share, seed)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(
+            f"the run folder {folder} cannot be made: {error.strerror}. Choose another --runs-dir."
+        ) from error
     tables, manifests, rejected = None, [], list(malformed)
     for name, rows in zip(("train", "validation"), parts, strict=True):
         manifest, tables, unusable = build_manifest(

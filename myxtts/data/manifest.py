@@ -22,6 +22,7 @@ from myxtts.data.corpus import Rejected, Row, Rows
 from myxtts.data.header import UnusableAudio, read_header, require_finite
 from myxtts.data.wave_file import resampled_length
 from myxtts.errors import DataError
+from myxtts.files import write_whole
 from myxtts.text.symbols import SymbolTable
 
 CACHE_FORMAT = 1  # raise it when the columns or the checks change
@@ -79,9 +80,9 @@ class Manifest:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of ids, lengths and tokens: the same corpus has the same one wherever it lies."""
+        """SHA-256 of ids, lengths, tokens, speakers and languages: the same corpus has the same wherever it lies."""
         digest = hashlib.sha256(json.dumps(self.ids).encode())
-        for column in (self.samples, self.token_start, self.tokens):
+        for column in (self.samples, self.token_start, self.tokens, self.speaker, self.language):
             digest.update(column.tobytes())
         return digest.hexdigest()
 
@@ -319,7 +320,7 @@ def _save(cache: Path, key: str, manifest: Manifest, tables: Tables, rejected: l
     document = {"key": key, "tables": _tables_to_json(tables), "rejected": rejected, **words}
     body = io.BytesIO()
     np.savez(body, document=np.frombuffer(json.dumps(document).encode(), np.uint8), **columns)
-    _write_whole(cache, body.getvalue() + hashlib.sha256(body.getvalue()).digest())
+    write_whole(cache, body.getvalue() + hashlib.sha256(body.getvalue()).digest())
 
 
 def _load(cache: Path, key: str) -> tuple[Manifest, Tables, list[Rejected]] | None:
@@ -360,10 +361,4 @@ def _write_listing(rejected: Iterable[Rejected], listing: Path) -> None:
     writer = csv.writer(text)
     writer.writerow(Rejected._fields)
     writer.writerows(sorted(rejected))
-    _write_whole(listing, text.getvalue().encode(errors="surrogateescape"))
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_bytes(content)
-    os.replace(partial, path)
+    write_whole(listing, text.getvalue().encode(errors="surrogateescape"))

@@ -9,6 +9,7 @@ from tqdm import tqdm
 
 from myxtts.data.manifest import Manifest
 from myxtts.data.wave_file import read_pcm
+from myxtts.errors import DataError
 
 CHUNK_UTTERANCES = 256  # decoded before they are written: bounds the memory where the disk is slow
 
@@ -43,6 +44,13 @@ def _is_current(path: Path, manifest: Manifest) -> bool:
     return whole and cached.st_mtime_ns > max(os.stat(source).st_ctime_ns for source in manifest.paths)
 
 
+def _read(path: str, samples: int) -> np.ndarray:
+    try:
+        return read_pcm(path, samples)
+    except DataError as error:
+        raise DataError(f"{error}. Repair it, or take its row out of the corpus.") from error
+
+
 def _write(manifest: Manifest, path: Path, workers: int) -> None:
     temporary = path.with_suffix(".partial")
     samples = manifest.samples.tolist()
@@ -53,7 +61,7 @@ def _write(manifest: Manifest, path: Path, workers: int) -> None:
     ):
         for begin in range(0, len(manifest), CHUNK_UTTERANCES):
             chunk = slice(begin, begin + CHUNK_UTTERANCES)
-            for wave in pool.map(read_pcm, manifest.paths[chunk], samples[chunk]):
+            for wave in pool.map(_read, manifest.paths[chunk], samples[chunk]):
                 file.write(wave.tobytes())
                 bar.update()
         file.flush()

@@ -128,11 +128,13 @@ def name_culprit(manifest: Manifest, planned: PlannedBatch, error: Exception) ->
             read_pcm(manifest.paths[row], int(manifest.samples[row]))
             if manifest.native[row] and not read_header(manifest.paths[row]).native:
                 raise DataError(
-                    f"{manifest.paths[row]} was 16-bit mono WAV at {SAMPLE_RATE_HZ} Hz when the manifest was made. "
-                    "Put the file back, or start again so that the manifest is rebuilt."
+                    f"{manifest.paths[row]} was 16-bit mono WAV at {SAMPLE_RATE_HZ} Hz when the manifest was made"
                 )
         except DataError as found:
-            return DataError(f"utterance '{manifest.ids[row]}' ({where}): {found}")
+            return DataError(
+                f"utterance '{manifest.ids[row]}' ({where}): {found}. Put the file back as it was, then --resume; "
+                "or start another run without it."
+            )
     names = ", ".join(f"'{manifest.ids[row]}'" for row in planned.rows)
     path = Path(manifest.paths[rows[0]]).parent
     return DataError(f"a batch could not be read ({where}): {error}. Its utterances, in {path}: {names}.")

@@ -38,10 +38,10 @@ def read_pcm(path: str | Path, samples: int | None = None) -> np.ndarray:
             wave, rate_hz = soundfile.read(file.fileno(), dtype="float32", always_2d=True, closefd=False)
     except (soundfile.LibsndfileError, OSError) as error:
         reason = error.error_string.rstrip(".") if isinstance(error, soundfile.LibsndfileError) else error.strerror
-        raise DataError(f"{path} cannot be read: {reason}. Repair it, or take its row out of the corpus.") from error
+        raise DataError(f"{path} cannot be read: {reason}") from error
     mono = wave.mean(axis=1)
     if not np.isfinite(mono).all():
-        raise DataError(f"{path} holds samples that are not finite. Repair it, or take its row out of the corpus.")
+        raise DataError(f"{path} holds samples that are not finite")
     if rate_hz != SAMPLE_RATE_HZ and len(mono):
         mono = soxr.resample(mono, rate_hz, SAMPLE_RATE_HZ)
     pcm = np.clip(np.rint(mono * 32768.0), -32768, 32767).astype(np.int16)
@@ -49,7 +49,6 @@ def read_pcm(path: str | Path, samples: int | None = None) -> np.ndarray:
         return pcm
     if abs(len(pcm) - samples) > (rate_hz != SAMPLE_RATE_HZ):
         raise DataError(
-            f"{path} has {len(pcm)} samples at {SAMPLE_RATE_HZ} Hz, but had {samples} when the manifest was made. "
-            "Put the file back, or start again so that the manifest is rebuilt."
+            f"{path} has {len(pcm)} samples at {SAMPLE_RATE_HZ} Hz, but had {samples} when the manifest was made"
         )
     return np.pad(pcm[:samples], (0, samples - min(len(pcm), samples)))

@@ -170,16 +170,16 @@ class XTTS(keras.Model):
 
     def _decode(self, encoded, path, frames, style, seed):
         """What the decoder adds to the mean mel: float32 [B, T, 80], normalised."""
-        padded = tf.shape(path)[1]
+        batch, padded = tf.unstack(tf.shape(path))
         place = place_in_token(path, tf.shape(encoded)[1])
         hidden = tf.concat([gather_tokens(encoded, path), tf.cast(place, encoded.dtype)], axis=-1)
         pairs = (padded + FOLD - 1) // FOLD
         hidden = tf.pad(hidden, [[0, 0], [0, pairs * FOLD - padded], [0, 0]])
-        hidden = self.decoder_in(tf.reshape(hidden, [-1, pairs, FOLD * hidden.shape[-1]]))
+        hidden = self.decoder_in(tf.reshape(hidden, [batch, pairs, FOLD * hidden.shape[-1]]))
         mask = length_mask((frames + FOLD - 1) // FOLD, pairs, hidden.dtype)
         for conv in self.decoder:
             hidden = conv(hidden, style, mask, seed)
-        unfolded = tf.reshape(self.decoder_out(hidden), [-1, pairs * FOLD, MEL_BANDS])
+        unfolded = tf.reshape(self.decoder_out(hidden), [batch, pairs * FOLD, MEL_BANDS])
         return tf.cast(unfolded[:, :padded], tf.float32)
 
 

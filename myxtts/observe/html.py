@@ -2,11 +2,12 @@
 
 import base64
 import html
-import os
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 
+from myxtts.files import write_whole
 from myxtts.observe.metrics import read_metrics
 from myxtts.observe.pictures import curves, png_bytes
 
@@ -45,9 +46,7 @@ def write_report(folder: Path) -> Path:
         samples="\n".join(_samples(folder)),
         config=html.escape((folder / "config.yaml").read_text(encoding="utf-8")),
     )
-    partial = folder / ".report.html.partial"
-    partial.write_text(page, encoding="utf-8")
-    os.replace(partial, folder / "report.html")
+    write_whole(folder / "report.html", page.encode())
     return folder / "report.html"
 
 
@@ -65,5 +64,5 @@ def _samples(folder: Path) -> list[str]:
     if newest is None:
         return []
     names = [sound.relative_to(folder).with_suffix("").as_posix() for sound in sorted(newest.glob("*.wav"))]
-    figures = [SAMPLE.format(sound=html.escape(f"{n}.wav"), picture=html.escape(f"{n}.png")) for n in names]
+    figures = [SAMPLE.format(sound=quote(f"{n}.wav"), picture=quote(f"{n}.png")) for n in names]
     return [f"<h2>Spoken at step {int(newest.name.removeprefix('step-'))}</h2>", *figures]

@@ -1,6 +1,7 @@
 """Pictures of mels, alignments and losses."""
 
 import io
+import textwrap
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -31,7 +32,8 @@ def mel_and_alignment(recorded: np.ndarray, spoken: np.ndarray, path: np.ndarray
         axis.set(xlim=(0, longest_s), ylabel="mel band", title=name)
     axes[2].step(np.arange(len(path)) * FRAME_S, path, where="post")
     axes[2].set(xlim=(0, longest_s), xlabel="s", ylabel="token", title="alignment found in the recording")
-    figure.suptitle(title, fontsize=9, wrap=True)
+    # Neither matplotlib's own wrapping, which reads text between two dollars as a formula, nor its formulas.
+    figure.suptitle(textwrap.fill(title, 110, max_lines=3, placeholder=" …"), fontsize=9, parse_math=False)
     return _drawn(figure)
 
 

@@ -1,7 +1,7 @@
 """From a command line to a sound file."""
 
+import io
 import logging
-import os
 from pathlib import Path
 
 import soundfile
@@ -9,6 +9,7 @@ import soundfile
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.config.schema import Placement
 from myxtts.errors import ConfigError
+from myxtts.files import write_whole
 from myxtts.placement import devices
 from myxtts.placement.routes import plan_routes
 from myxtts.synthesis.voice import Voice
@@ -28,12 +29,14 @@ def write_speech(
     """
     if out.suffix.lower() not in FORMATS:
         raise ConfigError(f"--out {out} has no known ending. Use one of {', '.join(FORMATS)}.")
+    if out.is_dir():
+        raise ConfigError(f"--out {out} was asked for, but that is a folder. Name a file in it.")
     if not out.parent.is_dir():
         raise ConfigError(f"--out {out} was asked for, but there is no folder {out.parent}. Make it first.")
     placement = plan_routes(Placement(), devices.gpu_count())
     devices.configure(placement)
     wave = Voice(run, placement.routes[0].model).speak(text, reference, language, speed, seed)
-    partial = out.with_name(f".{out.name}.partial")
-    soundfile.write(partial, wave, SAMPLE_RATE_HZ, format=FORMATS[out.suffix.lower()])
-    os.replace(partial, out)
+    file = io.BytesIO()
+    soundfile.write(file, wave, SAMPLE_RATE_HZ, format=FORMATS[out.suffix.lower()])
+    write_whole(out, file.getvalue())
     log.info("%s: %.2f s of speech", out, len(wave) / SAMPLE_RATE_HZ)

@@ -7,17 +7,17 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
-from myxtts.audio.griffin_lim import griffin_lim
+from myxtts.audio.griffin_lim import ITERATIONS, griffin_lim
 from myxtts.audio.mel import log_mel
 from myxtts.data.wave_file import read_pcm
 from myxtts.errors import CheckpointError, DataError
 from myxtts.models.build import build_xtts
 from myxtts.text.frontend import symbols_of
 from myxtts.text.symbols import SymbolTable
-from myxtts.training.checkpoint import latest, read_about, read_best, restore_variables
+from myxtts.training.checkpoint import checkpoint_of, latest, read_about, read_best, restore_variables
 
-GRIFFIN_LIM_ITERATIONS = 60
 SHORTEST_REFERENCE_S = 0.5
+MOST_LEFT_OUT = 0.25  # share of a text's symbols
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class Voice:
                 tf.constant([mel_of_reference.shape[1]]),
                 tf.constant(speed, tf.float32),
             )
-            wave = griffin_lim(mel, tf.constant(GRIFFIN_LIM_ITERATIONS), tf.constant([seed, 0]))
+            wave = griffin_lim(mel, tf.constant(ITERATIONS), tf.constant([seed, 0]))
         return wave.numpy()[0, : int(frames[0]) * HOP_SAMPLES]
 
     def _encode(self, text: str, language: str | None) -> np.ndarray:
@@ -96,16 +96,23 @@ class Voice:
             )
         symbols = symbols_of(text, language, self._frontend)
         unknown = self._symbols.unknown(symbols)
+        known = [symbol for symbol in symbols if symbol not in unknown]
+        if len(known) <= (1 - MOST_LEFT_OUT) * len(symbols):
+            raise DataError(
+                f"{len(known)} of the {len(symbols)} symbols of {text!r} can be said"
+                + (f"; the training corpus does not have {' '.join(unknown)}" if unknown else "")
+                + ". Give a text in a language of the corpus, and name it by --language."
+            )
         if unknown:
             log.warning("left out, since the training corpus does not have them: %s", " ".join(unknown))
-        known = [symbol for symbol in symbols if symbol not in unknown]
-        if not known:
-            raise DataError(f"there is nothing to say in {text!r}. Give a text with letters of the trained language.")
         return self._symbols.encode(known)
 
     def _hear(self, reference: Path) -> np.ndarray:
         """float32 [samples] of the reference's beginning."""
-        pcm = read_pcm(reference)[: self._reference_samples]
+        try:
+            pcm = read_pcm(reference)[: self._reference_samples]
+        except DataError as error:
+            raise DataError(f"{error}. Give an audio file of the speaker by --reference.") from error
         if len(pcm) < SHORTEST_REFERENCE_S * SAMPLE_RATE_HZ:
             raise DataError(
                 f"the reference {reference} has {len(pcm) / SAMPLE_RATE_HZ:.2f} s. "
@@ -127,4 +134,10 @@ def best_checkpoint(run: Path) -> Path:
             "train_main.py makes one."
         )
     best = read_best(newest)
-    return newest if best is None else newest.with_name(f"step-{best.step:06d}")
+    if best is None:
+        return newest
+    checkpoint = checkpoint_of(newest.parent, best.step)
+    if not checkpoint.exists():
+        log.warning("the best checkpoint %s is gone: the newest one is used", checkpoint)
+        return newest
+    return checkpoint

@@ -17,6 +17,7 @@ import numpy as np
 
 from myxtts.data.planned import Position
 from myxtts.errors import CheckpointError
+from myxtts.files import sync_folder, write_whole
 from myxtts.training.state import TrainingState
 
 FORMAT = 1
@@ -46,19 +47,24 @@ class Checkpoints:
             shutil.rmtree(partial)
         newest = latest(folder)
         self.best = read_best(newest) if newest else None
+        if self.best is not None and not checkpoint_of(folder, self.best.step).exists():
+            self.best = None  # a best that is gone is no bar to beat
 
     def save(self, state: TrainingState, validation_loss: float | None = None) -> Path:
         """Write the state, under a temporary name first; then drop what need not be kept."""
         if validation_loss is not None and self.improves(validation_loss):
             self.best = Best(state.step, validation_loss)
-        target = self._folder / f"step-{state.step:06d}"
+        target = checkpoint_of(self._folder, state.step)
         temporary = partial_of(target)
         temporary.mkdir(parents=True)
         for group, variables in state.variables().items():
             write_arrays(temporary / f"{group}.npz", {name: v.numpy() for name, v in variables.items()})
         about = {"format": FORMAT, "step": state.step, "position": state.position, "best": self.best}
-        write_json(temporary / "state.json", about | self._about)
+        text = json.dumps(about | self._about, ensure_ascii=False, indent=1)
+        write_whole(temporary / "state.json", text.encode())
+        sync_folder(temporary)
         os.replace(temporary, target)
+        sync_folder(self._folder)  # before an older one is dropped
         self._prune()
         return target
 
@@ -80,6 +86,10 @@ def list_checkpoints(folder: Path) -> list[Path]:
 def partial_of(checkpoint: Path) -> Path:
     """The name of a checkpoint while it is not complete."""
     return checkpoint.with_name(f".partial-{checkpoint.name}")
+
+
+def checkpoint_of(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:06d}"
 
 
 def step_of(checkpoint: Path) -> int:
@@ -186,13 +196,3 @@ def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
         np.savez(file, **arrays)
         file.flush()
         os.fsync(file.fileno())
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file under a temporary name, then rename it."""
-    temporary = path.with_name(f".{path.name}.partial")
-    with open(temporary, "w", encoding="utf-8") as file:
-        json.dump(value, file, ensure_ascii=False, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from myxtts.clock import Clock
 from myxtts.data.producer import Delivery
-from myxtts.errors import TrainingError
+from myxtts.errors import TrainingError, UserError
 from myxtts.training.state import TrainingState
 from myxtts.training.step import Step
 from myxtts.training.stop import StopRequest
@@ -74,26 +74,36 @@ def train(
 
     Raises:
         NonFiniteLoss: the checkpoints before it are intact.
+        StepOutOfMemory: likewise.
+        UserError: a batch could not be made; a checkpoint of the steps before it was written.
     """
     started_at = saved_at = state.step
     while state.step < schedule.total_steps and stop.signal is None:
-        with clock.wait():
-            batches = next_step(feed)
-        learning_rate = schedule.learning_rate(state.step)
-        outcome = step(
-            [delivery.batch for delivery in batches], state.step + 1, learning_rate, schedule.ema_decay(state.step)
-        )
+        try:
+            with clock.wait():
+                batches = next_step(feed)
+        except UserError:  # an utterance could not be read: what was learnt before it is kept
+            save_unsaved(state, saved_at, actions)
+            raise
         planned = [delivery.planned for delivery in batches]
+        learning_rate = schedule.learning_rate(state.step)
+        try:
+            outcome = step(
+                [delivery.batch for delivery in batches], state.step + 1, learning_rate, schedule.ema_decay(state.step)
+            )
+        except tf.errors.ResourceExhaustedError as error:
+            raise StepOutOfMemory(state.step + 1, planned[0].bucket, error) from error
         state.advance(planned[-1].following)
         clock.finish_step(sum(p.audio_s for p in planned), sum(p.padded_s for p in planned))
         if state.step == started_at + 1:
             actions.first_step(state, batches, outcome)
-            clock.report()  # drops the first step's time: most of it is tracing
 
         log, validate, sample, checkpoint = (
             periods.due(period, state.step, last=state.step == schedule.total_steps)
             for period in (periods.log, periods.validate, periods.sample, periods.checkpoint)
         )
+        if state.step == started_at + 1 and not log:
+            clock.report()  # drops the first step's time: most of it is tracing
         if not (log or validate or sample or checkpoint):
             continue
         require_finite(state)
@@ -113,6 +123,11 @@ def train(
             if checkpoint or (loss is not None and actions.improves(loss)):
                 actions.save(state, loss)
                 saved_at = state.step
+    save_unsaved(state, saved_at, actions)
+
+
+def save_unsaved(state: TrainingState, saved_at: int, actions: Actions) -> None:
+    """A checkpoint of the last step, if there is none."""
     if saved_at < state.step:
         require_finite(state)
         actions.save(state, None)
@@ -143,3 +158,11 @@ class NonFiniteLoss(TrainingError):
     def __init__(self, step: int):
         super().__init__(f"the loss of step {step} is not finite")
         self.step = step
+
+
+class StepOutOfMemory(TrainingError):
+    """Step `step`, on a batch of `bucket`, did not fit into memory."""
+
+    def __init__(self, step: int, bucket: int, error: tf.errors.ResourceExhaustedError):
+        super().__init__(f"step {step} is out of memory: {error.message}")
+        self.step, self.bucket, self.cause = step, bucket, error

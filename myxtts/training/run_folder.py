@@ -10,12 +10,15 @@ runs/<name>/
     manifest-*.npz    cached manifests
 """
 
+import fcntl
 import json
-import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from myxtts.errors import CheckpointError, ConfigError
+from myxtts.files import write_whole
 from myxtts.training.checkpoint import latest, read_about
 
 # Settings that fix the plan, the symbols and the weights: a run keeps them for its life.
@@ -67,10 +70,24 @@ class RunFolder:
         return checkpoint
 
     def write_config(self, text: str) -> None:
-        self.path.mkdir(parents=True, exist_ok=True)
-        temporary = self.config.with_name(".config.yaml.partial")
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, self.config)
+        write_whole(self.config, text.encode())
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes out of this run, for as long as the scope lasts; the lock ends with the process.
+
+        Raises:
+            ConfigError: another process trains this run.
+        """
+        with open(self.path / ".lock", "w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ConfigError(
+                    f"run '{self.path.name}' was to be trained, but another process is training it in {self.path}. "
+                    "Wait for it or stop it, or give another name by --run."
+                ) from error
+            yield
 
 
 def refuse_other_settings(checkpoint: Path, kept: dict, asked: dict) -> None:

@@ -9,14 +9,13 @@ import soundfile
 import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
-from myxtts.audio.griffin_lim import griffin_lim
+from myxtts.audio.griffin_lim import ITERATIONS, griffin_lim
 from myxtts.batch import FEATURES
 from myxtts.observe.metrics import TensorBoard
 from myxtts.observe.pictures import mel_and_alignment, png_bytes
 from myxtts.training.state import TrainingState
 
 UTTERANCES = 4
-GRIFFIN_LIM_ITERATIONS = 60
 
 
 class Samples:
@@ -48,7 +47,7 @@ class Samples:
                 tf.constant(1.0),
             )
             _, outputs = state.model(batch, training=False)
-            waves = griffin_lim(spoken, tf.constant(GRIFFIN_LIM_ITERATIONS), tf.constant([0, 0])).numpy()
+            waves = griffin_lim(spoken, tf.constant(ITERATIONS), tf.constant([0, 0])).numpy()
         target = self._folder / f"step-{state.step:06d}"
         temporary = self._folder / f".partial-{state.step:06d}"
         temporary.mkdir(parents=True, exist_ok=True)

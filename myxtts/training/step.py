@@ -106,8 +106,10 @@ class Step:
             average.assign_sub((1.0 - controls["ema_decay"]) * (average - variable))
 
         loss = tf.reduce_sum(losses)
-        # A scaled loss overflows now and then: the optimizer skips that update, and the norm is no error.
-        fine = tf.math.is_finite(loss) & (tf.math.is_finite(norm) | is_scaled(state.optimizer))
+        # A scaled loss overflows now and then: the optimizer skips that update and halves the scale, which is no
+        # error until nothing is left to halve.
+        overflows = is_scaled(state.optimizer) & (scale >= 1.0)
+        fine = tf.math.is_finite(loss) & (tf.math.is_finite(norm) | overflows)
         first_bad = ~fine & (state.bad_step == 0)
         state.bad_step.assign(tf.where(first_bad, controls["number"], state.bad_step))
         return tf.concat([losses, [loss, norm / scale]], axis=0)

@@ -6,6 +6,7 @@ runs/<name>/
     checkpoints/      see checkpoint.py
     samples/          step-000500/*.wav and *.png
     tensorboard/
+    report.html       the run on one page
     rejected.csv      unusable rows of the corpus
     manifest-*.npz    cached manifests
 """

@@ -4,6 +4,7 @@ import shutil
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import soundfile
@@ -11,8 +12,9 @@ import soundfile
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.errors import CheckpointError, ConfigError, DataError
 from myxtts.synthesis.speech import write_speech
-from myxtts.synthesis.voice import Voice, best_checkpoint
+from myxtts.synthesis.voice import Voice
 from myxtts.training.checkpoint import list_checkpoints
+from myxtts.training.trained import choose_checkpoint
 from tests.sine_corpus import sine, write_sound
 from tests.tiny import Workplace, small_models
 from tests.two_devices import MODEL
@@ -94,17 +96,17 @@ class Checkpoint(Case):
     def test_the_best_one_speaks_and_the_newest_where_it_is_gone(self):
         copied = self.place.folder / "copied"
         shutil.copytree(self.run_folder, copied)
-        best = best_checkpoint(copied)
+        best = choose_checkpoint(copied)
         self.assertIn(best, list_checkpoints(copied / "checkpoints"))
         newest = list_checkpoints(copied / "checkpoints")[-1]
         if best != newest:
             shutil.rmtree(best)
             with self.assertLogs("myxtts", "WARNING"):
-                self.assertEqual(best_checkpoint(copied), newest)
+                self.assertEqual(choose_checkpoint(copied), newest)
 
     def test_a_folder_without_a_run_is_refused(self):
         with self.assertRaisesRegex(CheckpointError, "has no checkpoint"):
-            best_checkpoint(self.place.folder)
+            choose_checkpoint(self.place.folder)
 
 
 class Program(Case):
@@ -120,8 +122,6 @@ class Program(Case):
                 self.write(folder / name)
 
     def test_file_has_the_wave_that_the_voice_gives(self):
-        from unittest import mock
-
         out = self.place.folder / "out.wav"
         with mock.patch("myxtts.synthesis.speech.devices.configure"):  # this process has its devices
             self.write(out)

@@ -10,11 +10,11 @@ from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.griffin_lim import ITERATIONS, griffin_lim
 from myxtts.audio.mel import log_mel
 from myxtts.data.wave_file import read_pcm
-from myxtts.errors import CheckpointError, DataError
-from myxtts.models.build import build_xtts
+from myxtts.errors import DataError
 from myxtts.text.frontend import symbols_of
 from myxtts.text.symbols import SymbolTable
-from myxtts.training.checkpoint import checkpoint_of, latest, read_about, read_best, restore_variables
+from myxtts.training.checkpoint import read_about
+from myxtts.training.trained import choose_checkpoint, load_network
 
 SHORTEST_REFERENCE_S = 0.5
 MOST_LEFT_OUT = 0.25  # share of a text's symbols
@@ -38,7 +38,7 @@ class Voice:
     """
 
     def __init__(self, run: Path, device: str = "/CPU:0"):
-        checkpoint = best_checkpoint(run)
+        checkpoint = choose_checkpoint(run)
         about = read_about(checkpoint)
         settings = about["settings"]
         self._frontend = settings["data"]["text_frontend"]
@@ -46,12 +46,7 @@ class Voice:
         self._symbols = SymbolTable.from_list(about["symbols"])
         self._languages = about["languages"]
         self._device = device
-        with tf.device(device):
-            self._model = build_xtts(
-                settings["model"]["model_size"], 0.0, len(self._symbols), len(self._languages), "float32"
-            )
-        weights = checkpoint / ("averages.npz" if settings["training"]["ema"] else "model.npz")
-        restore_variables(weights, {v.path: v.value for v in self._model.trainable_variables})
+        self._model = load_network(checkpoint, about, device)
         log.info("voice          %s, step %d", run, about["step"])
 
     def speak(
@@ -119,25 +114,3 @@ class Voice:
                 f"Give at least {SHORTEST_REFERENCE_S} s of speech."
             )
         return pcm.astype(np.float32) / 32768.0
-
-
-def best_checkpoint(run: Path) -> Path:
-    """The checkpoint of a run with the lowest validation loss, or its newest one.
-
-    Raises:
-        CheckpointError: there is none.
-    """
-    newest = latest(run / "checkpoints")
-    if newest is None:
-        raise CheckpointError(
-            f"{run} was asked for, but has no checkpoint. Give the folder of a run by --run, such as runs/demo; "
-            "train_main.py makes one."
-        )
-    best = read_best(newest)
-    if best is None:
-        return newest
-    checkpoint = checkpoint_of(newest.parent, best.step)
-    if not checkpoint.exists():
-        log.warning("the best checkpoint %s is gone: the newest one is used", checkpoint)
-        return newest
-    return checkpoint

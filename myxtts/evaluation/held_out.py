@@ -1,0 +1,137 @@
+"""The held-out utterances of a run, with what its model finds in them."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from pydantic import ValidationError
+
+from myxtts.config.schema import Config, Data
+from myxtts.data.corpora import DEMO, Corpus, load_corpora, make_plan
+from myxtts.data.manifest import Manifest
+from myxtts.data.pipeline import Pipeline
+from myxtts.data.plan import bucket_bounds
+from myxtts.data.planned import Position
+from myxtts.data.wave_file import read_pcm
+from myxtts.errors import CheckpointError, DataError
+from myxtts.models.xtts import XTTS
+from myxtts.placement.routes import Route
+from myxtts.run import about_run
+from myxtts.training.run_folder import refuse_other_corpus
+
+
+@dataclass(frozen=True, eq=False)
+class Utterance:
+    """A held-out recording.
+
+    Attributes:
+        id, text: of the corpus.
+        language, speaker: indices in the run's tables.
+        tokens: int32 [N].
+        wave: float32 [samples] in [-1, 1].
+        mel: float32 [frames, 80].
+        reference: float32 [reference frames, 80], another utterance of the speaker where there is one.
+        path: int32 [frames], the token that the model aligned each frame to.
+    """
+
+    id: str
+    text: str
+    language: int
+    speaker: int
+    tokens: np.ndarray
+    wave: np.ndarray
+    mel: np.ndarray
+    reference: np.ndarray
+    path: np.ndarray
+
+
+def load_again(checkpoint: Path, about: dict[str, Any], run: Path) -> tuple[Config, Corpus, Corpus]:
+    """The settings, the training corpus and the held-out corpus that a checkpoint was made with.
+
+    Raises:
+        DataError: the corpus is gone, or nothing was held out of it.
+        CheckpointError: it has changed since.
+    """
+    config = settings_of(checkpoint, about)
+    data, training = config.data, config.training
+    for path in filter(None, (data.train_data, data.val_data)):
+        if not Path(path).exists():
+            raise DataError(
+                f"{run} was trained on {path}, which is not found from {Path.cwd()}. Put it back, or work in "
+                "the folder in which the run was started."
+            )
+    corpus, held_out, tables = load_corpora(data, training.seed, training.gradient_accumulation, run)
+    if held_out is None:
+        raise DataError(
+            f"{run} is to be measured on utterances that it was not trained on, but none was held out "
+            f"(validation_share {data.validation_share}). Train with --validation-share or --val-data."
+        )
+    refuse_other_corpus(checkpoint, about_run(config, corpus, tables))
+    return config, corpus, held_out
+
+
+def settings_of(checkpoint: Path, about: dict[str, Any]) -> Config:
+    """Raises CheckpointError where another version wrote settings that this one does not have."""
+    try:
+        return Config.model_validate_json(json.dumps(about["settings"]))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise CheckpointError(
+            f"the settings in {checkpoint} cannot be used: {'.'.join(map(str, first['loc']))}: {first['msg']}. "
+            "Use the version of MyXTTS that wrote it."
+        ) from error
+
+
+def read_utterances(
+    network: XTTS, manifest: Manifest, config: Config, route: Route, folder: Path, most: int
+) -> list[Utterance]:
+    """At most `most` utterances, drawn by the run's seed and aligned by the network."""
+    data, seed = config.data, config.training.seed
+    # One bucket: XLA compiles the search once.
+    plan = make_plan(manifest, bucket_bounds(manifest.samples, 1), data, seed, 1)
+    pipeline = Pipeline(Corpus(manifest, plan), route, data, seed, folder)
+    found: list[Utterance] = []
+    with pipeline.open_feed(Position(), epochs=1) as feed:
+        for planned, batch in feed:
+            with tf.device(route.model):
+                _, outputs = network(batch, training=False)
+            arrays = {name: value.numpy() for name, value in (batch | {"path": outputs["path"]}).items()}
+            found += [_utterance(manifest, arrays, number, row) for number, row in enumerate(planned.rows)]
+            if len(found) >= most:
+                break
+    return found[:most]
+
+
+def _utterance(manifest: Manifest, arrays: dict[str, np.ndarray], number: int, row: int) -> Utterance:
+    frames = int(arrays["frames"][number])
+    return Utterance(
+        id=manifest.ids[row],
+        text=manifest.texts[row],
+        language=int(manifest.language[row]),
+        speaker=int(manifest.speaker[row]),
+        tokens=arrays["tokens"][number, : arrays["token_count"][number]],
+        wave=wave_of(manifest, row),
+        mel=arrays["mel"][number, :frames],
+        reference=arrays["reference"][number, : arrays["reference_frames"][number]],
+        path=arrays["path"][number, :frames],
+    )
+
+
+def wave_of(manifest: Manifest, row: int) -> np.ndarray:
+    """float32 [samples] in [-1, 1]. Raises DataError where the file cannot be read."""
+    return read_pcm(manifest.paths[row], int(manifest.samples[row])).astype(np.float32) / 32768.0
+
+
+def natural_speech(manifest: Manifest, each: int) -> tuple[list[np.ndarray], np.ndarray]:
+    """The first `each` waves of every speaker, and int [waves], their speakers."""
+    chosen = np.concatenate([np.flatnonzero(manifest.speaker == one)[:each] for one in np.unique(manifest.speaker)])
+    return [wave_of(manifest, row) for row in chosen], manifest.speaker[chosen]
+
+
+def corpus_folder(data: Data) -> Path:
+    """Where the held-out utterances lie."""
+    path = Path(data.val_data or data.train_data or DEMO)
+    return path if path.is_dir() else path.parent

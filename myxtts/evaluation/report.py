@@ -1,0 +1,98 @@
+"""A score as a table, as JSON and as pictures."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from myxtts.evaluation.held_out import Utterance
+from myxtts.evaluation.measures import Sound
+from myxtts.observe.pictures import FRAME_S, mel_and_alignment, png_bytes
+
+COLUMNS = "voice", "copy_synthesis", "shuffled_texts"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One figure between its ceiling and its floor; None where it has no meaning or nothing was measured."""
+
+    voice: float | None
+    copy_synthesis: float | None = None
+    shuffled_texts: float | None = None
+
+
+# key: name in the table, unit, factor to that unit, digits behind the point
+SHOWN = {
+    "mel_cepstral_distortion": ("mel-cepstral distortion", "dB", 1, 2),
+    "relative_distortion": ("mel-cepstral distortion, times copy synthesis", "×", 1, 2),
+    "log_f0_rmse": ("log-F0 RMSE", "ln Hz", 1, 3),
+    "voicing_error": ("voicing error", "%", 100, 1),
+    "duration_ratio": ("duration ratio, mean", "s/s", 1, 3),
+    "duration_within_bounds": ("duration ratio within 0.95–1.05", "%", 100, 0),
+    "speaker_accuracy": ("speaker accuracy", "%", 100, 0),
+    "real_time_factor": ("real-time factor, text to wave", "s/s", 1, 3),
+    "word_end_signed_median": ("word ends in recordings, signed median error", "ms", 1, 1),
+    "word_end_absolute_median": ("word ends in recordings, absolute median error", "ms", 1, 1),
+    "word_end_within_20_ms": ("word ends in recordings within 20 ms", "%", 100, 0),
+    "word_start_signed_median": ("word starts in recordings, signed median error", "ms", 1, 1),
+    "word_start_absolute_median": ("word starts in recordings, absolute median error", "ms", 1, 1),
+    "word_start_within_20_ms": ("word starts in recordings within 20 ms", "%", 100, 0),
+}
+
+
+@dataclass(frozen=True)
+class Score:
+    """What was measured of a checkpoint.
+
+    Attributes:
+        metrics: by the keys of SHOWN; those without meaning for this corpus are missing.
+        notes: what the figures rest on, and what was left out and why.
+    """
+
+    run: str
+    checkpoint: str
+    utterances: int
+    metrics: dict[str, Metric]
+    notes: tuple[str, ...]
+
+    def table(self) -> str:
+        """Markdown."""
+        lines = ["| metric | voice | copy synthesis | shuffled texts | unit |", "|---|---|---|---|---|"]
+        for key, metric in self.metrics.items():
+            name, unit, factor, digits = SHOWN[key]
+            values = (getattr(metric, column) for column in COLUMNS)
+            shown = ("–" if value is None else f"{factor * value:.{digits}f}" for value in values)
+            lines.append(f"| {name} | {' | '.join(shown)} | {unit} |")
+        return "\n".join([*lines, "", *(f"- {note}" for note in self.notes)])
+
+    def to_json(self) -> dict[str, Any]:
+        """The same, with the unit of each metric; percentages as shares."""
+        units = {key: "share" if factor == 100 else unit for key, (_, unit, factor, _) in SHOWN.items()}
+        metrics = {key: asdict(metric) | {"unit": units[key]} for key, metric in self.metrics.items()}
+        return asdict(self) | {"metrics": metrics}
+
+
+def draw(folder: Path, utterances: Sequence[Utterance], recorded: Sequence[Sound], spoken: Sequence[Sound]) -> None:
+    """For each utterance `<number>-<id>-mel.png` and `<number>-<id>-f0.png`; the folder is made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, (one, record, voice) in enumerate(zip(utterances, recorded, spoken, strict=True), 1):
+        name = f"{number}-{Path(one.id).stem}"
+        picture = mel_and_alignment(record.mel, voice.mel, one.path, one.text)
+        (folder / f"{name}-mel.png").write_bytes(png_bytes(picture))
+        f0_curves({"recorded": record, "voice": voice}, one.text).savefig(folder / f"{name}-f0.png")
+
+
+def f0_curves(sounds: dict[str, Sound], title: str) -> Figure:
+    """F0 of each sound over time, with gaps where it is unvoiced."""
+    figure = Figure(figsize=(9, 3), dpi=80, layout="constrained")
+    axis = figure.subplots()
+    for name, sound in sounds.items():
+        time_s = (np.arange(len(sound.f0_hz)) + 0.5) * FRAME_S
+        axis.plot(time_s, np.where(sound.voiced, sound.f0_hz, np.nan), label=name, marker=".", markersize=3)
+    axis.set(xlabel="s", ylabel="F0, Hz")
+    axis.legend()
+    figure.suptitle(title, fontsize=9, wrap=True, parse_math=False)
+    return figure

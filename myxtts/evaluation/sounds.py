@@ -1,0 +1,87 @@
+"""Waves from texts and from mels, and what is heard in them, in batches on a device."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from myxtts.audio.format import HOP_SAMPLES
+from myxtts.audio.griffin_lim import ITERATIONS, griffin_lim
+from myxtts.audio.mel import SILENCE, log_mel
+from myxtts.audio.pitch import f0
+from myxtts.evaluation.measures import Sound
+from myxtts.models.xtts import XTTS
+
+BATCH_UTTERANCES = 8
+SEED = 0, 0
+
+_log_mel = tf.function(log_mel, input_signature=[tf.TensorSpec([None, None]), tf.TensorSpec([None], tf.int32)])
+_f0 = tf.function(f0, input_signature=[tf.TensorSpec([None, None]), tf.TensorSpec([None], tf.int32)])
+
+
+def speak(
+    network: XTTS,
+    tokens: Sequence[np.ndarray],
+    languages: Sequence[int],
+    references: Sequence[np.ndarray],
+    device: str,
+) -> list[np.ndarray]:
+    """What the network says, through Griffin-Lim.
+
+    Args:
+        tokens: int32 [N] for each utterance.
+        languages: index of each.
+        references: float32 [frames, 80] of each.
+
+    Returns:
+        float32 [samples] for each utterance.
+    """
+    waves: list[np.ndarray] = []
+    for part in _parts(len(tokens)):
+        ids, counts = _padded(tokens[part], 0)
+        mels, frames = _padded(references[part], SILENCE)
+        with tf.device(device):
+            mel, spoken, _ = network.speak(ids, counts, tf.constant(languages[part]), mels, frames, tf.constant(1.0))
+        waves += invert(mel, spoken.numpy(), device)
+    return waves
+
+
+def copy_synthesis(mels: Sequence[np.ndarray], device: str) -> list[np.ndarray]:
+    """The waves that Griffin-Lim makes of recorded mels: the best that a model before it could reach."""
+    waves: list[np.ndarray] = []
+    for part in _parts(len(mels)):
+        mel, frames = _padded(mels[part], SILENCE)
+        waves += invert(mel, frames.numpy(), device)
+    return waves
+
+
+def invert(mel, frames: np.ndarray, device: str) -> list[np.ndarray]:
+    """Waves of a batch of mels, each cut to its frames."""
+    with tf.device(device):
+        waves = griffin_lim(mel, tf.constant(ITERATIONS), tf.constant(SEED)).numpy()
+    return [wave[: length * HOP_SAMPLES] for wave, length in zip(waves, frames, strict=True)]
+
+
+def hear(waves: Sequence[np.ndarray], device: str) -> list[Sound]:
+    """Log-mel and F0 of waves."""
+    sounds: list[Sound] = []
+    for part in _parts(len(waves)):
+        batch, samples = _padded(waves[part], 0.0)
+        with tf.device(device):
+            heard = [value.numpy() for value in (_log_mel(batch, samples), *_f0(batch, samples))]
+        lengths = samples.numpy() // HOP_SAMPLES
+        sounds += [Sound(*(value[row, :length] for value in heard)) for row, length in enumerate(lengths)]
+    return sounds
+
+
+def _parts(count: int) -> Iterator[slice]:
+    return (slice(begin, begin + BATCH_UTTERANCES) for begin in range(0, count, BATCH_UTTERANCES))
+
+
+def _padded(arrays: Sequence[np.ndarray], padding: float) -> tuple[tf.Tensor, tf.Tensor]:
+    """Arrays [n, …] as one [batch, longest n, …] and int32 [batch], each n."""
+    lengths = [len(array) for array in arrays]
+    batch = np.full((len(arrays), max(lengths), *arrays[0].shape[1:]), padding, arrays[0].dtype)
+    for to, array in zip(batch, arrays, strict=True):
+        to[: len(array)] = array
+    return tf.constant(batch), tf.constant(lengths)

@@ -1,0 +1,67 @@
+"""A trained run, read back: which checkpoint, and the network with its weights."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from myxtts.errors import CheckpointError
+from myxtts.models.build import build_xtts
+from myxtts.models.xtts import XTTS
+from myxtts.text.symbols import SymbolTable
+from myxtts.training.checkpoint import checkpoint_of, latest, list_checkpoints, read_best, restore_variables
+
+log = logging.getLogger(__name__)
+
+
+def choose_checkpoint(run: Path, name: str | None = None) -> Path:
+    """A checkpoint of a run by its name, such as step-002000; by default the best, or the newest if none is best.
+
+    Raises:
+        CheckpointError: there is none, or none of this name.
+    """
+    newest = latest(run / "checkpoints")
+    if newest is None:
+        raise CheckpointError(
+            f"{run} was asked for, but has no checkpoint. Give the folder of a run by --run, such as runs/demo; "
+            "train_main.py makes one."
+        )
+    if name is not None:
+        return _named(run, name)
+    best = read_best(newest)
+    if best is None:
+        return newest
+    checkpoint = checkpoint_of(newest.parent, best.step)
+    if not checkpoint.exists():
+        log.warning("the best checkpoint %s is gone: the newest one is used", checkpoint)
+        return newest
+    return checkpoint
+
+
+def _named(run: Path, name: str) -> Path:
+    found = list_checkpoints(run / "checkpoints")
+    for checkpoint in found:
+        if checkpoint.name == name:
+            return checkpoint
+    raise CheckpointError(
+        f"checkpoint '{name}' was asked for, but {run} has {', '.join(path.name for path in found)}. Give one of these."
+    )
+
+
+def load_network(checkpoint: Path, about: dict[str, Any], device: str) -> XTTS:
+    """The network of a checkpoint on a device, in float32; with the averaged weights where the run has them.
+
+    Args:
+        about: its state.json, by `read_about`.
+
+    Raises:
+        CheckpointError: the weights are damaged or of another architecture.
+    """
+    settings = about["settings"]
+    symbols, languages = len(SymbolTable.from_list(about["symbols"])), len(about["languages"])
+    with tf.device(device):
+        network = build_xtts(settings["model"]["model_size"], 0.0, symbols, languages, "float32")
+    weights = checkpoint / ("averages.npz" if settings["training"]["ema"] else "model.npz")
+    restore_variables(weights, {v.path: v.value for v in network.trainable_variables})
+    return network

@@ -1,0 +1,335 @@
+"""The score of a voice: measures on signals with known answers, and a whole evaluation of a small run."""
+
+import contextlib
+import io
+import json
+import shutil
+import tempfile
+import unittest
+from pathlib import Path
+
+from tests.two_devices import MODEL, TWO
+
+# isort: split
+
+import numpy as np
+
+from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
+from myxtts.audio.mel import SILENCE
+from myxtts.errors import CheckpointError, ConfigError, DataError
+from myxtts.evaluation.boundaries import boundary_figures, found_word_gaps, read_word_gaps
+from myxtts.evaluation.held_out import Utterance
+from myxtts.evaluation.measures import DECIBELS, Sound, cepstra, compare, summary, warping_path
+from myxtts.evaluation.report import SHOWN, Metric, Score
+from myxtts.evaluation.score import another_text_each, score_of, word_boundaries, write_score
+from myxtts.evaluation.sounds import copy_synthesis, hear
+from myxtts.evaluation.speakers import NearestSpeaker, voice_print
+from myxtts.text.symbols import SymbolTable
+from myxtts.training.checkpoint import read_about
+from myxtts.training.trained import choose_checkpoint, load_network
+from tests.tiny import SECONDS, Workplace, arrays_of, small_models
+
+
+def glide(semitones: float = 0.0, seconds: float = 1.0, swing_hz: float = 40.0) -> np.ndarray:
+    """A vowel that goes from 100 to 140 Hz and back while its colour changes; float32."""
+    place = np.arange(round(seconds * SAMPLE_RATE_HZ)) / (seconds * SAMPLE_RATE_HZ)
+    hz = (100 + swing_hz * np.sin(np.pi * place)) * 2 ** (semitones / 12)
+    phase = 2 * np.pi * np.cumsum(hz) / SAMPLE_RATE_HZ
+    wave = sum(np.sin(k * phase) * np.exp(-((k - 4 - 6 * place) ** 2) / 20) for k in range(1, 21))
+    return (0.1 * wave).astype(np.float32)
+
+
+def heard(*waves: np.ndarray) -> list[Sound]:
+    return hear([wave.astype(np.float32) for wave in waves], MODEL)
+
+
+def figures(recorded: Sound, spoken: Sound) -> dict[str, float | None]:
+    return summary([compare(recorded, spoken)])
+
+
+class DistortionTest(unittest.TestCase):
+    def test_a_wave_is_equal_to_itself(self):
+        (sound,) = heard(glide())
+        self.assertEqual(
+            figures(sound, sound),
+            {
+                "mel_cepstral_distortion": 0.0,
+                "log_f0_rmse": 0.0,
+                "voicing_error": 0.0,
+                "duration_ratio": 1.0,
+                "duration_within_bounds": 1.0,
+            },
+        )
+
+    def test_a_known_difference_of_one_coefficient_has_the_known_decibels(self):
+        # c3 is 0.5 higher in all frames: log|H| gains 0.5 cos(3ω), and the distortion is 10√2/ln 10 · 0.5 dB.
+        (sound,) = heard(glide())
+        ripple = 0.5 * np.cos(np.pi * 3 * (np.arange(80) + 0.5) / 80)
+        other = Sound((sound.mel + ripple).astype(np.float32), sound.f0_hz, sound.voiced)
+        difference = cepstra(other.mel) - cepstra(sound.mel)
+        np.testing.assert_allclose(difference, np.eye(13)[[2]].repeat(len(sound.mel), 0) * 0.5, atol=1e-5)
+        self.assertAlmostEqual(DECIBELS * 0.5, 3.0709, places=4)
+        self.assertAlmostEqual(DECIBELS * np.linalg.norm(difference, axis=1).mean(), 3.0709, places=3)
+        self.assertLessEqual(compare(sound, other).distortion_db, 3.0710)  # the warping may only make it less
+
+    def test_over_all_coefficients_it_is_the_root_mean_square_in_decibels(self):
+        x, y = np.random.default_rng(0).normal(0, 1, (2, 1, 80))
+        x, y = x - x.mean(), y - y.mean()
+        decibels = 20 / np.log(10) * np.sqrt(np.mean((x - y) ** 2))
+        self.assertAlmostEqual(DECIBELS * np.linalg.norm(cepstra(x, 1, 79) - cepstra(y, 1, 79)), decibels)
+
+    def test_loudness_does_not_count(self):
+        (sound,) = heard(glide())
+        louder = Sound(sound.mel + np.float32(np.log(2)), sound.f0_hz, sound.voiced)
+        self.assertAlmostEqual(compare(sound, louder).distortion_db, 0.0, places=4)
+
+    def test_a_stretched_copy_is_near_and_has_its_duration(self):
+        sound, slow = heard(glide(), glide(seconds=1.5))
+        found = compare(sound, slow)
+        self.assertLess(found.distortion_db, 0.5)
+        self.assertAlmostEqual(found.duration_ratio, 1.5, delta=0.02)
+
+    def test_copy_synthesis_is_between_the_wave_and_noise_or_silence(self):
+        random = np.random.default_rng(0)
+        (sound,) = heard(glide())
+        copy, noise, silence = heard(
+            *copy_synthesis([sound.mel], MODEL), random.uniform(-0.3, 0.3, SAMPLE_RATE_HZ), np.zeros(SAMPLE_RATE_HZ)
+        )
+        copied = compare(sound, copy).distortion_db
+        self.assertGreater(copied, 0.0)
+        self.assertGreater(compare(sound, noise).distortion_db, 3 * copied)
+        self.assertGreater(compare(sound, silence).distortion_db, 3 * copied)
+        self.assertGreater(figures(sound, noise)["voicing_error"], 0.8)
+        self.assertIsNone(figures(sound, silence)["log_f0_rmse"])
+
+    def test_the_path_goes_from_both_beginnings_to_both_ends(self):
+        x, y = np.array([[0.0], [1.0], [5.0]]), np.array([[0.0], [0.0], [1.0], [5.0]])
+        np.testing.assert_array_equal(warping_path(x, y), [[0, 0], [0, 1], [1, 2], [2, 3]])
+
+
+class PitchErrorTest(unittest.TestCase):
+    def test_a_semitone_is_a_twelfth_of_the_logarithm_of_two(self):
+        (sound,) = heard(glide())
+        higher = Sound(sound.mel, sound.f0_hz * 2 ** (1 / 12), sound.voiced)
+        self.assertAlmostEqual(figures(sound, higher)["log_f0_rmse"], np.log(2) / 12, places=5)
+
+    def test_a_wave_a_semitone_higher_is_measured_so(self):
+        sound, higher = heard(glide(swing_hz=0.0), glide(semitones=1.0, swing_hz=0.0))
+        self.assertAlmostEqual(figures(sound, higher)["log_f0_rmse"], np.log(2) / 12, delta=0.002)
+
+    def test_voicing_error_is_the_share_of_pairs_that_differ(self):
+        mel = np.random.default_rng(0).normal(-5, 2, (4, 80)).astype(np.float32)
+        voiced = np.array([True, True, False, False])
+        other = np.array([True, False, True, False])
+        one, two = (Sound(mel, np.where(v, 100.0, 0.0), v) for v in (voiced, other))
+        self.assertEqual(figures(one, two)["voicing_error"], 0.5)
+        self.assertEqual(len(compare(one, two).log_f0_errors), 1)
+
+    def test_durations_outside_the_bounds_are_counted(self):
+        mel = np.full((100, 80), SILENCE, np.float32)
+        sounds = [Sound(mel[:n], np.zeros(n), np.zeros(n, bool)) for n in (100, 96, 94)]
+        found = summary([compare(sounds[0], other) for other in sounds])
+        self.assertAlmostEqual(found["duration_ratio"], (1 + 0.96 + 0.94) / 3)
+        self.assertAlmostEqual(found["duration_within_bounds"], 2 / 3)
+
+
+class SpeakerTest(unittest.TestCase):
+    def test_the_nearest_of_three_voices_is_named(self):
+        random = np.random.default_rng(0)
+        colour = random.normal(0, 1, (3, 80))
+        mels = [(colour[i % 3] + random.normal(-5, 1, (50, 80))).astype(np.float32) for i in range(18)]
+        speakers = np.arange(18) % 3 + 4
+        prints = np.stack([voice_print(mel) for mel in mels])
+        nearest = NearestSpeaker(prints[:12], speakers[:12])
+        self.assertEqual(nearest.accuracy(mels[12:], speakers[12:]), 1.0)
+        self.assertEqual(nearest.accuracy(mels[12:], np.roll(speakers[12:], 1)), 0.0)
+
+
+class BoundaryTest(unittest.TestCase):
+    def test_gaps_are_where_the_path_enters_and_leaves_their_tokens(self):
+        tokens, path = np.array([1, 5, 3, 6, 3, 2]), np.array([0, 1, 1, 2, 3, 3, 4, 4, 5])
+        frame_s = HOP_SAMPLES / SAMPLE_RATE_HZ
+        np.testing.assert_allclose(found_word_gaps(tokens, path, 3), np.array([[3, 4], [6, 8]]) * frame_s)
+        self.assertEqual(found_word_gaps(tokens, path, 9).shape, (0, 2))
+
+    def test_figures_of_known_errors(self):
+        found = boundary_figures("word_end", np.array([-30.0, -10.0, 20.0]))
+        self.assertEqual(found["word_end_signed_median"], -10.0)
+        self.assertEqual(found["word_end_absolute_median"], 20.0)
+        self.assertAlmostEqual(found["word_end_within_20_ms"], 2 / 3)
+
+    def test_true_gaps_are_read_and_damage_is_named_by_its_line(self):
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "alignments.jsonl"
+            good = {"id": "a", "phonemes": [["", 0, 0.1], ["t", 0.1, 0.2], [" ", 0.2, 0.25], ["a", 0.25, 1]]}
+            file.write_text(json.dumps(good) + "\n" + json.dumps({"id": "b", "phonemes": []}), encoding="utf-8")
+            gaps = read_word_gaps(file)
+            np.testing.assert_array_equal(gaps["a"], [[0.2, 0.25]])
+            self.assertEqual(gaps["b"].shape, (0, 2))
+            for bad in ("{", "[]", '{"id": "c"}', '{"id": "c", "phonemes": [[" ", "x", 1]]}', "null"):
+                file.write_text(f"{json.dumps(good)}\n{bad}\n", encoding="utf-8")
+                with self.assertRaisesRegex(DataError, "line 2"):
+                    read_word_gaps(file)
+
+    def test_only_recordings_with_as_many_gaps_as_their_truth_are_measured(self):
+        symbols = SymbolTable((" ", "a"))
+        tokens = np.array([1, 4, 3, 4, 2])
+        found = [self.utterance(name, tokens, np.arange(5)) for name in ("x.wav", "y.wav", "z.wav")]
+        lines = [{"id": "x", "phonemes": [[" ", 0.0, 0.02]]}, {"id": "y", "phonemes": [[" ", 0, 1], [" ", 1, 2]]}]
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "alignments.jsonl"
+            self.assertEqual(word_boundaries(file, found, symbols)[0], {})
+            file.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+            metrics, note = word_boundaries(file, found, symbols)
+            self.assertEqual(word_boundaries(file, found, SymbolTable(("a",)))[0], {})
+        frame_ms = 1000 * HOP_SAMPLES / SAMPLE_RATE_HZ
+        self.assertAlmostEqual(metrics["word_end_signed_median"].voice, 2 * frame_ms)
+        self.assertAlmostEqual(metrics["word_start_signed_median"].voice, 3 * frame_ms - 20)
+        self.assertIn("1 word gaps of 1 recordings; 2 left out", note)
+
+    @staticmethod
+    def utterance(name: str, tokens: np.ndarray, path: np.ndarray) -> Utterance:
+        mel = np.full((len(path), 80), SILENCE, np.float32)
+        return Utterance(name, "a a", 0, 0, tokens, np.zeros(0, np.float32), mel, mel, path)
+
+
+class TableTest(unittest.TestCase):
+    def test_shares_are_percentages_in_the_table_and_shares_in_json(self):
+        score = Score("runs/x", "step-000001", 2, {"voicing_error": Metric(0.125, 0.0625)}, ("a note",))
+        self.assertIn("| voicing error | 12.5 | 6.2 | – | % |", score.table())
+        self.assertIn("- a note", score.table())
+        self.assertEqual(
+            score.to_json()["metrics"]["voicing_error"],
+            {"voice": 0.125, "copy_synthesis": 0.0625, "shuffled_texts": None, "unit": "share"},
+        )
+
+
+class WholeEvaluation(unittest.TestCase):
+    """A run of 8 steps on 13 sinusoids of two speakers, 3 held out."""
+
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.place = Workplace(Path(folder.name))
+        finished = cls.place.train("scored", "--validation-share", "0.25")
+        assert finished.code == 0, finished
+        cls.run_folder = cls.place.run("scored")
+        cls.pictures = Path(folder.name) / "pictures"
+        cls.score = cls.measure()
+
+    @classmethod
+    def measure(cls, run: Path | None = None, utterances: int = 50) -> Score:
+        run = run or cls.run_folder
+        with small_models(), contextlib.redirect_stdout(io.StringIO()):
+            return score_of(run, choose_checkpoint(run), utterances, TWO.routes[0], cls.pictures)
+
+    def copied(self, name: str) -> Path:
+        return Path(shutil.copytree(self.run_folder, self.place.run(name)))
+
+    def test_every_metric_is_there_and_finite(self):
+        expected = {key for key in SHOWN if not key.startswith("word_")}
+        self.assertEqual(set(self.score.metrics), expected)
+        self.assertEqual((self.score.utterances, self.score.checkpoint), (round(0.25 * len(SECONDS)), "step-000008"))
+        for key, metric in self.score.metrics.items():
+            if key != "log_f0_rmse":  # an untrained voice may have no voiced frame
+                self.assertTrue(np.isfinite(metric.voice), key)
+        self.assertTrue(json.loads(json.dumps(self.score.to_json())))
+
+    def test_copy_synthesis_is_better_than_an_untrained_voice(self):
+        distortion = self.score.metrics["mel_cepstral_distortion"]
+        self.assertLess(distortion.copy_synthesis, distortion.voice)
+        self.assertLess(distortion.copy_synthesis, distortion.shuffled_texts)
+        self.assertEqual(self.score.metrics["duration_within_bounds"].copy_synthesis, 1.0)
+        self.assertEqual(self.score.metrics["relative_distortion"].copy_synthesis, 1.0)
+
+    def test_pictures_are_drawn(self):
+        names = sorted(path.name for path in self.pictures.iterdir())
+        self.assertEqual(len(names), 6)
+        self.assertTrue(names[0].startswith("1-u") and names[0].endswith("-f0.png"), names)
+
+    def test_it_is_the_same_again(self):
+        again = self.measure().metrics
+        del again["real_time_factor"]
+        self.assertEqual(again, {key: again[key] and self.score.metrics[key] for key in again})
+
+    def test_one_utterance_has_no_shuffled_text(self):
+        score = self.measure(utterances=1)
+        self.assertIsNone(score.metrics["mel_cepstral_distortion"].shuffled_texts)
+        self.assertIn("shuffled texts are left out", score.table())
+
+    def test_the_averaged_weights_are_loaded(self):
+        checkpoint = choose_checkpoint(self.run_folder)
+        with small_models():
+            network = load_network(checkpoint, read_about(checkpoint), MODEL)
+        saved = dict(arrays_of(checkpoint))
+        for variable in network.trainable_variables:
+            np.testing.assert_array_equal(variable.numpy(), saved[f"averages/{variable.path}"])
+
+    def test_a_checkpoint_is_chosen_by_its_name(self):
+        self.assertEqual(choose_checkpoint(self.run_folder, "step-000003").name, "step-000003")
+        for wrong in ("step-000004", "../checkpoints/step-000003", "", "config.yaml"):
+            with self.assertRaisesRegex(CheckpointError, "step-000003, step-000006, step-000008"):
+                choose_checkpoint(self.run_folder, wrong)
+        with self.assertRaisesRegex(CheckpointError, "has no checkpoint"):
+            choose_checkpoint(self.run_folder / "checkpoints")
+
+    def test_outputs_that_cannot_be_are_refused_first(self):
+        missing = self.run_folder / "no" / "score.json"
+        with self.assertRaisesRegex(ConfigError, "there is no folder"):
+            write_score(self.run_folder, None, 1, missing, None)
+        with self.assertRaisesRegex(ConfigError, "that is a folder"):
+            write_score(self.run_folder, None, 1, self.run_folder, None)
+        with self.assertRaisesRegex(ConfigError, "that is a file"):
+            write_score(self.run_folder, None, 1, None, self.run_folder / "config.yaml")
+
+    def test_a_corpus_that_has_changed_is_refused(self):
+        text = self.place.corpus.read_text(encoding="utf-8")
+        self.addCleanup(self.place.corpus.write_text, text, encoding="utf-8")
+        self.place.corpus.write_text(text.replace("abc,", "cba,"), encoding="utf-8")
+        with self.assertRaisesRegex(CheckpointError, "another corpus"):
+            self.measure(self.copied("changed"))
+
+    def test_a_corpus_that_is_gone_is_named(self):
+        away = self.place.corpus.with_name("elsewhere.csv")
+        self.place.corpus.rename(away)
+        self.addCleanup(away.rename, self.place.corpus)
+        with self.assertRaisesRegex(DataError, "is not found from"):
+            self.measure(self.copied("gone"))
+
+    def test_nothing_held_out_is_said(self):
+        run = self.copied("all")
+        self.rewrite(run, lambda settings: settings["data"].update(validation_share=0.0))
+        with self.assertRaisesRegex(DataError, "none was held out"):
+            self.measure(run)
+
+    def test_settings_of_another_version_are_named(self):
+        run = self.copied("other")
+        self.rewrite(run, lambda settings: settings["data"].update(echo=1))
+        with self.assertRaisesRegex(CheckpointError, "data.echo"):
+            self.measure(run)
+
+    @staticmethod
+    def rewrite(run: Path, change) -> None:
+        file = choose_checkpoint(run) / "state.json"
+        about = json.loads(file.read_text(encoding="utf-8"))
+        change(about["settings"])
+        file.write_text(json.dumps(about), encoding="utf-8")
+
+
+class TextTest(unittest.TestCase):
+    def test_another_text_stands_in_each_place(self):
+        class Named:
+            def __init__(self, name: str, language: int):
+                self.name, self.language = name, language
+
+        ones = [Named(name, language) for name, language in (("a", 0), ("x", 1), ("b", 0), ("c", 0), ("y", 1))]
+        others = another_text_each(ones)
+        self.assertEqual({one.name for one in others}, {one.name for one in ones})
+        self.assertTrue(all(one.name != other.name for one, other in zip(ones, others, strict=True)))
+        same = sum(one.language == other.language for one, other in zip(ones, others, strict=True))
+        self.assertEqual(same, 3)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -4,7 +4,7 @@ python train_main.py                                                   a first r
 python train_main.py --simulate-gpus 2 --data-gpu 0 --model-gpu 1      two devices, on a machine without GPU
 python train_main.py --train-data CORPUS --data-gpu 0 --model-gpu 1    batches on GPU 0, training on GPU 1
 python train_main.py --config configs/dual_gpu.yaml --batch-size 24    settings from a file, and a flag over them
-python train_main.py --run my_voice --resume                           go on where the run `my_voice` stopped
+python train_main.py --config runs/my_voice/config.yaml --resume       go on where the run `my_voice` stopped
 python train_main.py --help                                            every setting
 
 Exit codes: 0 done, 2 a mistake that the message explains, 1 a defect, 130 and 143 stopped after saving.

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from myxtts.observe.html import write_report
-from myxtts.observe.pictures import curves, mel_and_alignment, png_bytes
+from myxtts.observe.pictures import curves, f0_curves, mel_and_alignment, png_bytes
 
 MEL = np.full((20, 80), -5.0, np.float32)
 
@@ -19,7 +19,9 @@ class Pictures(unittest.TestCase):
         for text in ("from $5% to $6", r"A $\foo$ b", "It cost $5 & $10.", "", "გამარჯობა سلام", "a" * 2_000):
             with self.subTest(text=text[:20]):
                 image = mel_and_alignment(MEL, MEL[:7], np.arange(20), text)
-                self.assertEqual((image.dtype, image.ndim, image.shape[2]), (np.uint8, 3, 3))
+                f0 = f0_curves({"recorded": np.array([100.0, np.nan, 110.0])}, text)
+                for drawn in (image, f0):
+                    self.assertEqual((drawn.dtype, drawn.ndim, drawn.shape[2]), (np.uint8, 3, 3))
 
     def test_recording_and_speech_are_drawn_apart(self):
         loud = MEL + 5.0

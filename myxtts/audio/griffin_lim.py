@@ -63,6 +63,20 @@ def griffin_lim(log_mel, iterations, seed):
     return wave / tf.maximum(tf.reduce_max(tf.abs(wave), axis=1, keepdims=True), 1.0)
 
 
+def waves_of(log_mel, frames, seed: tuple[int, int] = (0, 0)) -> list[np.ndarray]:
+    """Waves of a batch of mels on the host, each cut to its own frames.
+
+    Args:
+        log_mel: float32 [batch, frames, 80]; frames: int32 [batch].
+        seed: of the first phases.
+
+    Returns:
+        float32 [frames * 256] of each row.
+    """
+    waves = griffin_lim(log_mel, tf.constant(ITERATIONS), tf.constant(seed, tf.int32)).numpy()
+    return [wave[: length * HOP_SAMPLES] for wave, length in zip(waves, np.asarray(frames), strict=True)]
+
+
 def _unit(spectrum):
     return spectrum / tf.cast(tf.maximum(tf.abs(spectrum), 1e-12), tf.complex64)
 

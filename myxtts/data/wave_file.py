@@ -52,3 +52,8 @@ def read_pcm(path: str | Path, samples: int | None = None) -> np.ndarray:
             f"{path} has {len(pcm)} samples at {SAMPLE_RATE_HZ} Hz, but had {samples} when the manifest was made"
         )
     return np.pad(pcm[:samples], (0, samples - min(len(pcm), samples)))
+
+
+def read_wave(path: str | Path, samples: int | None = None) -> np.ndarray:
+    """As `read_pcm`, as float32 [samples] in [-1, 1]."""
+    return read_pcm(path, samples).astype(np.float32) / 32768.0

@@ -15,7 +15,7 @@ from myxtts.data.manifest import Manifest
 from myxtts.data.pipeline import Pipeline
 from myxtts.data.plan import bucket_bounds
 from myxtts.data.planned import Position
-from myxtts.data.wave_file import read_pcm
+from myxtts.data.wave_file import read_wave
 from myxtts.errors import CheckpointError, DataError
 from myxtts.models.xtts import XTTS
 from myxtts.placement.routes import Route
@@ -122,7 +122,7 @@ def _utterance(manifest: Manifest, arrays: dict[str, np.ndarray], number: int, r
 
 def wave_of(manifest: Manifest, row: int) -> np.ndarray:
     """float32 [samples] in [-1, 1]. Raises DataError where the file cannot be read."""
-    return read_pcm(manifest.paths[row], int(manifest.samples[row])).astype(np.float32) / 32768.0
+    return read_wave(manifest.paths[row], int(manifest.samples[row]))
 
 
 def natural_speech(manifest: Manifest, each: int) -> tuple[list[np.ndarray], np.ndarray]:

@@ -25,6 +25,11 @@ class Sound:
     f0_hz: np.ndarray
     voiced: np.ndarray
 
+    @property
+    def f0_where_voiced(self) -> np.ndarray:
+        """float32 [T], NaN where unvoiced."""
+        return np.where(self.voiced, self.f0_hz, np.nan)
+
 
 @dataclass(frozen=True, eq=False)
 class Comparison:

@@ -5,12 +5,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from matplotlib.figure import Figure
-
 from myxtts.evaluation.held_out import Utterance
 from myxtts.evaluation.measures import Sound
-from myxtts.observe.pictures import FRAME_S, mel_and_alignment, png_bytes
+from myxtts.observe.pictures import f0_curves, mel_and_alignment, png_bytes
 
 COLUMNS = "voice", "copy_synthesis", "shuffled_texts"
 
@@ -82,17 +79,5 @@ def draw(folder: Path, utterances: Sequence[Utterance], recorded: Sequence[Sound
         name = f"{number}-{Path(one.id).stem}"
         picture = mel_and_alignment(record.mel, voice.mel, one.path, one.text)
         (folder / f"{name}-mel.png").write_bytes(png_bytes(picture))
-        f0_curves({"recorded": record, "voice": voice}, one.text).savefig(folder / f"{name}-f0.png")
-
-
-def f0_curves(sounds: dict[str, Sound], title: str) -> Figure:
-    """F0 of each sound over time, with gaps where it is unvoiced."""
-    figure = Figure(figsize=(9, 3), dpi=80, layout="constrained")
-    axis = figure.subplots()
-    for name, sound in sounds.items():
-        time_s = (np.arange(len(sound.f0_hz)) + 0.5) * FRAME_S
-        axis.plot(time_s, np.where(sound.voiced, sound.f0_hz, np.nan), label=name, marker=".", markersize=3)
-    axis.set(xlabel="s", ylabel="F0, Hz")
-    axis.legend()
-    figure.suptitle(title, fontsize=9, wrap=True, parse_math=False)
-    return figure
+        curves = {"recorded": record.f0_where_voiced, "voice": voice.f0_where_voiced}
+        (folder / f"{name}-f0.png").write_bytes(png_bytes(f0_curves(curves, one.text)))

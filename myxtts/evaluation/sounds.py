@@ -6,14 +6,13 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES
-from myxtts.audio.griffin_lim import ITERATIONS, griffin_lim
+from myxtts.audio.griffin_lim import waves_of
 from myxtts.audio.mel import SILENCE, log_mel
 from myxtts.audio.pitch import f0
 from myxtts.evaluation.measures import Sound
 from myxtts.models.xtts import XTTS
 
 BATCH_UTTERANCES = 8
-SEED = 0, 0
 
 _log_mel = tf.function(log_mel, input_signature=[tf.TensorSpec([None, None]), tf.TensorSpec([None], tf.int32)])
 _f0 = tf.function(f0, input_signature=[tf.TensorSpec([None, None]), tf.TensorSpec([None], tf.int32)])
@@ -42,7 +41,7 @@ def speak(
         mels, frames = _padded(references[part], SILENCE)
         with tf.device(device):
             mel, spoken, _ = network.speak(ids, counts, tf.constant(languages[part]), mels, frames, tf.constant(1.0))
-        waves += invert(mel, spoken.numpy(), device)
+            waves += waves_of(mel, spoken)
     return waves
 
 
@@ -51,15 +50,9 @@ def copy_synthesis(mels: Sequence[np.ndarray], device: str) -> list[np.ndarray]:
     waves: list[np.ndarray] = []
     for part in _parts(len(mels)):
         mel, frames = _padded(mels[part], SILENCE)
-        waves += invert(mel, frames.numpy(), device)
+        with tf.device(device):
+            waves += waves_of(mel, frames)
     return waves
-
-
-def invert(mel, frames: np.ndarray, device: str) -> list[np.ndarray]:
-    """Waves of a batch of mels, each cut to its frames."""
-    with tf.device(device):
-        waves = griffin_lim(mel, tf.constant(ITERATIONS), tf.constant(SEED)).numpy()
-    return [wave[: length * HOP_SAMPLES] for wave, length in zip(waves, frames, strict=True)]
 
 
 def hear(waves: Sequence[np.ndarray], device: str) -> list[Sound]:

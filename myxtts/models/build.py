@@ -28,9 +28,8 @@ def build_xtts(size: str, dropout: float, symbols: int, languages: int, precisio
 
 def smallest_batch() -> dict[str, tf.Tensor]:
     """FEATURES of one empty row."""
-    dims = {"batch": 1}
+    sizes = {"batch": 1, "tokens": 8, "frames": 8, "reference_frames": 8}
     batch = {
-        name: tf.zeros([size if isinstance(size, int) else dims.get(size, 8) for size in field.dims], field.dtype)
-        for name, field in FEATURES.items()
+        name: tf.zeros([sizes.get(dim, dim) for dim in field.dims], field.dtype) for name, field in FEATURES.items()
     }
     return batch | {"step_frames": tf.constant(1.0), "step_tokens": tf.constant(1.0)}

@@ -2,13 +2,13 @@
 
 import json
 import math
-import os
 from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.files import write_whole
 
 
 class MetricsFile:
@@ -22,9 +22,7 @@ class MetricsFile:
 
     def __init__(self, path: Path, step: int):
         kept = [line for line in read_metrics(path) if line["step"] <= step]
-        partial = path.with_name(f".{path.name}.partial")
-        partial.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-        os.replace(partial, path)
+        write_whole(path, "".join(json.dumps(line) + "\n" for line in kept).encode())
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - open as long as the run
 
     def write(self, metrics: dict) -> None:

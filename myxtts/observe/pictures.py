@@ -32,8 +32,26 @@ def mel_and_alignment(recorded: np.ndarray, spoken: np.ndarray, path: np.ndarray
         axis.set(xlim=(0, longest_s), ylabel="mel band", title=name)
     axes[2].step(np.arange(len(path)) * FRAME_S, path, where="post")
     axes[2].set(xlim=(0, longest_s), xlabel="s", ylabel="token", title="alignment found in the recording")
-    # Neither matplotlib's own wrapping, which reads text between two dollars as a formula, nor its formulas.
-    figure.suptitle(textwrap.fill(title, 110, max_lines=3, placeholder=" …"), fontsize=9, parse_math=False)
+    _entitle(figure, title)
+    return _drawn(figure)
+
+
+def f0_curves(f0_hz: dict[str, np.ndarray], title: str) -> np.ndarray:
+    """F0 of several sounds over time, with gaps where it is NaN.
+
+    Args:
+        f0_hz: name -> float [frames].
+
+    Returns:
+        uint8 [height, width, 3].
+    """
+    figure = Figure(figsize=(9, 3), dpi=80, layout="constrained")
+    axis = figure.subplots()
+    for name, values in f0_hz.items():
+        axis.plot((np.arange(len(values)) + 0.5) * FRAME_S, values, label=name, marker=".", markersize=3)
+    axis.set(xlabel="s", ylabel="F0, Hz")
+    axis.legend()
+    _entitle(figure, title)
     return _drawn(figure)
 
 
@@ -62,6 +80,11 @@ def png_bytes(image: np.ndarray) -> bytes:
     file = io.BytesIO()
     Image.fromarray(image).save(file, format="PNG")
     return file.getvalue()
+
+
+def _entitle(figure: Figure, title: str) -> None:
+    # Neither matplotlib's own wrapping, which reads text between two dollars as a formula, nor its formulas.
+    figure.suptitle(textwrap.fill(title, 110, max_lines=3, placeholder=" …"), fontsize=9, parse_math=False)
 
 
 def _drawn(figure: Figure) -> np.ndarray:

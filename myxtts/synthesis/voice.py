@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
-from myxtts.audio.griffin_lim import ITERATIONS, griffin_lim
+from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.audio.griffin_lim import waves_of
 from myxtts.audio.mel import log_mel
-from myxtts.data.wave_file import read_pcm
+from myxtts.data.wave_file import read_wave
 from myxtts.errors import DataError
 from myxtts.text.frontend import symbols_of
 from myxtts.text.symbols import SymbolTable
@@ -79,8 +79,7 @@ class Voice:
                 tf.constant([mel_of_reference.shape[1]]),
                 tf.constant(speed, tf.float32),
             )
-            wave = griffin_lim(mel, tf.constant(ITERATIONS), tf.constant([seed, 0]))
-        return wave.numpy()[0, : int(frames[0]) * HOP_SAMPLES]
+            return waves_of(mel, frames, (seed, 0))[0]
 
     def _encode(self, text: str, language: str | None) -> np.ndarray:
         language = language or self._languages[0]
@@ -105,12 +104,12 @@ class Voice:
     def _hear(self, reference: Path) -> np.ndarray:
         """float32 [samples] of the reference's beginning."""
         try:
-            pcm = read_pcm(reference)[: self._reference_samples]
+            wave = read_wave(reference)[: self._reference_samples]
         except DataError as error:
             raise DataError(f"{error}. Give an audio file of the speaker by --reference.") from error
-        if len(pcm) < SHORTEST_REFERENCE_S * SAMPLE_RATE_HZ:
+        if len(wave) < SHORTEST_REFERENCE_S * SAMPLE_RATE_HZ:
             raise DataError(
-                f"the reference {reference} has {len(pcm) / SAMPLE_RATE_HZ:.2f} s. "
+                f"the reference {reference} has {len(wave) / SAMPLE_RATE_HZ:.2f} s. "
                 f"Give at least {SHORTEST_REFERENCE_S} s of speech."
             )
-        return pcm.astype(np.float32) / 32768.0
+        return wave

@@ -4,12 +4,11 @@ import os
 import shutil
 from pathlib import Path
 
-import numpy as np
 import soundfile
 import tensorflow as tf
 
-from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
-from myxtts.audio.griffin_lim import ITERATIONS, griffin_lim
+from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.audio.griffin_lim import waves_of
 from myxtts.batch import FEATURES
 from myxtts.observe.metrics import TensorBoard
 from myxtts.observe.pictures import mel_and_alignment, png_bytes
@@ -47,19 +46,18 @@ class Samples:
                 tf.constant(1.0),
             )
             _, outputs = state.model(batch, training=False)
-            waves = griffin_lim(spoken, tf.constant(ITERATIONS), tf.constant([0, 0])).numpy()
+            waves = waves_of(spoken, frames)
         target = self._folder / f"step-{state.step:06d}"
         temporary = self._folder / f".partial-{state.step:06d}"
         temporary.mkdir(parents=True, exist_ok=True)
         columns = (self._ids, self._texts, waves, spoken.numpy(), frames.numpy(), batch["mel"].numpy())
         rows = zip(*columns, batch["frames"].numpy(), outputs["path"].numpy(), strict=True)
         for number, (utterance, text, wave, mel, length, recorded, recorded_length, path) in enumerate(rows, 1):
-            wave = wave[: length * HOP_SAMPLES]
             picture = mel_and_alignment(recorded[:recorded_length], mel[:length], path[:recorded_length], text)
             name = f"{number}-{Path(utterance).stem}"  # stems of several folders may be equal
             soundfile.write(temporary / f"{name}.wav", wave, SAMPLE_RATE_HZ, subtype="PCM_16")
             (temporary / f"{name}.png").write_bytes(png_bytes(picture))
             self._tensorboard.picture(state.step, f"mel_and_alignment/{name}", picture)
-            self._tensorboard.sound(state.step, f"spoken/{name}", np.asarray(wave))
+            self._tensorboard.sound(state.step, f"spoken/{name}", wave)
         shutil.rmtree(target, ignore_errors=True)
         os.replace(temporary, target)

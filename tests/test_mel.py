@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, LOG_FLOOR, MEL_BANDS, SAMPLE_RATE_HZ
 from myxtts.audio.griffin_lim import griffin_lim, magnitude_from
-from myxtts.audio.mel import SILENCE, filter_bank, log_mel
+from myxtts.audio.mel import SILENCE, filter_bank, log_mel, moved_filter_bank
 from tests.sine_corpus import frequency, sine
 
 
@@ -107,6 +107,73 @@ class LogMelTest(unittest.TestCase):
         )
         traced = tf.function(log_mel, input_signature=[tf.TensorSpec([None, None]), tf.TensorSpec([None], tf.int32)])
         np.testing.assert_allclose(traced(wave, samples), log_mel(wave, samples), atol=1e-6)
+
+
+def voice(hz: float, formants: tuple[float, ...]) -> np.ndarray:
+    """Half a second of harmonics up to 7.9 kHz, loud near the formants, whose widths are a tenth of their frequency."""
+    harmonics = hz * np.arange(1, int(7_900 / hz))
+    levels = sum(1 / (1 + ((harmonics - centre) / (0.1 * centre)) ** 2) for centre in formants)
+    return sum(sine(f, 0.5, level=0.1 * level) for f, level in zip(harmonics, levels, strict=True))
+
+
+class FrequencyFactorTest(unittest.TestCase):
+    """A voice whose frequencies are all changed by one factor."""
+
+    FACTORS = (np.exp(-0.3), 0.87, 1.0, 1.15, np.exp(0.3))  # the bounds of the setting
+
+    def mel(self, wave: np.ndarray, factor: float | None = None) -> np.ndarray:
+        """float32 [80] of the wave's middle frame."""
+        asked = None if factor is None else tf.constant([factor], tf.float32)
+        mel = log_mel(wave[None].astype(np.float32), None, asked)[0].numpy()
+        return mel[len(mel) // 2]
+
+    def test_a_factor_of_one_is_the_fixed_bank(self):
+        np.testing.assert_allclose(moved_filter_bank(tf.ones([1]))[0], filter_bank(), rtol=0, atol=1e-6)
+        for name, signal in signals().items():
+            with self.subTest(name):
+                wave = signal[None].astype(np.float32)
+                np.testing.assert_allclose(log_mel(wave, None, tf.ones([1])), log_mel(wave), rtol=0, atol=1e-4)
+
+    def test_a_tone_is_heard_at_the_factor_times_its_frequency(self):
+        for factor in self.FACTORS:
+            for hz in (200.0, 400.0, 700.0, 1_000.0, 2_000.0, 3_000.0, 5_000.0, 5_900.0):
+                found, expected = self.mel(sine(hz, 0.5), factor), self.mel(sine(factor * hz, 0.5))
+                with self.subTest(factor=factor, hz=hz):
+                    self.assertAlmostEqual(found.max(), expected.max(), delta=0.2)  # 1.7 dB: narrow bands are jagged
+                    self.assertLessEqual(abs(int(found.argmax()) - int(expected.argmax())), 1)
+
+    def test_a_voice_has_the_mel_of_one_whose_harmonics_and_formants_are_moved(self):
+        formants = (500.0, 1_500.0, 2_500.0)
+        for factor in self.FACTORS:
+            found = self.mel(voice(120.0, formants), factor)
+            unmoved = self.mel(voice(120.0, formants))
+            expected = self.mel(voice(120.0 * factor, tuple(factor * centre for centre in formants)))
+            heard = librosa.mel_frequencies(MEL_BANDS + 2, fmin=0.0, fmax=8_000.0)[2:] < 7_900.0 * min(factor, 1.0)
+            with self.subTest(factor=factor):
+                self.assertLess(np.abs(found - expected)[heard].mean(), 0.3)
+                if factor != 1.0:
+                    self.assertGreater(np.abs(unmoved - expected)[heard].mean(), 0.7)
+
+    def test_the_highest_band_is_heard_whole_at_the_lowest_factor(self):
+        noise = np.random.default_rng(0).uniform(-0.5, 0.5, 2 * SAMPLE_RATE_HZ)
+        found = log_mel(noise[None].astype(np.float32), None, tf.constant([np.exp(-0.3)], tf.float32))[0].numpy()
+        plain = log_mel(noise[None].astype(np.float32))[0].numpy()
+        level = np.exp(found).mean(axis=0) / np.exp(plain).mean(axis=0)
+        np.testing.assert_allclose(level[-5:], np.exp(0.3), rtol=0.1)  # wider filters, at the same gain
+
+    def test_timing_is_kept_and_what_is_silent_stays_silent(self):
+        wave = np.stack([signals()["a tone in digital silence"], np.ones(11_025)]).astype(np.float32)
+        mel = log_mel(wave, tf.constant([11_025, 0]), tf.constant([1.3, 0.8])).numpy()
+        plain = log_mel(wave, tf.constant([11_025, 0])).numpy()
+        np.testing.assert_array_equal(mel[1], plain[1])
+        np.testing.assert_array_equal(mel[0].max(axis=1) > -2.0, plain[0].max(axis=1) > -2.0)
+
+    def test_each_row_has_its_own(self):
+        wave = np.stack([sine(1_000.0, 0.3)] * 3).astype(np.float32)
+        mel = log_mel(wave, None, tf.constant([0.8, 1.0, 1.25])).numpy()
+        for row, factor in zip(mel, (0.8, 1.0, 1.25), strict=True):
+            np.testing.assert_allclose(row, log_mel(wave[:1], None, tf.constant([factor]))[0], atol=1e-5)
+        self.assertEqual(len({int(row[12].argmax()) for row in mel}), 3)
 
 
 class InversionTest(unittest.TestCase):

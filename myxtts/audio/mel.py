@@ -30,12 +30,33 @@ def filter_bank() -> np.ndarray:
     ).T.astype(np.float32)
 
 
+def moved_filter_bank(factor):
+    """The same filters for voices whose frequencies are all to lie at `factor` times where they are.
+
+    A filter's gain at f is that of `filter_bank` at factor * f, from the triangle itself and not between its bins.
+    No filter reaches above the Fourier transform's last bin for factors from 0.726, HIGH_HZ over half the rate.
+
+    Args:
+        factor: float32 [batch].
+
+    Returns:
+        float32 [batch, bins, bands].
+    """
+    edges = librosa.mel_frequencies(MEL_BANDS + 2, fmin=LOW_HZ, fmax=HIGH_HZ, htk=False)
+    low, centre, high = edges[:-2], edges[1:-1], edges[2:]
+    bins = librosa.fft_frequencies(sr=SAMPLE_RATE_HZ, n_fft=FFT_SAMPLES)
+    hz = tf.constant(bins, tf.float32)[:, None] * factor[:, None, None]
+    area = 2.0 / (high - low)
+    rise, fall = area / (centre - low), area / (high - centre)
+    return tf.maximum(tf.minimum(hz * rise - low * rise, high * fall - hz * fall), 0.0)
+
+
 def stft(wave):
     """Short-time Fourier transform without centring, in the wave's precision: [..., samples] -> [..., frames, bins]."""
     return tf.signal.stft(wave, WINDOW_SAMPLES, HOP_SAMPLES, FFT_SAMPLES, window_fn=tf.signal.hann_window)
 
 
-def log_mel(waveform, samples=None):
+def log_mel(waveform, samples=None, frequency_factor=None):
     """Log-mel spectrogram of waves at 22,050 Hz.
 
     Each wave is continued by its own reflection, at its own end, so that an utterance has the
@@ -45,6 +66,8 @@ def log_mel(waveform, samples=None):
     Args:
         waveform: float32 [batch, samples] in [-1, 1].
         samples: int32 [batch], the real samples of each row (0, or more than 384); all of them by default.
+        frequency_factor: float32 [batch] from 0.726; the mel is that of a voice whose harmonics and formants all lie
+            at this times their frequency and are as loud, at the same time. None leaves them where they are.
 
     Returns:
         float32 [batch, samples // 256, 80]: natural logarithm of the mel magnitude, at least
@@ -55,7 +78,8 @@ def log_mel(waveform, samples=None):
         samples = tf.repeat(padded, tf.shape(waveform)[0])
     spectrum = stft(tf.cast(_reflect(waveform, samples, padded), tf.float64))
     magnitude = tf.abs(tf.cast(spectrum, tf.complex64))
-    mel = tf.math.log(tf.maximum(tf.matmul(magnitude, filter_bank()), LOG_FLOOR))
+    filters = filter_bank() if frequency_factor is None else moved_filter_bank(frequency_factor)
+    mel = tf.math.log(tf.maximum(tf.matmul(magnitude, filters), LOG_FLOOR))
     real = tf.sequence_mask(frame_count(samples), frame_count(padded))
     return tf.where(real[:, :, None], mel, SILENCE)
 

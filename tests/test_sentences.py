@@ -1,0 +1,135 @@
+"""Long texts as pieces: where sentences end, where they do not, and how the longest are cut."""
+
+import subprocess
+import sys
+import time
+import unittest
+from pathlib import Path
+
+from myxtts.text.sentences import LONGEST_CHARACTERS, pieces_of
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+def texts(text: str, **longest) -> list[str]:
+    return [piece.text for piece in pieces_of(text, **longest)]
+
+
+def ends(text: str, **longest) -> str:
+    """First letter of each piece's end."""
+    return "".join(piece.end.value[0] for piece in pieces_of(text, **longest))
+
+
+def letters(text: str) -> str:
+    return "".join(character for character in text if character.isalnum())
+
+
+class Stops(unittest.TestCase):
+    def test_a_sentence_ends_at_its_stop_and_keeps_it(self):
+        for text, expected in (
+            ("One. Two! Three? Four… Five", ["One.", "Two!", "Three?", "Four…", "Five"]),
+            ("What?! No... Yes.", ["What?!", "No...", "Yes."]),
+            ("სად არის? აქ არის. კარგი!", ["სად არის?", "აქ არის.", "კარგი!"]),
+            ("سلام؟ خوبم۔ بله. نه", ["سلام؟", "خوبم۔", "بله.", "نه"]),
+            ("यह है। वह है।", ["यह है।", "वह है।"]),
+            ("你好。我很好！真的", ["你好。", "我很好！", "真的"]),
+        ):
+            with self.subTest(text=text):
+                self.assertEqual(texts(text), expected)
+
+    def test_quotes_and_brackets_behind_the_stop_belong_to_the_sentence(self):
+        found = texts('"Go!" She went. (He stayed.) «Why?» So.')
+        self.assertEqual(found, ['"Go!"', "She went.", "(He stayed.)", "«Why?»", "So."])
+
+    def test_a_word_in_lower_case_goes_on_with_the_sentence(self):
+        for text in ('"Stop!" he said.', "Really... not now.", "Born in ca. 1900 and so on."):
+            self.assertEqual(texts(text), [text])
+
+    def test_dots_within_a_sentence_do_not_end_it(self):
+        for text in (
+            "Mr. Smith met Dr. Brown and Prof. Gray.",
+            "J. S. Bach and Jean-J. Rousseau never met.",
+            "It costs 3.14 dollars at 10.30 in room No. 5, see Fig. 3.",
+            "Some fruit, e.g. Pears, i.e. these.",
+            "The U.S. Army came.",
+            "1. First of all.",
+            "See www.example.org for more.",
+            "მაგ. ეს.",
+        ):
+            with self.subTest(text=text):
+                self.assertEqual(texts(text), [text])
+
+    def test_words_that_look_like_abbreviations_still_end_a_sentence(self):
+        for text, expected in (
+            ("He said no. Five came.", ["He said no.", "Five came."]),
+            ("It was I. You know.", ["It was I.", "You know."]),
+            ("It begins at 5 p.m. We wait.", ["It begins at 5 p.m.", "We wait."]),
+            ("In the year 1999. Then.", ["In the year 1999.", "Then."]),
+        ):
+            with self.subTest(text=text):
+                self.assertEqual(texts(text), expected)
+
+    def test_what_cannot_be_spoken_is_no_piece(self):
+        for text in ("", " \n\t ", "...", "* * *", "—", "؟"):
+            self.assertEqual(texts(text), [], text)
+        self.assertEqual(texts("One.\n\n* * *\n\nTwo."), ["One.", "Two."])
+
+
+class Paragraphs(unittest.TestCase):
+    def test_only_the_last_sentence_of_a_paragraph_ends_it(self):
+        self.assertEqual(ends("One. Two.\n\nThree. Four. Five."), "spssp")
+
+    def test_line_breaks_are_spaces_where_blank_lines_end_paragraphs(self):
+        self.assertEqual(
+            texts("A line that\nis wrapped.\n  \nAnother one."), ["A line that is wrapped.", "Another one."]
+        )
+
+    def test_each_line_is_a_paragraph_where_there_are_no_blank_lines(self):
+        for break_ in ("\n", "\r\n", "\r", "\u2028", "\u2029"):
+            self.assertEqual((texts(f"one{break_}two{break_}"), ends(f"one{break_}two")), (["one", "two"], "pp"))
+
+    def test_an_ornament_behind_the_last_sentence_leaves_it_the_last(self):
+        self.assertEqual(ends("One. Two. ***"), "sp")
+
+
+class LongSentences(unittest.TestCase):
+    def test_no_piece_is_longer_than_the_bound_and_no_letter_is_lost(self):
+        for text in ("word " * 500, "x" * 1_001, "one, two; " * 100, "你好" * 300, "a-b—c " * 200, "კარგი, " * 90):
+            with self.subTest(text=text[:10]):
+                pieces = texts(text)
+                self.assertLessEqual(max(map(len, pieces)), LONGEST_CHARACTERS)
+                self.assertEqual(letters("".join(pieces)), letters(text))
+                self.assertEqual(ends(text), "c" * (len(pieces) - 1) + "p")
+
+    def test_a_short_sentence_is_not_cut(self):
+        self.assertEqual(texts("One, two; three: four.", longest=22), ["One, two; three: four."])
+
+    def test_it_is_cut_at_the_strongest_mark_near_its_middle(self):
+        for text, expected in (
+            ("one two, three; four five, six", ["one two, three;", "four five, six"]),
+            ("one two three, four five six", ["one two three,", "four five six"]),
+            ("one two — three four", ["one two —", "three four"]),
+            ("سلام دوست من، چطوری امروز", ["سلام دوست من،", "چطوری امروز"]),
+            ("one two three four", ["one two", "three four"]),
+            ("a; bcdefgh ijklmn opqrstuv", ["a; bcdefgh", "ijklmn opqrstuv"]),  # the semicolon is too near the start
+            ("cost 1,000,000, or even more", ["cost 1,000,000,", "or even more"]),
+        ):
+            with self.subTest(text=text):
+                self.assertEqual(texts(text, longest=25 if len(text) > 25 else len(text) - 1), expected)
+
+    def test_hostile_texts_take_a_second_and_not_an_hour(self):
+        for text in ("." * 100_000 + "x", '!"' * 50_000 + "x", "A. " * 30_000, "\n \na" * 20_000, "1. " * 30_000):
+            started_s = time.perf_counter()
+            list(pieces_of(text))
+            self.assertLess(time.perf_counter() - started_s, 20.0, text[:5])  # quadratic time would be minutes
+
+
+class Import(unittest.TestCase):
+    def test_import_loads_no_tensorflow(self):
+        code = "import sys; import myxtts.text.sentences, myxtts.synthesis.speech; print('tensorflow' in sys.modules)"
+        run = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+        self.assertEqual(run.stdout.strip(), "False")
+
+
+if __name__ == "__main__":
+    unittest.main()

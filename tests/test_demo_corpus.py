@@ -11,7 +11,14 @@ from pathlib import Path
 import numpy as np
 import soundfile
 
-from myxtts.data.demo_corpus import EDGE_SAMPLES, MAX_SPEAKERS, grammar_languages, load_grammar, make_demo_corpus
+from myxtts.data.demo_corpus import (
+    EDGE_SAMPLES,
+    MAX_SPEAKERS,
+    _voice,
+    grammar_languages,
+    load_grammar,
+    make_demo_corpus,
+)
 from myxtts.errors import DataError
 from myxtts.text.espeak import PAUSE, Voice, speak
 
@@ -58,8 +65,11 @@ class MadeOnce(unittest.TestCase):
 
     def test_utterances_are_dealt_in_turn(self):
         turn = ["en-00", "ka-00", "fa-00", "en-01", "ka-01", "fa-01"]
-        self.assertEqual([row["speaker"] for row in self.rows], turn * 2)
-        self.assertTrue(all(row["speaker"].startswith(row["language"]) for row in self.rows))
+        self.assertEqual([Path(row["path"]).stem[:5] for row in self.rows], turn * 2)
+        self.assertEqual([row["language"] for row in self.rows], ["en", "ka", "fa"] * 4)
+
+    def test_a_speaker_speaks_every_language(self):
+        self.assertEqual([row["speaker"] for row in self.rows], (["speaker-00"] * 3 + ["speaker-01"] * 3) * 2)
 
     def test_texts_are_distinct(self):
         self.assertEqual(len({row["text"] for row in self.rows}), len(self.rows))
@@ -108,6 +118,23 @@ class MadeOnce(unittest.TestCase):
         self.assertEqual(digests(Path(self.folder.name) / "elsewhere"), digests(self.out))
 
 
+class Speakers(unittest.TestCase):
+    def test_later_speakers_are_others_and_the_arguments_say_so(self):
+        with tempfile.TemporaryDirectory() as folder:
+            first, later = Path(folder) / "first", Path(folder) / "later"
+            make_demo_corpus(first, 1, ["en"], 1, 0)
+            make_demo_corpus(later, 2, ["en"], 2, 0, first_speaker=8)
+            with open(later / "corpus.csv", encoding="utf-8", newline="") as file:
+                speakers = [row["speaker"] for row in csv.DictReader(file)]
+            self.assertEqual(speakers, ["en-08", "en-09"])
+            self.assertEqual(json.loads((later / "demo_corpus.json").read_text())["first_speaker"], 8)
+            self.assertNotIn("first_speaker", json.loads((first / "demo_corpus.json").read_text()))
+
+    def test_every_voice_is_another(self):
+        voices = [_voice("ka", speaker) for speaker in range(MAX_SPEAKERS)]
+        self.assertEqual(len(set(voices)), MAX_SPEAKERS)
+
+
 class Refusals(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -122,6 +149,8 @@ class Refusals(unittest.TestCase):
     def test_arguments_out_of_bounds(self):
         self.refused("at least 1", utterances=0)
         self.refused(f"1 to {MAX_SPEAKERS}", speakers=MAX_SPEAKERS + 1)
+        self.refused(f"Begin with 0 to {MAX_SPEAKERS - 2}", speakers=2, first_speaker=MAX_SPEAKERS - 1)
+        self.refused("Begin with 0", first_speaker=-1)
         self.refused("de.*en, fa, ka", languages=["en", "de"])
         self.refused("once", languages=["en", "en"])
         self.refused("at least one", languages=[])

@@ -17,7 +17,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("data/demo"), help="folder to make")
     parser.add_argument("--utterances", type=int, default=400, help="utterances in all")
     parser.add_argument("--languages", nargs="+", default=["en"], help=f"any of {', '.join(grammar_languages())}")
-    parser.add_argument("--speakers", type=int, default=1, help="speakers in each language")
+    parser.add_argument("--speakers", type=int, default=1, help="speakers, each of all the languages")
+    parser.add_argument("--first-speaker", type=int, default=0, help="number of the first, to make others than before")
     parser.add_argument("--seed", type=int, default=0, help="choice and order of the sentences")
     return parser.parse_args(arguments)
 

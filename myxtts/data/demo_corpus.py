@@ -39,7 +39,7 @@ EDGE_SAMPLES = 1102  # 50 ms of silence before the first and after the last soun
 _GRAMMARS = Path(__file__).parent / "grammars"
 # Variants with `breath` (f2, f3, f5, …) read uninitialised memory: six processes made six different waves of a text.
 # Those with `echo` (f4, m2, …) blur the silence between words.
-_VARIANTS = ("", "f1", "m3", "steph", "m7", "Annie", "m1", "Andrea")
+_VARIANTS = ("", "f1", "m3", "steph", "m7", "Annie", "m1", "Andrea", "linda", "Denis")
 _PITCH_AND_RATE_WPM = ((50, 165), (44, 150), (56, 175), (47, 170), (53, 155))
 MAX_SPEAKERS = len(_VARIANTS) * len(_PITCH_AND_RATE_WPM)
 
@@ -104,16 +104,20 @@ def make_demo_corpus(
     speakers: int,
     seed: int,
     progress: Callable[[], object] | None = None,
+    first_speaker: int = 0,
 ) -> bool:
     """Makes a corpus of `utterances` in all in folder `out`; True if it was made, False if it stood there already.
 
-    Utterances are dealt in turn to every pair of a language and one of its `speakers` ("en-00", "en-01", …).
+    Utterances are dealt in turn to every pair of a speaker and a language. Of several languages each of the
+    `speakers` from `first_speaker` on speaks all ("speaker-00", "speaker-01", …); of one, they bear its name ("en-00").
     The same arguments give the same bytes. `out` appears whole or not at all. `progress` is called after each
     utterance. Raises DataError on arguments out of bounds, on a folder that holds anything else, and where the
     disk refuses.
     """
     out = Path(out)
     arguments = {"utterances": utterances, "languages": list(languages), "speakers": speakers, "seed": seed}
+    if first_speaker:  # unsaid where it is 0, so that corpora made before there was a choice are still recognised
+        arguments["first_speaker"] = first_speaker
     planned = _plan(**arguments)
     if _stands_already(out, arguments):
         return False
@@ -131,24 +135,31 @@ def make_demo_corpus(
     return True
 
 
-def _plan(utterances: int, languages: list[str], speakers: int, seed: int) -> list[_Utterance]:
-    _check(utterances, languages, speakers)
-    voices = [(language, speaker) for speaker in range(speakers) for language in languages]
+def _plan(utterances: int, languages: list[str], speakers: int, seed: int, first_speaker: int = 0) -> list[_Utterance]:
+    _check(utterances, languages, speakers, first_speaker)
+    chosen = range(first_speaker, first_speaker + speakers)
+    voices = [(language, speaker) for speaker in chosen for language in languages]
     turns = list(itertools.islice(itertools.cycle(voices), utterances))
     texts = {language: _texts(language, sum(turn[0] == language for turn in turns), seed) for language in languages}
     planned = []
     for number, (language, speaker) in enumerate(turns):
-        name = f"{language}-{speaker:02d}"
-        planned.append(_Utterance(f"{name}-{number:05d}", next(texts[language]), name, _voice(language, speaker)))
+        name = f"{language if len(languages) == 1 else 'speaker'}-{speaker:02d}"
+        identifier = f"{language}-{speaker:02d}-{number:05d}"
+        planned.append(_Utterance(identifier, next(texts[language]), name, _voice(language, speaker)))
     return planned
 
 
-def _check(utterances: int, languages: list[str], speakers: int) -> None:
+def _check(utterances: int, languages: list[str], speakers: int, first_speaker: int) -> None:
     known = grammar_languages()
     if utterances < 1:
         raise DataError(f"A demo corpus of {utterances} utterances was asked for; it needs at least 1.")
     if not 1 <= speakers <= MAX_SPEAKERS:
-        raise DataError(f"{speakers} speakers were asked for; ask for 1 to {MAX_SPEAKERS} in each language.")
+        raise DataError(f"{speakers} speakers were asked for; ask for 1 to {MAX_SPEAKERS}.")
+    if not 0 <= first_speaker <= MAX_SPEAKERS - speakers:
+        raise DataError(
+            f"{speakers} speakers from number {first_speaker} on were asked for, but they are numbered from 0 to "
+            f"{MAX_SPEAKERS - 1}. Begin with 0 to {MAX_SPEAKERS - speakers}."
+        )
     if unknown := [language for language in languages if language not in known]:
         raise DataError(
             f"The demo corpus was asked for in {', '.join(unknown)}, but it has grammars for {', '.join(known)} only. "
@@ -213,7 +224,7 @@ def _write(folder: Path, planned: list[_Utterance], progress: Callable[[], objec
         rows = csv.writer(corpus, lineterminator="\n")
         rows.writerow(("path", "text", "speaker", "language"))
         for utterance in planned:
-            samples, phonemes = _speak(espeak, utterance)
+            samples, phonemes = speak_trimmed(espeak, utterance.text, utterance.voice)
             (folder / "wavs" / f"{utterance.id}.wav").write_bytes(_wave_file(samples))
             metadata.write(f"{utterance.id}|{utterance.text}|{normalise(utterance.text)}\n")
             rows.writerow(
@@ -224,9 +235,9 @@ def _write(folder: Path, planned: list[_Utterance], progress: Callable[[], objec
             progress()
 
 
-def _speak(espeak: Espeak, utterance: _Utterance) -> tuple[np.ndarray, list[tuple[str, float, float]]]:
-    """Samples between two edges of silence, and (symbol, start_s, end_s) of everything in them."""
-    samples, events = espeak.speak(utterance.text, utterance.voice)
+def speak_trimmed(espeak: Espeak, text: str, voice: Voice) -> tuple[np.ndarray, list[tuple[str, float, float]]]:
+    """int16 samples between two edges of silence, and (symbol, start_s, end_s) of everything in them."""
+    samples, events = espeak.speak(text, voice)
     sounding = np.flatnonzero(samples)
     first, last = int(sounding[0]), int(sounding[-1])
     edge = np.zeros(EDGE_SAMPLES, np.int16)

@@ -41,6 +41,7 @@ WAVES = TEXT | {
 FEATURES = TEXT | {
     "mel": Field("float32", ("batch", "frames", MEL_BANDS), "log-mel, padded with silence, log(1e-5)"),
     "frames": Field("int32", ("batch",), "real frames of each row"),
+    "f0_hz": Field("float32", ("batch", "frames"), "fundamental frequency, 0 where unvoiced and behind the end"),
     "reference": Field("float32", ("batch", "reference_frames", MEL_BANDS), "log-mel of the reference"),
     "reference_frames": Field("int32", ("batch",), "real frames of the reference"),
 }

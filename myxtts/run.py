@@ -3,16 +3,19 @@
 import logging
 import time
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.clock import Clock
 from myxtts.config.load import dump
 from myxtts.config.schema import Config
+from myxtts.config.settings import SETTINGS
 from myxtts.data.corpora import Corpus, load_corpora
 from myxtts.data.manifest import Tables
 from myxtts.data.pipeline import Pipeline
@@ -20,13 +23,15 @@ from myxtts.data.planned import Position
 from myxtts.errors import ConfigError, PlacementError, TrainingError
 from myxtts.models.build import build_xtts
 from myxtts.models.layers import parameter_count
+from myxtts.models.xtts import SIZES, Manner
 from myxtts.observe.html import write_report
 from myxtts.observe.report import Reporter
 from myxtts.placement import devices
 from myxtts.placement.audit import require_device
 from myxtts.placement.routes import Placement, plan_routes
 from myxtts.training import loop, schedule
-from myxtts.training.checkpoint import Checkpoints, restore
+from myxtts.training.base import Base, inherit, known_tables, read_base, refuse_useless_freeze, start_from
+from myxtts.training.checkpoint import Checkpoints, latest, read_about, restore
 from myxtts.training.run_folder import RunFolder, refuse_other_corpus
 from myxtts.training.samples import Samples
 from myxtts.training.state import TrainingState, make_optimizer
@@ -47,29 +52,67 @@ def train(config: Config) -> int:
     run = config.run
     folder = RunFolder(Path(run.runs_dir) / run.run)
     folder.refuse_existing(run.resume)
-    checkpoint = folder.checkpoint_to_resume(config.model_dump(mode="json")) if run.resume else None
+    refuse_useless_freeze(config, SETTINGS["freeze"].choices)
+    config, start = find_start(config, folder)
     placement = configure_devices(config)
     try:
-        return train_on(placement, config, folder, checkpoint, started_s)
+        return train_on(placement, config, folder, start, started_s)
     except tf.errors.ResourceExhaustedError as error:
         raise TrainingError(explain_out_of_memory(error, placement)) from error
 
 
-def train_on(placement: Placement, config: Config, folder: RunFolder, checkpoint: Path | None, started_s: float) -> int:
+@dataclass(frozen=True)
+class Start:
+    """Where a run's first weights come from: its own checkpoint, the base, or the seed where there is neither.
+
+    Attributes:
+        known: rows that its tables begin with.
+        ancestor: what its checkpoints keep of its base.
+    """
+
+    checkpoint: Path | None = None
+    base: Base | None = None
+    known: Tables | None = None
+    ancestor: dict[str, Any] | None = None
+
+
+def find_start(config: Config, folder: RunFolder) -> tuple[Config, Start]:
+    """The start of a run, and its settings with those that a base fixes.
+
+    Reads no corpus, so a mistake is found at once; and no base where the run has a checkpoint of its own.
+    """
+    training = config.training
+    checkpoint = latest(folder.checkpoints) if config.run.resume else None
+    base = None
+    if training.init_from is not None:
+        base = None if checkpoint else read_base(Path(training.init_from), folder.path)
+        config = inherit(config, base.checkpoint if base else checkpoint)
+    if checkpoint is not None:
+        folder.checkpoint_to_resume(config.model_dump(mode="json"))
+        about = read_about(checkpoint)
+        return config, Start(checkpoint, None, known_tables(about), about.get("ancestor"))
+    return config, Start(None, base, base.tables, base.ancestor()) if base else Start()
+
+
+def train_on(placement: Placement, config: Config, folder: RunFolder, start: Start, started_s: float) -> int:
     """Corpus, state, feed and loop, on devices that are set up."""
     run, data, training = config.run, config.data, config.training
     route = placement.routes[0]
     with ExitStack() as opened:
-        corpus, held_out, tables = load_corpora(data, training.seed, training.gradient_accumulation, folder.path)
+        corpus, held_out, tables = load_corpora(
+            data, training.seed, training.gradient_accumulation, folder.path, start.known
+        )
         refuse_missing_validation(config, corpus, held_out)
         opened.enter_context(folder.locked())
 
-        state = build_state(config, tables, route.model)
-        about = about_run(config, corpus, tables)
-        if checkpoint is not None:
-            refuse_other_corpus(checkpoint, about)
-            restore(checkpoint, state)
-            log.info("resumed        %s", checkpoint)
+        state = build_state(config, tables, route.model, start.base)
+        about = about_run(config, corpus, tables, start.ancestor)
+        if start.checkpoint is not None:
+            refuse_other_corpus(start.checkpoint, about)
+            restore(start.checkpoint, state)
+            log.info("resumed        %s", start.checkpoint)
+        elif start.base is not None:
+            log.info("start          %s", start.base.describe(tables))
         plan = make_schedule(config, corpus)
         describe(config, corpus, held_out, tables, state, plan)
         if state.step >= plan.total_steps:
@@ -93,7 +136,7 @@ def train_on(placement: Placement, config: Config, folder: RunFolder, checkpoint
             improves=checkpoints.improves,
             **held_out_actions(config, held_out, state, route, folder, reporter),
         )
-        pipeline = Pipeline(corpus, route, data, training.seed, folder.path)
+        pipeline = Pipeline(corpus, route, data, training.seed, folder.path, data.voice_augmentation)
         feed = opened.enter_context(pipeline.open_feed(state.position))
         stop = opened.enter_context(stop_on_signals())
         log.info("feed           filled in %.1f s", feed.wait_until_full(data.model_start_delay))
@@ -135,19 +178,29 @@ def refuse_missing_validation(config: Config, corpus: Corpus, held_out: Corpus |
         )
 
 
-def build_state(config: Config, tables: Tables, device: str) -> TrainingState:
-    """The model with its first weights, its optimizer and averages, all on a device."""
+def build_state(config: Config, tables: Tables, device: str, base: Base | None = None) -> TrainingState:
+    """The model with its first weights, of its base where it has one, its optimizer and averages, all on a device."""
     model, training = config.model, config.training
     keras.utils.set_random_seed(training.seed)
     with tf.device(device):
         network = build_xtts(
-            model.model_size, model.dropout, len(tables.symbols), len(tables.languages), training.precision
+            model.model_size,
+            len(tables.symbols),
+            len(tables.languages),
+            training.precision,
+            dropout=model.dropout,
+            reference_dropout=model.reference_dropout,
+            condition_dropout=model.condition_dropout,
+            segment_frames=round(model.segment_seconds * SAMPLE_RATE_HZ / HOP_SAMPLES),
+            recompute=model.recompute_activations,
         )
+        if base is not None:
+            start_from(base, network, tables, training.freeze)
         optimizer = make_optimizer(training.weight_decay, training.precision)
-        return TrainingState(network, optimizer, averaged=training.ema > 0, device=device)
+        return TrainingState(network, optimizer, averaged=training.ema > 0, device=device, frozen=training.freeze)
 
 
-def about_run(config: Config, corpus: Corpus, tables: Tables) -> dict:
+def about_run(config: Config, corpus: Corpus, tables: Tables, ancestor: dict[str, Any] | None = None) -> dict:
     """What a checkpoint keeps beside the weights: enough to resume, to speak and to merge."""
     return {
         "settings": config.model_dump(mode="json"),
@@ -155,6 +208,7 @@ def about_run(config: Config, corpus: Corpus, tables: Tables) -> dict:
         "languages": tables.languages,
         "speakers": tables.speakers,
         "corpus": corpus.manifest.fingerprint,
+        "ancestor": ancestor,
     }
 
 
@@ -180,7 +234,8 @@ def held_out_actions(config, held_out, state, route, folder, reporter) -> dict:
         planned, batch = next(feed)
     names = [held_out.manifest.ids[row] for row in planned.rows]
     texts = [held_out.manifest.texts[row] for row in planned.rows]
-    samples = Samples(folder.samples, batch, names, texts, reporter.tensorboard)
+    manner = Manner(steps=config.model.synthesis_steps, guidance=config.model.guidance)
+    samples = Samples(folder.samples, batch, names, texts, manner, reporter.tensorboard)
 
     def sample(state: TrainingState) -> None:
         samples(state)
@@ -208,7 +263,7 @@ class FirstStep:
 
 def describe(config, corpus, held_out, tables, state, plan) -> None:
     """Every derived number of the run, by name."""
-    training, data = config.training, config.data
+    training, data, size = config.training, config.data, config.model.model_size
     samples = corpus.manifest.samples
     audio_s = float(samples.sum(dtype=np.int64)) / SAMPLE_RATE_HZ
     steps = corpus.plan.steps_per_epoch
@@ -221,7 +276,8 @@ def describe(config, corpus, held_out, tables, state, plan) -> None:
         f"{len(tables.symbols)} symbols, languages {' '.join(tables.languages)}",
         "buckets": " ".join(f"{bound / SAMPLE_RATE_HZ:.2f}" for bound in corpus.plan.bounds) + " s",
         "padding": f"{100 * corpus.plan.padding:.1f} %",
-        "model": f"{config.model.model_size}, {parameter_count(state.model):,} parameters, {training.precision}",
+        "model": f"{size}, {parameter_count(state.model):,} parameters, {training.precision}: "
+        + ", ".join(f"{number} {name.replace('_', ' ')}" for name, number in asdict(SIZES[size]).items()),
         "step": f"{len(samples) / steps:.1f} utterances and {audio_s / steps:.1f} audio seconds "
         f"in {training.gradient_accumulation} x {rows} rows",
         "learning rate": f"{plan.learning_rate(0):.2g} at first, {peak:.2g} at most, "

@@ -5,7 +5,14 @@ import unittest
 import numpy as np
 import tensorflow as tf
 
-from myxtts.models.alignment import monotonic_path, path_durations
+from myxtts.models.alignment import (
+    gather_rows,
+    monotonic_path,
+    path_durations,
+    path_of_ends,
+    place_in_token,
+    random_segment,
+)
 from tests.two_devices import DATA, MODEL
 
 
@@ -77,6 +84,38 @@ class Durations(unittest.TestCase):
     def test_count_the_frames_of_each_token(self):
         path = tf.constant([[0, 0, 1, 2, 2, 2], [0, 1, -1, -1, -1, -1], [-1, -1, -1, -1, -1, -1]])
         self.assertEqual(path_durations(path, 4).numpy().tolist(), [[2, 1, 3, 0], [1, 1, 0, 0], [0, 0, 0, 0]])
+
+
+class Frames(unittest.TestCase):
+    def test_path_of_ends_is_the_inverse_of_durations(self):
+        path = path_of_ends(tf.constant([[2, 3, 3], [1, 2, 5]]), tf.constant([2, 3])).numpy()
+        self.assertEqual(path.tolist(), [[0, 0, 1, -1, -1], [0, 1, 2, 2, 2]])
+        self.assertEqual(path_durations(path, 3).numpy().tolist(), [[2.0, 1.0, 0.0], [1.0, 1.0, 3.0]])
+
+    def test_rows_are_gathered_and_those_without_a_number_are_0(self):
+        rows = gather_rows(tf.constant([[[1.0], [2.0]]]), tf.constant([[1, 1, 0, -1]])).numpy()
+        self.assertEqual(rows[0, :, 0].tolist(), [2.0, 2.0, 1.0, 0.0])
+
+    def test_places_in_a_segment_are_those_of_the_whole(self):
+        path = np.array([[0, 0, 1, 1, 1, 1, 2, -1]], np.int32)
+        durations = path_durations(tf.constant(path), 3)
+        frame = np.arange(8, dtype=np.int32)[None]
+        whole = place_in_token(tf.constant(path), tf.constant(frame), durations).numpy()
+        np.testing.assert_allclose(whole[0, :, 0], [0.25, 0.75, 0.125, 0.375, 0.625, 0.875, 0.5, 0.0])
+        np.testing.assert_allclose(whole[0, :, 1], np.log([2, 2, 4, 4, 4, 4, 1, 1]), rtol=1e-6)
+        part = place_in_token(tf.constant(path[:, 3:6]), tf.constant(frame[:, 3:6]), durations).numpy()
+        np.testing.assert_array_equal(part, whole[:, 3:6])
+
+    def test_a_segment_is_a_stretch_of_real_frames_and_may_begin_anywhere(self):
+        frames, starts = tf.constant([24, 6, 0]), set()
+        for seed in range(200):
+            frame = random_segment(frames, 24, 8, tf.constant([seed, 0])).numpy()
+            starts.add(int(frame[0, 0]))
+            self.assertEqual((frame[0] - frame[0, 0]).tolist(), list(range(8)))
+            self.assertEqual(frame[1].tolist(), [0, 1, 2, 3, 4, 5, -1, -1])
+            self.assertEqual(frame[2].tolist(), [-1] * 8)
+        self.assertEqual(starts, set(range(17)))
+        self.assertEqual(random_segment(frames, 5, 8, tf.constant([0, 0])).shape, (3, 5))
 
 
 if __name__ == "__main__":

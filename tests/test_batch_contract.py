@@ -10,8 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import MEL_BANDS
+from myxtts.audio.mel import log_mel
 from myxtts.batch import FEATURES, TEXT, WAVES, check
 from myxtts.data.producer import produce, trace_produce
+from tests.sine_corpus import sine
 
 SIZES = {"batch": 2, "tokens": 5, "samples": 2_560, "reference_samples": 1_280, "frames": 10, "reference_frames": 5}
 
@@ -86,10 +88,79 @@ class StagesTest(unittest.TestCase):
             np.testing.assert_array_equal(features[name], waves[name])
 
     def test_the_traced_function_takes_and_gives_what_the_contract_says(self):
-        outputs = trace_produce(DATA).structured_outputs
-        check(outputs, FEATURES, "producing")
-        for name, field in FEATURES.items():
-            self.assertEqual(outputs[name].shape.as_list(), field.shape, name)
+        for voice_augmentation in (0.0, 0.15):
+            outputs = trace_produce(DATA, voice_augmentation).structured_outputs
+            check(outputs, FEATURES, "producing")
+            for name, field in FEATURES.items():
+                self.assertEqual(outputs[name].shape.as_list(), field.shape, name)
+
+    def test_the_pitch_is_that_of_the_target_up_to_its_end(self):
+        hz = produce(tones())["f0_hz"].numpy()
+        self.assertEqual(hz.shape, (4, 40))
+        np.testing.assert_allclose(hz[:3, 4:20], 200.0, rtol=0.002)
+        for row, samples in zip(hz, (10_240, 8_000, 6_000, 0), strict=True):
+            np.testing.assert_array_equal(row[samples // 256 :], 0.0)
+
+
+def tones(seed: int = 0, padded: int = 10_240) -> dict[str, np.ndarray]:
+    """WAVES of three tones of 200 Hz and a row without an utterance; the references have 300 Hz."""
+    target, reference = (np.zeros((4, samples), np.int16) for samples in (padded, 5_120))
+    for wave, hz in ((target, 200.0), (reference, 300.0)):
+        wave[:3] = 32_768 * sine(hz, wave.shape[1] / 22_050)
+    lengths = {"samples": [10_240, 8_000, 6_000, 0], "reference_samples": [5_120, 5_120, 4_000, 0]}
+    lengths = {name: np.array(samples, np.int32) for name, samples in lengths.items()}
+    whole = {"seed": np.array([seed, 1], np.int32), "step_frames": np.float32(95), "step_tokens": np.float32(20)}
+    text = {
+        "tokens": np.zeros((4, 5), np.int32),
+        "token_count": np.zeros(4, np.int32),
+        "language": np.zeros(4, np.int32),
+    }
+    return text | whole | lengths | {"pcm": target, "reference_pcm": reference}
+
+
+def factors(features: dict) -> np.ndarray:
+    """float32 [3]: by what the pitch of each tone was multiplied."""
+    return np.median(features["f0_hz"].numpy()[:3, 4:20], axis=1) / 200.0
+
+
+class VoiceAugmentationTest(unittest.TestCase):
+    MOST = 0.3
+
+    def test_without_it_the_features_are_those_of_the_waves(self):
+        waves = tones()
+        features = produce(waves, 0.0)
+        for mel, pcm, samples in (("mel", "pcm", "samples"), ("reference", "reference_pcm", "reference_samples")):
+            expected = log_mel(waves[pcm].astype(np.float32) / 32_768, waves[samples])
+            np.testing.assert_array_equal(features[mel], expected)
+
+    def test_target_reference_and_pitch_of_a_row_are_moved_by_the_same_factor(self):
+        waves = tones()
+        features = produce(waves, self.MOST)
+        check(features, FEATURES, "producing")
+        found = np.append(factors(features), 1.0).astype(np.float32)
+        for mel, pcm, samples in (("mel", "pcm", "samples"), ("reference", "reference_pcm", "reference_samples")):
+            expected = log_mel(waves[pcm].astype(np.float32) / 32_768, waves[samples], found)
+            np.testing.assert_allclose(features[mel], expected, atol=0.05)  # the pitch is known to 0.2 %
+        np.testing.assert_array_equal(features["f0_hz"] > 0, produce(waves)["f0_hz"] > 0)
+
+    def test_the_factors_are_spread_over_the_range_and_differ_between_rows_and_batches(self):
+        traced = trace_produce(DATA, self.MOST)
+        batches = ({name: tf.constant(value) for name, value in tones(seed).items()} for seed in range(30))
+        found = np.log([factors(traced(batch)) for batch in batches])
+        self.assertEqual(len(np.unique(found)), found.size)
+        self.assertLess(np.abs(found).max(), self.MOST + 0.01)
+        self.assertLess(found.min(), -0.25)
+        self.assertGreater(found.max(), 0.25)
+        self.assertLess(abs(found.mean()), 0.06)  # 3 standard errors of a uniform one
+
+    def test_the_seed_alone_decides_and_not_the_padding_or_the_rows_behind(self):
+        waves = tones(3)
+        expected = factors(produce(waves, self.MOST))
+        np.testing.assert_allclose(factors(produce(tones(3, padded=20_480), self.MOST)), expected, rtol=1e-5)
+        fewer = {n: v if n in ("seed", "step_frames", "step_tokens") else v[:3] for n, v in waves.items()}
+        np.testing.assert_allclose(factors(produce(fewer, self.MOST)), expected, rtol=1e-5)
+        traced = trace_produce(DATA, self.MOST)({name: tf.constant(value) for name, value in waves.items()})
+        np.testing.assert_allclose(factors(traced), expected, rtol=1e-5)
 
 
 if __name__ == "__main__":

@@ -228,10 +228,10 @@ class Damaged(Case):
                 self.assertIn(f"{path} cannot be read", self.refusal())
         path.unlink()
         self.assertIn(f"{path} cannot be read", self.refusal())
-        path.write_text(json.dumps(json.loads(whole) | {"format": 2}))
+        path.write_text(json.dumps(json.loads(whole) | {"format": 1}))
         self.assertEqual(
             self.refusal(),
-            f"{self.saved} has format 2, and this version reads format 1. Use the version of MyXTTS that wrote it.",
+            f"{self.saved} has format 1, and this version reads format 2. Use the version of MyXTTS that wrote it.",
         )
 
     def test_another_architecture_is_named_by_its_first_difference(self):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from myxtts.config import document, schema
 from myxtts.config.load import MAX_BYTES, dump, load
-from myxtts.config.schema import Config
+from myxtts.config.schema import Config, Model
 from myxtts.config.settings import SECTIONS, SETTINGS
 from myxtts.errors import ConfigError
 
@@ -113,7 +113,10 @@ class YamlTest(unittest.TestCase):
                 "داده: 3\n",
                 "c.yaml, line 1: 'داده' is unknown. Known here: placement, data, model, training, run.",
             ),
-            ("model:\n  <<: {dropout: 0}\n", "c.yaml, line 2: '<<' is unknown. Known here: model_size, dropout."),
+            (
+                "model:\n  <<: {dropout: 0}\n",
+                f"c.yaml, line 2: '<<' is unknown. Known here: {', '.join(Model.model_fields)}.",
+            ),
         ):
             with self.subTest(text=text):
                 self.assertEqual(self.refusal(text), message)

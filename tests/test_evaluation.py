@@ -13,17 +13,39 @@ from tests.two_devices import MODEL, TWO
 # isort: split
 
 import numpy as np
+import tensorflow as tf
 
+from benchmarks._flops import contraction_flops
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.mel import SILENCE
 from myxtts.errors import CheckpointError, ConfigError, DataError
-from myxtts.evaluation.boundaries import boundary_figures, found_word_gaps, read_word_gaps
-from myxtts.evaluation.held_out import Utterance
-from myxtts.evaluation.measures import DECIBELS, Sound, cepstra, compare, summary, warping_path
+from myxtts.evaluation.boundaries import (
+    Boundary,
+    Phoneme,
+    boundaries,
+    boundary_figures,
+    class_of,
+    found_s,
+    read_alignments,
+    word_spans,
+)
+from myxtts.evaluation.faults import plant
+from myxtts.evaluation.held_out import Utterance, settings_of
+from myxtts.evaluation.measures import (
+    DECIBELS,
+    FAULT_S,
+    Sound,
+    cepstra,
+    compare,
+    summary,
+    unmatched_s,
+    warping_path,
+)
 from myxtts.evaluation.report import SHOWN, Metric, Score
-from myxtts.evaluation.score import another_text_each, score_of, word_boundaries, write_score
+from myxtts.evaluation.score import Choice, another_text_each, phoneme_boundaries, score_of, write_score
 from myxtts.evaluation.sounds import copy_synthesis, hear
 from myxtts.evaluation.speakers import NearestSpeaker, voice_print
+from myxtts.models.xtts import Manner
 from myxtts.text.symbols import SymbolTable
 from myxtts.training.checkpoint import read_about
 from myxtts.training.trained import choose_checkpoint, load_network
@@ -58,6 +80,8 @@ class DistortionTest(unittest.TestCase):
                 "voicing_error": 0.0,
                 "duration_ratio": 1.0,
                 "duration_within_bounds": 1.0,
+                "skipped": 0,
+                "repeated": 0,
             },
         )
 
@@ -145,47 +169,150 @@ class SpeakerTest(unittest.TestCase):
         self.assertEqual(nearest.accuracy(mels[12:], np.roll(speakers[12:], 1)), 0.0)
 
 
+class FaultTest(unittest.TestCase):
+    """Ten vowels of 0.1 s, each of another colour; the recording says each once."""
+
+    @classmethod
+    def setUpClass(cls):
+        random = np.random.default_rng(0)
+        cls.vowels = (random.normal(0, 1.5, (10, 1, 80)) - 5 + random.normal(0, 0.1, (10, 9, 80))).astype(np.float32)
+        cls.recorded = cls.sound(cls.vowels)
+
+    @staticmethod
+    def sound(vowels) -> Sound:
+        mel = np.concatenate(list(vowels))
+        return Sound(mel, np.zeros(len(mel)), np.zeros(len(mel), bool))
+
+    def faults(self, vowels) -> tuple[int, int]:
+        found = summary([compare(self.recorded, self.sound(vowels))])
+        return found["skipped"], found["repeated"]
+
+    def test_a_missing_vowel_is_skipped_and_a_doubled_one_repeated(self):
+        self.assertEqual(self.faults(self.vowels), (0, 0))
+        self.assertEqual(self.faults(np.delete(self.vowels, 4, axis=0)), (1, 0))
+        self.assertEqual(self.faults([*self.vowels[:5], self.vowels[3], *self.vowels[4:]]), (0, 1))
+
+    def test_longer_and_shorter_vowels_are_neither(self):
+        shorter = [vowel[: 4 + 5 * (number % 2)] for number, vowel in enumerate(self.vowels)]
+        longer = [np.repeat(vowel, 1 + number % 2, axis=0) for number, vowel in enumerate(self.vowels)]
+        self.assertEqual(self.faults(shorter), (0, 0))
+        self.assertEqual(self.faults(longer), (0, 0))
+
+    def test_a_missing_pause_is_not_skipped(self):
+        pause = np.full((30, 80), SILENCE, np.float32)
+        with_pause = self.sound([*self.vowels[:5], pause, *self.vowels[5:]])
+        self.assertLess(compare(with_pause, self.recorded).skipped_s, FAULT_S / 10)
+        self.assertLess(compare(self.recorded, with_pause).repeated_s, FAULT_S / 10)
+
+    def test_the_unmatched_stretch_is_summed_by_hand(self):
+        # Frames 1 and 2 of the first stand alone, 30 dB and 3 dB from what they are matched to; frame 3 is silent.
+        path = np.array([[0, 0], [1, 0], [2, 0], [3, 0], [4, 1]])
+        distance_db = np.array([2.0, 30.0, 3.0, 30.0, 2.0])
+        loud = np.array([True, True, True, False, True])
+        self.assertAlmostEqual(unmatched_s(path, distance_db, loud), 1.5 * HOP_SAMPLES / SAMPLE_RATE_HZ)
+        self.assertEqual(unmatched_s(path[:, ::-1], distance_db, loud), 0.0)
+
+    def test_planted_words_are_cut_and_doubled_at_their_times(self):
+        wave = np.repeat(np.float32([0, 1, 0, 2, 0]), SAMPLE_RATE_HZ // 10)
+        phonemes = [Phoneme(*one) for one in (("", 0, 0.1), ("a", 0.1, 0.2), (" ", 0.2, 0.3), ("e", 0.3, 0.4))]
+        self.assertEqual(word_spans(phonemes), [(0.1, 0.2), (0.3, 0.4)])
+        (cut,), (doubled,) = plant([wave], [phonemes])
+        word = next(level for level in (1, 2) if level not in cut)
+        self.assertEqual(len(wave) - len(cut), SAMPLE_RATE_HZ // 10)
+        self.assertEqual(np.count_nonzero(doubled == word), 2 * np.count_nonzero(wave == word))
+
+
 class BoundaryTest(unittest.TestCase):
-    def test_gaps_are_where_the_path_enters_and_leaves_their_tokens(self):
-        tokens, path = np.array([1, 5, 3, 6, 3, 2]), np.array([0, 1, 1, 2, 3, 3, 4, 4, 5])
-        frame_s = HOP_SAMPLES / SAMPLE_RATE_HZ
-        np.testing.assert_allclose(found_word_gaps(tokens, path, 3), np.array([[3, 4], [6, 8]]) * frame_s)
-        self.assertEqual(found_word_gaps(tokens, path, 9).shape, (0, 2))
+    #            0    1     2    3    4    5    6    7    8    9
+    SPELLING = ("", "t", "ˈ", "u", "ː", " ", "s", "ɪ", "s", "")
+
+    def phonemes(self, *spans) -> list[Phoneme]:
+        return [Phoneme(*span) for span in spans]
+
+    def test_classes_of_phonemes(self):
+        for symbol, name in (
+            *(("", "silence"), (" ", "silence"), ("ˈuː", "vowel"), ("ˌɛɹ", "vowel"), ("dʒ", "affricate")),
+            *(("d", "stop"), ("ʒ", "fricative"), ("ŋ", "nasal"), ("ɹ", "approximant")),
+        ):
+            self.assertEqual(class_of(symbol), name, symbol)
+
+    def test_boundaries_have_the_tokens_of_their_phonemes(self):
+        heard = self.phonemes(
+            *(("", 0, 0.1), ("t", 0.1, 0.2), ("ˈuː", 0.2, 0.3), (" ", 0.3, 0.35)),
+            *(("s", 0.35, 0.4), ("ɪ", 0.4, 0.5), ("s", 0.5, 0.6), ("", 0.6, 0.7)),
+        )
+        found = [(one.left, one.right, one.true_s, one.token, one.behind) for one in boundaries(self.SPELLING, heard)]
+        self.assertEqual(
+            found,
+            [
+                ("silence", "stop", 0.1, 1, False),
+                ("stop", "vowel", 0.2, 2, False),
+                ("vowel", "silence", 0.3, 4, True),
+                ("silence", "fricative", 0.35, 6, False),
+                ("fricative", "vowel", 0.4, 7, False),
+                ("vowel", "fricative", 0.5, 8, False),
+                ("fricative", "silence", 0.6, 8, True),
+            ],
+        )
+        self.assertEqual(
+            [(one.kind, one.sound) for one in boundaries(self.SPELLING, heard)],
+            [
+                *(("onset", True), ("between", False), ("offset", True), ("onset", True)),
+                *(("between", True), ("between", True), ("offset", True)),
+            ],
+        )
+
+    def test_gaps_and_phonemes_of_0_s_are_left_out(self):
+        heard = self.phonemes(
+            *(("t", 0.1, 0.2), ("ˈuː", 0.2, 0.3), (" ", 0.3, 0.3)),
+            *(("s", 0.3, 0.4), ("ɪ", 0.4, 0.4), ("s", 0.4, 0.6)),
+        )
+        self.assertEqual([one.true_s for one in boundaries(self.SPELLING, heard)], [0.1, 0.2, 0.6])
+
+    def test_length_marks_may_be_missing_and_other_letters_may_not(self):
+        self.assertIsNone(boundaries(self.SPELLING, self.phonemes(("t", 0, 1), ("ˈu", 1, 2), ("s", 2, 3))))
+        whole = (("t", 0, 1), ("ˈu", 1, 2), ("s", 2, 3), ("ɪ", 3, 4), ("s", 4, 5))
+        self.assertEqual([one.token for one in boundaries(self.SPELLING, self.phonemes(*whole))], [1, 2, 7, 8, 8])
+        self.assertIsNone(boundaries(self.SPELLING, ()))
+
+    def test_boundaries_are_found_where_the_path_passes_their_tokens(self):
+        path, frame_s = np.array([0, 1, 1, 2, 3, 3, 4, 4, 5]), HOP_SAMPLES / SAMPLE_RATE_HZ
+        self.assertAlmostEqual(found_s(path, Boundary("silence", "vowel", 0.0, 2, False)), 3 * frame_s)
+        self.assertAlmostEqual(found_s(path, Boundary("vowel", "silence", 0.0, 3, True)), 6 * frame_s)
 
     def test_figures_of_known_errors(self):
-        found = boundary_figures("word_end", np.array([-30.0, -10.0, 20.0]))
-        self.assertEqual(found["word_end_signed_median"], -10.0)
-        self.assertEqual(found["word_end_absolute_median"], 20.0)
-        self.assertAlmostEqual(found["word_end_within_20_ms"], 2 / 3)
+        found = boundary_figures("boundary", np.array([-30.0, -10.0, 20.0]))
+        self.assertEqual(found["boundary_signed_median"], -10.0)
+        self.assertEqual(found["boundary_absolute_median"], 20.0)
+        self.assertAlmostEqual(found["boundary_within_20_ms"], 2 / 3)
 
-    def test_true_gaps_are_read_and_damage_is_named_by_its_line(self):
+    def test_alignments_are_read_and_damage_is_named_by_its_line(self):
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "alignments.jsonl"
-            good = {"id": "a", "phonemes": [["", 0, 0.1], ["t", 0.1, 0.2], [" ", 0.2, 0.25], ["a", 0.25, 1]]}
+            good = {"id": "a", "phonemes": [["", 0, 0.1], ["t", 0.1, 0.2]]}
             file.write_text(json.dumps(good) + "\n" + json.dumps({"id": "b", "phonemes": []}), encoding="utf-8")
-            gaps = read_word_gaps(file)
-            np.testing.assert_array_equal(gaps["a"], [[0.2, 0.25]])
-            self.assertEqual(gaps["b"].shape, (0, 2))
+            self.assertEqual(read_alignments(file), {"a": [("", 0.0, 0.1), ("t", 0.1, 0.2)], "b": []})
             for bad in ("{", "[]", '{"id": "c"}', '{"id": "c", "phonemes": [[" ", "x", 1]]}', "null"):
                 file.write_text(f"{json.dumps(good)}\n{bad}\n", encoding="utf-8")
                 with self.assertRaisesRegex(DataError, "line 2"):
-                    read_word_gaps(file)
+                    read_alignments(file)
 
-    def test_only_recordings_with_as_many_gaps_as_their_truth_are_measured(self):
-        symbols = SymbolTable((" ", "a"))
-        tokens = np.array([1, 4, 3, 4, 2])
-        found = [self.utterance(name, tokens, np.arange(5)) for name in ("x.wav", "y.wav", "z.wav")]
-        lines = [{"id": "x", "phonemes": [[" ", 0.0, 0.02]]}, {"id": "y", "phonemes": [[" ", 0, 1], [" ", 1, 2]]}]
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "alignments.jsonl"
-            self.assertEqual(word_boundaries(file, found, symbols)[0], {})
-            file.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
-            metrics, note = word_boundaries(file, found, symbols)
-            self.assertEqual(word_boundaries(file, found, SymbolTable(("a",)))[0], {})
+    def test_only_sound_boundaries_of_texts_that_agree_are_measured(self):
+        symbols = SymbolTable(("a", "n"))
+        tokens = np.array([1, 4, 3, 2])  # begin, n, a, end
+        found = [self.utterance(name, tokens, np.arange(4)) for name in ("x.wav", "y.wav", "z.wav")]
+        alignments = {
+            "x": self.phonemes(("", 0, 0.02), ("n", 0.02, 0.03), ("a", 0.03, 0.04), ("", 0.04, 0.05)),
+            "y": self.phonemes(("", 0, 0.02), ("m", 0.02, 0.03)),
+        }
+        metrics, note = phoneme_boundaries(found, alignments, symbols)
         frame_ms = 1000 * HOP_SAMPLES / SAMPLE_RATE_HZ
-        self.assertAlmostEqual(metrics["word_end_signed_median"].voice, 2 * frame_ms)
-        self.assertAlmostEqual(metrics["word_start_signed_median"].voice, 3 * frame_ms - 20)
-        self.assertIn("1 word gaps of 1 recordings; 2 left out", note)
+        self.assertAlmostEqual(metrics["boundary_onset_signed_median"].voice, frame_ms - 20)
+        self.assertAlmostEqual(metrics["boundary_offset_signed_median"].voice, 3 * frame_ms - 40)
+        self.assertNotIn("boundary_between_signed_median", metrics)
+        self.assertIn("2 phoneme boundaries (1 offset, 1 onset); 1 more are left out", note)
+        self.assertIn("2 recordings, whose text and truth differ", note)
+        self.assertEqual(phoneme_boundaries(found, {}, symbols)[0], {})
 
     @staticmethod
     def utterance(name: str, tokens: np.ndarray, path: np.ndarray) -> Utterance:
@@ -195,13 +322,16 @@ class BoundaryTest(unittest.TestCase):
 
 class TableTest(unittest.TestCase):
     def test_shares_are_percentages_in_the_table_and_shares_in_json(self):
-        score = Score("runs/x", "step-000001", 2, {"voicing_error": Metric(0.125, 0.0625)}, ("a note",))
+        metrics = {"voicing_error": Metric(0.125, 0.0625)}
+        score = Score("runs/x", "step-000001", 2, metrics, {"ka": {"skipped": Metric(3, 0)}}, ("a note",))
         self.assertIn("| voicing error | 12.5 | 6.2 | – | % |", score.table())
+        self.assertIn("| ka: utterances with something skipped | 3 | 0 | – | count |", score.table())
         self.assertIn("- a note", score.table())
         self.assertEqual(
             score.to_json()["metrics"]["voicing_error"],
             {"voice": 0.125, "copy_synthesis": 0.0625, "shuffled_texts": None, "unit": "share"},
         )
+        self.assertEqual(score.to_json()["languages"]["ka"]["skipped"]["unit"], "count")
 
 
 class WholeEvaluation(unittest.TestCase):
@@ -219,16 +349,16 @@ class WholeEvaluation(unittest.TestCase):
         cls.score = cls.measure()
 
     @classmethod
-    def measure(cls, run: Path | None = None, utterances: int = 50) -> Score:
-        run = run or cls.run_folder
+    def measure(cls, run: Path | None = None, pictures: Path | None = None, **choice) -> Score:
+        run, pictures = run or cls.run_folder, pictures or cls.pictures
         with small_models(), contextlib.redirect_stdout(io.StringIO()):
-            return score_of(run, choose_checkpoint(run), utterances, TWO.routes[0], cls.pictures)
+            return score_of(run, choose_checkpoint(run), Choice(**{"steps": 1, **choice}), TWO.routes[0], pictures)
 
     def copied(self, name: str) -> Path:
         return Path(shutil.copytree(self.run_folder, self.place.run(name)))
 
     def test_every_metric_is_there_and_finite(self):
-        expected = {key for key in SHOWN if not key.startswith("word_")}
+        expected = {key for key in SHOWN if not key.startswith(("boundary", "speaker_accuracy_unseen"))}
         self.assertEqual(set(self.score.metrics), expected)
         self.assertEqual((self.score.utterances, self.score.checkpoint), (round(0.25 * len(SECONDS)), "step-000008"))
         for key, metric in self.score.metrics.items():
@@ -277,11 +407,11 @@ class WholeEvaluation(unittest.TestCase):
     def test_outputs_that_cannot_be_are_refused_first(self):
         missing = self.run_folder / "no" / "score.json"
         with self.assertRaisesRegex(ConfigError, "there is no folder"):
-            write_score(self.run_folder, None, 1, missing, None)
+            write_score(self.run_folder, None, Choice(), missing, None)
         with self.assertRaisesRegex(ConfigError, "that is a folder"):
-            write_score(self.run_folder, None, 1, self.run_folder, None)
+            write_score(self.run_folder, None, Choice(), self.run_folder, None)
         with self.assertRaisesRegex(ConfigError, "that is a file"):
-            write_score(self.run_folder, None, 1, None, self.run_folder / "config.yaml")
+            write_score(self.run_folder, None, Choice(), None, self.run_folder / "config.yaml")
 
     def test_a_corpus_that_has_changed_is_refused(self):
         text = self.place.corpus.read_text(encoding="utf-8")
@@ -302,6 +432,30 @@ class WholeEvaluation(unittest.TestCase):
         self.rewrite(run, lambda settings: settings["data"].update(validation_share=0.0))
         with self.assertRaisesRegex(DataError, "none was held out"):
             self.measure(run)
+
+    def test_other_recordings_are_measured_and_their_speakers_are_unseen(self):
+        lines = self.place.corpus.read_text(encoding="utf-8").splitlines()
+        speaker = lines[0].split(",").index("speaker")
+        rows = [line.split(",") for line in lines[1:7]]
+        others = [[*row[:speaker], f"new-{number % 2}", *row[speaker + 1 :]] for number, row in enumerate(rows)]
+        file = self.place.corpus.with_name("others.csv")
+        file.write_text("\n".join([lines[0], *map(",".join, others)]), encoding="utf-8")
+        score = self.measure(pictures=self.pictures.with_name("others"), data=file, utterances=2)
+        self.assertEqual(score.utterances, 2)
+        self.assertIn(f"2 utterances of {file}", score.notes[0])
+        self.assertIn("speaker_accuracy_unseen", score.metrics)
+        self.assertNotIn("speaker_accuracy_seen", score.metrics)
+        self.assertIn("among 4 speakers (chance 25.0%)", score.table())
+        with self.assertRaisesRegex(DataError, "nothing can be found"):
+            self.measure(data=file.with_name("nowhere"))
+        file.write_text("\n".join([lines[0], *map(",".join, others)]).replace("abc", "xyz"), encoding="utf-8")
+        with self.assertRaisesRegex(DataError, "symbol unknown to the training corpus"):
+            self.measure(pictures=self.pictures.with_name("unknown"), data=file)
+
+    def test_steps_and_guidance_are_those_of_the_run_unless_given(self):
+        config = settings_of(Path("x"), {"settings": {"model": {"synthesis_steps": 5, "guidance": 2.0}}})
+        self.assertEqual(Choice().manner(config), Manner(steps=5, guidance=2.0))
+        self.assertEqual(Choice(steps=3, guidance=1.0).manner(config), Manner(steps=3, guidance=1.0))
 
     def test_settings_of_another_version_are_named(self):
         run = self.copied("other")
@@ -329,6 +483,36 @@ class TextTest(unittest.TestCase):
         self.assertTrue(all(one.name != other.name for one, other in zip(ones, others, strict=True)))
         same = sum(one.language == other.language for one, other in zip(ones, others, strict=True))
         self.assertEqual(same, 3)
+
+
+class ContractionTest(unittest.TestCase):
+    """The counter of benchmarks/voice.py."""
+
+    def test_products_and_convolutions_with_their_gradients(self):
+        x, weights, kernel = tf.zeros([2, 10, 4]), tf.Variable(tf.zeros([4, 5])), tf.Variable(tf.zeros([3, 4, 6]))
+
+        def gradients(x):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                loss = tf.reduce_sum(tf.square(tf.matmul(tf.reshape(x, [20, 4]), weights)))
+                loss += tf.reduce_sum(tf.square(tf.nn.conv1d(x, kernel, 1, "SAME")))
+            return tape.gradient(loss, [x, weights, kernel])
+
+        self.assertEqual(contraction_flops(gradients, x), 3 * 2 * 20 * 4 * 5 + 3 * 2 * 20 * 3 * 4 * 6)
+
+    def test_depthwise_convolutions_einsums_and_nothing(self):
+        x = tf.zeros([2, 1, 10, 4])
+        kernel = tf.zeros([1, 3, 4, 1])
+        depthwise = contraction_flops(lambda x: tf.nn.depthwise_conv2d(x, kernel, [1, 1, 1, 1], "SAME"), x)
+        self.assertEqual(depthwise, 2 * 20 * 4 * 3)
+        einsum = contraction_flops(lambda x: tf.einsum("abtc,cd->abtd", x, tf.zeros([4, 7])), x)
+        self.assertEqual(einsum, 2 * 20 * 4 * 7)
+        self.assertEqual(contraction_flops(lambda x: x + 1.0, x), 0)
+
+    def test_a_product_in_a_loop_is_refused(self):
+        square = tf.zeros([3, 3])
+        with self.assertRaisesRegex(ValueError, "cannot be counted"):
+            contraction_flops(lambda x: tf.map_fn(lambda row: tf.linalg.matmul(square, row), x), tf.zeros([2, 3, 3]))
 
 
 if __name__ == "__main__":

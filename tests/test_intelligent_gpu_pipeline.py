@@ -348,7 +348,7 @@ class PipelineTest(PipelineCase):
         self.assertTrue(short)
         for delivery, batch in short:
             empty = slice(len(delivery.planned.rows), None)
-            for name in ("frames", "reference_frames", "token_count", "tokens"):
+            for name in ("frames", "reference_frames", "token_count", "tokens", "f0_hz"):
                 self.assertFalse(batch[name][empty].any(), name)
             for name in ("mel", "reference"):
                 np.testing.assert_allclose(batch[name][empty], np.log(LOG_FLOOR), rtol=1e-6)
@@ -385,6 +385,30 @@ class PipelineTest(PipelineCase):
         ):
             with self.subTest(**settings):
                 self.assert_same(self.epoch(**settings), self.first_epoch)
+
+    def test_each_batch_is_heard_in_other_voices_where_that_is_asked_for_and_only_there(self):
+        settings = self.SETTINGS.model_copy(update={"voice_augmentation": 0.2})
+        heard = []
+        for asked in ([], [0.2], [0.2]):
+            pipeline = Pipeline(self.corpus, ROUTE, settings, self.SEED, self.folder / "cache", *asked)
+            with pipeline.open_feed(BEGINNING, 1) as feed:
+                heard.append(list(feed))
+        self.assert_same(heard[0], self.first_epoch)  # the setting is training's to pass on: nothing else augments
+        self.assert_same(heard[1], heard[2])
+        for delivery, plain in zip(heard[1], self.first_epoch, strict=True):
+            batch, expected = host(delivery), host(plain)
+            self.assertTrue(
+                (batch["mel"] != expected["mel"]).any() and (batch["reference"] != expected["reference"]).any()
+            )
+            for name in set(batch) - {"mel", "reference", "f0_hz"}:
+                np.testing.assert_array_equal(batch[name], expected[name], err_msg=name)
+
+    def test_the_pitch_of_each_utterance_is_that_of_its_tone(self):
+        for delivery in self.first_epoch:
+            batch = host(delivery)
+            for row, hz, frames in zip(delivery.planned.rows, batch["f0_hz"], batch["frames"], strict=False):
+                if pitch_of(row) <= 600.0:
+                    np.testing.assert_allclose(hz[4 : frames - 4], pitch_of(row), rtol=0.005)
 
     def test_starting_at_a_position_is_skipping_to_it(self):
         for start in (Position(0, 2), Position(1, 0), Position(1, self.steps - 1)):
@@ -425,7 +449,7 @@ class PipelineTest(PipelineCase):
 
     def test_every_operation_that_produces_features_is_bound_to_the_device(self):
         for device in (DATA, MODEL):
-            operations = trace_produce(device).graph.get_operations()
+            operations = trace_produce(device, voice_augmentation=0.1).graph.get_operations()
             self.assertIn("RFFT", {operation.type for operation in operations})
             at = {op.device for op in operations if op.type not in ("Placeholder", "Identity")}  # arguments, results
             self.assertEqual(at, {f"/device:{device[1:]}"})

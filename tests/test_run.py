@@ -15,6 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from myxtts import cli
 from myxtts.config.load import load
 from myxtts.errors import CheckpointError, ConfigError
+from myxtts.models.xtts import XTTS
 from myxtts.observe.metrics import MetricsFile, read_metrics
 from myxtts.training.checkpoint import list_checkpoints, read_about, read_best, write_arrays
 from myxtts.training.run_folder import FIXED, RunFolder, refuse_other_corpus
@@ -23,10 +24,10 @@ from tests.tiny import Workplace, arrays_of, toy_models
 ROOT = Path(__file__).parents[1]
 DUAL = ("--data-gpu", "0", "--model-gpu", "1")
 METRICS = {
-    *("step", "epoch", "mel", "prior", "duration", "loss", "gradient_norm", "learning_rate"),
+    *("step", "epoch", *XTTS.LOSSES, "loss", "gradient_norm", "learning_rate"),
     *("step_s", "wait_s", "steps_per_s", "audio_seconds_per_s", "padding"),
 }
-VALIDATION = {"validation_mel", "validation_prior", "validation_duration", "validation_loss"}
+VALIDATION = {f"validation_{name}" for name in (*XTTS.LOSSES, "loss")}
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -74,7 +75,7 @@ class WholeRun(Case):
             "traces         1 of the training step",
         ):
             self.assertIn(line + "\n", self.finished.out)
-        self.assertRegex(self.finished.out, r"\nmodel          tiny, [0-9,]+ parameters, float32\n")
+        self.assertRegex(self.finished.out, r"\nmodel          tiny, [0-9,]+ parameters, float32: 16 channels, 1 enc")
         self.assertRegex(self.finished.out, r"\nfirst step     \d+\.\d s after the start\n")
         self.assertRegex(self.finished.out, r"\nstep      5 \| loss \d+\.\d{3} \| \d+\.\d steps/s \| wait \d+\.\d %\n")
         self.assertRegex(self.finished.out, r"\nstep      8 \| validation loss \d+\.\d{3}\n")
@@ -86,7 +87,7 @@ class WholeRun(Case):
         for line in lines:
             self.assertEqual(set(line), METRICS | (VALIDATION if line["step"] in (4, 8) else set()))
             self.assertTrue(np.isfinite(list(line.values())).all(), line)
-            self.assertAlmostEqual(line["loss"], line["mel"] + line["prior"] + line["duration"], 4)
+            self.assertAlmostEqual(line["loss"] / sum(line[name] for name in XTTS.LOSSES), 1.0, 5)
         self.assertEqual([line["learning_rate"] for line in lines[:3]], [5e-4, 1e-3, 1e-3])
         self.assertAlmostEqual(lines[7]["learning_rate"], 5e-5)
         self.assertTrue(all(0 <= line["wait_s"] <= line["step_s"] for line in lines))
@@ -318,7 +319,7 @@ class ShippedConfigurations(Case):
             with self.subTest(config=path.name), toy_models():
                 flags = ["--config", str(path), "--train-data", str(self.place.corpus), "--simulate-gpus", "2"]
                 flags += ["--run", path.stem, "--runs-dir", str(self.place.folder / "runs"), "--max-steps", "3"]
-                flags += ["--text-frontend", "characters", "--sample-every", "0"]
+                flags += ["--text-frontend", "characters", "--sample-every", "0", "--validate-every", "3"]
                 self.assertEqual(self.place.main(*flags).code, 0)
                 (line,) = read_metrics(self.place.run(path.stem) / "metrics.jsonl")
                 self.assertEqual(line["step"], 3)

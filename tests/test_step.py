@@ -227,7 +227,7 @@ class Traces(unittest.TestCase):
 
 class Network(unittest.TestCase):
     def test_learns_a_batch_with_one_trace(self):
-        state, step = make(build_model(0.0), clip=1.0)
+        state, step = make(build_model(), clip=1.0)
         losses = [take(step, features(ROWS, (8 + i % 3, 24 + i % 3)), number=i + 1)["loss"] for i in range(12)]
         self.assertTrue(np.isfinite(losses).all())
         self.assertLess(losses[-1], 0.8 * losses[0])
@@ -236,7 +236,7 @@ class Network(unittest.TestCase):
         self.assertEqual(list(take(step, features(ROWS))), [*state.model.LOSSES, "loss", "gradient_norm"])
 
     def test_learns_in_float16(self):
-        state, step = make(build_model(0.0, "mixed_float16"), clip=1.0, precision="mixed_float16")
+        state, step = make(build_model("mixed_float16"), clip=1.0, precision="mixed_float16")
         outcomes = [take(step, features(ROWS), number=i + 1) for i in range(12)]
         self.assertLess(outcomes[-1]["loss"], 0.8 * outcomes[0]["loss"])
         self.assertTrue(np.isfinite(outcomes[-1]["gradient_norm"]))

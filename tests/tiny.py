@@ -20,7 +20,7 @@ from myxtts.training.state import TrainingState, make_optimizer
 from tests.sine_corpus import write_corpus
 from tests.two_devices import MODEL
 
-SMALLEST = replace(SIZES["tiny"], channels=16, encoder_blocks=1, decoder_blocks=1)
+SMALLEST = replace(SIZES["tiny"], channels=16, encoder_blocks=1, decoder_blocks=1, flow_blocks=1, latents=2)
 SYMBOLS = 13
 SECONDS = tuple(0.4 + 0.03 * i for i in range(13))  # 12 to train on, 1 held out
 
@@ -30,10 +30,10 @@ def small_models() -> contextlib.AbstractContextManager:
     return mock.patch.dict(SIZES, tiny=SMALLEST)
 
 
-def build_model(dropout: float = 0.1, precision: str = "float32", device: str = MODEL, seed: int = 0) -> XTTS:
+def build_model(precision: str = "float32", device: str = MODEL, seed: int = 0, **settings) -> XTTS:
     keras.utils.set_random_seed(seed)
     with small_models(), tf.device(device):
-        return build_xtts("tiny", dropout, SYMBOLS, 2, precision)
+        return build_xtts("tiny", SYMBOLS, 2, precision, **settings)
 
 
 def state_of(model: keras.Model, precision: str = "float32", averaged: bool = True, device: str = MODEL):
@@ -66,10 +66,10 @@ class Toy(keras.Model):
 def build_toy(precision: str = "float32", device: str = MODEL, seed: int = 0) -> Toy:
     keras.utils.set_random_seed(seed)
     with tf.device(device):
-        return _toy_for_run("tiny", 0.0, SYMBOLS, 1, precision)
+        return _toy_for_run("tiny", SYMBOLS, 1, precision)
 
 
-def _toy_for_run(size: str, dropout: float, symbols: int, languages: int, precision: str) -> Toy:
+def _toy_for_run(size: str, symbols: int, languages: int, precision: str, **settings) -> Toy:
     """In the place of `build_xtts`."""
     policy_before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(precision)
@@ -100,6 +100,7 @@ def features(
     batch = {
         "tokens": np.zeros((len(rows), padded[0]), np.int32),
         "mel": np.full((len(rows), padded[1], 80), SILENCE, np.float32),
+        "f0_hz": np.zeros((len(rows), padded[1]), np.float32),
         "reference": np.full((len(rows), reference[1], 80), SILENCE, np.float32),
         "token_count": np.array([tokens for tokens, _ in rows], np.int32),
         "frames": np.array([frames for _, frames in rows], np.int32),
@@ -112,6 +113,7 @@ def features(
     for row, (tokens, frames) in enumerate(rows):
         batch["tokens"][row, :tokens] = random.integers(1, SYMBOLS, tokens)
         batch["mel"][row, :frames] = random.normal(-5.5, 2.1, (frames, 80))
+        batch["f0_hz"][row, :frames] = random.choice([0.0, 120.0, 180.0], frames)
         batch["reference"][row, : reference[0]] = random.normal(-5.5, 2.1, (reference[0], 80))
     return batch
 

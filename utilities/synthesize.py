@@ -10,6 +10,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from myxtts.cli import report_errors
+from myxtts.errors import DataError
+from myxtts.synthesis.speech import write_speech
 
 
 def bounded(kind: type, low: float, high: float):
@@ -27,20 +29,58 @@ def bounded(kind: type, low: float, high: float):
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Speak with a trained run.")
     parser.add_argument("--run", type=Path, required=True, help="folder of the run")
-    parser.add_argument("--text", required=True, help="what to say")
-    parser.add_argument("--reference", type=Path, required=True, help="audio file of the voice, half a second or more")
+    text = parser.add_mutually_exclusive_group()
+    text.add_argument("--text", help="what to say")
+    text.add_argument("--text-file", metavar="FILE", type=Path, help="file of what to say, UTF-8; stdin without both")
     parser.add_argument("--out", type=Path, default=Path("speech.wav"), help="file to write: .wav, .flac or .ogg")
     parser.add_argument("--language", help="language of the text; the run's first by default")
-    parser.add_argument("--speed", type=bounded(float, 0.25, 4.0), default=1.0, help="2 is twice as fast (0.25 to 4)")
-    parser.add_argument("--seed", type=bounded(int, 0, 2**31 - 1), default=0, help="the same seed gives the same bytes")
+    parser.add_argument(
+        "--reference",
+        dest="references",
+        metavar="FILE",
+        type=Path,
+        nargs="*",
+        default=[],
+        help="audio files of the voice, each half a second or more; the learned voice without any",
+    )
+    manner = parser.add_argument_group("manner", "how it is said; what is not given is the run's own")
+    manner.add_argument("--speed", type=bounded(float, 0.25, 4.0), help="2 is twice as fast (0.25 to 4)")
+    manner.add_argument(
+        "--pitch", dest="pitch_semitones", metavar="SEMITONES", type=bounded(float, -12.0, 12.0), help="-12 to 12"
+    )
+    manner.add_argument("--steps", type=bounded(int, 1, 1000), help="from noise to speech; more are finer and slower")
+    manner.add_argument(
+        "--guidance", type=bounded(float, 0.0, 10.0), help="stress on text and voice (0 to 10); 1 is plain and quicker"
+    )
+    manner.add_argument("--seed", type=bounded(int, 0, 2**31 - 1), help="of the noise; the same gives the same file")
+    parser.add_argument("--iterations", type=bounded(int, 1, 1000), help="of Griffin-Lim (30 by default)")
     return parser.parse_args(arguments)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    asked = parse(arguments)
-    from myxtts.synthesis.speech import write_speech  # imports TensorFlow, which takes seconds
+def read_text(text: str | None, file: Path | None) -> str:
+    """The text that is asked for: given, in a file, or on stdin.
 
-    write_speech(**vars(asked))
+    Raises:
+        DataError: there is none, or it is no UTF-8.
+    """
+    if text is not None:
+        return text
+    if file is None and sys.stdin.isatty():
+        raise DataError("there is no text. Give it by --text, by --text-file or on stdin.")
+    try:
+        content = sys.stdin.buffer.read() if file is None else file.read_bytes()
+        return content.decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"it is not UTF-8 at byte {error.start}"
+        raise DataError(
+            f"the text in {file or 'stdin'} cannot be read: {reason}. Give a text file in UTF-8."
+        ) from error
+
+
+def main(arguments: list[str] | None = None) -> int:
+    asked = vars(parse(arguments))
+    text = read_text(asked.pop("text"), asked.pop("text_file"))
+    write_speech(text=text, **asked)
     return 0
 
 

@@ -78,6 +78,9 @@ class Data(Section):
     """Batches kept ready on the host."""
     prefetch_buffer_size: Count = 3
     """Batches kept ready on the data device, and again on the model device."""
+    voice_augmentation: Annotated[float, Field(ge=0.0, le=0.3)] = 0.0
+    """Each utterance and its reference are heard in a voice whose frequencies are changed by one random factor from
+    exp(-x) to exp(x): more voices than the corpus has. 0 is off; for unseen speakers try 0.15."""
     cache_dataset: bool = False
     """Decode the corpus once into a memory-mapped file in the run folder."""
     enable_static_shapes: bool = False
@@ -90,9 +93,21 @@ class Model(Section):
     """The network."""
 
     model_size: Literal["tiny", "small", "normal", "big"] = "normal"
-    """About 2, 10, 25 or 80 million parameters."""
+    """About 3, 10, 25 or 80 million parameters."""
     dropout: Share = 0.05
     """Share of activations dropped in training."""
+    reference_dropout: Share = 0.1
+    """Share of the utterances that are learnt without a reference, so that one can be left out in synthesis."""
+    condition_dropout: Share = 0.1
+    """Share of the utterances whose flow is trained without text and voice, which guidance needs."""
+    segment_seconds: Annotated[float, Field(ge=0.25, le=120.0)] = 1.5
+    """Decoder and flow are trained on a random stretch of this length of each utterance."""
+    recompute_activations: bool = False
+    """Compute activations a second time in the backward pass instead of keeping them: less memory, more time."""
+    synthesis_steps: Annotated[int, Field(ge=1, le=1000)] = 4
+    """Steps from noise to speech in synthesis; more are finer and slower."""
+    guidance: Annotated[float, Field(ge=0.0, le=10.0)] = 1.0
+    """How much synthesis exaggerates what text and voice ask for; 1 is plain, other values take twice the time."""
 
 
 class Training(Section):
@@ -120,6 +135,10 @@ class Training(Section):
     """Decay of the moving average of the weights, used for validation and speech; 0 turns it off."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Source of all randomness: initial weights, order of the utterances, dropout."""
+    init_from: str | None = None
+    """Folder of a run whose weights this one starts from; new symbols and languages get new rows."""
+    freeze: tuple[Literal["reference_encoder", "text_encoder", "prosody", "decoder"], ...] = ()
+    """Parts of the network that keep their weights."""
     deterministic: bool = False
     """Use deterministic kernels only (slower; meant for GPUs, the CPU repeats a run without it)."""
     compile: Literal["off", "xla"] = "off"

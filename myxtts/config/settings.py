@@ -55,7 +55,12 @@ def _allowed(form: dict[str, Any]) -> str:
     if form["type"] == "string":
         return f"text that matches {form['pattern']}" if "pattern" in form else "text"
     if form["type"] == "array":
-        return f"a list of {_NOUNS[form['items']['type']]}s{_bounds(form['items'])}"
+        item = form["items"]
+        return (
+            f"a list, each item {_allowed(item)}"
+            if "enum" in item
+            else f"a list of {_NOUNS[item['type']]}s{_bounds(item)}"
+        )
     return f"a {_NOUNS[form['type']]}{_bounds(form)}"
 
 
@@ -67,7 +72,7 @@ def _setting(section: str, name: str, form: dict[str, Any], default: Any) -> Set
         name=name,
         kind=_KINDS[item["type"]],
         many=value["type"] == "array",
-        choices=tuple(value.get("enum", ())),
+        choices=tuple(item.get("enum", ())),
         nullable="anyOf" in form,
         allowed=_allowed(form),
         default=default,

@@ -29,7 +29,9 @@ class Corpus:
     plan: Plan
 
 
-def load_corpora(data: Data, seed: int, accumulation: int, folder: Path) -> tuple[Corpus, Corpus | None, Tables]:
+def load_corpora(
+    data: Data, seed: int, accumulation: int, folder: Path, known: Tables | None = None
+) -> tuple[Corpus, Corpus | None, Tables]:
     """The training corpus, the validation corpus if there is one, and the tables that both share.
 
     Args:
@@ -37,6 +39,7 @@ def load_corpora(data: Data, seed: int, accumulation: int, folder: Path) -> tupl
         seed: of the hold-out and of the plan.
         accumulation: batches of a step.
         folder: gets the cached manifests and rejected.csv.
+        known: rows that the tables begin with, in use or not: those of the run that this one starts from.
 
     Raises:
         DataError: the corpus cannot be used.
@@ -50,7 +53,7 @@ def load_corpora(data: Data, seed: int, accumulation: int, folder: Path) -> tupl
         raise DataError(
             f"the run folder {folder} cannot be made: {error.strerror}. Choose another --runs-dir."
         ) from error
-    tables, manifests, rejected = None, [], list(malformed)
+    tables, manifests, rejected = known, [], list(malformed)
     for name, rows in zip(("train", "validation"), parts, strict=True):
         manifest, tables, unusable = build_manifest(
             rows,
@@ -59,6 +62,7 @@ def load_corpora(data: Data, seed: int, accumulation: int, folder: Path) -> tupl
             frontend=data.text_frontend,
             symbols_of=symbols_of,
             tables=tables,
+            grow=name == "train",
             cache=folder / f"manifest-{name}.npz",
             workers=HEADER_THREADS,
         )

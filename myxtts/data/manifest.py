@@ -44,6 +44,18 @@ class Tables:
     speakers: tuple[str, ...]
     languages: tuple[str, ...]
 
+    def grown(self, other: "Tables") -> "Tables":
+        """These tables, and behind them what only `other` has."""
+        return Tables(
+            SymbolTable(_joined(self.symbols.symbols, other.symbols.symbols)),
+            _joined(self.speakers, other.speakers),
+            _joined(self.languages, other.languages),
+        )
+
+
+def _joined(names: Iterable[str], others: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*names, *others)))
+
 
 @dataclass(frozen=True, eq=False)
 class Manifest:
@@ -122,6 +134,7 @@ def build_manifest(
     frontend: str,
     symbols_of: SymbolsOf,
     tables: Tables | None = None,
+    grow: bool = False,
     cache: Path | None = None,
     workers: int = 2,
     progress: bool = True,
@@ -135,6 +148,7 @@ def build_manifest(
         symbols_of: turns text into symbols; called on this thread.
         tables: of the training manifest, for a validation corpus: rows with another symbol or language are
             rejected, other speakers are added behind. Without it the tables are made from the usable rows.
+        grow: add other symbols and languages behind those of `tables`, too, instead of rejecting their rows.
         cache: file that keeps the result until a file, a row or an argument changes; its folder must exist.
         workers: threads that read headers.
         progress: show bars, on a terminal only.
@@ -143,12 +157,12 @@ def build_manifest(
         the manifest (empty where no row is usable), its tables, and the rejected rows by line,
         without those in `rows.rejected`.
     """
-    key = _cache_key(rows, (min_seconds, max_seconds, frontend), tables, workers) if cache else ""
+    key = _cache_key(rows, (min_seconds, max_seconds, frontend, grow), tables, workers) if cache else ""
     if cache and (kept := _load(cache, key)):
         return kept
     rejections = _Rejections(str(rows.metadata))
     audio = _usable_audio(rows, rejections, min_seconds, max_seconds, workers, progress)
-    spoken = list(_spoken(audio, rejections, symbols_of, frontend, tables, progress))
+    spoken = list(_spoken(audio, rejections, symbols_of, frontend, None if grow else tables, progress))
     manifest, tables = _columns(spoken, tables)
     rejected = sorted(rejections.rejected, key=lambda row: row.line)
     if cache:
@@ -267,13 +281,12 @@ def _spoken(
 
 def _columns(spoken: Sequence[tuple[_Audio, list[str]]], tables: Tables | None) -> tuple[Manifest, Tables]:
     rows = [audio.row for audio, _ in spoken]
-    speakers = {row.speaker for row in rows}
-    if tables is None:
-        symbols = SymbolTable.from_sequences(symbols for _, symbols in spoken)
-        tables = Tables(symbols, tuple(sorted(speakers)), tuple(sorted({row.language for row in rows})))
-    else:
-        new = sorted(speakers.difference(tables.speakers))
-        tables = Tables(tables.symbols, (*tables.speakers, *new), tables.languages)
+    own = Tables(
+        SymbolTable.from_sequences(symbols for _, symbols in spoken),
+        tuple(sorted({row.speaker for row in rows})),
+        tuple(sorted({row.language for row in rows})),
+    )
+    tables = tables.grown(own) if tables else own
     tokens = [np.asarray(tables.symbols.encode(symbols), np.int32) for _, symbols in spoken]
     manifest = Manifest(
         ids=tuple(row.id for row in rows),

@@ -23,9 +23,18 @@ class Pipeline:
         data: the settings of reading.
         seed: of the batches' randomness.
         cache_folder: for the decoded corpus, if the settings ask for one.
+        voice_augmentation: see `produce`; for training alone, so that it is not taken from the settings of reading.
     """
 
-    def __init__(self, corpus: Corpus, route: Route, data: Data, seed: int, cache_folder: Path):
+    def __init__(
+        self,
+        corpus: Corpus,
+        route: Route,
+        data: Data,
+        seed: int,
+        cache_folder: Path,
+        voice_augmentation: float = 0.0,
+    ):
         manifest = corpus.manifest
         self._corpus, self._route, self._seed, self._data = corpus, route, seed, data
         self._reference_samples = int(data.reference_seconds * SAMPLE_RATE_HZ) // HOP_SAMPLES * HOP_SAMPLES
@@ -33,7 +42,7 @@ class Pipeline:
             self._read_rows = rows_from_cache(manifest, open_cache(manifest, cache_folder, data.num_workers))
         else:
             self._read_rows = rows_from_files(manifest, data.use_tf_native_loading)
-        self._produce = trace_produce(route.data)
+        self._produce = trace_produce(route.data, voice_augmentation)
 
     def open_feed(
         self, start: Position, epochs: int | None = None, mean_over: Literal["step", "epoch"] = "step"

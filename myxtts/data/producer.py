@@ -7,10 +7,13 @@ import tensorflow as tf
 
 from myxtts.audio.format import frame_count
 from myxtts.audio.mel import log_mel
+from myxtts.audio.pitch import f0
 from myxtts.batch import FEATURES, TEXT, WAVES, check
 from myxtts.data.planned import PlannedBatch
 from myxtts.placement.audit import require_device
 from myxtts.placement.routes import Route
+
+VOICE_SALT = 1_000_000  # a number that the network, which draws by the same seed, does not use
 
 
 class Delivery(NamedTuple):
@@ -20,19 +23,35 @@ class Delivery(NamedTuple):
     batch: dict[str, tf.Tensor]
 
 
-def produce(waves: dict) -> dict:
-    """WAVES -> FEATURES: PCM to float to log-mel."""
-    features = {name: waves[name] for name in TEXT}
-    for wave, length, mel, frames in (
-        ("pcm", "samples", "mel", "frames"),
-        ("reference_pcm", "reference_samples", "reference", "reference_frames"),
-    ):
-        features[mel] = log_mel(tf.cast(waves[wave], tf.float32) / 32768.0, waves[length])
-        features[frames] = frame_count(waves[length])
-    return features
+def produce(waves: dict, voice_augmentation: float = 0.0) -> dict:
+    """WAVES -> FEATURES: PCM to float to log-mel and F0.
+
+    Args:
+        voice_augmentation: x > 0 moves all frequencies of each utterance and of its reference to a times what they
+            are, with an a of its own from exp(-x) to exp(x), drawn by the batch's seed.
+    """
+    target, reference = (tf.cast(waves[name], tf.float32) / 32768.0 for name in ("pcm", "reference_pcm"))
+    f0_hz, _ = f0(target, waves["samples"])
+    factor = None
+    if voice_augmentation:
+        factor = _frequency_factor(waves["seed"], tf.shape(target)[0], voice_augmentation)
+        f0_hz *= factor[:, None]
+    return {name: waves[name] for name in TEXT} | {
+        "mel": log_mel(target, waves["samples"], factor),
+        "frames": frame_count(waves["samples"]),
+        "f0_hz": f0_hz,
+        "reference": log_mel(reference, waves["reference_samples"], factor),
+        "reference_frames": frame_count(waves["reference_samples"]),
+    }
 
 
-def trace_produce(device: str) -> Callable[[dict], dict]:
+def _frequency_factor(seed, rows, most):
+    """float32 [rows], exp of uniform numbers from -most to most."""
+    own = tf.random.experimental.stateless_fold_in(seed, VOICE_SALT)
+    return tf.exp(tf.random.stateless_uniform([rows], own, -most, most))
+
+
+def trace_produce(device: str, voice_augmentation: float = 0.0) -> Callable[[dict], dict]:
     """`produce` as a compiled function that runs on a device, traced once with symbolic dimensions.
 
     Tracing belongs to the main thread; the function that it gives may be called from any.
@@ -40,7 +59,7 @@ def trace_produce(device: str) -> Callable[[dict], dict]:
 
     def produce_on_device(waves: dict) -> dict:
         with tf.device(device):  # one around the tracing would leave no mark on the operations
-            return produce(waves)
+            return produce(waves, voice_augmentation)
 
     spec = {name: tf.TensorSpec(field.shape, field.dtype, name=name) for name, field in WAVES.items()}
     return tf.function(produce_on_device).get_concrete_function(spec)

@@ -1,4 +1,4 @@
-"""The held-out utterances of a run, with what its model finds in them."""
+"""The utterances that a run is measured on, with what its model finds in them."""
 
 import json
 from dataclasses import dataclass
@@ -9,9 +9,10 @@ import numpy as np
 import tensorflow as tf
 from pydantic import ValidationError
 
-from myxtts.config.schema import Config, Data
-from myxtts.data.corpora import DEMO, Corpus, load_corpora, make_plan
-from myxtts.data.manifest import Manifest
+from myxtts.config.schema import Config
+from myxtts.data.corpora import DEMO, HEADER_THREADS, Corpus, load_corpora, make_plan
+from myxtts.data.corpus import read_corpus
+from myxtts.data.manifest import Manifest, Tables, build_manifest, report_rejected
 from myxtts.data.pipeline import Pipeline
 from myxtts.data.plan import bucket_bounds
 from myxtts.data.planned import Position
@@ -20,12 +21,15 @@ from myxtts.errors import CheckpointError, DataError
 from myxtts.models.xtts import XTTS
 from myxtts.placement.routes import Route
 from myxtts.run import about_run
+from myxtts.text.frontend import symbols_of
+from myxtts.text.symbols import SymbolTable
+from myxtts.training.base import known_tables
 from myxtts.training.run_folder import refuse_other_corpus
 
 
 @dataclass(frozen=True, eq=False)
 class Utterance:
-    """A held-out recording.
+    """A recording that was not trained on.
 
     Attributes:
         id, text: of the corpus.
@@ -48,11 +52,13 @@ class Utterance:
     path: np.ndarray
 
 
-def load_again(checkpoint: Path, about: dict[str, Any], run: Path) -> tuple[Config, Corpus, Corpus]:
+def load_again(
+    checkpoint: Path, about: dict[str, Any], run: Path, needs_held_out: bool = True
+) -> tuple[Config, Corpus, Corpus | None]:
     """The settings, the training corpus and the held-out corpus that a checkpoint was made with.
 
     Raises:
-        DataError: the corpus is gone, or nothing was held out of it.
+        DataError: the corpus is gone, or nothing was held out of it where that is needed.
         CheckpointError: it has changed since.
     """
     config = settings_of(checkpoint, about)
@@ -63,14 +69,47 @@ def load_again(checkpoint: Path, about: dict[str, Any], run: Path) -> tuple[Conf
                 f"{run} was trained on {path}, which is not found from {Path.cwd()}. Put it back, or work in "
                 "the folder in which the run was started."
             )
-    corpus, held_out, tables = load_corpora(data, training.seed, training.gradient_accumulation, run)
-    if held_out is None:
+    known = known_tables(about)
+    corpus, held_out, tables = load_corpora(data, training.seed, training.gradient_accumulation, run, known)
+    if needs_held_out and held_out is None:
         raise DataError(
             f"{run} is to be measured on utterances that it was not trained on, but none was held out "
-            f"(validation_share {data.validation_share}). Train with --validation-share or --val-data."
+            f"(validation_share {data.validation_share}). Train with --validation-share or --val-data, or give other "
+            "recordings by --data."
         )
-    refuse_other_corpus(checkpoint, about_run(config, corpus, tables))
+    refuse_other_corpus(checkpoint, about_run(config, corpus, tables, about.get("ancestor")))
     return config, corpus, held_out
+
+
+def tables_of(about: dict[str, Any]) -> Tables:
+    """The tables of a run by its checkpoint's state.json."""
+    return Tables(SymbolTable.from_list(about["symbols"]), tuple(about["speakers"]), tuple(about["languages"]))
+
+
+def other_recordings(path: Path, config: Config, about: dict[str, Any], folder: Path) -> Manifest:
+    """The recordings of another corpus, in the tables of a run; speakers that it never heard stand behind its own.
+
+    Args:
+        path: as of --train-data.
+        folder: gets rejected.csv.
+
+    Raises:
+        DataError: the corpus cannot be used, or too many of its rows.
+    """
+    data = config.data
+    rows = read_corpus(path, data.language)
+    manifest, _, rejected = build_manifest(
+        rows,
+        min_seconds=data.min_seconds,
+        max_seconds=data.max_seconds,
+        frontend=data.text_frontend,
+        symbols_of=symbols_of,
+        tables=tables_of(about),
+        workers=HEADER_THREADS,
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    report_rejected([*rows.rejected, *rejected], [(rows, manifest)], data.max_rejected, folder / "rejected.csv")
+    return manifest
 
 
 def settings_of(checkpoint: Path, about: dict[str, Any]) -> Config:
@@ -125,13 +164,19 @@ def wave_of(manifest: Manifest, row: int) -> np.ndarray:
     return read_wave(manifest.paths[row], int(manifest.samples[row]))
 
 
-def natural_speech(manifest: Manifest, each: int) -> tuple[list[np.ndarray], np.ndarray]:
-    """The first `each` waves of every speaker, and int [waves], their speakers."""
-    chosen = np.concatenate([np.flatnonzero(manifest.speaker == one)[:each] for one in np.unique(manifest.speaker)])
+def natural_speech(manifest: Manifest, rows: np.ndarray, each: int) -> tuple[list[np.ndarray], np.ndarray]:
+    """At most `each` waves of every speaker of these rows, spread over them, and int [waves], their speakers."""
+    chosen = [spread(rows[manifest.speaker[rows] == one], each) for one in np.unique(manifest.speaker[rows])]
+    chosen = np.concatenate([np.zeros(0, int), *chosen])
     return [wave_of(manifest, row) for row in chosen], manifest.speaker[chosen]
 
 
-def corpus_folder(data: Data) -> Path:
-    """Where the held-out utterances lie."""
-    path = Path(data.val_data or data.train_data or DEMO)
+def spread(rows: np.ndarray, most: int) -> np.ndarray:
+    """At most `most` of the rows, evenly spaced: a corpus may be ordered by language."""
+    return rows[np.linspace(0, len(rows) - 1, min(most, len(rows))).round().astype(int)]
+
+
+def folder_of(corpus: str | Path | None) -> Path:
+    """Where the recordings of a corpus lie."""
+    path = Path(corpus or DEMO)
     return path if path.is_dir() else path.parent

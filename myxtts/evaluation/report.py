@@ -29,14 +29,24 @@ SHOWN = {
     "voicing_error": ("voicing error", "%", 100, 1),
     "duration_ratio": ("duration ratio, mean", "s/s", 1, 3),
     "duration_within_bounds": ("duration ratio within 0.95–1.05", "%", 100, 0),
-    "speaker_accuracy": ("speaker accuracy", "%", 100, 0),
+    "skipped": ("utterances with something skipped", "count", 1, 0),
+    "repeated": ("utterances with something repeated", "count", 1, 0),
+    "speaker_accuracy_seen": ("speaker accuracy, speakers of the training corpus", "%", 100, 0),
+    "speaker_accuracy_unseen": ("speaker accuracy, speakers never heard", "%", 100, 0),
     "real_time_factor": ("real-time factor, text to wave", "s/s", 1, 3),
-    "word_end_signed_median": ("word ends in recordings, signed median error", "ms", 1, 1),
-    "word_end_absolute_median": ("word ends in recordings, absolute median error", "ms", 1, 1),
-    "word_end_within_20_ms": ("word ends in recordings within 20 ms", "%", 100, 0),
-    "word_start_signed_median": ("word starts in recordings, signed median error", "ms", 1, 1),
-    "word_start_absolute_median": ("word starts in recordings, absolute median error", "ms", 1, 1),
-    "word_start_within_20_ms": ("word starts in recordings within 20 ms", "%", 100, 0),
+} | {
+    f"{key}_{figure}": (f"{boundary}, {name}", unit, factor, digits)
+    for key, boundary in (
+        ("boundary", "phoneme boundaries"),
+        ("boundary_onset", "… where silence ends"),
+        ("boundary_offset", "… where silence begins"),
+        ("boundary_between", "… between two sounds"),
+    )
+    for figure, name, unit, factor, digits in (
+        ("signed_median", "signed median error", "ms", 1, 1),
+        ("absolute_median", "absolute median error", "ms", 1, 1),
+        ("within_20_ms", "within 20 ms", "%", 100, 0),
+    )
 }
 
 
@@ -46,6 +56,7 @@ class Score:
 
     Attributes:
         metrics: by the keys of SHOWN; those without meaning for this corpus are missing.
+        languages: the same of each language, where there are several.
         notes: what the figures rest on, and what was left out and why.
     """
 
@@ -53,23 +64,34 @@ class Score:
     checkpoint: str
     utterances: int
     metrics: dict[str, Metric]
+    languages: dict[str, dict[str, Metric]]
     notes: tuple[str, ...]
 
     def table(self) -> str:
         """Markdown."""
         lines = ["| metric | voice | copy synthesis | shuffled texts | unit |", "|---|---|---|---|---|"]
-        for key, metric in self.metrics.items():
-            name, unit, factor, digits = SHOWN[key]
-            values = (getattr(metric, column) for column in COLUMNS)
-            shown = ("–" if value is None else f"{factor * value:.{digits}f}" for value in values)
-            lines.append(f"| {name} | {' | '.join(shown)} | {unit} |")
+        lines += [_line(key, metric) for key, metric in self.metrics.items()]
+        for language, metrics in self.languages.items():
+            lines += [_line(key, metric, f"{language}: ") for key, metric in metrics.items()]
         return "\n".join([*lines, "", *(f"- {note}" for note in self.notes)])
 
     def to_json(self) -> dict[str, Any]:
         """The same, with the unit of each metric; percentages as shares."""
-        units = {key: "share" if factor == 100 else unit for key, (_, unit, factor, _) in SHOWN.items()}
-        metrics = {key: asdict(metric) | {"unit": units[key]} for key, metric in self.metrics.items()}
-        return asdict(self) | {"metrics": metrics}
+        languages = {language: _with_units(metrics) for language, metrics in self.languages.items()}
+        return asdict(self) | {"metrics": _with_units(self.metrics), "languages": languages}
+
+
+def _line(key: str, metric: Metric, language: str = "") -> str:
+    """A line of the table."""
+    name, unit, factor, digits = SHOWN[key]
+    values = (getattr(metric, column) for column in COLUMNS)
+    shown = ("–" if value is None else f"{factor * value:.{digits}f}" for value in values)
+    return f"| {language}{name} | {' | '.join(shown)} | {unit} |"
+
+
+def _with_units(metrics: dict[str, Metric]) -> dict[str, Any]:
+    units = {key: "share" if factor == 100 else unit for key, (_, unit, factor, _) in SHOWN.items()}
+    return {key: asdict(metric) | {"unit": units[key]} for key, metric in metrics.items()}
 
 
 def draw(folder: Path, utterances: Sequence[Utterance], recorded: Sequence[Sound], spoken: Sequence[Sound]) -> None:

@@ -3,26 +3,38 @@
 import json
 import logging
 import time
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.config.schema import Placement
+from myxtts.config.schema import Config, Placement
 from myxtts.data.manifest import Manifest
 from myxtts.errors import ConfigError
-from myxtts.evaluation.boundaries import WORD_GAP, boundary_figures, found_word_gaps, read_word_gaps
-from myxtts.evaluation.held_out import Utterance, corpus_folder, load_again, natural_speech, read_utterances
-from myxtts.evaluation.measures import Sound, compare, summary
+from myxtts.evaluation.boundaries import Phoneme, boundaries, boundary_figures, found_s, read_alignments
+from myxtts.evaluation.faults import plant
+from myxtts.evaluation.held_out import (
+    Utterance,
+    folder_of,
+    load_again,
+    natural_speech,
+    other_recordings,
+    read_utterances,
+)
+from myxtts.evaluation.measures import FAULT_S, Sound, compare, summary
 from myxtts.evaluation.report import SHOWN, Metric, Score, draw
 from myxtts.evaluation.sounds import BATCH_UTTERANCES, copy_synthesis, hear, speak
 from myxtts.evaluation.speakers import NearestSpeaker, voice_print
 from myxtts.files import write_whole
+from myxtts.models.xtts import XTTS, Manner
 from myxtts.placement import devices
 from myxtts.placement.routes import Route, plan_routes
 from myxtts.text.frontend import symbols_of
-from myxtts.text.symbols import SymbolTable
+from myxtts.text.symbols import FIRST_SYMBOL_ID, SymbolTable
 from myxtts.training.checkpoint import read_about
 from myxtts.training.trained import choose_checkpoint, load_network
 
@@ -32,76 +44,121 @@ NATURAL_UTTERANCES = 20  # of each speaker, for its centroid
 log = logging.getLogger(__name__)
 
 
-def write_score(run: Path, checkpoint: str | None, utterances: int, json_file: Path | None, out: Path | None) -> None:
+@dataclass(frozen=True)
+class Choice:
+    """What to measure, and how it is said.
+
+    Attributes:
+        utterances: the most to measure.
+        data: a corpus as of --train-data; the held-out utterances of the run without it.
+        steps, guidance: of synthesis; those of the run without them.
+    """
+
+    utterances: int = 50
+    data: Path | None = None
+    steps: int | None = None
+    guidance: float | None = None
+
+    def manner(self, config: Config) -> Manner:
+        model = config.model
+        return Manner(
+            steps=model.synthesis_steps if self.steps is None else self.steps,
+            guidance=model.guidance if self.guidance is None else self.guidance,
+        )
+
+
+def write_score(run: Path, checkpoint: str | None, choice: Choice, json_file: Path | None, out: Path | None) -> None:
     """Measure a run on GPU 0 or, without one, on the CPU; print a table, write JSON and pictures.
 
     Raises:
-        UserError: the run, its corpus or an output cannot be used.
+        UserError: the run, a corpus or an output cannot be used.
     """
     chosen = choose_checkpoint(run, checkpoint)
     if json_file is not None and (json_file.is_dir() or not json_file.parent.is_dir()):
         fault = "that is a folder" if json_file.is_dir() else f"there is no folder {json_file.parent}"
         raise ConfigError(f"--json {json_file} was asked for, but {fault}. Name a file in a folder that exists.")
-    folder = out or run / "evaluation" / chosen.name
+    part = f"-{folder_of(choice.data).name}" if choice.data else ""
+    folder = out or run / "evaluation" / f"{chosen.name}{part}"
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--out {folder} was asked for, but that is a file. Name a folder.")
     placement = plan_routes(Placement(), devices.gpu_count())
     devices.configure(placement)
-    score = score_of(run, chosen, utterances, placement.routes[0], folder)
+    score = score_of(run, chosen, choice, placement.routes[0], folder)
     print(score.table())
     if json_file is not None:
         write_whole(json_file, json.dumps(score.to_json(), ensure_ascii=False, indent=1).encode())
     log.info("pictures       %s", folder)
 
 
-def score_of(run: Path, checkpoint: Path, utterances: int, route: Route, pictures: Path) -> Score:
-    """Measure a checkpoint on at most `utterances` of the run's held-out ones.
+def score_of(run: Path, checkpoint: Path, choice: Choice, route: Route, pictures: Path) -> Score:
+    """Measure a checkpoint.
 
     Raises:
         CheckpointError: it is damaged, or its corpus has changed since.
-        DataError: the corpus is gone, nothing was held out, or a file cannot be read.
+        DataError: a corpus is gone or cannot be used, nothing was held out, or a file cannot be read.
     """
     about = read_about(checkpoint)
-    config, corpus, held_out = load_again(checkpoint, about, run)
+    config, corpus, held_out = load_again(checkpoint, about, run, needs_held_out=choice.data is None)
+    manifest = other_recordings(choice.data, config, about, pictures) if choice.data else held_out.manifest
     network = load_network(checkpoint, about, route.model)
-    device = route.model
-    found = read_utterances(network, held_out.manifest, config, route, run, utterances)
-    log.info("evaluation     %s, %d held-out utterances", checkpoint, len(found))
+    device, manner = route.model, choice.manner(config)
+    found = read_utterances(network, manifest, config, route, run, choice.utterances)
+    log.info("evaluation     %s, %d utterances", checkpoint, len(found))
+    waves, real_time_factor = spoken(network, found, about, manner, device)
+    source = f"utterances of {choice.data}" if choice.data else "held-out utterances"
+    notes = [
+        f"{len(found)} {source}, {sum(len(one.wave) for one in found) / SAMPLE_RATE_HZ:.1f} s of speech; "
+        f"{manner.steps} steps of synthesis, guidance {manner.guidance:g}",
+        f"the real-time factor is that of batches of {BATCH_UTTERANCES} on {device}, after a warm-up",
+    ]
+    if "shuffled_texts" not in waves:
+        notes.append("shuffled texts are left out: one utterance has no other's text")
 
-    symbols = SymbolTable.from_list(about["symbols"])
+    recorded = hear([one.wave for one in found], device)
+    sounds = {column: hear(wave, device) for column, wave in waves.items()}
+    draw(pictures, found[:DRAWN], recorded[:DRAWN], sounds["voice"][:DRAWN])
+    metrics = distances(recorded, sounds) | {"real_time_factor": Metric(real_time_factor)}
+    alignments = alignments_of(folder_of(choice.data or config.data.val_data or config.data.train_data))
+    notes.append(planted_faults(found, recorded, waves["copy_synthesis"], alignments, device))
+    for more, note in (
+        speaker_accuracy(corpus.manifest, manifest, found, {"natural": recorded, **sounds}, device),
+        phoneme_boundaries(found, alignments, SymbolTable.from_list(about["symbols"])),
+    ):
+        metrics |= more
+        notes.append(note)
+    by_language = languages_of(found, recorded, sounds, about["languages"])
+    return Score(str(run), checkpoint.name, len(found), in_order(metrics), by_language, tuple(notes))
+
+
+def spoken(
+    network: XTTS, found: Sequence[Utterance], about: dict[str, Any], manner: Manner, device: str
+) -> tuple[dict[str, list[np.ndarray]], float]:
+    """The waves of each column, and the seconds that a second of the voice's speech takes.
+
+    One utterance alone has no shuffled text.
+    """
+    symbols, frontend = SymbolTable.from_list(about["symbols"]), about["settings"]["data"]["text_frontend"]
 
     def say(texts: Sequence[Utterance]) -> list[np.ndarray]:
         """Each text in the voice of the utterance that stands in its place in `found`."""
-        spellings = (symbols_of(one.text, about["languages"][one.language], config.data.text_frontend) for one in texts)
+        spellings = (symbols_of(one.text, about["languages"][one.language], frontend) for one in texts)
         tokens = [symbols.encode(spelling) for spelling in spellings]
-        return speak(network, tokens, [one.language for one in texts], [one.reference for one in found], device)
+        languages, references = [one.language for one in texts], [one.reference for one in found]
+        return speak(network, tokens, languages, references, manner, device)
 
     waves = {"shuffled_texts": say(another_text_each(found))}  # first, which warms up for the one that is timed
     started_s = time.perf_counter()
     waves["voice"] = say(found)
     elapsed_s = time.perf_counter() - started_s
     waves["copy_synthesis"] = copy_synthesis([one.mel for one in found], device)
-    speed = Metric(elapsed_s * SAMPLE_RATE_HZ / sum(map(len, waves["voice"])))
-    notes = [
-        f"{len(found)} held-out utterances, {sum(len(one.wave) for one in found) / SAMPLE_RATE_HZ:.1f} s of speech",
-        f"the real-time factor is that of batches of {BATCH_UTTERANCES} on {device}, after a warm-up",
-    ]
     if len(found) == 1:
         del waves["shuffled_texts"]
-        notes.append("shuffled texts are left out: one utterance has no other's text")
+    return waves, elapsed_s * SAMPLE_RATE_HZ / sum(map(len, waves["voice"]))
 
-    recorded = hear([one.wave for one in found], device)
-    sounds = {column: hear(wave, device) for column, wave in waves.items()}
-    draw(pictures, found[:DRAWN], recorded[:DRAWN], sounds["voice"][:DRAWN])
-    metrics = distances(recorded, sounds) | {"real_time_factor": speed}
-    for more, note in (
-        speaker_accuracy(corpus.manifest, found, sounds, device),
-        word_boundaries(corpus_folder(config.data) / "alignments.jsonl", found, symbols),
-    ):
-        metrics |= more
-        notes.append(note)
-    ordered = {key: metrics[key] for key in SHOWN if key in metrics}
-    return Score(str(run), checkpoint.name, len(found), ordered, tuple(notes))
+
+def in_order(metrics: dict[str, Metric]) -> dict[str, Metric]:
+    """As in SHOWN."""
+    return {key: metrics[key] for key in SHOWN if key in metrics}
 
 
 def another_text_each(utterances: Sequence[Utterance]) -> list[Utterance]:
@@ -126,45 +183,116 @@ def distances(recorded: Sequence[Sound], sounds: dict[str, list[Sound]]) -> dict
     return {key: Metric(**{column: figures[key] for column, figures in by_column.items()}) for key in keys}
 
 
-def speaker_accuracy(
-    training: Manifest, found: Sequence[Utterance], sounds: dict[str, list[Sound]], device: str
-) -> tuple[dict[str, Metric], str]:
-    """How often the nearest natural speaker is the right one, where there are several; and a note on it."""
-    count = len(np.unique(training.speaker))
-    if count < 2:
-        return {}, "speaker accuracy is left out: the corpus has one speaker"
-    waves, speakers = natural_speech(training, NATURAL_UTTERANCES)
-    nearest = NearestSpeaker(np.stack([voice_print(sound.mel) for sound in hear(waves, device)]), speakers)
-    known = [place for place, one in enumerate(found) if one.speaker in nearest.speakers]
-    if not known:
-        return {}, "speaker accuracy is left out: no held-out utterance is by a speaker of the training corpus"
-    wanted = [found[place].speaker for place in known]
-    accuracies = {
-        column: nearest.accuracy([spoken[place].mel for place in known], wanted) for column, spoken in sounds.items()
+def languages_of(
+    found: Sequence[Utterance], recorded: Sequence[Sound], sounds: dict[str, list[Sound]], names: Sequence[str]
+) -> dict[str, dict[str, Metric]]:
+    """The distances of each language, where there are several."""
+    places = defaultdict(list)
+    for place, one in enumerate(found):
+        places[names[one.language]].append(place)
+    if len(places) < 2:
+        return {}
+    return {
+        language: in_order(
+            distances([recorded[i] for i in own], {column: [heard[i] for i in own] for column, heard in sounds.items()})
+        )
+        for language, own in sorted(places.items())
     }
-    note = f"speaker accuracy is of {len(known)} utterances; chance is {1 / count:.1%} with {count} speakers"
-    return {"speaker_accuracy": Metric(**accuracies)}, note
 
 
-def word_boundaries(
-    alignments: Path, found: Sequence[Utterance], symbols: SymbolTable
+def alignments_of(folder: Path) -> dict[str, list[Phoneme]]:
+    """What the corpus tells of its phonemes' times; nothing where it has no alignments.jsonl."""
+    file = folder / "alignments.jsonl"
+    return read_alignments(file) if file.exists() else {}
+
+
+def planted_faults(
+    found: Sequence[Utterance],
+    recorded: Sequence[Sound],
+    copies: Sequence[np.ndarray],
+    alignments: dict[str, list[Phoneme]],
+    device: str,
+) -> str:
+    """A note on how many words that were cut out of copy synthesis, or said twice in it, are found."""
+    known = [place for place, one in enumerate(found) if alignments.get(Path(one.id).stem)]
+    if not known:
+        return "the finding of skipped and repeated words is not tried: the corpus has no alignments.jsonl"
+    cut, doubled = plant([copies[i] for i in known], [alignments[Path(found[i].id).stem] for i in known])
+    missed = [
+        sum(getattr(compare(recorded[i], sound), which) <= FAULT_S for i, sound in zip(known, heard, strict=True))
+        for which, heard in (("skipped_s", hear(cut, device)), ("repeated_s", hear(doubled, device)))
+    ]
+    return (
+        f"of {len(known)} copies with a word cut out {len(known) - missed[0]} are found, "
+        f"of {len(known)} with one said twice {len(known) - missed[1]}"
+    )
+
+
+def speaker_accuracy(
+    training: Manifest, measured: Manifest, found: Sequence[Utterance], sounds: dict[str, list[Sound]], device: str
 ) -> tuple[dict[str, Metric], str]:
-    """The alignment search against the synthesiser's own times, where the corpus has them; and a note on it."""
-    if not alignments.exists():
-        return {}, "word boundaries are left out: the corpus has no alignments.jsonl"
-    if symbols.unknown([WORD_GAP]):
-        return {}, "word boundaries are left out: the run's texts have no spaces"
-    true_gaps = read_word_gaps(alignments)
-    word_gap = int(symbols.encode([WORD_GAP])[1])
-    errors_ms = []
+    """How often the nearest natural speaker is the right one, where there are several; and a note on it.
+
+    Args:
+        training: gives the natural speech of the speakers that were trained on.
+        measured: gives that of the others, by its recordings that are not in `found`.
+        sounds: by column, and "natural": the recordings of `found`.
+    """
+    unheard = ~np.isin(measured.speaker, training.speaker) & ~np.isin(measured.ids, [one.id for one in found])
+    waves, speakers = natural_speech(training, np.arange(len(training)), NATURAL_UTTERANCES)
+    more_waves, more_speakers = natural_speech(measured, np.flatnonzero(unheard), NATURAL_UTTERANCES)
+    speakers = np.concatenate([speakers, more_speakers])
+    count = len(np.unique(speakers))
+    if count < 2:
+        return {}, "speaker accuracy is left out: there is one speaker"
+    prints = [voice_print(sound.mel) for sound in hear(waves + more_waves, device)]
+    nearest = NearestSpeaker(np.stack(prints), speakers)
+    metrics, parts = {}, []
+    for group, members in (("seen", np.unique(training.speaker)), ("unseen", np.unique(more_speakers))):
+        places = [place for place, one in enumerate(found) if one.speaker in members]
+        if places:
+            wanted = [found[place].speaker for place in places]
+            shares = {
+                column: nearest.accuracy([heard[place].mel for place in places], wanted)
+                for column, heard in sounds.items()
+            }
+            parts.append(f"{len(places)} utterances of {group} ones ({shares.pop('natural'):.0%} of their recordings)")
+            metrics[f"speaker_accuracy_{group}"] = Metric(**shares)
+    if not parts:
+        return {}, "speaker accuracy is left out: no utterance is by a speaker whose natural speech is known"
+    note = f"speaker accuracy is among {count} speakers (chance {1 / count:.1%}), of {' and '.join(parts)}"
+    return metrics, note
+
+
+def phoneme_boundaries(
+    found: Sequence[Utterance], alignments: dict[str, list[Phoneme]], symbols: SymbolTable
+) -> tuple[dict[str, Metric], str]:
+    """The alignment search against the synthesiser's own times where these are sound; and a note on it."""
+    if not alignments:
+        return {}, "phoneme boundaries are left out: the corpus has no alignments.jsonl"
+    errors_ms, unsound, left_out = defaultdict(list), 0, 0
     for one in found:
-        searched, true = found_word_gaps(one.tokens, one.path, word_gap), true_gaps.get(Path(one.id).stem)
-        if true is not None and len(searched) == len(true):
-            errors_ms.append(1000.0 * (searched - true))
-    gaps = np.concatenate([np.zeros([0, 2]), *errors_ms])
-    left_out = len(found) - len(errors_ms)
-    note = f"{len(gaps)} word gaps of {len(errors_ms)} recordings; {left_out} left out: other gaps in text and truth"
-    if not len(gaps):
-        return {}, note
-    figures = boundary_figures("word_end", gaps[:, 0]) | boundary_figures("word_start", gaps[:, 1])
+        known = boundaries(spelling_of(one, symbols), alignments.get(Path(one.id).stem, ()))
+        left_out += known is None
+        for boundary in known or ():
+            unsound += not boundary.sound
+            if boundary.sound:
+                error_ms = 1000.0 * (found_s(one.path, boundary) - boundary.true_s)
+                errors_ms["boundary"].append(error_ms)
+                errors_ms[f"boundary_{boundary.kind}"].append(error_ms)
+    figures = {}
+    for name, errors in errors_ms.items():
+        figures |= boundary_figures(name, errors)
+    counts = Counter({name.removeprefix("boundary_"): len(errors) for name, errors in errors_ms.items()})
+    note = (
+        f"{counts.pop('boundary', 0)} phoneme boundaries "
+        f"({', '.join(f'{count} {kind}' for kind, count in sorted(counts.items()))}); {unsound} more are left out, "
+        f"whose true times are not sound, and {left_out} recordings, whose text and truth differ"
+    )
     return {key: Metric(value) for key, value in figures.items()}, note
+
+
+def spelling_of(utterance: Utterance, symbols: SymbolTable) -> list[str]:
+    """The symbol of each token, "" for the begin and the end."""
+    inner = (symbols.symbols[token - FIRST_SYMBOL_ID] for token in utterance.tokens[1:-1])
+    return ["", *inner, ""]

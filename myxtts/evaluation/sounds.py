@@ -6,11 +6,11 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES
-from myxtts.audio.griffin_lim import waves_of
+from myxtts.audio.griffin_lim import ITERATIONS, waves_of
 from myxtts.audio.mel import SILENCE, log_mel
 from myxtts.audio.pitch import f0
 from myxtts.evaluation.measures import Sound
-from myxtts.models.xtts import XTTS
+from myxtts.models.xtts import XTTS, Manner
 
 BATCH_UTTERANCES = 8
 
@@ -23,7 +23,9 @@ def speak(
     tokens: Sequence[np.ndarray],
     languages: Sequence[int],
     references: Sequence[np.ndarray],
+    manner: Manner,
     device: str,
+    iterations: int = ITERATIONS,
 ) -> list[np.ndarray]:
     """What the network says, through Griffin-Lim.
 
@@ -31,6 +33,7 @@ def speak(
         tokens: int32 [N] for each utterance.
         languages: index of each.
         references: float32 [frames, 80] of each.
+        iterations: of Griffin-Lim.
 
     Returns:
         float32 [samples] for each utterance.
@@ -40,8 +43,8 @@ def speak(
         ids, counts = _padded(tokens[part], 0)
         mels, frames = _padded(references[part], SILENCE)
         with tf.device(device):
-            mel, spoken, _ = network.speak(ids, counts, tf.constant(languages[part]), mels, frames, tf.constant(1.0))
-            waves += waves_of(mel, spoken)
+            mel, spoken, _ = network.speak(ids, counts, tf.constant(languages[part]), mels, frames, manner)
+            waves += waves_of(mel, spoken, iterations=iterations)
     return waves
 
 

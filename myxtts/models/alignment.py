@@ -55,3 +55,55 @@ def monotonic_path(score, token_count, frames):
 def path_durations(path, tokens):
     """Frames of each token: int32 path [batch, frames] -> float32 [batch, tokens]."""
     return tf.reduce_sum(tf.one_hot(path, tokens), axis=1)
+
+
+def path_of_ends(ends, token_count):
+    """The path of given token ends, int32 [batch, tokens] -> int32 [batch, most frames]; -1 behind the end."""
+    frames = ends[:, -1]
+    frame = tf.tile(tf.range(tf.reduce_max(frames))[None, :], [tf.shape(ends)[0], 1])
+    path = tf.minimum(tf.searchsorted(ends, frame, side="right"), token_count[:, None] - 1)
+    return tf.where(frame < frames[:, None], path, -1)
+
+
+def gather_rows(values, index):
+    """The row of each index: [B, N, D], int32 [B, T] -> [B, T, D]; zeros where the index is -1."""
+    chosen = tf.gather(values, tf.maximum(index, 0), batch_dims=1)
+    return chosen * tf.cast(index >= 0, values.dtype)[:, :, None]
+
+
+def place_in_token(path, frame, tokens_of_path):
+    """Where frames stand in their tokens.
+
+    Args:
+        path: int32 [B, S], the token of each frame; -1 behind the end.
+        frame: int32 [B, S], the number of each frame in its utterance.
+        tokens_of_path: float32 [B, N], frames of each token of the whole utterance.
+
+    Returns:
+        float32 [B, S, 2]: share of the token that has passed, and log frames of the token.
+    """
+    duration = tf.maximum(tokens_of_path, 1.0)
+    start = tf.cumsum(tokens_of_path, axis=1, exclusive=True)
+    own_start, own_duration = tf.unstack(gather_rows(tf.stack([start, duration], axis=-1), path), axis=-1)
+    real = tf.cast(path >= 0, tf.float32)
+    own_duration = tf.maximum(own_duration, 1.0)
+    passed = (tf.cast(frame, tf.float32) - own_start + 0.5) / own_duration
+    return tf.stack([passed * real, tf.math.log(own_duration)], axis=-1)
+
+
+def random_segment(frames, padded, length, seed):
+    """Numbers of the frames of a random stretch of each utterance.
+
+    Args:
+        frames: int32 [B], of each utterance.
+        padded: int32 scalar, the most that any has.
+        length: int, of the stretch; a shorter utterance is taken whole.
+        seed: int32 [2].
+
+    Returns:
+        int32 [B, min(length, padded)]; -1 behind an utterance's end.
+    """
+    spare = tf.cast(tf.maximum(frames - length, 0) + 1, tf.float32)
+    start = tf.cast(tf.random.stateless_uniform(tf.shape(frames), seed) * spare, tf.int32)
+    frame = start[:, None] + tf.range(tf.minimum(length, padded))[None, :]
+    return tf.where(frame < frames[:, None], frame, -1)

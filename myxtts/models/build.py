@@ -7,19 +7,19 @@ from myxtts.batch import FEATURES
 from myxtts.models.xtts import SIZES, XTTS
 
 
-def build_xtts(size: str, dropout: float, symbols: int, languages: int, precision: str) -> XTTS:
+def build_xtts(size: str, symbols: int, languages: int, precision: str = "float32", **settings) -> XTTS:
     """XTTS with all its variables, on the device in whose scope this is called.
 
     Args:
         size: a key of SIZES.
-        dropout: share of activations dropped in training.
         symbols, languages: rows of the tables.
         precision: Keras dtype policy of every layer; variables stay float32.
+        settings: of training, as XTTS has them; none is needed to speak.
     """
     policy_before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(precision)
     try:
-        model = XTTS(SIZES[size], symbols, languages, dropout)
+        model = XTTS(SIZES[size], symbols, languages, **settings)
         model(smallest_batch())  # Keras makes variables at the first call: here, eagerly, on this device
     finally:
         keras.config.set_dtype_policy(policy_before)

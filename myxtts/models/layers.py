@@ -64,29 +64,48 @@ class ConvBlock(layers.Layer):
         return x + self.out(self.dropout(hidden, seed))
 
 
-class AttentionBlock(layers.Layer):
-    """Residual self-attention with rotary positions (Su et al. 2021)."""
+class Attention(layers.Layer):
+    """Attention of one sequence to another or to itself, with rotary positions (Su et al. 2021) or without any."""
 
-    def __init__(self, channels: int, heads: int, dropout: float, **kwargs):
+    def __init__(self, channels: int, heads: int, rotary: bool, **kwargs):
         super().__init__(**kwargs)
         self.heads = heads
-        self.norm = StyledNorm(channels, name="norm")
-        self.query_key_value = layers.Dense(3 * channels, use_bias=False, name="query_key_value")
-        self.dropout = SeededDropout(dropout, salt=self.name, name="dropout")
+        self.rotary = rotary
+        self.query = layers.Dense(channels, use_bias=False, name="query")
+        self.key_value = layers.Dense(2 * channels, use_bias=False, name="key_value")
         self.out = layers.Dense(channels, name="out")
 
-    def call(self, x, style, mask, seed=None):
-        """x [B, L, C], style [B, S], mask [B, L, 1] -> [B, L, C]."""
-        batch, length, channels = tf.shape(x)[0], tf.shape(x)[1], x.shape[2]
-        joint = self.query_key_value(self.norm(x, style))
-        joint = tf.transpose(tf.reshape(joint, [batch, length, 3, self.heads, channels // self.heads]), [2, 0, 3, 1, 4])
-        query, key, value = rotate(joint[0]), rotate(joint[1]), joint[2]  # [B, H, L, C/H]
-        scores = tf.matmul(query, key, transpose_b=True) * (channels // self.heads) ** -0.5
+    def call(self, x, context, mask):
+        """x [B, Q, C], context [B, L, C] and its mask [B, L, 1] -> [B, Q, C]."""
+        query = self._heads(self.query(x))
+        key, value = (self._heads(part) for part in tf.split(self.key_value(context), 2, axis=-1))  # [B, H, L, C/H]
+        if self.rotary:
+            query, key = rotate(query), rotate(key)
+        scores = tf.matmul(query, key, transpose_b=True) * query.shape[-1] ** -0.5
         # A finite bias, so that a row without any token gives numbers; float16 ends at 65,504.
         scores += tf.transpose(1 - mask, [0, 2, 1])[:, None] * tf.cast(-3e4, scores.dtype)
-        mixed = tf.matmul(tf.nn.softmax(scores), value)
-        mixed = tf.reshape(tf.transpose(mixed, [0, 2, 1, 3]), [batch, length, channels])
-        return x + self.dropout(self.out(mixed), seed)
+        mixed = tf.transpose(tf.matmul(tf.nn.softmax(scores), value), [0, 2, 1, 3])
+        return self.out(tf.reshape(mixed, tf.concat([tf.shape(x)[:2], [mixed.shape[2] * mixed.shape[3]]], axis=0)))
+
+    def _heads(self, x):
+        """[B, L, C] -> [B, H, L, C/H]."""
+        split = tf.reshape(x, [tf.shape(x)[0], tf.shape(x)[1], self.heads, x.shape[2] // self.heads])
+        return tf.transpose(split, [0, 2, 1, 3])
+
+
+class AttentionBlock(layers.Layer):
+    """Residual attention, conditioned on the style: to itself, or to a context where one is given."""
+
+    def __init__(self, channels: int, heads: int, dropout: float, rotary: bool = True, **kwargs):
+        super().__init__(**kwargs)
+        self.norm = StyledNorm(channels, name="norm")
+        self.attention = Attention(channels, heads, rotary, name="attention")
+        self.dropout = SeededDropout(dropout, salt=self.name, name="dropout")
+
+    def call(self, x, style, mask, seed=None, context=None):
+        """x [B, L, C], style [B, S], mask [B, L, 1] of what is attended to, context [B, K, C] -> [B, L, C]."""
+        normed = self.norm(x, style)
+        return x + self.dropout(self.attention(normed, normed if context is None else context, mask), seed)
 
 
 def rotate(x):
@@ -100,26 +119,47 @@ def rotate(x):
 
 
 class ReferenceEncoder(layers.Layer):
-    """A stretch of speech -> one style vector: convolutions, then attention pooling."""
+    """A stretch of speech -> one voice vector and a few latents.
 
-    def __init__(self, channels: int, **kwargs):
+    Convolutions to an eighth of the frames, attention, then a perceiver resampler (Jaegle et al. 2021; Flamingo,
+    Alayrac et al. 2022): learned queries attend to the frames. The first of them becomes the voice vector, the
+    others the latents. A row that is not heard gets learned values in their place.
+    """
+
+    def __init__(self, channels: int, heads: int, latents: int, **kwargs):
         super().__init__(**kwargs)
-        self.convs = [layers.Conv1D(channels, 5, strides=2, activation="silu", name=f"conv_{i}") for i in range(3)]
+        self.convs = [layers.Conv1D(channels, 3, strides=2, activation="silu", name=f"conv_{i}") for i in range(3)]
         self.norms = [layers.LayerNormalization(name=f"norm_{i}") for i in range(3)]
-        self.weight = layers.Dense(1, name="weight")
+        self.attention = Attention(channels, heads, rotary=True, name="attention")
+        self.resampler = Attention(channels, heads, rotary=False, name="resampler")
+        self.out_norm = layers.LayerNormalization(name="out_norm")
         self.out = layers.Dense(channels, name="out")
+        self.queries = layers.Embedding(1 + latents, channels, name="query_embedding")
+        self.unheard = layers.Embedding(1 + latents, channels, name="no_reference_embedding")
 
-    def call(self, mel, frames):
-        """mel [B, T, 80], frames int32 [B] -> [B, S]."""
+    def call(self, mel, frames, heard):
+        """mel [B, T, 80], frames int32 [B], heard float32 [B], 0 where it is left out -> [B, C], [B, K, C]."""
         x, lengths = mel, frames
         for conv, norm in zip(self.convs, self.norms, strict=True):
             x = x * length_mask(lengths, tf.shape(x)[1], x.dtype)
             # Not padding="same": with strides it begins one frame earlier or later as the padded length is odd or even.
-            x = norm(conv(tf.pad(x, [[0, 0], [2, 2], [0, 0]])))
+            x = norm(conv(tf.pad(x, [[0, 0], [1, 1], [0, 0]])))
             lengths = (lengths + 1) // 2
         mask = length_mask(lengths, tf.shape(x)[1], x.dtype)
-        weight = tf.nn.softmax(self.weight(x) + (1 - mask) * tf.cast(-3e4, x.dtype), axis=1)
-        return self.out(tf.reduce_sum(weight * x, axis=1))
+        x = x + self.attention(x, x, mask)
+        every = tf.range(self.queries.input_dim)
+        queries = tf.tile(self.queries(every)[None], [tf.shape(mel)[0], 1, 1])
+        resampled = self.out(self.out_norm(queries + self.resampler(queries, x, mask)))
+        heard = tf.cast(heard, resampled.dtype)[:, None, None]
+        resampled = heard * resampled + (1 - heard) * self.unheard(every)[None]
+        return resampled[:, 0], resampled[:, 1:]
+
+
+def time_features(time, count):
+    """Time in [0, 1], float32 [B] -> sines and cosines [B, count] of its multiples (Vaswani et al. 2017)."""
+    half = count // 2
+    angle = 1000.0 * time[:, None] * tf.constant([10_000.0 ** (-i / half) for i in range(half)])[None, :]
+    return tf.concat([tf.sin(angle), tf.cos(angle)], axis=-1)
 
 
 def parameter_count(model: keras.Model) -> int:

@@ -1,13 +1,14 @@
 """XTTS: text and a reference of the speaker in, log-mel spectrogram out.
 
 text → embedding and one convolution → mean mel of each token → monotonic alignment search → durations
-       └→ encoder, repeated by durations → decoder → mel
+       └→ encoder → prosody of each token: duration, pitch, energy
+                  └→ repeated by durations → decoder: mel, smooth → flow: noise → mel
 
-The reference conditions every block. Sources: the search and the prior loss are those of Glow-TTS
-(Kim et al. 2020); repeating the encoder's output by durations is FastSpeech's (Ren et al. 2019).
+The reference conditions every block. docs/model.md has the figure and the sources.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import keras
 import tensorflow as tf
@@ -15,13 +16,21 @@ from keras import layers
 
 from myxtts.audio.format import MEL_BANDS
 from myxtts.audio.mel import SILENCE
-from myxtts.models.alignment import monotonic_path, path_durations
-from myxtts.models.layers import AttentionBlock, ConvBlock, ReferenceEncoder, length_mask
+from myxtts.models import flow
+from myxtts.models.alignment import (
+    gather_rows,
+    monotonic_path,
+    path_durations,
+    path_of_ends,
+    place_in_token,
+    random_segment,
+)
+from myxtts.models.layers import AttentionBlock, ConvBlock, ReferenceEncoder, length_mask, time_features
+from myxtts.models.prosody import PITCH_UNIT_SEMITONES, Prosody, prosody_errors, token_ends, true_prosody
 
 # Mean and standard deviation of log-mel over speech (Matcha-TTS gives -5.54 and 2.12 for LJSpeech):
 # the network works on values of about unit variance.
 MEL_MEAN, MEL_STD = -5.5, 2.1
-LONGEST_TOKEN_FRAMES = 200.0  # 2.3 s: bounds what an untrained duration predictor may ask for
 
 
 @dataclass(frozen=True)
@@ -29,20 +38,62 @@ class Size:
     channels: int
     encoder_blocks: int
     decoder_blocks: int
+    flow_blocks: int
     heads: int
+    latents: int
 
 
 SIZES = {
-    "tiny": Size(channels=144, encoder_blocks=3, decoder_blocks=5, heads=2),
-    "small": Size(channels=256, encoder_blocks=4, decoder_blocks=8, heads=4),
-    "normal": Size(channels=368, encoder_blocks=5, decoder_blocks=11, heads=4),
-    "big": Size(channels=592, encoder_blocks=6, decoder_blocks=14, heads=8),
+    "tiny": Size(channels=144, encoder_blocks=3, decoder_blocks=4, flow_blocks=2, heads=2, latents=4),
+    "small": Size(channels=256, encoder_blocks=4, decoder_blocks=5, flow_blocks=3, heads=4, latents=8),
+    "normal": Size(channels=368, encoder_blocks=5, decoder_blocks=6, flow_blocks=4, heads=4, latents=16),
+    "big": Size(channels=592, encoder_blocks=6, decoder_blocks=8, flow_blocks=5, heads=8, latents=32),
 }
 KERNEL = 5
 # The mean mel sees a token and its two neighbours. Where it saw the whole text, it learnt to predict
 # the mel of a token some places on, and the alignment drifted.
 LOCAL_KERNEL = 3
 FOLD = 2  # the decoder works on pairs of frames: half the positions, at 23 ms each
+TIME_FEATURES = 64
+TEMPERATURE = 0.5  # of the noise that speech starts from; with 1, what the flow has not learnt yet is heard as noise
+DECODER_ERROR = 0.3  # what the decoder's mel is off by after some hundred steps, in normalised units
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How a text is said.
+
+    Attributes:
+        speed: 2 halves every duration.
+        pitch_semitones: added to the pitch.
+        steps: from noise to speech.
+        guidance: how far to go beyond what text and voice ask for (Ho & Salimans 2021); 1 is plain.
+        seed: of the noise.
+    """
+
+    speed: float = 1.0
+    pitch_semitones: float = 0.0
+    steps: int = 4
+    guidance: float = 1.0
+    seed: int = 0
+
+
+class Condition(NamedTuple):
+    """What the flow is told of each utterance.
+
+    Attributes:
+        hidden: [B, T / FOLD, C], the decoder's output.
+        style: [B, C].
+        mel: float32 [B, T, 80], the decoder's mel, which is the flow's first guess.
+        spread: float32 [B], standard deviation of the data around that guess.
+        real: bool [B, T].
+    """
+
+    hidden: tf.Tensor
+    style: tf.Tensor
+    mel: tf.Tensor
+    spread: tf.Tensor
+    real: tf.Tensor
 
 
 class XTTS(keras.Model):
@@ -53,66 +104,143 @@ class XTTS(keras.Model):
         symbols: rows of the symbol table.
         languages: rows of the language table.
         dropout: share of activations dropped in training.
+        reference_dropout: share of utterances trained without their reference.
+        condition_dropout: share of utterances whose flow is trained without text and voice.
+        segment_frames: of the random stretch of an utterance that decoder and flow are trained on.
+        recompute: compute the blocks' activations again in the backward pass instead of keeping them.
     """
 
-    LOSSES = ("mel", "prior", "duration")
+    LOSSES = ("mel", "flow", "prior", "duration", "pitch", "energy")
 
-    def __init__(self, size: Size, symbols: int, languages: int, dropout: float):
+    def __init__(
+        self,
+        size: Size,
+        symbols: int,
+        languages: int,
+        dropout: float = 0.0,
+        reference_dropout: float = 0.0,
+        condition_dropout: float = 0.0,
+        segment_frames: int = 128,
+        recompute: bool = False,
+    ):
         # Targets stay float32 in mixed precision; the layers cast their own inputs.
         super().__init__(name="xtts", autocast=False)
-        channels = size.channels
-        self.reference_encoder = ReferenceEncoder(channels, name="reference_encoder")
+        channels, heads = size.channels, size.heads
+        self.reference_dropout = reference_dropout
+        self.condition_dropout = condition_dropout
+        self.segment_frames = segment_frames
+        self.recompute = recompute
+        self.reference_encoder = ReferenceEncoder(channels, heads, size.latents, name="reference_encoder")
         self.language_embedding = layers.Embedding(languages, channels, name="language_embedding")
         self.symbol_embedding = layers.Embedding(symbols, channels, name="symbol_embedding")
         self.local = ConvBlock(channels, LOCAL_KERNEL, dropout, name="local_conv")
-        self.attention = [
-            AttentionBlock(channels, size.heads, dropout, name=f"encoder_attention_{i}")
-            for i in range(size.encoder_blocks)
+        self.mean_mel = layers.Dense(MEL_BANDS, name="mean_mel")
+        self.voice_attention = AttentionBlock(channels, heads, dropout, rotary=False, name="voice_attention")
+        self.encoder_attention = [
+            AttentionBlock(channels, heads, dropout, name=f"encoder_attention_{i}") for i in range(size.encoder_blocks)
         ]
         self.encoder = self._conv_blocks("encoder", size.encoder_blocks, channels, dropout)
-        self.mean_mel = layers.Dense(MEL_BANDS, name="mean_mel")
-        self.duration = self._conv_blocks("duration", 2, channels, dropout)
-        self.log_duration = layers.Dense(1, name="log_duration")
+        self.prosody = self._conv_blocks("prosody", 2, channels, dropout, kernel=3)
+        self.prosody_out = layers.Dense(4, kernel_initializer="zeros", name="prosody_out")
+        self.prosody_in = layers.Dense(channels, name="prosody_in")
         self.decoder_in = layers.Dense(channels, name="decoder_in")
         self.decoder = self._conv_blocks("decoder", size.decoder_blocks, channels, dropout)
         self.decoder_out = layers.Dense(FOLD * MEL_BANDS, kernel_initializer="zeros", name="decoder_out")
+        self.time_in = layers.Dense(channels, activation="silu", name="time_in")
+        self.time_out = layers.Dense(channels, name="time_out")
+        self.unconditional = layers.Embedding(1, channels, name="unconditional_embedding")
+        self.noisy_in = layers.Dense(channels, name="noisy_in")
+        self.flow = self._conv_blocks("flow", size.flow_blocks, channels, dropout)
+        self.flow_out = layers.Dense(FOLD * MEL_BANDS, kernel_initializer="zeros", name="flow_out")
 
     @staticmethod
-    def _conv_blocks(name, count, channels, dropout):
-        return [ConvBlock(channels, KERNEL, dropout, name=f"{name}_conv_{i}") for i in range(count)]
+    def _conv_blocks(name, count, channels, dropout, kernel=KERNEL):
+        return [ConvBlock(channels, kernel, dropout, name=f"{name}_conv_{i}") for i in range(count)]
+
+    def parts(self) -> dict[str, list[layers.Layer]]:
+        """The layers of each part that can be frozen; each layer is in one."""
+        return {
+            "reference_encoder": [self.reference_encoder],
+            "text_encoder": [
+                *(self.language_embedding, self.symbol_embedding, self.local, self.mean_mel, self.voice_attention),
+                *self.encoder_attention,
+                *self.encoder,
+            ],
+            "prosody": [*self.prosody, self.prosody_out],
+            "decoder": [
+                *(self.prosody_in, self.decoder_in, *self.decoder, self.decoder_out),
+                *(self.time_in, self.time_out, self.unconditional, self.noisy_in, *self.flow, self.flow_out),
+            ],
+        }
 
     def call(self, batch, training=False):
         """Losses of a batch of FEATURES, each a share of the whole step's.
 
         The sum over all batches and replicas of a step is the mean over that step's real frames
-        (tokens for the duration): nothing is averaged over batches of different sizes.
+        (tokens for the prosody): nothing is averaged over batches of different sizes.
+
+        In training decoder and flow see a random segment of each utterance, which stands for all of its frames, and
+        each row has its own noise and its own time on the way from noise to speech. Otherwise they see all frames,
+        and all rows have the same noise and time.
 
         Returns:
-            Losses: float32 scalars `mel` (mean absolute error), `prior` (half the squared error of
-            the mean mel) and `duration` (squared error of log frames), all on the normalised mel.
-            Outputs: `path` int32 [B, T] and `mel` float32 [B, T, 80], the log-mel that was predicted.
+            Losses, float32 scalars: `mel`, mean absolute error of the decoder's mel, and `prior`, half the squared
+            error of the mean mel, both of the normalised mel; `flow`, squared error of the estimate in units of what
+            it could be off (see `wiener`); `duration`, `pitch` and `energy` (see `prosody_errors`).
+            Outputs: `path` int32 [B, T], the token of each frame.
         """
         seed = batch["seed"] if training else None
         target = (batch["mel"] - MEL_MEAN) / MEL_STD
         frames, token_count = batch["frames"], batch["token_count"]
-        style = self._style(batch["reference"], batch["reference_frames"], batch["language"])
-        encoded, mean, mask = self._encode(batch["tokens"], token_count, style, seed)
+        heard = kept(batch["reference_frames"], self.reference_dropout, seed, salt=1)
+        style, latents = self._hear(batch["reference"], batch["reference_frames"], batch["language"], heard)
+        encoded, mean, mask = self._encode(batch["tokens"], token_count, style, latents, seed)
 
         path = tf.stop_gradient(monotonic_path(-0.5 * squared_distance(target, mean), token_count, frames))
-        log_duration = self._log_duration(encoded, style, mask, seed)
-        real = length_mask(frames, tf.shape(target)[1], tf.float32)
-        mean_of_frame = gather_tokens(mean, path)
-        predicted = mean_of_frame + self._decode(encoded, path, frames, style, seed)
+        prosody = true_prosody(target, batch["f0_hz"], path, tf.shape(mean)[1])
+        errors = prosody_errors(self._prosody(encoded, style, mask, seed), prosody)
 
-        true_log_duration = tf.math.log(tf.maximum(path_durations(path, tf.shape(mean)[1]), 1.0))
-        token_error = tf.square(log_duration - true_log_duration) * tf.cast(mask[:, :, 0], tf.float32)
+        frame = self._segment(frames, tf.shape(path)[1], seed)
+        segment = tf.where(frame >= 0, tf.gather(path, tf.maximum(frame, 0), batch_dims=1), -1)
+        durations = path_durations(path, tf.shape(mean)[1])
+        condition = self._decode(encoded, mean, prosody, durations, segment, frame, style, seed)
+        target_segment = gather_rows(target, frame)
+        mel_error = tf.reduce_sum(tf.abs(condition.mel - target_segment), axis=2)
+        flow_error = self._flow_errors(target_segment, condition, batch["seed"], seed)
+
+        real = length_mask(frames, tf.shape(path)[1], tf.float32)
+        real_segment = tf.cast(condition.real, tf.float32)
+        frames_in_segment = tf.maximum(tf.reduce_sum(real_segment, axis=1), 1.0)
+        stands_for = real_segment * (tf.cast(frames, tf.float32) / frames_in_segment)[:, None]
         per_frame = batch["step_frames"] * MEL_BANDS
         losses = {
-            "mel": tf.reduce_sum(tf.abs(predicted - target) * real) / per_frame,
-            "prior": 0.5 * tf.reduce_sum(tf.square(mean_of_frame - target) * real) / per_frame,
-            "duration": tf.reduce_sum(token_error) / batch["step_tokens"],
+            "mel": tf.reduce_sum(mel_error * stands_for) / per_frame,
+            "flow": tf.reduce_sum(flow_error * stands_for) / per_frame,
+            "prior": 0.5 * tf.reduce_sum(tf.square(gather_rows(mean, path) - target) * real) / per_frame,
         }
-        return losses, {"path": path, "mel": predicted * MEL_STD + MEL_MEAN}
+        token = tf.cast(mask, tf.float32)[:, :, 0]
+        losses |= {name: tf.reduce_sum(error * token) / batch["step_tokens"] for name, error in errors.items()}
+        return losses, {"path": path}
+
+    def speak(self, tokens, token_count, language, reference, reference_frames, manner: Manner):
+        """Log-mel of a batch of texts. A row is the same whatever stands beside it.
+
+        Args:
+            tokens: int32 [B, N], padded with 0; token_count: int32 [B]; language: int32 [B].
+            reference: float32 [B, R, 80] log-mel of the voice.
+            reference_frames: int32 [B]; a row of 0 has no reference, and is said in a voice that the model chooses.
+
+        Returns:
+            mel float32 [B, T, 80], silence behind the end; frames int32 [B]; path int32 [B, T].
+        """
+        return self.spoken_mel(
+            *(tokens, token_count, language, reference, reference_frames),
+            tf.constant(manner.speed, tf.float32),
+            tf.constant(manner.pitch_semitones, tf.float32),
+            tf.constant(manner.steps, tf.int32),
+            tf.constant(manner.guidance, tf.float32),
+            tf.constant([manner.seed, 0], tf.int32),
+        )
 
     @tf.function(
         input_signature=[
@@ -122,65 +250,146 @@ class XTTS(keras.Model):
             tf.TensorSpec([None, None, MEL_BANDS], tf.float32),
             tf.TensorSpec([None], tf.int32),
             tf.TensorSpec([], tf.float32),
+            tf.TensorSpec([], tf.float32),
+            tf.TensorSpec([], tf.int32),
+            tf.TensorSpec([], tf.float32),
+            tf.TensorSpec([2], tf.int32),
         ]
     )
-    def speak(self, tokens, token_count, language, reference, reference_frames, speed):
-        """Log-mel of a batch of texts.
+    def spoken_mel(
+        self,
+        tokens,
+        token_count,
+        language,
+        reference,
+        reference_frames,
+        speed,
+        pitch_semitones,
+        steps,
+        guidance,
+        seed,
+    ):
+        """`speak` with a Manner in tensors."""
+        heard = kept(reference_frames, 0.0, None, salt=1)
+        style, latents = self._hear(reference, reference_frames, language, heard)
+        encoded, mean, mask = self._encode(tokens, token_count, style, latents, None)
+        prosody = self._prosody(encoded, style, mask, None)
+        prosody = prosody._replace(pitch=prosody.pitch + pitch_semitones / PITCH_UNIT_SEMITONES)
+        ends = token_ends(prosody.log_duration, tf.cast(mask, tf.float32)[:, :, 0], speed)
+        path = path_of_ends(ends, token_count)
 
-        Args:
-            tokens: int32 [B, N], padded with 0; token_count: int32 [B]; language: int32 [B].
-            reference: float32 [B, R, 80] log-mel of the voice; reference_frames: int32 [B].
-            speed: float32 scalar; 2 halves every duration.
+        durations = path_durations(path, tf.shape(tokens)[1])
+        frame = tf.tile(tf.range(tf.shape(path)[1])[None, :], [tf.shape(path)[0], 1])
+        condition = self._decode(encoded, mean, prosody, durations, path, frame, style, None)
+        none = self._unconditional(condition, tf.zeros([tf.shape(tokens)[0]]))
 
-        Returns:
-            mel float32 [B, T, 80], silence behind the end; frames int32 [B]; path int32 [B, T].
-        """
-        style = self._style(reference, reference_frames, language)
-        encoded, mean, mask = self._encode(tokens, token_count, style, None)
-        log_duration = self._log_duration(encoded, style, mask, None)
-        duration = tf.clip_by_value(tf.exp(log_duration) / speed, 1.0, LONGEST_TOKEN_FRAMES)
-        # Ends are rounded, not durations, so that no rounding error adds up over a sentence.
-        ends = tf.cast(tf.round(tf.cumsum(duration * tf.cast(mask[:, :, 0], tf.float32), axis=1)), tf.int32)
-        frames = ends[:, -1]
-        path = token_of_frame(ends, token_count, frames)
-        mel = gather_tokens(mean, path) + self._decode(encoded, path, frames, style, None)
-        real = length_mask(frames, tf.shape(mel)[1], tf.bool)
-        return tf.where(real, mel * MEL_STD + MEL_MEAN, SILENCE), frames, path
+        def estimate(noisy, time):
+            asked, _ = self._denoise(noisy, time, condition)
+            return tf.cond(
+                guidance == 1.0,
+                lambda: asked,
+                lambda: asked + (guidance - 1.0) * (asked - self._denoise(noisy, time, none)[0]),
+            )
 
-    def _style(self, reference, reference_frames, language):
+        noise = TEMPERATURE * flow.draw_noise(seed, tf.shape(condition.mel)[1:])
+        mel = flow.integrate(estimate, tf.broadcast_to(noise, tf.shape(condition.mel)), steps)
+        mel = tf.where(condition.real[:, :, None], mel * MEL_STD + MEL_MEAN, SILENCE)
+        return mel, ends[:, -1], path
+
+    def _hear(self, reference, reference_frames, language, heard):
+        """Style [B, C], which is voice and language, and latents of the voice [B, K, C]."""
         normalised = (reference - MEL_MEAN) / MEL_STD
-        return self.reference_encoder(normalised, reference_frames) + self.language_embedding(language)
+        voice, latents = self.reference_encoder(normalised, reference_frames, heard)
+        return voice + self.language_embedding(language), latents
 
-    def _encode(self, tokens, token_count, style, seed):
+    def _encode(self, tokens, token_count, style, latents, seed):
         """Encoder output [B, N, C], mean mel of each token float32 [B, N, 80], mask [B, N, 1]."""
         encoded = self.symbol_embedding(tokens)
         mask = length_mask(token_count, tf.shape(tokens)[1], encoded.dtype)
         encoded = self.local(encoded, style, mask, seed)
         mean = tf.cast(self.mean_mel(encoded), tf.float32)
-        for attention, conv in zip(self.attention, self.encoder, strict=True):
-            encoded = conv(attention(encoded, style, mask, seed), style, mask, seed)
+        encoded = self.voice_attention(encoded, style, tf.ones_like(latents[:, :, :1]), seed, latents)
+        for attention, conv in zip(self.encoder_attention, self.encoder, strict=True):
+            encoded = self._block(attention, encoded, style, mask, seed)
+            encoded = self._block(conv, encoded, style, mask, seed)
         return encoded, mean, mask
 
-    def _log_duration(self, encoded, style, mask, seed):
-        """Natural logarithm of frames, float32 [B, N]; its gradient does not reach the encoder."""
-        hidden, style = tf.stop_gradient(encoded), tf.stop_gradient(style)
-        for conv in self.duration:
-            hidden = conv(hidden, style, mask, seed)
-        return tf.cast(self.log_duration(hidden), tf.float32)[:, :, 0]
+    def _prosody(self, encoded, style, mask, seed):
+        """Predicted Prosody."""
+        for conv in self.prosody:
+            encoded = self._block(conv, encoded, style, mask, seed)
+        log_duration, voiced, pitch, energy = tf.unstack(tf.cast(self.prosody_out(encoded), tf.float32), axis=-1)
+        return Prosody(log_duration, tf.sigmoid(voiced), pitch, energy)
 
-    def _decode(self, encoded, path, frames, style, seed):
-        """What the decoder adds to the mean mel: float32 [B, T, 80], normalised."""
-        batch, padded = tf.unstack(tf.shape(path))
-        place = place_in_token(path, tf.shape(encoded)[1])
-        hidden = tf.concat([gather_tokens(encoded, path), tf.cast(place, encoded.dtype)], axis=-1)
-        pairs = (padded + FOLD - 1) // FOLD
-        hidden = tf.pad(hidden, [[0, 0], [0, pairs * FOLD - padded], [0, 0]])
-        hidden = self.decoder_in(tf.reshape(hidden, [batch, pairs, FOLD * hidden.shape[-1]]))
-        mask = length_mask((frames + FOLD - 1) // FOLD, pairs, hidden.dtype)
+    def _segment(self, frames, padded, seed):
+        """Numbers of the frames that the decoder sees, int32 [B, S]; -1 behind the end."""
+        if seed is None:
+            every = tf.range(padded)[None, :]
+            return tf.where(every < frames[:, None], every, -1)
+        return random_segment(frames, padded, self.segment_frames, tf.random.experimental.stateless_fold_in(seed, 3))
+
+    def _decode(self, encoded, mean, prosody, durations, path, frame, style, seed):
+        """Condition of the frames [B, S] that `path` and `frame` name."""
+        tokens = encoded + self.prosody_in(prosody.features())
+        place = place_in_token(path, frame, durations)
+        of_frame = tf.concat([gather_rows(tokens, path), tf.cast(place, tokens.dtype)], axis=-1)
+        hidden = self.decoder_in(fold(of_frame))
+        mask = tf.cast(path[:, ::FOLD, None] >= 0, hidden.dtype)
         for conv in self.decoder:
-            hidden = conv(hidden, style, mask, seed)
-        unfolded = tf.reshape(self.decoder_out(hidden), [batch, pairs * FOLD, MEL_BANDS])
-        return tf.cast(unfolded[:, :padded], tf.float32)
+            hidden = self._block(conv, hidden, style, mask, seed)
+        mel = gather_rows(mean, path) + unfold(self.decoder_out(hidden), tf.shape(path)[1])
+        return Condition(hidden, style, mel, tf.fill(tf.shape(path)[:1], DECODER_ERROR), path >= 0)
+
+    def _unconditional(self, condition, keep):
+        """The condition where `keep`, float32 [B], is 1; where it is 0, no text, no prosody and no voice."""
+        hidden_keep = tf.cast(keep, condition.hidden.dtype)[:, None]
+        nothing = self.unconditional(tf.zeros([1], tf.int32))
+        return condition._replace(
+            hidden=condition.hidden * hidden_keep[:, :, None],
+            style=condition.style * hidden_keep + nothing * (1 - hidden_keep),
+            mel=condition.mel * keep[:, None, None],
+            spread=condition.spread * keep + (1 - keep),  # that of the normalised mel, around 0
+        )
+
+    def _flow_errors(self, target, condition, noise_seed, seed):
+        """The flow's squared error of each frame in its own unit, float32 [B, S].
+
+        Its gradient does not reach the decoder, whose mel would be pulled from a median to a mean.
+        """
+        condition = tf.nest.map_structure(tf.stop_gradient, condition)
+        rows, *size = tf.unstack(tf.shape(target))
+        if seed is None:
+            noise, time = flow.draw_noise(noise_seed, size), tf.repeat(flow.draw_times(noise_seed, 1), rows)
+        else:
+            noise, time = flow.draw_noise(noise_seed, [rows, *size]), flow.draw_times(noise_seed, rows)
+        condition = self._unconditional(condition, kept(tf.ones([rows]), self.condition_dropout, seed, salt=4))
+        estimate, unit = self._denoise(flow.on_path(noise, target, time), time, condition, seed)
+        return tf.reduce_sum(tf.square((estimate - target) / unit), axis=2)
+
+    def _denoise(self, noisy, time, condition, seed=None):
+        """Estimate of the normalised mel from `noisy` at `time`: float32 [B, T, 80]; and its unit, [B, 1, 1]."""
+        estimate, unit, news = flow.wiener(noisy, time, condition.mel, condition.spread)
+        hidden = condition.hidden + self.noisy_in(fold(news * tf.cast(condition.real, tf.float32)[:, :, None]))
+        style = condition.style + self.time_out(self.time_in(time_features(time, TIME_FEATURES)))
+        mask = tf.cast(condition.real[:, ::FOLD, None], hidden.dtype)
+        for conv in self.flow:
+            hidden = self._block(conv, hidden, style, mask, seed)
+        return estimate + unit * unfold(self.flow_out(hidden), tf.shape(noisy)[1]), unit
+
+    def _block(self, block, hidden, style, mask, seed):
+        """The block's output; in training, where asked for, without keeping what is inside."""
+        if seed is None or not self.recompute:
+            return block(hidden, style, mask, seed)
+        return keras.remat(lambda hidden, style: block(hidden, style, mask, seed))(hidden, style)
+
+
+def kept(present, dropped, seed, salt):
+    """Float32 [B]: 1 where `present` [B] is not 0, but for a random share `dropped` where there is a seed."""
+    keep = tf.cast(present > 0, tf.float32)
+    if seed is None or not dropped:
+        return keep
+    drawn = tf.random.stateless_uniform(tf.shape(keep), tf.random.experimental.stateless_fold_in(seed, salt))
+    return keep * tf.cast(drawn >= dropped, tf.float32)
 
 
 def squared_distance(x, y):
@@ -189,25 +398,14 @@ def squared_distance(x, y):
     return tf.reduce_sum(x * x, -1)[:, :, None] - 2.0 * cross + tf.reduce_sum(y * y, -1)[:, None, :]
 
 
-def gather_tokens(values, path):
-    """Values of the token of each frame: [B, N, D], int32 [B, T] -> [B, T, D]; zeros behind the end."""
-    chosen = tf.gather(values, tf.maximum(path, 0), batch_dims=1)
-    return chosen * tf.cast(path >= 0, values.dtype)[:, :, None]
+def fold(x):
+    """FOLD neighbours in one place: [B, T, D] -> [B, T / FOLD, FOLD · D], the last ones filled with zeros."""
+    pairs = (tf.shape(x)[1] + FOLD - 1) // FOLD
+    x = tf.pad(x, [[0, 0], [0, pairs * FOLD - tf.shape(x)[1]], [0, 0]])
+    return tf.reshape(x, [tf.shape(x)[0], pairs, FOLD * x.shape[2]])
 
 
-def place_in_token(path, tokens):
-    """Where each frame stands, float32 [B, T, 2]: share of its token that has passed, and log frames of the token."""
-    duration = path_durations(path, tokens)
-    start = tf.cumsum(duration, axis=1, exclusive=True)
-    own = tf.gather(tf.stack([start, tf.maximum(duration, 1.0)], axis=-1), tf.maximum(path, 0), batch_dims=1)
-    frame = tf.cast(tf.range(tf.shape(path)[1]), tf.float32)
-    place = tf.stack([(frame - own[:, :, 0] + 0.5) / own[:, :, 1], tf.math.log(own[:, :, 1])], axis=-1)
-    return place * tf.cast(path >= 0, tf.float32)[:, :, None]
-
-
-def token_of_frame(ends, token_count, frames):
-    """Path of given token ends: int32 [B, N] -> int32 [B, max frames]; -1 behind the end."""
-    frame = tf.range(tf.reduce_max(frames))[None, :]
-    frame = tf.tile(frame, [tf.shape(ends)[0], 1])
-    path = tf.minimum(tf.searchsorted(ends, frame, side="right"), token_count[:, None] - 1)
-    return tf.where(frame < frames[:, None], path, -1)
+def unfold(x, length):
+    """The inverse of `fold`, in float32: [B, P, FOLD · D] -> [B, length, D]."""
+    x = tf.reshape(x, [tf.shape(x)[0], FOLD * tf.shape(x)[1], x.shape[2] // FOLD])
+    return tf.cast(x[:, :length], tf.float32)

@@ -20,7 +20,7 @@ from myxtts.errors import CheckpointError
 from myxtts.files import sync_folder, write_whole
 from myxtts.training.state import TrainingState
 
-FORMAT = 1
+FORMAT = 2
 
 
 class Best(NamedTuple):

@@ -29,7 +29,8 @@ FIXED = {
         *("validation_share", "min_seconds", "max_seconds"),
     ),
     "model": ("model_size",),
-    "training": ("seed", "gradient_accumulation", "precision", "ema"),
+    # A checkpoint holds moments and averages of the trained weights only, so what is frozen is fixed, too.
+    "training": ("seed", "gradient_accumulation", "precision", "ema", "init_from", "freeze"),
 }
 
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.audio.griffin_lim import waves_of
 from myxtts.batch import FEATURES
+from myxtts.models.xtts import Manner
 from myxtts.observe.metrics import TensorBoard
 from myxtts.observe.pictures import mel_and_alignment, png_bytes
 from myxtts.training.state import TrainingState
@@ -24,14 +25,24 @@ class Samples:
         folder: gets `step-000500/` with a WAV and a PNG for each utterance.
         batch: FEATURES on the model device; its first rows are spoken, each with its own reference.
         ids, texts: of its rows.
+        manner: in which they are spoken.
     """
 
-    def __init__(self, folder: Path, batch: dict, ids: list[str], texts: list[str], tensorboard: TensorBoard):
+    def __init__(
+        self,
+        folder: Path,
+        batch: dict,
+        ids: list[str],
+        texts: list[str],
+        manner: Manner,
+        tensorboard: TensorBoard,
+    ):
         count = min(UTTERANCES, len(ids))
         per_row = {name for name, field in FEATURES.items() if field.dims[:1] == ("batch",)}
         self._batch = {name: value[:count] if name in per_row else value for name, value in batch.items()}
         self._ids, self._texts = ids[:count], texts[:count]
         self._folder = folder
+        self._manner = manner
         self._tensorboard = tensorboard
 
     def __call__(self, state: TrainingState) -> None:
@@ -43,7 +54,7 @@ class Samples:
                 batch["language"],
                 batch["reference"],
                 batch["reference_frames"],
-                tf.constant(1.0),
+                self._manner,
             )
             _, outputs = state.model(batch, training=False)
             waves = waves_of(spoken, frames)

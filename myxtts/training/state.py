@@ -1,6 +1,6 @@
 """Everything that a run changes: weights, optimizer, averages, and where it stands."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 import keras
@@ -22,17 +22,30 @@ class TrainingState:
         optimizer: as `make_optimizer` gives it.
         averaged: keep a moving average of the weights.
         device: such as `/GPU:1`.
+        frozen: parts of the model, by its `parts()`, that keep their weights.
+
+    Attributes:
+        trained: the model's variables that are not frozen: those that gradients, optimizer and averages are of.
 
     Raises:
         PlacementError: a variable is on another device.
     """
 
-    def __init__(self, model: keras.Model, optimizer: keras.optimizers.Optimizer, averaged: bool, device: str):
+    def __init__(
+        self,
+        model: keras.Model,
+        optimizer: keras.optimizers.Optimizer,
+        averaged: bool,
+        device: str,
+        frozen: Collection[str] = (),
+    ):
         self.model = model
         self.optimizer = optimizer
         self.device = device
-        optimizer.build(model.trainable_variables)
-        self.averages = [tf.Variable(v.value, trainable=False) for v in model.trainable_variables] if averaged else []
+        kept = {v.path for part in frozen for layer in model.parts()[part] for v in layer.variables}
+        self.trained = [v for v in model.trainable_variables if v.path not in kept]
+        optimizer.build(self.trained)
+        self.averages = [tf.Variable(v.value, trainable=False) for v in self.trained] if averaged else []
         self.bad_step = tf.Variable(0, dtype=tf.int64, trainable=False)  # the first one with a non-finite loss
         self.step = 0
         self.position = Position()
@@ -51,14 +64,15 @@ class TrainingState:
             "optimizer": {v.path: v.value for v in self.optimizer.variables},
         }
         if self.averages:
-            names = [v.path for v in self.model.trainable_variables]
-            groups["averages"] = dict(zip(names, self.averages, strict=True))
+            weights = {v.path: v.value for v in self.model.trainable_variables}  # a frozen one is its own average
+            averages = zip((v.path for v in self.trained), self.averages, strict=True)
+            groups["averages"] = weights | dict(averages)
         return groups
 
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:
         """The model with its averaged weights, for validation and speech; the trained ones come back after."""
-        trained = [v.value for v in self.model.trainable_variables] if self.averages else []
+        trained = [v.value for v in self.trained] if self.averages else []
         with tf.device(self.device):
             kept = [tf.identity(v) for v in trained]
             for variable, average in zip(trained, self.averages, strict=True):

@@ -36,7 +36,7 @@ class Step:
     ):
         self._state = state
         self._clip = gradient_clip
-        self._variables = [v.value for v in state.model.trainable_variables]
+        self._variables = [v.value for v in state.trained]
         with tf.device(state.device):
             self._sums = [tf.Variable(tf.zeros_like(v), trainable=False) for v in self._variables if accumulation > 1]
             self._no_losses = tf.zeros([len(state.model.LOSSES)])
@@ -74,7 +74,9 @@ class Step:
 
     def _gradients(self, batch):
         """Losses float32 [losses] and gradients of their (scaled) sum."""
-        with tf.GradientTape() as tape:
+        # Only what is trained is watched, so that no gradient passes through what lies before it and is frozen.
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(self._variables)
             by_name, _ = self._state.model(batch, training=True)
             losses = tf.stack([by_name[name] for name in self._state.model.LOSSES])
             scaled = self._state.optimizer.scale_loss(tf.reduce_sum(losses))
@@ -101,7 +103,7 @@ class Step:
         if self._clip:
             gradients, _ = tf.clip_by_global_norm(gradients, self._clip * scale, use_norm=norm)
         set_learning_rate(state.optimizer, controls["learning_rate"])
-        state.optimizer.apply(gradients, state.model.trainable_variables)
+        state.optimizer.apply(gradients, state.trained)
         for average, variable in zip(state.averages, self._variables, strict=bool(state.averages)):
             average.assign_sub((1.0 - controls["ema_decay"]) * (average - variable))
 

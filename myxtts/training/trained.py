@@ -24,8 +24,8 @@ def choose_checkpoint(run: Path, name: str | None = None) -> Path:
     newest = latest(run / "checkpoints")
     if newest is None:
         raise CheckpointError(
-            f"{run} was asked for, but has no checkpoint. Give the folder of a run by --run, such as runs/demo; "
-            "train_main.py makes one."
+            f"{run} was asked for, but has no checkpoint. Give the folder of a run that has one, such as "
+            "runs/demo; train_main.py makes it."
         )
     if name is not None:
         return _named(run, name)
@@ -61,7 +61,11 @@ def load_network(checkpoint: Path, about: dict[str, Any], device: str) -> XTTS:
     settings = about["settings"]
     symbols, languages = len(SymbolTable.from_list(about["symbols"])), len(about["languages"])
     with tf.device(device):
-        network = build_xtts(settings["model"]["model_size"], 0.0, symbols, languages, "float32")
-    weights = checkpoint / ("averages.npz" if settings["training"]["ema"] else "model.npz")
-    restore_variables(weights, {v.path: v.value for v in network.trainable_variables})
+        network = build_xtts(settings["model"]["model_size"], symbols, languages)
+    restore_variables(weights_file(checkpoint, about), {v.path: v.value for v in network.trainable_variables})
     return network
+
+
+def weights_file(checkpoint: Path, about: dict[str, Any]) -> Path:
+    """The archive of the weights that are meant for use: the averaged ones where the run has them."""
+    return checkpoint / ("averages.npz" if about["settings"]["training"]["ema"] else "model.npz")

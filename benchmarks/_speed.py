@@ -1,0 +1,120 @@
+"""How fast a run's network trains and speaks here: what benchmarks/voice.py asks for. Run by it, in one process."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+import tensorflow as tf
+
+from benchmarks._flops import contraction_flops, matmul_rate
+from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.config.schema import Config, Placement
+from myxtts.data.corpora import Corpus
+from myxtts.data.pipeline import Pipeline
+from myxtts.data.planned import Position
+from myxtts.data.producer import Delivery
+from myxtts.evaluation.held_out import Utterance, load_again, read_utterances, tables_of
+from myxtts.evaluation.sounds import speak
+from myxtts.models.xtts import Manner
+from myxtts.placement import devices
+from myxtts.placement.routes import Route, plan_routes
+from myxtts.run import build_state
+from myxtts.text.frontend import symbols_of
+from myxtts.text.symbols import SymbolTable
+from myxtts.training.checkpoint import read_about
+from myxtts.training.state import TrainingState
+from myxtts.training.step import Step
+from myxtts.training.trained import choose_checkpoint, load_network
+
+
+def speed_of(run: Path, utterances: int, iterations: int, steps: int) -> dict[str, float]:
+    """Real-time factors of held-out texts, and what the training step makes of the machine.
+
+    Args:
+        utterances: texts that are spoken.
+        iterations: of Griffin-Lim.
+        steps: of training that are timed.
+    """
+    placement = plan_routes(Placement(), devices.gpu_count())
+    devices.configure(placement)
+    route = placement.routes[0]
+    checkpoint = choose_checkpoint(run)
+    about = read_about(checkpoint)
+    config, corpus, held_out = load_again(checkpoint, about, run)
+    with tf.device(route.model):
+        rate = matmul_rate()
+    figures = step_speed(config, corpus, about, route, run, steps)
+    figures |= {"rate_share": figures["step_flops_per_s"] / rate, "matmul_gflops": rate / 1e9}
+    return figures | speaking_speed(config, held_out, checkpoint, about, route, run, utterances, iterations)
+
+
+def step_speed(config: Config, corpus: Corpus, about: dict, route: Route, run: Path, steps: int) -> dict[str, float]:
+    """Time and matrix products of the training step on one batch of a middle length, taken again and again."""
+    state = build_state(config, tables_of(about), route.model)
+    step = Step(state, config.training.gradient_clip, 1, static_shapes=False, compile_xla=False)
+    batch = middle_batch(config, corpus, route, run).batch
+    times_s = []
+    for number in range(1, steps + 3):
+        started_s = time.perf_counter()
+        step([batch], number, 1e-6, 0.999).numpy()
+        times_s.append(time.perf_counter() - started_s)
+    step_s = median(times_s[2:])  # the first two trace and warm up
+    flops = step_flops(state, batch)
+    return {"step_gflop": flops / 1e9, "step_s": step_s, "step_flops_per_s": flops / step_s}
+
+
+def middle_batch(config: Config, corpus: Corpus, route: Route, run: Path) -> Delivery:
+    """The first batch of the bucket in the middle."""
+    middle = len(corpus.plan.bounds) // 2
+    with Pipeline(corpus, route, config.data, config.training.seed, run).open_feed(Position(), epochs=1) as feed:
+        return next(delivery for delivery in feed if delivery.planned.bucket == middle)
+
+
+def step_flops(state: TrainingState, batch: dict[str, tf.Tensor]) -> int:
+    """Matrix products of the losses of a batch and of their gradients."""
+    variables = [variable.value for variable in state.model.trainable_variables]
+
+    def gradients(batch):
+        with tf.GradientTape() as tape:
+            losses, _ = state.model(batch, training=True)
+            total = tf.add_n(list(losses.values()))
+        return tape.gradient(total, variables)
+
+    with tf.device(state.device):
+        return contraction_flops(gradients, batch)
+
+
+def speaking_speed(
+    config: Config,
+    held_out: Corpus,
+    checkpoint: Path,
+    about: dict,
+    route: Route,
+    run: Path,
+    utterances: int,
+    iterations: int,
+) -> dict[str, float]:
+    """Seconds of computing for a second of speech, from text to wave, after all of it was said once."""
+    network = load_network(checkpoint, about, route.model)
+    symbols = SymbolTable.from_list(about["symbols"])
+    found = read_utterances(network, held_out.manifest, config, route, run, utterances)
+    manner = Manner(steps=config.model.synthesis_steps, guidance=config.model.guidance)
+
+    def say(part: Sequence[Utterance]) -> float:
+        """Seconds of speech."""
+        spellings = [symbols_of(one.text, about["languages"][one.language], config.data.text_frontend) for one in part]
+        tokens = [symbols.encode(spelling) for spelling in spellings]
+        languages, references = [one.language for one in part], [one.reference for one in part]
+        waves = speak(network, tokens, languages, references, manner, route.model, iterations)
+        return sum(map(len, waves)) / SAMPLE_RATE_HZ
+
+    figures = {}
+    for name, parts in (("single", [[one] for one in found]), ("batch", [found])):
+        factors = []
+        for _ in range(2):  # the first warms up
+            started_s = time.perf_counter()
+            speech_s = sum(map(say, parts))
+            factors.append((time.perf_counter() - started_s) / speech_s)
+        figures[f"real_time_factor_{name}"] = factors[-1]
+    return figures

@@ -1,0 +1,70 @@
+"""How each token is said: duration, pitch and energy."""
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+# Pitch in the network: distance from 150 Hz, between usual low and high voices, in units of 3 semitones.
+PITCH_CENTRE_HZ = 150.0
+PITCH_UNIT_SEMITONES = 3.0
+LONGEST_TOKEN_FRAMES = 200.0  # 2.3 s: bounds what an untrained duration predictor may ask for
+
+
+class Prosody(NamedTuple):
+    """Of each token, float32 [B, N].
+
+    Attributes:
+        log_duration: natural logarithm of frames.
+        voiced: share of its frames that have a pitch.
+        pitch: mean over these frames, in units of 3 semitones from 150 Hz.
+        energy: mean normalised log-mel.
+    """
+
+    log_duration: tf.Tensor
+    voiced: tf.Tensor
+    pitch: tf.Tensor
+    energy: tf.Tensor
+
+    def features(self):
+        """What the decoder is told: float32 [B, N, 3]; an unvoiced token has no pitch."""
+        return tf.stack([self.voiced, self.voiced * self.pitch, self.energy], axis=-1)
+
+
+def true_prosody(mel, f0_hz, path, tokens):
+    """Prosody of recorded utterances.
+
+    Args:
+        mel: normalised, float32 [B, T, 80].
+        f0_hz: float32 [B, T], 0 where unvoiced.
+        path: int32 [B, T], the token of each frame; -1 behind the end.
+        tokens: how many there are, N.
+    """
+    voiced = tf.cast(f0_hz > 0.0, tf.float32)
+    octaves = tf.math.log(tf.maximum(f0_hz, 1.0) / PITCH_CENTRE_HZ) / tf.math.log(2.0)
+    pitch = octaves * (12.0 / PITCH_UNIT_SEMITONES)
+    of_frame = tf.stack([tf.ones_like(voiced), voiced, voiced * pitch, tf.reduce_mean(mel, axis=2)], axis=-1)
+    sums = tf.matmul(tf.one_hot(path, tokens), of_frame, transpose_a=True)
+    frames, voiced_frames, pitch, energy = tf.unstack(sums, axis=-1)
+    duration = tf.maximum(frames, 1.0)
+    return Prosody(
+        tf.math.log(duration), voiced_frames / duration, pitch / tf.maximum(voiced_frames, 1.0), energy / duration
+    )
+
+
+def prosody_errors(predicted: Prosody, true: Prosody):
+    """Squared errors of each token by loss, float32 [B, N]; pitch counts as far as a token is voiced."""
+    squared = Prosody(*(tf.square(left - right) for left, right in zip(predicted, true, strict=True)))
+    return {
+        "duration": squared.log_duration,
+        "pitch": true.voiced * squared.pitch + squared.voiced,
+        "energy": squared.energy,
+    }
+
+
+def token_ends(log_duration, mask, speed):
+    """Where each token ends, int32 [B, N] frames; padded tokens end with the last real one.
+
+    Ends are rounded, not durations, so that no rounding error adds up over a sentence.
+    """
+    duration = tf.clip_by_value(tf.exp(log_duration) / speed, 1.0, LONGEST_TOKEN_FRAMES)
+    return tf.cast(tf.round(tf.cumsum(duration * mask, axis=1)), tf.int32)

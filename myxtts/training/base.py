@@ -1,0 +1,222 @@
+"""The run that another one starts from: its tables, its weights, and the settings that these fix.
+
+Rows are matched by name: the tables of the new run begin with those of its base, so that each symbol and language
+that the base knows keeps its weights, whether the new corpus has it or not.
+"""
+
+import hashlib
+import json
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from myxtts.config.schema import Config
+from myxtts.data.manifest import Tables
+from myxtts.errors import CheckpointError, ConfigError
+from myxtts.models.xtts import XTTS
+from myxtts.text.symbols import FIRST_SYMBOL_ID, SymbolTable
+from myxtts.training.checkpoint import read_about, read_arrays
+from myxtts.training.trained import choose_checkpoint, weights_file
+
+INHERITED = {"data": ("text_frontend",), "model": ("model_size",)}  # what weights and symbols mean
+SHOWN_NAMES = 12
+
+
+@dataclass(frozen=True, eq=False)
+class Base:
+    """A checkpoint of another run, read.
+
+    Attributes:
+        run: its folder, as it was asked for.
+        checkpoint: its best checkpoint, or the newest where none is best.
+        about: its state.json.
+        weights: the averaged ones where the run has them, by name.
+    """
+
+    run: Path
+    checkpoint: Path
+    about: dict[str, Any]
+    weights: dict[str, np.ndarray]
+
+    @property
+    def tables(self) -> Tables:
+        """Its symbols and languages. Speakers have no weights: each run names its own."""
+        return Tables(SymbolTable.from_list(self.about["symbols"]), (), tuple(self.about["languages"]))
+
+    def ancestor(self) -> dict[str, Any]:
+        """What a run that starts here keeps of it: two runs with equal `weights` started from the same ones.
+
+        `weights` is a SHA-256; `symbols` and `languages` count the first rows of the run's tables, which it took over.
+        """
+        return {
+            "run": str(self.run),
+            "step": self.about["step"],
+            "weights": digest_of(self.weights),
+            "symbols": len(self.about["symbols"]),
+            "languages": len(self.about["languages"]),
+        }
+
+    def describe(self, tables: Tables) -> str:
+        """What of it a run with these tables keeps."""
+        symbols = kept_and_new("symbol", self.tables.symbols.symbols, tables.symbols.symbols)
+        languages = kept_and_new("language", self.tables.languages, tables.languages)
+        return f"{self.run} step {self.about['step']}: {symbols}, {languages}"
+
+
+def read_base(run: Path, folder: Path) -> Base:
+    """The base of a new run.
+
+    Args:
+        run: folder of the base.
+        folder: of the new run.
+
+    Raises:
+        ConfigError: it would start from itself.
+        CheckpointError: there is no checkpoint, or it is damaged.
+    """
+    if run.resolve() == folder.resolve():
+        raise ConfigError(
+            f"{folder} was asked to start from itself by --init-from {run}. Go on with a run by --resume, or give the "
+            "new one another name by --run."
+        )
+    checkpoint = choose_checkpoint(run)
+    about = read_about(checkpoint)
+    return Base(run, checkpoint, about, read_arrays(weights_file(checkpoint, about)))
+
+
+def known_tables(about: dict[str, Any]) -> Tables | None:
+    """The rows that a run took over from its base; None where it had none.
+
+    Args:
+        about: state.json of one of its checkpoints.
+    """
+    ancestor = about.get("ancestor")
+    if ancestor is None:
+        return None
+    symbols, languages = about["symbols"][: ancestor["symbols"]], about["languages"][: ancestor["languages"]]
+    return Tables(SymbolTable.from_list(symbols), (), tuple(languages))
+
+
+def inherit(config: Config, checkpoint: Path) -> Config:
+    """The configuration with those settings that the weights of a checkpoint fix.
+
+    Raises:
+        ConfigError: it names another value of one of them.
+    """
+    settings, changed = read_about(checkpoint)["settings"], {}
+    for section, names in INHERITED.items():
+        asked = getattr(config, section)
+        found = {name: settings[section][name] for name in names}
+        for name in asked.model_fields_set.intersection(names):
+            if getattr(asked, name) != found[name]:
+                raise ConfigError(
+                    f"{name} {getattr(asked, name)} was asked for, but the run starts from {checkpoint}, which has "
+                    f"{found[name]}. Leave {name} out, or start from another run by --init-from."
+                )
+        changed[section] = asked.model_copy(update=found)
+    return config.model_copy(update=changed)
+
+
+def refuse_useless_freeze(config: Config, parts: Sequence[str]) -> None:
+    """Raises ConfigError where weights were to be kept that are random, or where none is left to train."""
+    asked = ", ".join(config.training.freeze)
+    if asked and config.training.init_from is None:
+        raise ConfigError(
+            f"--freeze was asked for ({asked}), but the run starts from nothing, and these parts would stay random. "
+            "Name the run that they come from by --init-from, or leave --freeze out."
+        )
+    if set(config.training.freeze) == set(parts):
+        raise ConfigError(
+            f"--freeze was asked for with every part ({asked}), so that nothing is left to train. Leave one out."
+        )
+
+
+def start_from(base: Base, network: XTTS, tables: Tables, freeze: Sequence[str] = ()) -> None:
+    """Give a new network the weights of its base.
+
+    A row that the base lacks becomes the mean of the base's rows and its own small random row (Hewitt 2021,
+    "Initializing new word embeddings"): it lies where the layers behind it expect one, and apart from other new ones.
+
+    Args:
+        network: as Keras made it, from the seed of its run.
+        tables: of the new run; they begin with the base's.
+        freeze: parts that are to keep their weights.
+
+    Raises:
+        CheckpointError: the weights are those of another architecture.
+        ConfigError: rows of new symbols would stay random.
+    """
+    known = base.tables
+    new = known.symbols.unknown(tables.symbols.symbols)
+    if new and "text_encoder" in freeze:
+        raise ConfigError(
+            f"--freeze text_encoder was asked for, but the corpus has symbols that {base.run} does not know "
+            f"({shown(new)}), and these would never be learnt. Leave text_encoder out of --freeze."
+        )
+    special = tuple(range(FIRST_SYMBOL_ID))
+    names = {
+        network.symbol_embedding.embeddings.path: (
+            (*special, *known.symbols.symbols),
+            (*special, *tables.symbols.symbols),
+        ),
+        network.language_embedding.embeddings.path: (known.languages, tables.languages),
+    }
+    variables = {v.path: v.value for v in network.trainable_variables}
+    shapes = {path: tuple(v.shape) for path, v in variables.items()}
+    refuse_other_shapes(base, shapes | {path: (len(old), shapes[path][1]) for path, (old, _) in names.items()})
+    for path, variable in variables.items():
+        weights = base.weights[path]
+        variable.assign(grown_rows(weights, variable.numpy(), *names[path]) if path in names else weights)
+
+
+def refuse_other_shapes(base: Base, expected: dict[str, tuple[int, ...]]) -> None:
+    found = {name: array.shape for name, array in base.weights.items()}
+    if found != expected:
+        name = min(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
+        raise CheckpointError(
+            f"{base.checkpoint} was to be started from, but its '{name}' has shape {found.get(name)}, and this "
+            f"version's has {expected.get(name)}. Use the version of MyXTTS that wrote it, or another --init-from."
+        )
+
+
+def grown_rows(
+    known: np.ndarray, fresh: np.ndarray, known_names: Sequence[Hashable], names: Sequence[Hashable]
+) -> np.ndarray:
+    """The known rows by name, and the mean of them plus the fresh one for each other name.
+
+    Args:
+        known: float32 [K, C], rows of `known_names`.
+        fresh: float32 [N, C], random rows of `names`.
+
+    Returns:
+        float32 [N, C], rows of `names`.
+    """
+    place = {name: row for row, name in enumerate(known_names)}
+    rows = known.mean(axis=0) + fresh
+    for row, name in enumerate(names):
+        if name in place:
+            rows[row] = known[place[name]]
+    return rows
+
+
+def digest_of(weights: dict[str, np.ndarray]) -> str:
+    """SHA-256 of names, types, shapes and values."""
+    digest = hashlib.sha256()
+    for name, array in sorted(weights.items()):
+        digest.update(json.dumps([name, str(array.dtype), array.shape]).encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def kept_and_new(noun: str, known: Sequence[str], names: Sequence[str]) -> str:
+    """Such as "41 symbols kept, 7 new (ə ʁ …)"."""
+    new = [name for name in names if name not in known]
+    kept = f"{len(known)} {noun}{'s' if len(known) != 1 else ''} kept, {len(new)} new"
+    return f"{kept} ({shown(new)})" if new else kept
+
+
+def shown(names: Sequence[str]) -> str:
+    return " ".join([*names[:SHOWN_NAMES], *(["…"] if len(names) > SHOWN_NAMES else [])])

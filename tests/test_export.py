@@ -1,0 +1,190 @@
+"""An exported voice speaks in a process that has TensorFlow and nothing else, as the original does."""
+
+import contextlib
+import io
+import json
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
+
+from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
+from myxtts.audio.griffin_lim import waves_of
+from myxtts.audio.mel import log_mel
+from myxtts.cli import report_errors
+from myxtts.config.schema import Config, Data, Model
+from myxtts.models.xtts import Manner
+from myxtts.synthesis import export
+from myxtts.training.checkpoint import Checkpoints, list_checkpoints, read_about
+from myxtts.training.trained import load_network
+from tests.sine_corpus import sine
+from tests.tiny import SYMBOLS, build_model, small_models, state_of
+from tests.two_devices import MODEL
+from utilities import export_model
+
+ITERATIONS = 4
+LETTERS = [chr(ord("a") + i) for i in range(SYMBOLS - 3)]
+MANNER = Manner(speed=1.5, pitch_semitones=2.0, steps=3, guidance=2.0, seed=5)
+CHILD = """
+import sys
+sys.modules["keras"] = None  # importing it is an error
+import importlib.util
+import numpy as np
+import tensorflow as tf
+
+assert importlib.util.find_spec("myxtts") is None
+tf.config.set_soft_device_placement(False)
+folder, given, out = sys.argv[1:]
+voice = tf.saved_model.load(folder)
+given = dict(np.load(given))
+heard = voice.signatures["reference"](wave=tf.constant(given.pop("reference_wave")))
+spoken = voice.signatures["serving_default"](**{name: tf.constant(value) for name, value in given.items()})
+np.savez(out, **{name: value.numpy() for name, value in (heard | spoken).items()})
+"""
+
+
+def write_run(folder: Path) -> Path:
+    """A run whose weights are random, with one checkpoint; gives that."""
+    settings = Config(model=Model(model_size="tiny", synthesis_steps=6), data=Data(text_frontend="characters"))
+    about = {"settings": settings.model_dump(mode="json"), "symbols": LETTERS, "languages": ["en", "ka"]}
+    state = state_of(build_model())
+    random = np.random.default_rng(0)
+    for average in state.averages:
+        average.assign_add(random.normal(0.0, 0.1, average.shape))
+    state.step = 7
+    return Checkpoints(folder / "checkpoints", 1, about).save(state)
+
+
+class Exported(unittest.TestCase):
+    """A checkpoint and its export."""
+
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.folder = Path(folder.name)
+        cls.run_folder = cls.folder / "run"
+        with small_models():
+            cls.checkpoint = write_run(cls.run_folder)
+            export.export_voice(cls.checkpoint, cls.folder / "voice", ITERATIONS, MODEL)
+        cls.exported = cls.folder / "voice"
+        cls.about = json.loads((cls.exported / "voice.json").read_text(encoding="utf-8"))
+
+    def test_speaks_and_hears_as_the_original_in_a_fresh_process(self):
+        """Two rows: one with a reference, which is longer than what is heard of it, and one without."""
+        wave = sine(220.0, 4.0).astype(np.float32)
+        ids = [self.about["symbols"][letter] for letter in "badgeface"]
+        rows = [[self.about["begin_id"], *row, self.about["end_id"]] for row in (ids, ids[:4])]
+        tokens = np.full([2, len(rows[0])], self.about["padding_id"], np.int32)
+        for to, row in zip(tokens, rows, strict=True):
+            to[: len(row)] = row
+        with small_models(), tf.device(MODEL):
+            network = load_network(self.checkpoint, read_about(self.checkpoint), MODEL)
+            reference = log_mel(tf.constant(wave[None, : 3 * SAMPLE_RATE_HZ]))
+            frames = reference.shape[1]
+            given = {
+                "tokens": tokens,
+                "token_count": np.array([len(row) for row in rows], np.int32),
+                "language": np.array([self.about["languages"][name] for name in ("ka", "en")], np.int32),
+                "reference": np.tile(reference, [2, 1, 1]),
+                "reference_frames": np.array([frames, 0], np.int32),
+            }
+            mel, lengths, _ = network.speak(*(tf.constant(value) for value in given.values()), MANNER)
+            spoken = waves_of(mel, lengths, (MANNER.seed, 0), ITERATIONS)
+
+        given |= {
+            "speed": np.float32(MANNER.speed),
+            "pitch_semitones": np.float32(MANNER.pitch_semitones),
+            "steps": np.int32(MANNER.steps),
+            "guidance": np.float32(MANNER.guidance),
+            "seed": np.array([MANNER.seed, 0], np.int32),
+        }
+        np.savez(self.folder / "given.npz", reference_wave=wave, **given)
+        child = subprocess.run(
+            [sys.executable, "-I", "-c", CHILD, self.exported, self.folder / "given.npz", self.folder / "found.npz"],
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+        )
+        self.assertEqual(child.returncode, 0, child.stderr)
+        found = np.load(self.folder / "found.npz")
+        self.assertEqual(set(found), {"wave", "samples", "mel", "reference", "reference_frames"})
+        np.testing.assert_array_equal(found["reference_frames"], [frames])
+        np.testing.assert_allclose(found["reference"], reference, atol=1e-4)
+        np.testing.assert_array_equal(found["samples"], lengths.numpy() * HOP_SAMPLES)
+        np.testing.assert_allclose(found["mel"], mel, atol=1e-4)
+        self.assertEqual(found["wave"].shape, (2, found["samples"].max()))
+        for row, wave in zip(found["wave"], spoken, strict=True):
+            np.testing.assert_allclose(row[: len(wave)], wave, atol=1e-4)
+            np.testing.assert_array_equal(row[len(wave) :], 0.0)
+        self.assertGreater(np.ptp(found["mel"]), 1.0)
+        self.assertGreater(np.abs(found["wave"]).max(), 0.0)
+
+    def test_names_no_device(self):
+        saved = SavedModel.FromString((self.exported / "saved_model.pb").read_bytes())
+        (meta,) = saved.meta_graphs
+        # Beside what reads and writes the variables, which TensorFlow binds to the host.
+        own = [f for f in meta.graph_def.library.function if "_traced_" not in f.signature.name]
+        nodes = [node for f in own for node in f.node_def]
+        self.assertGreater(len(nodes), 1000)
+        self.assertEqual([node.name for node in nodes if node.device], [])
+
+    def test_tells_how_ids_are_made_and_what_is_usual(self):
+        self.assertEqual(self.about["symbols"], {letter: 3 + i for i, letter in enumerate(LETTERS)})
+        self.assertEqual(self.about["languages"], {"en": 0, "ka": 1})
+        self.assertEqual((self.about["padding_id"], self.about["begin_id"], self.about["end_id"]), (0, 1, 2))
+        self.assertEqual((self.about["text_frontend"], self.about["sample_rate_hz"]), ("characters", 22_050))
+        self.assertEqual((self.about["step"], self.about["griffin_lim_iterations"]), (7, ITERATIONS))
+        self.assertEqual(
+            self.about["defaults"],
+            {"speed": 1.0, "pitch_semitones": 0.0, "steps": 6, "guidance": 1.0, "seed": [0, 0]},
+        )
+
+    def program(self, *flags: str) -> tuple[int, str]:
+        """Exit code and what was said of an error."""
+        said = io.StringIO()
+        argv = ["--run", str(self.run_folder), *flags]
+        with (
+            mock.patch.object(export.devices, "configure"),  # this process has its devices
+            small_models(),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(said),
+        ):
+            return report_errors(lambda: export_model.main(argv)), said.getvalue()
+
+    def test_program_writes_a_named_checkpoint_whole(self):
+        out = self.folder / "by_name"
+        (checkpoint,) = list_checkpoints(self.run_folder / "checkpoints")
+        self.assertEqual(self.program("--out", str(out), "--checkpoint", checkpoint.name, "--iterations", "2"), (0, ""))
+        self.assertEqual(json.loads((out / "voice.json").read_text())["griffin_lim_iterations"], 2)
+        self.assertEqual(set(tf.saved_model.load(str(out)).signatures), {"serving_default", "reference"})
+
+    def test_program_refuses_what_it_cannot_write_or_find(self):
+        new = str(self.folder / "new")
+        for flags, said in (
+            (("--out", str(self.exported)), "it exists. Name another folder"),
+            (("--out", str(self.folder / "none" / "new")), "there is no folder"),
+            (("--out", new, "--checkpoint", "step-000008"), "checkpoint 'step-000008' was asked for"),
+            (("--out", new, "--run", str(self.folder)), "has no checkpoint"),
+        ):
+            with self.subTest(flags=flags):
+                code, message = self.program(*flags)
+                self.assertEqual(code, 2)
+                self.assertIn(said, message)
+        self.assertFalse(Path(new).exists())
+
+    def test_program_leaves_nothing_where_the_disk_refuses(self):
+        before = sorted(self.folder.iterdir())
+        with mock.patch.object(export, "write_whole", side_effect=OSError(28, "No space left on device")):
+            self.assertEqual(self.program("--out", str(self.folder / "full"))[0], 2)
+        self.assertEqual(sorted(self.folder.iterdir()), before)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,317 @@
+"""A run that starts from another one: what it keeps, what is new, what stays frozen, and what is refused."""
+
+import shutil
+import tempfile
+import unittest
+from collections.abc import Sequence
+from pathlib import Path
+from unittest import mock
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from myxtts.config.load import load
+from myxtts.config.settings import SETTINGS
+from myxtts.data.manifest import Tables
+from myxtts.errors import CheckpointError, ConfigError
+from myxtts.models.build import smallest_batch
+from myxtts.text.symbols import SymbolTable
+from myxtts.training.base import Base, digest_of, grown_rows, known_tables, read_base, start_from
+from myxtts.training.checkpoint import latest, read_about, read_arrays, write_arrays
+from myxtts.training.state import TrainingState, make_optimizer
+from myxtts.training.step import Step
+from tests.sine_corpus import sine, write_sound
+from tests.tiny import SYMBOLS, Workplace, arrays_of, build_model, features, on_device
+from tests.two_devices import MODEL
+
+LETTERS = tuple("abcdefghijklmnop"[: SYMBOLS - 3])  # of `build_model`, beside the 3 ids that are no symbols
+
+
+class Parted(keras.Model):
+    """What a run and its base know of a model: two tables, parts and a loss."""
+
+    LOSSES = ("mel",)
+
+    def __init__(self, symbols: int, languages: int):
+        super().__init__(name="parted", autocast=False)
+        self.symbol_embedding = keras.layers.Embedding(symbols, 80, name="symbol_embedding")
+        self.language_embedding = keras.layers.Embedding(languages, 80, name="language_embedding")
+        self.decoder = keras.layers.Dense(80, name="decoder")
+
+    def parts(self) -> dict[str, list[keras.layers.Layer]]:
+        tables = [self.symbol_embedding, self.language_embedding]
+        return {"text_encoder": tables, "decoder": [self.decoder], "prosody": [], "reference_encoder": []}
+
+    def call(self, batch, training=False):
+        real = tf.sequence_mask(batch["token_count"], tf.shape(batch["tokens"])[1], tf.float32)[:, :, None]
+        text = tf.reduce_sum(self.symbol_embedding(batch["tokens"]) * real, axis=1)
+        frame = self.decoder(text + self.language_embedding(batch["language"]))[:, None, :]
+        return {"mel": tf.reduce_sum(tf.square(frame - batch["mel"])) / batch["step_frames"]}, {}
+
+
+def build_parted(size: str, symbols: int, languages: int, precision: str, **settings) -> Parted:
+    """In the place of `build_xtts`."""
+    model = Parted(symbols, languages)
+    model(smallest_batch())
+    return model
+
+
+def tables(symbols: Sequence[str], languages: Sequence[str]) -> Tables:
+    return Tables(SymbolTable(tuple(symbols)), (), tuple(languages))
+
+
+class Runs(unittest.TestCase):
+    """A run `base` of a model with two tables, and a corpus in another language with other letters."""
+
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        models = mock.patch("myxtts.run.build_xtts", build_parted)
+        models.start()
+        cls.addClassCleanup(models.stop)
+        cls.place = Workplace(Path(folder.name))
+        finished = cls.place.train("base", "--max-steps", "4", "--validate-every", "2")
+        assert finished.code == 0, finished
+        cls.base = cls.place.run("base")
+        cls.corpus = cls.place.folder / "georgian" / "corpus.csv"
+        cls.corpus.parent.mkdir()
+        lines = ["path,text,speaker,language"]
+        for i in range(9):
+            write_sound(cls.corpus.parent / f"k{i}.wav", sine(200.0 + 30 * i, 0.5))
+            lines.append(f"k{i}.wav,{'აბ'[: i % 2 + 1]}b{'ca'[i % 2]},s{i % 2},ka")
+        cls.corpus.write_text("\n".join(lines), encoding="utf-8")
+
+    def tune(self, name: str, *flags: str, base: Path | None = None):
+        fixed = ("--train-data", str(self.corpus), "--init-from", str(base or self.base))
+        return self.place.train(name, *fixed, "--max-steps", "6", "--checkpoint-every", "2", *flags)
+
+    def refusal(self, name: str, *flags: str, base: Path | None = None) -> str:
+        finished = self.tune(name, *flags, base=base)
+        self.assertEqual(finished.code, 2, finished)
+        self.assertNotIn("Traceback", finished.err)
+        return finished.err
+
+
+class Started(Runs):
+    def test_keeps_the_rows_of_its_base_and_adds_new_ones_behind(self):
+        finished = self.tune("grown")
+        self.assertEqual((finished.code, finished.err), (0, ""))
+        base = read_base(self.base, self.place.folder)
+        self.assertIn(
+            f"start          {self.base} step {base.about['step']}: 8 symbols kept, 2 new (ა ბ), "
+            "1 language kept, 1 new (ka)\n",
+            finished.out,
+        )
+        self.assertIn("2 speakers, 13 symbols, languages en ka\n", finished.out)  # 10 and 3 ids that are no symbols
+        about = read_about(latest(self.place.run("grown") / "checkpoints"))
+        self.assertEqual((about["symbols"], about["languages"]), ([*"abcdefgh", "ა", "ბ"], ["en", "ka"]))
+        self.assertEqual(about["speakers"], ["s0", "s1"])
+        self.assertEqual(
+            about["ancestor"],
+            {
+                "run": str(self.base),
+                "step": base.about["step"],
+                "weights": digest_of(base.weights),
+                "symbols": 8,
+                "languages": 1,
+            },
+        )
+        self.assertEqual(known_tables(about), tables("abcdefgh", ["en"]))
+        self.assertIsNone(known_tables(base.about))
+
+    def test_begins_with_the_averaged_weights_of_the_best_checkpoint(self):
+        """Steps whose rate is too small for float32 leave the weights as they were."""
+        best = read_about(latest(self.base / "checkpoints"))["best"][0]
+        expected = read_arrays(self.base / f"checkpoints/step-{best:06d}/averages.npz")
+        still = ("--learning-rate", "1e-30", "--weight-decay", "0", "--max-steps", "1")
+        self.assertEqual(self.tune("still", *still).code, 0)
+        found = read_arrays(self.place.run("still") / "checkpoints/step-000001/model.npz")
+        self.assertEqual(found.keys(), expected.keys())
+        for name, array in expected.items():
+            np.testing.assert_array_equal(found[name][: len(array)], array, err_msg=name)
+
+    def test_takes_size_and_front_end_of_its_base_where_none_is_named(self):
+        named = ("--text-frontend", "characters", "--model-size", "tiny")
+        argv = [word for word in self.place.argv("plain") if word not in named]
+        argv += ["--train-data", str(self.corpus), "--init-from", str(self.base), "--max-steps", "2"]
+        self.assertEqual(self.place.main(*argv).code, 0)
+        settings = load(self.place.run("plain") / "config.yaml")
+        self.assertEqual((settings.model.model_size, settings.data.text_frontend), ("tiny", "characters"))
+        again = self.place.main(*argv, "--resume")
+        self.assertIn("nothing to do", again.out)
+
+    def test_is_resumed_bit_for_bit_without_its_base(self):
+        gone = self.place.folder / "runs" / "gone"
+        shutil.copytree(self.base, gone)
+        self.assertEqual(self.tune("whole", base=gone).code, 0)
+        self.assertEqual(self.tune("broken", base=gone).code, 0)
+        shutil.rmtree(gone)
+        shutil.rmtree(self.place.run("broken") / "checkpoints/step-000006")
+        resumed = self.tune("broken", "--resume", base=gone)
+        self.assertEqual((resumed.code, resumed.err), (0, ""))
+        self.assertNotIn("is made anew", resumed.out)
+        left, right = (dict(arrays_of(latest(self.place.run(name) / "checkpoints"))) for name in ("whole", "broken"))
+        self.assertEqual(left.keys(), right.keys())
+        for name, array in left.items():
+            self.assertEqual(array.tobytes(), right[name].tobytes(), name)
+        abouts = [read_about(latest(self.place.run(name) / "checkpoints")) for name in ("whole", "broken")]
+        self.assertEqual(abouts[0]["ancestor"], abouts[1]["ancestor"])
+
+    def test_may_be_a_base_itself(self):
+        self.assertEqual(self.tune("first").code, 0)
+        finished = self.tune("second", base=self.place.run("first"))
+        self.assertIn("10 symbols kept, 0 new, 2 languages kept, 0 new\n", finished.out)
+
+
+class Frozen(Runs):
+    def test_parts_keep_every_bit_and_have_no_moments(self):
+        flags = ("--freeze", "decoder", "--weight-decay", "0.5", "--gradient-accumulation", "2", "--batch-size", "2")
+        self.assertEqual(self.tune("frozen", *flags).code, 0)
+        arrays = dict(arrays_of(latest(self.place.run("frozen") / "checkpoints")))
+        start = read_base(self.base, self.place.folder).weights
+        for name, array in start.items():
+            for group in ("model", "averages"):
+                found = arrays[f"{group}/{name}"][: len(array)]
+                unused = "language" in name  # the new corpus has no English, and embeddings do not decay
+                self.assertEqual((found == array).all(), "decoder" in name or unused, f"{group} {name}")
+        moments = [name for name in arrays if name.startswith("optimizer/") and "momentum" in name]
+        self.assertEqual(len(moments), 2)  # of the two tables
+        self.assertFalse(any("decoder" in name for name in moments))
+
+    def test_parts_are_fixed_for_the_life_of_a_run(self):
+        self.assertEqual(self.tune("fixed", "--freeze", "decoder").code, 0)
+        self.assertIn("training.freeze is []", self.refusal("fixed", "--resume"))
+
+    def test_parts_need_a_base_and_something_must_be_left(self):
+        self.assertIn("would stay random", self.place.train("none", "--freeze", "decoder").err)
+        every = SETTINGS["freeze"].choices
+        self.assertIn("nothing is left to train", self.refusal("all", "--freeze", *every))
+        self.assertIn("decoder", self.refusal("typing", "--freeze", "decodr"))
+
+    def test_text_encoder_cannot_learn_new_symbols(self):
+        self.assertIn("does not know (ა ბ)", self.refusal("text", "--freeze", "text_encoder"))
+        known = self.place.train("known", "--init-from", str(self.base), "--freeze", "text_encoder")
+        self.assertEqual((known.code, known.err), (0, ""))
+
+
+class Refused(Runs):
+    def test_base_that_is_missing_or_has_no_checkpoint(self):
+        self.assertIn("has no checkpoint", self.refusal("a", base=self.place.folder / "nowhere"))
+        self.assertIn("has no checkpoint", self.refusal("a", base=self.corpus))
+        self.assertFalse(self.place.run("a").exists())
+
+    def test_base_that_is_the_run_itself(self):
+        self.assertIn("to start from itself", self.refusal("self", base=self.place.run("self") / ".." / "self"))
+
+    def test_base_that_is_damaged(self):
+        broken = self.place.folder / "runs" / "damaged"
+        shutil.copytree(self.base, broken)
+        for path in (broken / "checkpoints").glob("*/averages.npz"):
+            path.write_bytes(path.read_bytes()[:-100])
+        self.assertIn("averages.npz cannot be read", self.refusal("b", base=broken))
+        for path in (broken / "checkpoints").glob("*/state.json"):
+            path.write_text("{")
+        self.assertIn("state.json cannot be read", self.refusal("b", base=broken))
+
+    def test_base_of_another_architecture(self):
+        other = self.place.folder / "runs" / "other"
+        shutil.copytree(self.base, other)
+        for path in (other / "checkpoints").glob("*/averages.npz"):
+            arrays = read_arrays(path)
+            arrays["parted/decoder/kernel"] = np.zeros([80, 81], np.float32)
+            write_arrays(path, arrays)
+        self.assertIn(
+            "'parted/decoder/kernel' has shape (80, 81), and this version's has (80, 80)", self.refusal("c", base=other)
+        )
+
+    def test_other_settings_than_the_base_has(self):
+        for flags, said in (
+            (("--model-size", "small"), "model_size small was asked for"),
+            (("--text-frontend", "phonemes"), "text_frontend phonemes was asked for"),
+        ):
+            self.assertIn(said, self.refusal("d", *flags))
+
+    def test_another_base_at_resume(self):
+        self.assertEqual(self.tune("mine").code, 0)
+        self.assertIn("training.init_from is ", self.refusal("mine", "--resume", base=self.place.folder))
+
+
+class Rows(unittest.TestCase):
+    def test_are_matched_by_name_and_new_ones_lie_around_their_mean(self):
+        known = np.array([[1.0, 0.0], [3.0, 4.0]], np.float32)
+        fresh = np.array([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]], np.float32)
+        found = grown_rows(known, fresh, ["a", "b"], ["b", "z", "a"])
+        np.testing.assert_allclose(found, [[3.0, 4.0], [2.3, 2.4], [1.0, 0.0]])
+
+
+class Network(unittest.TestCase):
+    """The model itself."""
+
+    def base_of(self, model, symbols, languages) -> Base:
+        random = np.random.default_rng(0)
+        weights = {v.path: random.normal(size=v.shape).astype(np.float32) for v in model.trainable_variables}
+        about = {"symbols": list(symbols), "languages": list(languages), "step": 1}
+        return Base(Path("runs/base"), Path("runs/base/checkpoints/step-000001"), about, weights)
+
+    def test_parts_hold_each_variable_once_and_are_those_of_the_setting(self):
+        model = build_model()
+        parts = model.parts()
+        self.assertEqual(set(parts), set(SETTINGS["freeze"].choices))
+        held = [v.path for layers in parts.values() for layer in layers for v in layer.trainable_variables]
+        self.assertEqual(sorted(held), sorted(v.path for v in model.trainable_variables))
+
+    def test_takes_all_weights_and_the_rows_by_name(self):
+        model = build_model()
+        base = self.base_of(model, LETTERS, ["ka", "en"])
+        new = tables([*LETTERS[::-1][:-1], "z"], ["en", "fa"])  # `a` is gone, all others have moved
+        symbols, languages = model.symbol_embedding.embeddings, model.language_embedding.embeddings
+        fresh = symbols.numpy()
+        start_from(base, model, new)
+        for variable in model.trainable_variables:
+            if variable is not symbols and variable is not languages:
+                np.testing.assert_array_equal(variable.numpy(), base.weights[variable.path], err_msg=variable.path)
+        old_rows, rows = base.weights[symbols.path], symbols.numpy()
+        np.testing.assert_array_equal(rows[:3], old_rows[:3])
+        np.testing.assert_array_equal(rows[3:12], old_rows[:3:-1])
+        np.testing.assert_allclose(rows[12], old_rows.mean(axis=0) + fresh[12], rtol=1e-5)
+        np.testing.assert_array_equal(languages.numpy()[0], base.weights[languages.path][1])
+
+    def test_of_other_shapes_or_with_symbols_that_stay_unlearnt_is_refused_untouched(self):
+        model = build_model()
+        before = [v.numpy() for v in model.trainable_variables]
+        good = self.base_of(model, LETTERS, ["en", "ka"])
+        fewer = dict(list(good.weights.items())[:-1])
+        for base, known, freeze, error, said in (
+            (Base(good.run, good.checkpoint, good.about, fewer), LETTERS, (), CheckpointError, "has shape None"),
+            (self.base_of(model, LETTERS[1:], ["en", "ka"]), LETTERS, (), CheckpointError, "symbol_embedding"),
+            (good, (*LETTERS[1:], "z"), ("text_encoder",), ConfigError, r"does not know \(z\)"),
+        ):
+            with self.assertRaisesRegex(error, said):
+                start_from(base, model, tables(known, ["en", "ka"]), freeze)
+        for left, variable in zip(before, model.trainable_variables, strict=True):
+            np.testing.assert_array_equal(left, variable.numpy())
+
+    def test_trains_what_is_not_frozen_also_where_activations_are_computed_again(self):
+        frozen = ("reference_encoder", "text_encoder")
+        model = build_model(recompute=True, condition_dropout=0.9)
+        with tf.device(MODEL):
+            state = TrainingState(model, make_optimizer(0.5, "float32"), True, MODEL, frozen)
+        kept = {v.path for part in frozen for layer in model.parts()[part] for v in layer.variables}
+        random = np.random.default_rng(0)
+        for variable in model.trainable_variables:  # layers that start at 0 pass no gradient on
+            variable.assign_add(random.normal(0.0, 0.05, variable.shape))
+        before = {v.path: v.numpy() for v in model.trainable_variables}
+        step = Step(state, 1.0, 1, static_shapes=False, compile_xla=False)
+        for number in (1, 2):
+            step([on_device(features([(5, 13), (8, 24), (6, 20), (4, 9)]))], number, 1e-2, 0.9)
+        for variable in model.trainable_variables:
+            same = (variable.numpy() == before[variable.path]).all()
+            self.assertEqual(same, variable.path in kept, variable.path)
+        self.assertEqual(len(state.averages), len(before) - len(kept))
+        self.assertEqual(set(state.variables()["averages"]), set(before))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -14,18 +14,15 @@ from myxtts.data.corpora import Corpus
 from myxtts.data.pipeline import Pipeline
 from myxtts.data.planned import Position
 from myxtts.data.producer import Delivery
-from myxtts.evaluation.held_out import Utterance, load_again, read_utterances, tables_of
+from myxtts.evaluation.held_out import Utterance, load_again, read_utterances
 from myxtts.evaluation.sounds import speak
-from myxtts.models.xtts import Manner
 from myxtts.placement import devices
 from myxtts.placement.routes import Route, plan_routes
 from myxtts.run import build_state
-from myxtts.text.frontend import symbols_of
-from myxtts.text.symbols import SymbolTable
 from myxtts.training.checkpoint import read_about
 from myxtts.training.state import TrainingState
 from myxtts.training.step import Step
-from myxtts.training.trained import choose_checkpoint, load_network
+from myxtts.training.trained import choose_checkpoint, load_network, manner_of, tables_of
 
 
 def speed_of(run: Path, utterances: int, iterations: int, steps: int) -> dict[str, float]:
@@ -52,7 +49,10 @@ def speed_of(run: Path, utterances: int, iterations: int, steps: int) -> dict[st
 def step_speed(config: Config, corpus: Corpus, about: dict, route: Route, run: Path, steps: int) -> dict[str, float]:
     """Time and matrix products of the training step on one batch of a middle length, taken again and again."""
     state = build_state(config, tables_of(about), route.model)
-    step = Step(state, config.training.gradient_clip, 1, static_shapes=False, compile_xla=False)
+    training = config.training
+    step = Step(
+        state, training.gradient_clip, 1, config.data.enable_static_shapes, compile_xla=training.compile == "xla"
+    )
     batch = middle_batch(config, corpus, route, run).batch
     times_s = []
     for number in range(1, steps + 3):
@@ -97,16 +97,14 @@ def speaking_speed(
 ) -> dict[str, float]:
     """Seconds of computing for a second of speech, from text to wave, after all of it was said once."""
     network = load_network(checkpoint, about, route.model)
-    symbols = SymbolTable.from_list(about["symbols"])
     found = read_utterances(network, held_out.manifest, config, route, run, utterances)
-    manner = Manner(steps=config.model.synthesis_steps, guidance=config.model.guidance)
+    manner = manner_of(config.model)
 
     def say(part: Sequence[Utterance]) -> float:
         """Seconds of speech."""
-        spellings = [symbols_of(one.text, about["languages"][one.language], config.data.text_frontend) for one in part]
-        tokens = [symbols.encode(spelling) for spelling in spellings]
-        languages, references = [one.language for one in part], [one.reference for one in part]
-        waves = speak(network, tokens, languages, references, manner, route.model, iterations)
+        texts, languages = [one.text for one in part], [one.language for one in part]
+        references = [one.reference for one in part]
+        waves = speak(network, about, texts, languages, references, manner, route.model, iterations)
         return sum(map(len, waves)) / SAMPLE_RATE_HZ
 
     figures = {}

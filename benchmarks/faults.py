@@ -17,7 +17,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from myxtts.cli import report_errors
+from myxtts.cli import bounded, report_errors
 from myxtts.data.demo_corpus import load_grammar, speak_trimmed
 from myxtts.evaluation.boundaries import Phoneme, word_spans
 from myxtts.evaluation.faults import drawn_word, plant
@@ -37,7 +37,7 @@ WORDS_MS = (0, 60, 80, 100, 2000)
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--sentences", type=int, default=150, help="(default 150)")
+    parser.add_argument("--sentences", type=bounded(int, 1), default=150, help="(default 150)")
     asked = parser.parse_args()
     from myxtts.evaluation.measures import FAULT_S, compare  # and TensorFlow
     from myxtts.evaluation.sounds import copy_synthesis, hear

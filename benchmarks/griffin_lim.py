@@ -17,7 +17,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
-from myxtts.cli import report_errors
+from myxtts.cli import bounded, report_errors
 from myxtts.data.wave_file import read_wave
 from myxtts.errors import DataError
 from myxtts.evaluation.measures import DECIBELS, cepstra
@@ -53,8 +53,10 @@ def main() -> int:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--waves", type=Path, default=Path("data/demo/wavs"), help="folder of recordings")
-    parser.add_argument("--utterances", type=int, default=24, help="how many of them, the first by name")
-    parser.add_argument("--iterations", type=int, nargs="+", default=[10, 20, 30, 60], help="numbers to try")
+    parser.add_argument("--utterances", type=bounded(int, 1), default=24, help="how many of them, the first by name")
+    parser.add_argument(
+        "--iterations", type=bounded(int, 1), nargs="+", default=[10, 20, 30, 60], help="numbers to try"
+    )
     return parser.parse_args()
 
 

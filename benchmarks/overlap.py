@@ -18,6 +18,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from myxtts.cli import bounded
 from myxtts.data.feed import Feed
 
 DEPTHS = (1, 2, 3, 8)
@@ -50,27 +51,17 @@ def parse() -> argparse.Namespace:
         epilog="Exit code 1 where the overlapped run takes more than --limit times its slower stage.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--batches", type=positive(int), default=50)
-    parser.add_argument("--produce-ms", type=positive(float), default=20.0)
-    parser.add_argument("--consume-ms", type=positive(float), default=20.0)
-    parser.add_argument("--depth", type=positive(int), default=3)
-    parser.add_argument("--repeats", type=positive(int), default=5)
-    parser.add_argument("--limit", type=positive(float), default=1.05)
+    parser.add_argument("--batches", type=bounded(int, 1), default=50)
+    parser.add_argument("--produce-ms", type=bounded(float, 0.01, 60_000.0), default=20.0)
+    parser.add_argument("--consume-ms", type=bounded(float, 0.01, 60_000.0), default=20.0)
+    parser.add_argument("--depth", type=bounded(int, 1), default=3)
+    parser.add_argument("--repeats", type=bounded(int, 1), default=5)
+    parser.add_argument("--limit", type=bounded(float, 0.0, 1000.0), default=1.05)
     parser.add_argument("--seed", type=int, default=0, help="of the varying times in the table")
     parser.add_argument(
         "--table", action=argparse.BooleanOptionalAction, default=True, help="efficiency by depth and variation"
     )
     return parser.parse_args()
-
-
-def positive(number: type):
-    def parsed(text: str):
-        value = number(text)
-        if value <= 0:
-            raise argparse.ArgumentTypeError(f"{text} is not above 0")
-        return value
-
-    return parsed
 
 
 def emulated(produce: np.ndarray) -> Iterator[int]:

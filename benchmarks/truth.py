@@ -21,7 +21,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.cli import report_errors
+from myxtts.cli import bounded, report_errors
 from myxtts.data.wave_file import read_wave
 from myxtts.evaluation.boundaries import Phoneme, class_of, read_alignments
 
@@ -57,8 +57,8 @@ def parse() -> argparse.Namespace:
         description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("corpus", type=Path, help="folder with wavs/ and alignments.jsonl")
-    parser.add_argument("--utterances", type=int, default=1200, help="the most to look at")
-    parser.add_argument("--least", type=int, default=100, help="boundaries of a kind that is shown")
+    parser.add_argument("--utterances", type=bounded(int, 1), default=1200, help="the most to look at")
+    parser.add_argument("--least", type=bounded(int, 1), default=100, help="boundaries of a kind that is shown")
     return parser.parse_args()
 
 

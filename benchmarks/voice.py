@@ -7,7 +7,8 @@
 
 `one` is configs/voice.yaml: one English voice. `many` is configs/voices.yaml: eight speakers of English, Georgian and
 Persian, and two more that training never hears. What is there already is not done again: the corpora under data/, the
-runs under runs/, which go on where they were stopped. What follows -- goes to train_main.py.
+runs under runs/, which go on where they were stopped. What follows -- goes to train_main.py, and only to a new run:
+another one needs another --name.
 
 A first run of some steps tells the time of a step, and so how many fit into the minutes: the learning rate ends with
 them. The minutes are those of the steps: neither the first step, which is traced, nor checkpoints are in them, and
@@ -16,19 +17,23 @@ there are no validations and samples. The table shows the time that they took in
 
 import argparse
 import json
+import os
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from myxtts.cli import report_errors
+from myxtts.cli import bounded, report_errors
+from myxtts.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
+RUNS = Path("runs")
 PROBE_STEPS = 150
 PROBE_LOG_EVERY = 50  # the first of three reports is left out
 UTTERANCES = 50
@@ -131,19 +136,22 @@ def targets(kind: str, minutes: float) -> dict[str, Target]:
 
 def main() -> int:
     asked = parse()
+    os.chdir(ROOT)  # where corpora, runs and the paths in a run's settings are
     kind = KINDS[asked.kind]
+    name = f"{asked.name or Path(kind.config).stem}-{asked.minutes:g}min"
+    runs = {seed: RUNS / f"{name}-seed{seed}" for seed in asked.seeds}
+    refuse_lost_flags(runs.values(), asked.train_flags)
     figures = []
-    for seed in asked.seeds:
-        run = f"{asked.name or Path(kind.config).stem}-{asked.minutes:g}min-seed{seed}"
+    for seed, run in runs.items():
         if asked.only != "measure":
             make_corpora(kind)
             train(kind, run, seed, asked.minutes, asked.train_flags)
         if asked.only != "train":
-            figures.append({"run": run, "seed": seed} | measure(kind, ROOT / "runs" / run))
+            figures.append({"run": run.name, "seed": seed} | measure(kind, run))
     if figures:
         wanted = targets(asked.kind, asked.minutes)
         print_table(wanted, figures)
-        out = asked.json or ROOT / "runs" / f"{asked.name or Path(kind.config).stem}-{asked.minutes:g}min.json"
+        out = asked.json or RUNS / f"{name}.json"
         out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
         print(f"\n{out}")
     return 0
@@ -154,21 +162,41 @@ def parse() -> argparse.Namespace:
         description=__doc__.split("\n")[0], epilog="What follows -- goes to train_main.py, over the configuration."
     )
     parser.add_argument("kind", choices=KINDS, help="one voice, or many speakers and languages")
-    parser.add_argument("--minutes", type=float, default=15.0, help="of training steps (default 15)")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="a run each; the table shows medians")
+    parser.add_argument("--minutes", type=bounded(float, 0.1, 1e5), default=15.0, help="of training steps (default 15)")
+    parser.add_argument(
+        "--seeds", type=bounded(int, 0, 2**31 - 1), nargs="+", default=[0], help="a run each; the table shows medians"
+    )
     parser.add_argument("--only", choices=("train", "measure"), help="one half of it")
     parser.add_argument("--name", help="of the runs, without minutes and seed; by default that of the configuration")
-    parser.add_argument("--json", type=Path, help="file for the figures; by default beside the runs")
+    parser.add_argument(
+        "--json", metavar="FILE", type=absolute, help="file for the figures; by default beside the runs"
+    )
     arguments = sys.argv[1:]
     end = arguments.index("--") if "--" in arguments else len(arguments)
     asked = parser.parse_args(arguments[:end])
     asked.train_flags = arguments[end + 1 :]
+    if asked.train_flags and asked.only == "measure":
+        parser.error("what follows -- goes to train_main.py, which --only measure leaves out")
     return asked
 
 
+def absolute(path: str) -> Path:
+    return Path(path).absolute()
+
+
+def refuse_lost_flags(runs: Iterable[Path], flags: Sequence[str]) -> None:
+    """Raises ConfigError where flags of training are given for a run that is there: it keeps its own settings."""
+    there = [run.name for run in runs if settings_of(run).exists()]
+    if flags and there:
+        raise ConfigError(
+            f"{' '.join(flags)} was asked for, but {', '.join(there)} is there and goes on with its own settings. "
+            "Make another run by --name, or leave out what follows --."
+        )
+
+
 def program(script: str, *arguments: str) -> None:
-    """Run a script of this project from its root; ends this one where it fails."""
-    done = subprocess.run([sys.executable, script, *arguments], cwd=ROOT)
+    """Run a script of this project; ends this one where it fails."""
+    done = subprocess.run([sys.executable, script, *arguments])
     if done.returncode:
         sys.exit(done.returncode)
 
@@ -178,20 +206,25 @@ def make_corpora(kind: Kind) -> None:
         program("utilities/make_demo_corpus.py", "--out", folder, *arguments)
 
 
-def train(kind: Kind, run: str, seed: int, minutes: float, flags: Sequence[str]) -> None:
+def settings_of(run: Path) -> Path:
+    return run / "config.yaml"
+
+
+def train(kind: Kind, run: Path, seed: int, minutes: float, flags: Sequence[str]) -> None:
     """A run whose steps take so many minutes; one that was begun goes on."""
-    settings = ROOT / "runs" / run / "config.yaml"
-    if settings.exists():
-        return program("train_main.py", "--config", str(settings), "--resume")
+    if settings_of(run).exists():
+        return program("train_main.py", "--config", str(settings_of(run)), "--resume")
     common = ("--config", kind.config, "--seed", str(seed), *flags)
-    probe = f"{run}-probe-{int(time.time())}"
+    probe = RUNS / f"{run.name}-probe-{int(time.time())}"
     program(
         "train_main.py",
-        *(*common, "--run", probe, "--max-steps", str(PROBE_STEPS), "--log-every", str(PROBE_LOG_EVERY)),
+        *(*common, "--run", probe.name, "--max-steps", str(PROBE_STEPS), "--log-every", str(PROBE_LOG_EVERY)),
         *("--checkpoint-every", "0"),
     )
-    step_s = median(line["step_s"] for line in metrics_of(ROOT / "runs" / probe)[1:])
-    return program("train_main.py", *common, "--run", run, "--max-steps", str(max(round(60 * minutes / step_s), 1)))
+    step_s = median(line["step_s"] for line in metrics_of(probe)[1:])
+    shutil.rmtree(probe)
+    steps = max(round(60 * minutes / step_s), 1)
+    return program("train_main.py", *common, "--run", run.name, "--max-steps", str(steps))
 
 
 def metrics_of(run: Path) -> list[dict]:

@@ -7,6 +7,7 @@ converted here; what is allowed is decided in one place, for flags and YAML alik
 import argparse
 import errno
 import logging
+import math
 import os
 import re
 import sys
@@ -74,6 +75,19 @@ def report_errors(program: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
+
+
+def bounded(kind: type, low: float, high: float = math.inf) -> Callable[[str], Any]:
+    """An argparse type of programs beside train_main.py: a number of a kind, from `low` to `high`."""
+
+    def number(text: str) -> Any:
+        value = kind(text)
+        if not low <= value <= high:
+            allowed = f"{low:g} or more" if high == math.inf else f"from {low:g} to {high:g}"
+            raise argparse.ArgumentTypeError(f"{text} is not {allowed}")
+        return value
+
+    return number
 
 
 class _Console(logging.Handler):

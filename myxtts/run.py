@@ -23,7 +23,7 @@ from myxtts.data.planned import Position
 from myxtts.errors import ConfigError, PlacementError, TrainingError
 from myxtts.models.build import build_xtts
 from myxtts.models.layers import parameter_count
-from myxtts.models.xtts import SIZES, Manner
+from myxtts.models.xtts import SIZES
 from myxtts.observe.html import write_report
 from myxtts.observe.report import Reporter
 from myxtts.placement import devices
@@ -37,6 +37,7 @@ from myxtts.training.samples import Samples
 from myxtts.training.state import TrainingState, make_optimizer
 from myxtts.training.step import Step
 from myxtts.training.stop import stop_on_signals
+from myxtts.training.trained import manner_of
 from myxtts.training.validate import Validation
 
 log = logging.getLogger(__name__)
@@ -234,7 +235,7 @@ def held_out_actions(config, held_out, state, route, folder, reporter) -> dict:
         planned, batch = next(feed)
     names = [held_out.manifest.ids[row] for row in planned.rows]
     texts = [held_out.manifest.texts[row] for row in planned.rows]
-    manner = Manner(steps=config.model.synthesis_steps, guidance=config.model.guidance)
+    manner = manner_of(config.model)
     samples = Samples(folder.samples, batch, names, texts, manner, reporter.tensorboard)
 
     def sample(state: TrainingState) -> None:
@@ -314,5 +315,5 @@ def explain_out_of_memory(error: tf.errors.ResourceExhaustedError, placement: Pl
         f"out of memory{batch}: {error.message.splitlines()[0]} (the model is on {placement.routes[0].model}; limits: "
         f"{limits}). --resume with a higher --model-gpu-memory or --data-gpu-memory; or start another run with a lower "
         "--batch-size (and a higher --gradient-accumulation, which keeps the step's size), --max-seconds or "
-        "--model-size, or with --precision mixed_bfloat16."
+        "--model-size, or with --recompute-activations or --precision mixed_bfloat16."
     )

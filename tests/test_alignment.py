@@ -6,6 +6,8 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.models.alignment import (
+    USUAL_DISTANCE,
+    frame_score,
     gather_rows,
     monotonic_path,
     path_durations,
@@ -84,6 +86,26 @@ class Durations(unittest.TestCase):
     def test_count_the_frames_of_each_token(self):
         path = tf.constant([[0, 0, 1, 2, 2, 2], [0, 1, -1, -1, -1, -1], [-1, -1, -1, -1, -1, -1]])
         self.assertEqual(path_durations(path, 4).numpy().tolist(), [[2, 1, 3, 0], [1, 1, 0, 0], [0, 0, 0, 0]])
+
+
+class Score(unittest.TestCase):
+    def test_falls_with_the_logarithm_of_the_squared_distance(self):
+        mel, mean = tf.constant([[[0.0, 0.0], [3.0, 4.0]]]), tf.constant([[[0.0, 0.0], [0.0, 4.0]]])
+        with tf.device(MODEL):
+            found = frame_score(mel, mean).numpy()[0]
+        expected = -np.log1p(np.array([[0.0, 16.0], [25.0, 9.0]]) / USUAL_DISTANCE)
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+
+    def test_a_pause_that_fits_no_token_does_not_push_words_aside(self):
+        """Space, p, vowel, comma, n: the comma was taken for speech so far; p, in which lips are closed, is silent."""
+        frames = {"space": (-0.5, 2), "p": (-2.4, 2), "vowel": (1.0, 10), "comma": (-2.9, 6), "n": (0.3, 4)}
+        learnt = {"space": -0.5, "p": -2.8, "vowel": 1.0, "comma": 0.2, "n": 0.3}
+        mel = np.repeat([level for level, _ in frames.values()], [count for _, count in frames.values()])
+        mel, mean = (np.repeat(np.array(x, np.float32)[None, :, None], 80, axis=2) for x in (mel, [*learnt.values()]))
+        wanted = np.repeat(np.arange(5), [count for _, count in frames.values()]).tolist()
+        self.assertEqual(search(frame_score(mel, mean), [5], [24])[0].tolist(), wanted)
+        normal = -np.square(mel[:, :, None] - mean[:, None]).sum(axis=3)
+        self.assertNotEqual(search(normal, [5], [24])[0].tolist(), wanted)
 
 
 class Frames(unittest.TestCase):

@@ -18,6 +18,7 @@ import tensorflow as tf
 from benchmarks._flops import contraction_flops
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.mel import SILENCE
+from myxtts.config.schema import Model
 from myxtts.errors import CheckpointError, ConfigError, DataError
 from myxtts.evaluation.boundaries import (
     Boundary,
@@ -30,7 +31,7 @@ from myxtts.evaluation.boundaries import (
     word_spans,
 )
 from myxtts.evaluation.faults import plant
-from myxtts.evaluation.held_out import Utterance, settings_of
+from myxtts.evaluation.held_out import Utterance
 from myxtts.evaluation.measures import (
     DECIBELS,
     FAULT_S,
@@ -42,14 +43,22 @@ from myxtts.evaluation.measures import (
     warping_path,
 )
 from myxtts.evaluation.report import SHOWN, Metric, Score
-from myxtts.evaluation.score import Choice, another_text_each, phoneme_boundaries, score_of, write_score
+from myxtts.evaluation.score import (
+    Choice,
+    another_text_each,
+    phoneme_boundaries,
+    planted_faults,
+    score_of,
+    write_score,
+)
 from myxtts.evaluation.sounds import copy_synthesis, hear
 from myxtts.evaluation.speakers import NearestSpeaker, voice_print
 from myxtts.models.xtts import Manner
 from myxtts.text.symbols import SymbolTable
 from myxtts.training.checkpoint import read_about
-from myxtts.training.trained import choose_checkpoint, load_network
+from myxtts.training.trained import choose_checkpoint, load_network, manner_of
 from tests.tiny import SECONDS, Workplace, arrays_of, small_models
+from utilities import evaluate
 
 
 def glide(semitones: float = 0.0, seconds: float = 1.0, swing_hz: float = 40.0) -> np.ndarray:
@@ -221,6 +230,15 @@ class FaultTest(unittest.TestCase):
         self.assertEqual(len(wave) - len(cut), SAMPLE_RATE_HZ // 10)
         self.assertEqual(np.count_nonzero(doubled == word), 2 * np.count_nonzero(wave == word))
 
+    def test_utterances_without_a_word_are_not_tried(self):
+        found = [BoundaryTest.utterance(name, np.zeros(0, int), np.arange(10)) for name in ("x.wav", "y.wav")]
+        wave = glide(seconds=0.5)
+        recorded = heard(wave, wave)
+        alignments = {"x": [Phoneme("", 0.0, 0.5)], "y": [Phoneme("", 0.0, 0.1), Phoneme("a", 0.1, 0.3)]}
+        self.assertIn("of 1 copies with a word cut out", planted_faults(found, recorded, [wave] * 2, alignments, MODEL))
+        alignments["y"] = []
+        self.assertIn("is not tried", planted_faults(found, recorded, [wave] * 2, alignments, MODEL))
+
 
 class BoundaryTest(unittest.TestCase):
     #            0    1     2    3    4    5    6    7    8    9
@@ -296,6 +314,11 @@ class BoundaryTest(unittest.TestCase):
                 file.write_text(f"{json.dumps(good)}\n{bad}\n", encoding="utf-8")
                 with self.assertRaisesRegex(DataError, "line 2"):
                     read_alignments(file)
+            file.write_bytes(json.dumps(good).encode() + b'\n{"id": "caf\xe9", "phonemes": []}\n')
+            with self.assertRaisesRegex(DataError, "line 2.*UnicodeDecodeError"):
+                read_alignments(file)
+            with self.assertRaisesRegex(DataError, "cannot be read: No such file"):
+                read_alignments(file.with_name("none.jsonl"))
 
     def test_only_sound_boundaries_of_texts_that_agree_are_measured(self):
         symbols = SymbolTable(("a", "n"))
@@ -453,9 +476,21 @@ class WholeEvaluation(unittest.TestCase):
             self.measure(pictures=self.pictures.with_name("unknown"), data=file)
 
     def test_steps_and_guidance_are_those_of_the_run_unless_given(self):
-        config = settings_of(Path("x"), {"settings": {"model": {"synthesis_steps": 5, "guidance": 2.0}}})
-        self.assertEqual(Choice().manner(config), Manner(steps=5, guidance=2.0))
-        self.assertEqual(Choice(steps=3, guidance=1.0).manner(config), Manner(steps=3, guidance=1.0))
+        own = manner_of(Model(synthesis_steps=5, guidance=2.0))
+        self.assertEqual(Choice().manner(own), Manner(steps=5, guidance=2.0))
+        self.assertEqual(Choice(steps=3, guidance=1.0).manner(own), Manner(steps=3, guidance=1.0))
+
+    def test_flags_out_of_bounds_are_refused_by_the_parser(self):
+        for flag, value in (
+            *(("--steps", "0"), ("--steps", "1001"), ("--guidance", "-1"), ("--guidance", "11")),
+            *(("--guidance", "nan"), ("--utterances", "0")),
+        ):
+            with (
+                self.subTest(flag=flag, value=value),
+                contextlib.redirect_stderr(io.StringIO()),
+                self.assertRaises(SystemExit),
+            ):
+                evaluate.parse(["--run", "x", flag, value])
 
     def test_settings_of_another_version_are_named(self):
         run = self.copied("other")

@@ -30,7 +30,7 @@ from utilities import export_model
 
 ITERATIONS = 4
 LETTERS = [chr(ord("a") + i) for i in range(SYMBOLS - 3)]
-MANNER = Manner(speed=1.5, pitch_semitones=2.0, steps=3, guidance=2.0, seed=5)
+MANNER = Manner(speed=1.5, pitch_semitones=2.0, energy_db=-3.0, steps=3, guidance=2.0, seed=5)
 CHILD = """
 import sys
 sys.modules["keras"] = None  # importing it is an error
@@ -52,7 +52,8 @@ np.savez(out, **{name: value.numpy() for name, value in (heard | spoken).items()
 def write_run(folder: Path) -> Path:
     """A run whose weights are random, with one checkpoint; gives that."""
     settings = Config(model=Model(model_size="tiny", synthesis_steps=6), data=Data(text_frontend="characters"))
-    about = {"settings": settings.model_dump(mode="json"), "symbols": LETTERS, "languages": ["en", "ka"]}
+    tables = {"symbols": LETTERS, "speakers": ["s"], "languages": ["en", "ka"]}
+    about = {"settings": settings.model_dump(mode="json"), **tables}
     state = state_of(build_model())
     random = np.random.default_rng(0)
     for average in state.averages:
@@ -101,6 +102,7 @@ class Exported(unittest.TestCase):
         given |= {
             "speed": np.float32(MANNER.speed),
             "pitch_semitones": np.float32(MANNER.pitch_semitones),
+            "energy_db": np.float32(MANNER.energy_db),
             "steps": np.int32(MANNER.steps),
             "guidance": np.float32(MANNER.guidance),
             "seed": np.array([MANNER.seed, 0], np.int32),
@@ -143,7 +145,7 @@ class Exported(unittest.TestCase):
         self.assertEqual((self.about["step"], self.about["griffin_lim_iterations"]), (7, ITERATIONS))
         self.assertEqual(
             self.about["defaults"],
-            {"speed": 1.0, "pitch_semitones": 0.0, "steps": 6, "guidance": 1.0, "seed": [0, 0]},
+            {"speed": 1.0, "pitch_semitones": 0.0, "energy_db": 0.0, "steps": 6, "guidance": 1.0, "seed": [0, 0]},
         )
 
     def program(self, *flags: str) -> tuple[int, str]:

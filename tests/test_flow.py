@@ -46,7 +46,7 @@ class Flow(unittest.TestCase):
     def test_wiener_estimates_turn_noise_into_normal_data(self):
         noise = draw_noise(tf.constant([3, 3]), [1, 20_000, 1])
         guess, spread = tf.fill([1, 20_000, 1], 2.0), tf.constant([0.3])
-        reached = integrate(lambda x, time: wiener(x, time, guess, spread)[0], noise, tf.constant(50)).numpy()
+        reached = integrate(lambda x, time: wiener(x, time, guess, spread)[0], noise, tf.constant(200)).numpy()
         self.assertAlmostEqual(float(reached.mean()), 2.0, delta=0.01)
         self.assertAlmostEqual(float(reached.std()), 0.3, delta=0.01)
 

@@ -32,6 +32,7 @@ WITHOUT_TENSORFLOW = (
     "text",
     "data.manifest",
     "data.plan",
+    "synthesis.language",
     "cli",
 )
 

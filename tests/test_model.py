@@ -2,6 +2,7 @@
 
 import unittest
 from functools import cache
+from unittest import mock
 
 import keras
 import numpy as np
@@ -9,7 +10,7 @@ import tensorflow as tf
 
 from myxtts.models.build import build_xtts
 from myxtts.models.layers import parameter_count
-from myxtts.models.xtts import XTTS, Manner, kept
+from myxtts.models.xtts import XTTS, Condition, Manner, kept
 from tests.tiny import build_model, features, on_device, rows_of
 from tests.two_devices import MODEL
 
@@ -164,6 +165,13 @@ class Inputs(Network):
         np.testing.assert_array_equal(frames, same_frames)
         self.assertGreater(np.abs(mel - high).max(), 0.05)
 
+    def test_energy_is_heard_as_level(self):
+        batch = features(ROWS)
+        mel, frames, _ = self.speak(batch)
+        loud, same_frames, _ = self.speak(batch, energy_db=6.0)
+        np.testing.assert_array_equal(frames, same_frames)
+        self.assertGreater(np.abs(mel - loud).max(), 0.05)
+
     def test_guidance_1_is_plain_and_others_are_on_the_same_line(self):
         batch = features(ROWS)
         none, plain, double = (self.speak(batch, steps=1, guidance=guidance)[0] for guidance in (0.0, 1.0, 2.0))
@@ -177,6 +185,25 @@ class Inputs(Network):
         self.assertGreater(np.abs(mel - self.speak(batch, seed=1)[0]).max(), 0.05)
 
 
+class MeanMel(Network):
+    def test_of_a_token_hears_this_token_only(self):
+        batch = features(ROWS)
+
+        def means(tokens):
+            with tf.device(MODEL):
+                style, latents = self.model._hear(
+                    *(tf.constant(batch[name]) for name in ("reference", "reference_frames", "language")), tf.ones([3])
+                )
+                return self.model._encode(tf.constant(tokens), batch["token_count"], style, latents, None)[1].numpy()
+
+        changed = batch["tokens"].copy()
+        changed[1, 4] = changed[1, 4] % 12 + 1
+        differs = np.abs(means(changed) - means(batch["tokens"])).max(axis=2)
+        self.assertGreater(differs[1, 4], 0.01)
+        differs[1, 4] = 0.0
+        self.assertEqual(differs.max(), 0.0)
+
+
 class Training(Network):
     def test_a_segment_stands_for_all_frames(self):
         """Over some draws the losses of segments are on average near those of whole utterances."""
@@ -188,12 +215,42 @@ class Training(Network):
         self.assertGreater(np.std(drawn), 0.0)
         self.assertAlmostEqual(np.mean(drawn) / whole, 1.0, delta=0.03)
 
+    def test_a_dropped_reference_is_not_heard(self):
+        batch = features(ROWS)
+        other = batch | {"reference": batch["reference"] + 1}
+        for dropped, heard in ((0.999, False), (0.0, True)):
+            with mock.patch.object(self.model, "reference_dropout", dropped):
+                before, after = (self.call(each, training=True)[0]["prior"] for each in (batch, other))
+            self.assertEqual(before != after, heard)
+
+    def test_a_dropped_condition_is_not_seen_by_the_flow(self):
+        model = self.model
+        condition = Condition(
+            *(tf.ones(shape) for shape in ([2, 4, 16], [2, 16], [2, 8, 80], [2])), tf.ones([2, 8], bool)
+        )
+        with tf.device(MODEL):
+            dropped = model._unconditional(condition, tf.constant([0.0, 1.0]))
+        for name in ("hidden", "style", "mel"):
+            row, kept_row = getattr(dropped, name).numpy()
+            self.assertEqual(float(np.ptp(kept_row)), 0.0, name)
+            self.assertFalse(np.array_equal(row, kept_row), name)
+        self.assertEqual(np.abs(dropped.hidden[0]).max() + np.abs(dropped.mel[0]).max(), 0.0)
+        self.assertEqual(dropped.spread.numpy().tolist(), [1.0, 1.0])
+        target, seed = tf.random.stateless_normal([2, 8, 80], [1, 2]), tf.constant([3, 4])
+        blind = build_model(condition_dropout=0.999)
+        with tf.device(MODEL):
+            errors = [
+                blind._flow_errors(target, condition._replace(mel=condition.mel * scale), seed, seed).numpy()
+                for scale in (1.0, 2.0)
+            ]
+        np.testing.assert_array_equal(*errors)
+
     def test_conditions_and_references_are_dropped_for_the_asked_share(self):
         rows, seed = tf.ones([10_000]), tf.constant([1, 2])
-        self.assertAlmostEqual(float(tf.reduce_mean(kept(rows, 0.1, seed, 3))), 0.9, delta=0.01)
-        self.assertEqual(float(tf.reduce_mean(kept(rows, 0.1, None, 3))), 1.0)
-        np.testing.assert_array_equal(kept(tf.constant([3, 0]), 0.0, seed, 3), [1.0, 0.0])
-        self.assertNotEqual(kept(rows, 0.5, seed, 3).numpy().tolist(), kept(rows, 0.5, seed, 4).numpy().tolist())
+        self.assertAlmostEqual(float(tf.reduce_mean(kept(rows, 0.1, seed, "3"))), 0.9, delta=0.01)
+        self.assertEqual(float(tf.reduce_mean(kept(rows, 0.1, None, "3"))), 1.0)
+        np.testing.assert_array_equal(kept(tf.constant([3, 0]), 0.0, seed, "3"), [1.0, 0.0])
+        self.assertNotEqual(kept(rows, 0.5, seed, "3").numpy().tolist(), kept(rows, 0.5, seed, "4").numpy().tolist())
 
     def test_the_flow_does_not_pull_at_the_decoder(self):
         batch, model = on_device(features(ROWS)), self.model
@@ -259,9 +316,9 @@ class Dropout(Network):
         self.assertNotEqual(first, self.losses(batch | {"seed": np.array([1, 2], np.int32)}, training=True))
 
     def test_differs_between_layers(self):
-        salts = [layer.salt for layer in self.model._flatten_layers() if hasattr(layer, "salt")]
-        self.assertGreater(len(salts), 3)
-        self.assertEqual(len(salts), len(set(salts)))
+        names = [layer.drawn_as for layer in self.model._flatten_layers() if hasattr(layer, "drawn_as")]
+        self.assertGreater(len(names), 3)
+        self.assertEqual(len(names), len(set(names)))
 
 
 class Speech(Network):

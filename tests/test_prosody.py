@@ -19,7 +19,8 @@ class Truth(unittest.TestCase):
             mel = tf.constant(np.array([[1, 3, 5, 7, 9, 9]], np.float32))[:, :, None] * tf.ones([80])
             f0_hz = tf.constant([[0.0, 150.0, 300.0, 0.0, 0.0, 600.0]])
             path = tf.constant([[0, 0, 0, 1, 1, -1]])
-            found = true_prosody(mel, f0_hz, path, 3)
+            found, frames = true_prosody(mel, f0_hz, path, 3)
+        self.assertEqual(frames.numpy().tolist(), [[3.0, 2.0, 0.0]])
         np.testing.assert_allclose(found.log_duration[0], np.log([3, 2, 1]), rtol=1e-6)
         np.testing.assert_allclose(found.voiced[0], [2 / 3, 0, 0], rtol=1e-6)
         np.testing.assert_allclose(found.pitch[0], [2.0, 0, 0], atol=1e-6)  # 0 and 12 semitones: 6, in units of 3
@@ -47,6 +48,10 @@ class Ends(unittest.TestCase):
         log_duration = tf.math.log(tf.fill([1, 10], 2.4))
         ends = token_ends(log_duration, tf.ones([1, 10]), 1.0).numpy()
         self.assertEqual(ends[0].tolist(), [2, 5, 7, 10, 12, 14, 17, 19, 22, 24])
+
+    def test_a_half_is_always_rounded_up_so_that_no_token_is_left_out(self):
+        ends = token_ends(tf.math.log([[1.5, 1.0, 1.0, 1.0]]), tf.ones([1, 4]), 1.0).numpy()
+        self.assertEqual(ends.tolist(), [[2, 3, 4, 5]])
 
     def test_speed_divides_and_padding_adds_nothing(self):
         ends = token_ends(tf.math.log([[4.0, 8.0, 8.0]]), tf.constant([[1.0, 1.0, 0.0]]), 2.0).numpy()

@@ -27,6 +27,7 @@ from myxtts.audio.griffin_lim import ITERATIONS as ITERATIONS_OF_SPEECH
 from myxtts.audio.griffin_lim import waves_of
 from myxtts.errors import CheckpointError, DataError
 from myxtts.synthesis.joints import FADE_S, PAUSES_S, fade_ends, pause_between
+from myxtts.synthesis.language import choose_language, trained_languages
 from myxtts.synthesis.speech import sound_file, write_speech
 from myxtts.synthesis.voice import BATCH_PIECES, Voice
 from myxtts.text.sentences import End
@@ -70,7 +71,7 @@ class Case(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.voice, cls.run_folder = voice, place.run("voice")
-        cls.text = "".join(symbol for symbol in voice._symbols.symbols if symbol.isalpha()) * 2
+        cls.text = "".join(symbol for symbol in voice._tables.symbols.symbols if symbol.isalpha()) * 2
         cls.reference = sound("reference.flac", 220.0, 1.0)
 
     def speak(self, text: str | None = None, references=None, **asked) -> np.ndarray:
@@ -105,7 +106,7 @@ class Speaking(Case):
 
     def test_each_knob_of_the_manner_is_heard(self):
         plain = self.speak()
-        for knob in ({"steps": 4}, {"guidance": 2.0}, {"pitch_semitones": 5.0}):
+        for knob in ({"steps": 4}, {"guidance": 2.0}, {"pitch_semitones": 5.0}, {"energy_db": 6.0}):
             with self.subTest(knob):
                 other = self.speak(manner=replace(self.voice.manner, **knob))
                 self.assertTrue(other.shape != plain.shape or (other != plain).any())
@@ -333,6 +334,36 @@ class Writing(Case):
         np.testing.assert_allclose(wave, expected, atol=1.1 / 32768)
 
 
+class Languages(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def write(self, step: str, text: str) -> None:
+        checkpoint = self.folder / "checkpoints" / step
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "state.json").write_text(text, encoding="utf-8")
+
+    def test_the_only_one_is_the_default_and_one_of_several_is_not_guessed(self):
+        self.assertEqual(choose_language(None, ["en"]), "en")
+        self.assertEqual(choose_language("ka", ["en", "ka"]), "ka")
+        for asked, said in ((None, "no language"), ("", "language ''"), ("fa", "language 'fa'")):
+            with self.assertRaisesRegex(DataError, f"^{said} was asked for, but .* on en, ka. Give one of these by"):
+                choose_language(asked, ["en", "ka"])
+
+    def test_those_of_a_run_are_read_from_its_newest_checkpoint(self):
+        self.write("step-999999", "{")
+        self.write("step-1000000", '{"languages": ["en", "ka"]}')
+        self.assertEqual(trained_languages(self.folder), ["en", "ka"])
+
+    def test_a_damaged_checkpoint_is_named(self):
+        for step, text in enumerate(("{", "[]", "{}", '{"languages": 1}')):
+            self.write(f"step-{step:06d}", text)
+            with self.assertRaisesRegex(CheckpointError, f"step-{step:06d}/state.json cannot be read"):
+                trained_languages(self.folder)
+
+
 class Program(unittest.TestCase):
     """What is refused before TensorFlow is imported: in this process, where a run with no weights is enough."""
 
@@ -340,7 +371,10 @@ class Program(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.folder = Path(folder.name)
-        (self.folder / "run" / "checkpoints" / "step-000004").mkdir(parents=True)
+        for run, languages in (("run", '["en"]'), ("several", '["en", "ka"]')):
+            checkpoint = self.folder / run / "checkpoints" / "step-000004"
+            checkpoint.mkdir(parents=True)
+            (checkpoint / "state.json").write_text(f'{{"languages": {languages}}}')
         write_sound(self.folder / "short.wav", sine(220.0, 0.3), SAMPLE_RATE_HZ, "PCM_16")
 
     def argv(self, *flags: str) -> list[str]:
@@ -356,6 +390,8 @@ class Program(unittest.TestCase):
             ((*hello, "--out", str(self.folder / "none/x.wav")), "no folder"),
             ((*hello, "--out", str(self.folder / "folder.wav")), "is a folder"),
             ((*hello, "--run", str(self.folder)), "has no checkpoint"),
+            ((*hello, "--language", "ka"), "language 'ka' was asked for, but this run was trained on en"),
+            ((*hello, "--run", str(self.folder / "several")), "no language was asked for, but"),
             ((*hello, "--reference", str(self.folder / "none.wav")), "missing file"),
             ((*hello, "--reference", str(self.folder / "short.wav")), "has 0.30 s"),
             (("--text", " ... "), "nothing to say"),
@@ -373,9 +409,12 @@ class Program(unittest.TestCase):
         for flags in (
             *(
                 (*hello, *pair)
-                for pair in (("--speed", "0.2"), ("--speed", "nan"), ("--pitch", "13"), ("--steps", "0"))
+                for pair in (("--speed", "0.2"), ("--speed", "nan"), ("--pitch", "13"), ("--energy", "-13"))
             ),
-            *((*hello, *pair) for pair in (("--guidance", "-1"), ("--seed", "1.5"), ("--iterations", "0"))),
+            *(
+                (*hello, *pair)
+                for pair in (("--guidance", "-1"), ("--seed", "1.5"), ("--steps", "0"), ("--iterations", "0"))
+            ),
             (*hello, "--text-file", "both.txt"),
         ):
             with (

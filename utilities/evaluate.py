@@ -5,29 +5,12 @@ python utilities/evaluate.py --run runs/voices --data data/voices_unseen/corpus.
 """
 
 import argparse
-import math
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from myxtts.cli import report_errors
-
-
-def positive(text: str) -> int:
-    """An argparse type: an integer of at least 1."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
-    return value
-
-
-def not_negative(text: str) -> float:
-    """An argparse type: a finite number of at least 0."""
-    value = float(text)
-    if not 0.0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a finite number of at least 0")
-    return value
+from myxtts.cli import bounded, report_errors
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -39,9 +22,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--data", metavar="CORPUS", type=Path, help="measure on these recordings, not the held-out ones"
     )
-    parser.add_argument("--utterances", type=positive, default=50, help="the most to measure (default 50)")
-    parser.add_argument("--steps", type=positive, help="steps of synthesis; the run's by default")
-    parser.add_argument("--guidance", type=not_negative, help="guidance of synthesis; the run's by default")
+    parser.add_argument("--utterances", type=bounded(int, 1), default=50, help="the most to measure (default 50)")
+    parser.add_argument("--steps", type=bounded(int, 1, 1000), help="steps of synthesis; the run's by default")
+    parser.add_argument(
+        "--guidance", type=bounded(float, 0.0, 10.0), help="guidance of synthesis (0 to 10); the run's by default"
+    )
     parser.add_argument("--json", dest="json_file", metavar="FILE", type=Path, help="file for the figures")
     parser.add_argument("--out", type=Path, help="folder for pictures; RUN/evaluation/CHECKPOINT by default")
     return parser.parse_args(arguments)

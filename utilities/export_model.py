@@ -9,15 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from myxtts.cli import report_errors
-
-
-def positive(text: str) -> int:
-    """An argparse type: an integer of at least 1."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
-    return value
+from myxtts.cli import bounded, report_errors
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -25,7 +17,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--run", type=Path, required=True, help="folder of the run")
     parser.add_argument("--out", type=Path, required=True, help="folder to make")
     parser.add_argument("--checkpoint", help="such as step-002000; the best, or the newest, by default")
-    parser.add_argument("--iterations", type=positive, help="of Griffin-Lim; as in synthesis by default")
+    parser.add_argument("--iterations", type=bounded(int, 1, 1000), help="of Griffin-Lim; as in synthesis by default")
     return parser.parse_args(arguments)
 
 

@@ -9,21 +9,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from myxtts.cli import report_errors
+from myxtts.cli import bounded, report_errors
 from myxtts.errors import DataError
 from myxtts.synthesis.speech import write_speech
-
-
-def bounded(kind: type, low: float, high: float):
-    """An argparse type: a number of a kind, from `low` to `high`."""
-
-    def number(text: str):
-        value = kind(text)
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{text} is not from {low:g} to {high:g}")
-        return value
-
-    return number
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -33,7 +21,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     text.add_argument("--text", help="what to say")
     text.add_argument("--text-file", metavar="FILE", type=Path, help="file of what to say, UTF-8; stdin without both")
     parser.add_argument("--out", type=Path, default=Path("speech.wav"), help="file to write: .wav, .flac or .ogg")
-    parser.add_argument("--language", help="language of the text; the run's first by default")
+    parser.add_argument("--language", help="language of the text; needed where the run has several")
     parser.add_argument(
         "--reference",
         dest="references",
@@ -48,11 +36,20 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     manner.add_argument(
         "--pitch", dest="pitch_semitones", metavar="SEMITONES", type=bounded(float, -12.0, 12.0), help="-12 to 12"
     )
+    manner.add_argument(
+        "--energy",
+        dest="energy_db",
+        metavar="DB",
+        type=bounded(float, -12.0, 12.0),
+        help="louder or softer speech (-12 to 12)",
+    )
     manner.add_argument("--steps", type=bounded(int, 1, 1000), help="from noise to speech; more are finer and slower")
     manner.add_argument(
         "--guidance", type=bounded(float, 0.0, 10.0), help="stress on text and voice (0 to 10); 1 is plain and quicker"
     )
-    manner.add_argument("--seed", type=bounded(int, 0, 2**31 - 1), help="of the noise; the same gives the same file")
+    manner.add_argument(
+        "--seed", type=bounded(int, 0, 2**31 - 1), help="of the noise; the same gives the same .wav or .flac"
+    )
     parser.add_argument("--iterations", type=bounded(int, 1, 1000), help="of Griffin-Lim (30 by default)")
     return parser.parse_args(arguments)
 

@@ -76,10 +76,14 @@ def read_alignments(file: Path) -> dict[str, list[Phoneme]]:
         file: JSON lines of the form {"id": …, "phonemes": [[symbol, start_s, end_s], …]}, gapless.
 
     Raises:
-        DataError: a line is not of this form.
+        DataError: the file cannot be read, or a line is not of this form or no UTF-8.
     """
+    try:
+        lines = file.read_bytes().splitlines()
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error.strerror}. Name a corpus that has it.") from error
     alignments = {}
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(lines, 1):
         try:
             utterance = json.loads(line)
             phonemes = [Phoneme(str(symbol), float(start), float(end)) for symbol, start, end in utterance["phonemes"]]

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from myxtts.config.schema import Config
 from myxtts.data.corpora import DEMO, HEADER_THREADS, Corpus, load_corpora, make_plan
 from myxtts.data.corpus import read_corpus
-from myxtts.data.manifest import Manifest, Tables, build_manifest, report_rejected
+from myxtts.data.manifest import Manifest, build_manifest, report_rejected
 from myxtts.data.pipeline import Pipeline
 from myxtts.data.plan import bucket_bounds
 from myxtts.data.planned import Position
@@ -22,9 +22,9 @@ from myxtts.models.xtts import XTTS
 from myxtts.placement.routes import Route
 from myxtts.run import about_run
 from myxtts.text.frontend import symbols_of
-from myxtts.text.symbols import SymbolTable
 from myxtts.training.base import known_tables
 from myxtts.training.run_folder import refuse_other_corpus
+from myxtts.training.trained import tables_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,11 +79,6 @@ def load_again(
         )
     refuse_other_corpus(checkpoint, about_run(config, corpus, tables, about.get("ancestor")))
     return config, corpus, held_out
-
-
-def tables_of(about: dict[str, Any]) -> Tables:
-    """The tables of a run by its checkpoint's state.json."""
-    return Tables(SymbolTable.from_list(about["symbols"]), tuple(about["speakers"]), tuple(about["languages"]))
 
 
 def other_recordings(path: Path, config: Config, about: dict[str, Any], folder: Path) -> Manifest:

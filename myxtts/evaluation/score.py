@@ -5,17 +5,17 @@ import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.config.schema import Config, Placement
+from myxtts.config.schema import Placement
 from myxtts.data.manifest import Manifest
 from myxtts.errors import ConfigError
-from myxtts.evaluation.boundaries import Phoneme, boundaries, boundary_figures, found_s, read_alignments
+from myxtts.evaluation.boundaries import Phoneme, boundaries, boundary_figures, found_s, read_alignments, word_spans
 from myxtts.evaluation.faults import plant
 from myxtts.evaluation.held_out import (
     Utterance,
@@ -33,10 +33,9 @@ from myxtts.files import write_whole
 from myxtts.models.xtts import XTTS, Manner
 from myxtts.placement import devices
 from myxtts.placement.routes import Route, plan_routes
-from myxtts.text.frontend import symbols_of
 from myxtts.text.symbols import FIRST_SYMBOL_ID, SymbolTable
 from myxtts.training.checkpoint import read_about
-from myxtts.training.trained import choose_checkpoint, load_network
+from myxtts.training.trained import choose_checkpoint, load_network, manner_of, tables_of
 
 DRAWN = 4
 NATURAL_UTTERANCES = 20  # of each speaker, for its centroid
@@ -59,12 +58,10 @@ class Choice:
     steps: int | None = None
     guidance: float | None = None
 
-    def manner(self, config: Config) -> Manner:
-        model = config.model
-        return Manner(
-            steps=model.synthesis_steps if self.steps is None else self.steps,
-            guidance=model.guidance if self.guidance is None else self.guidance,
-        )
+    def manner(self, own: Manner) -> Manner:
+        """The run's own manner with what was chosen."""
+        chosen = {"steps": self.steps, "guidance": self.guidance}
+        return replace(own, **{name: value for name, value in chosen.items() if value is not None})
 
 
 def write_score(run: Path, checkpoint: str | None, choice: Choice, json_file: Path | None, out: Path | None) -> None:
@@ -101,7 +98,7 @@ def score_of(run: Path, checkpoint: Path, choice: Choice, route: Route, pictures
     config, corpus, held_out = load_again(checkpoint, about, run, needs_held_out=choice.data is None)
     manifest = other_recordings(choice.data, config, about, pictures) if choice.data else held_out.manifest
     network = load_network(checkpoint, about, route.model)
-    device, manner = route.model, choice.manner(config)
+    device, manner = route.model, choice.manner(manner_of(config.model))
     found = read_utterances(network, manifest, config, route, run, choice.utterances)
     log.info("evaluation     %s, %d utterances", checkpoint, len(found))
     waves, real_time_factor = spoken(network, found, about, manner, device)
@@ -122,7 +119,7 @@ def score_of(run: Path, checkpoint: Path, choice: Choice, route: Route, pictures
     notes.append(planted_faults(found, recorded, waves["copy_synthesis"], alignments, device))
     for more, note in (
         speaker_accuracy(corpus.manifest, manifest, found, {"natural": recorded, **sounds}, device),
-        phoneme_boundaries(found, alignments, SymbolTable.from_list(about["symbols"])),
+        phoneme_boundaries(found, alignments, tables_of(about).symbols),
     ):
         metrics |= more
         notes.append(note)
@@ -137,14 +134,11 @@ def spoken(
 
     One utterance alone has no shuffled text.
     """
-    symbols, frontend = SymbolTable.from_list(about["symbols"]), about["settings"]["data"]["text_frontend"]
 
-    def say(texts: Sequence[Utterance]) -> list[np.ndarray]:
-        """Each text in the voice of the utterance that stands in its place in `found`."""
-        spellings = (symbols_of(one.text, about["languages"][one.language], frontend) for one in texts)
-        tokens = [symbols.encode(spelling) for spelling in spellings]
-        languages, references = [one.language for one in texts], [one.reference for one in found]
-        return speak(network, tokens, languages, references, manner, device)
+    def say(utterances: Sequence[Utterance]) -> list[np.ndarray]:
+        """The text of each in the voice of the utterance that stands in its place in `found`."""
+        texts, languages = [one.text for one in utterances], [one.language for one in utterances]
+        return speak(network, about, texts, languages, [one.reference for one in found], manner, device)
 
     waves = {"shuffled_texts": say(another_text_each(found))}  # first, which warms up for the one that is timed
     started_s = time.perf_counter()
@@ -214,9 +208,9 @@ def planted_faults(
     device: str,
 ) -> str:
     """A note on how many words that were cut out of copy synthesis, or said twice in it, are found."""
-    known = [place for place, one in enumerate(found) if alignments.get(Path(one.id).stem)]
+    known = [place for place, one in enumerate(found) if word_spans(alignments.get(Path(one.id).stem, ()))]
     if not known:
-        return "the finding of skipped and repeated words is not tried: the corpus has no alignments.jsonl"
+        return "the finding of skipped and repeated words is not tried: no alignments.jsonl tells the times of words"
     cut, doubled = plant([copies[i] for i in known], [alignments[Path(found[i].id).stem] for i in known])
     missed = [
         sum(getattr(compare(recorded[i], sound), which) <= FAULT_S for i, sound in zip(known, heard, strict=True))

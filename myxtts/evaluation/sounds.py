@@ -1,6 +1,7 @@
 """Waves from texts and from mels, and what is heard in them, in batches on a device."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -11,6 +12,8 @@ from myxtts.audio.mel import SILENCE, log_mel
 from myxtts.audio.pitch import f0
 from myxtts.evaluation.measures import Sound
 from myxtts.models.xtts import XTTS, Manner
+from myxtts.text.frontend import symbols_of
+from myxtts.training.trained import tables_of
 
 BATCH_UTTERANCES = 8
 
@@ -20,31 +23,35 @@ _f0 = tf.function(f0, input_signature=[tf.TensorSpec([None, None]), tf.TensorSpe
 
 def speak(
     network: XTTS,
-    tokens: Sequence[np.ndarray],
+    about: dict[str, Any],
+    texts: Sequence[str],
     languages: Sequence[int],
     references: Sequence[np.ndarray],
     manner: Manner,
     device: str,
     iterations: int = ITERATIONS,
 ) -> list[np.ndarray]:
-    """What the network says, through Griffin-Lim.
+    """What the network says of texts: front end, network and Griffin-Lim.
 
     Args:
-        tokens: int32 [N] for each utterance.
-        languages: index of each.
+        about: state.json of the network's checkpoint, for its front end and tables.
+        languages: index of each text's language.
         references: float32 [frames, 80] of each.
         iterations: of Griffin-Lim.
 
     Returns:
-        float32 [samples] for each utterance.
+        float32 [samples] for each text.
     """
+    tables, frontend = tables_of(about), about["settings"]["data"]["text_frontend"]
+    spoken = zip(texts, languages, strict=True)
+    tokens = [tables.symbols.encode(symbols_of(text, tables.languages[row], frontend)) for text, row in spoken]
     waves: list[np.ndarray] = []
     for part in _parts(len(tokens)):
         ids, counts = _padded(tokens[part], 0)
         mels, frames = _padded(references[part], SILENCE)
         with tf.device(device):
-            mel, spoken, _ = network.speak(ids, counts, tf.constant(languages[part]), mels, frames, manner)
-            waves += waves_of(mel, spoken, iterations=iterations)
+            mel, lengths, _ = network.speak(ids, counts, tf.constant(languages[part]), mels, frames, manner)
+            waves += waves_of(mel, lengths, iterations=iterations)
     return waves
 
 

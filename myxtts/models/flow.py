@@ -15,12 +15,12 @@ LEAST_NOISE = 1e-3  # what is taken to be left at t = 1, where the network's uni
 
 def draw_noise(seed, shape):
     """float32 [B, T, D] of unit variance from a seed, int32 [2]."""
-    return tf.random.stateless_normal(shape, tf.random.experimental.stateless_fold_in(seed, 1))
+    return tf.random.stateless_normal(shape, seed)
 
 
 def draw_times(seed, rows):
     """float32 [rows], uniform over [0, 1) and spread evenly over the rows (as Kingma et al. 2021 draw theirs)."""
-    first = tf.random.stateless_uniform([], tf.random.experimental.stateless_fold_in(seed, 2))
+    first = tf.random.stateless_uniform([], seed)
     return tf.math.floormod(first + tf.cast(tf.range(rows), tf.float32) / tf.cast(rows, tf.float32), 1.0)
 
 

@@ -31,7 +31,7 @@ class Prosody(NamedTuple):
 
 
 def true_prosody(mel, f0_hz, path, tokens):
-    """Prosody of recorded utterances.
+    """Prosody of recorded utterances, and frames of each token, float32 [B, N].
 
     Args:
         mel: normalised, float32 [B, T, 80].
@@ -46,9 +46,8 @@ def true_prosody(mel, f0_hz, path, tokens):
     sums = tf.matmul(tf.one_hot(path, tokens), of_frame, transpose_a=True)
     frames, voiced_frames, pitch, energy = tf.unstack(sums, axis=-1)
     duration = tf.maximum(frames, 1.0)
-    return Prosody(
-        tf.math.log(duration), voiced_frames / duration, pitch / tf.maximum(voiced_frames, 1.0), energy / duration
-    )
+    pitch /= tf.maximum(voiced_frames, 1.0)
+    return Prosody(tf.math.log(duration), voiced_frames / duration, pitch, energy / duration), frames
 
 
 def prosody_errors(predicted: Prosody, true: Prosody):
@@ -67,4 +66,4 @@ def token_ends(log_duration, mask, speed):
     Ends are rounded, not durations, so that no rounding error adds up over a sentence.
     """
     duration = tf.clip_by_value(tf.exp(log_duration) / speed, 1.0, LONGEST_TOKEN_FRAMES)
-    return tf.cast(tf.round(tf.cumsum(duration * mask, axis=1)), tf.int32)
+    return tf.cast(tf.floor(tf.cumsum(duration * mask, axis=1) + 0.5), tf.int32)  # round() halves to even

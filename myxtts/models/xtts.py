@@ -1,6 +1,6 @@
 """XTTS: text and a reference of the speaker in, log-mel spectrogram out.
 
-text → embedding and one convolution → mean mel of each token → monotonic alignment search → durations
+text → embedding → mean mel of each token → monotonic alignment search → durations
        └→ encoder → prosody of each token: duration, pitch, energy
                   └→ repeated by durations → decoder: mel, smooth → flow: noise → mel
 
@@ -18,6 +18,7 @@ from myxtts.audio.format import MEL_BANDS
 from myxtts.audio.mel import SILENCE
 from myxtts.models import flow
 from myxtts.models.alignment import (
+    frame_score,
     gather_rows,
     monotonic_path,
     path_durations,
@@ -25,12 +26,13 @@ from myxtts.models.alignment import (
     place_in_token,
     random_segment,
 )
-from myxtts.models.layers import AttentionBlock, ConvBlock, ReferenceEncoder, length_mask, time_features
+from myxtts.models.layers import AttentionBlock, ConvBlock, ReferenceEncoder, length_mask, own_seed, time_features
 from myxtts.models.prosody import PITCH_UNIT_SEMITONES, Prosody, prosody_errors, token_ends, true_prosody
 
 # Mean and standard deviation of log-mel over speech (Matcha-TTS gives -5.54 and 2.12 for LJSpeech):
 # the network works on values of about unit variance.
 MEL_MEAN, MEL_STD = -5.5, 2.1
+DECIBELS_PER_NEPER = 8.686  # log-mel is the natural logarithm of a magnitude
 
 
 @dataclass(frozen=True)
@@ -50,9 +52,6 @@ SIZES = {
     "big": Size(channels=592, encoder_blocks=6, decoder_blocks=8, flow_blocks=5, heads=8, latents=32),
 }
 KERNEL = 5
-# The mean mel sees a token and its two neighbours. Where it saw the whole text, it learnt to predict
-# the mel of a token some places on, and the alignment drifted.
-LOCAL_KERNEL = 3
 FOLD = 2  # the decoder works on pairs of frames: half the positions, at 23 ms each
 TIME_FEATURES = 64
 TEMPERATURE = 0.5  # of the noise that speech starts from; with 1, what the flow has not learnt yet is heard as noise
@@ -66,6 +65,7 @@ class Manner:
     Attributes:
         speed: 2 halves every duration.
         pitch_semitones: added to the pitch.
+        energy_db: added to the level of each token, which also changes its sound as a louder voice does.
         steps: from noise to speech.
         guidance: how far to go beyond what text and voice ask for (Ho & Salimans 2021); 1 is plain.
         seed: of the noise.
@@ -73,6 +73,7 @@ class Manner:
 
     speed: float = 1.0
     pitch_semitones: float = 0.0
+    energy_db: float = 0.0
     steps: int = 4
     guidance: float = 1.0
     seed: int = 0
@@ -128,12 +129,14 @@ class XTTS(keras.Model):
         channels, heads = size.channels, size.heads
         self.reference_dropout = reference_dropout
         self.condition_dropout = condition_dropout
-        self.segment_frames = segment_frames
+        self.segment_frames = -(-segment_frames // FOLD) * FOLD  # a whole number of pairs
         self.recompute = recompute
         self.reference_encoder = ReferenceEncoder(channels, heads, size.latents, name="reference_encoder")
         self.language_embedding = layers.Embedding(languages, channels, name="language_embedding")
         self.symbol_embedding = layers.Embedding(symbols, channels, name="symbol_embedding")
-        self.local = ConvBlock(channels, LOCAL_KERNEL, dropout, name="local_conv")
+        # The mean mel sees its own token and no other. Where it saw its neighbours, too, it could learn to predict
+        # the mel of the next one, and whole alignments were a token off.
+        self.token = ConvBlock(channels, 1, dropout, name="token_conv")
         self.mean_mel = layers.Dense(MEL_BANDS, name="mean_mel")
         self.voice_attention = AttentionBlock(channels, heads, dropout, rotary=False, name="voice_attention")
         self.encoder_attention = [
@@ -162,7 +165,7 @@ class XTTS(keras.Model):
         return {
             "reference_encoder": [self.reference_encoder],
             "text_encoder": [
-                *(self.language_embedding, self.symbol_embedding, self.local, self.mean_mel, self.voice_attention),
+                *(self.language_embedding, self.symbol_embedding, self.token, self.mean_mel, self.voice_attention),
                 *self.encoder_attention,
                 *self.encoder,
             ],
@@ -192,17 +195,16 @@ class XTTS(keras.Model):
         seed = batch["seed"] if training else None
         target = (batch["mel"] - MEL_MEAN) / MEL_STD
         frames, token_count = batch["frames"], batch["token_count"]
-        heard = kept(batch["reference_frames"], self.reference_dropout, seed, salt=1)
+        heard = kept(batch["reference_frames"], self.reference_dropout, seed, "reference")
         style, latents = self._hear(batch["reference"], batch["reference_frames"], batch["language"], heard)
         encoded, mean, mask = self._encode(batch["tokens"], token_count, style, latents, seed)
 
-        path = tf.stop_gradient(monotonic_path(-0.5 * squared_distance(target, mean), token_count, frames))
-        prosody = true_prosody(target, batch["f0_hz"], path, tf.shape(mean)[1])
+        path = tf.stop_gradient(monotonic_path(frame_score(target, mean), token_count, frames))
+        prosody, durations = true_prosody(target, batch["f0_hz"], path, tf.shape(mean)[1])
         errors = prosody_errors(self._prosody(encoded, style, mask, seed), prosody)
 
         frame = self._segment(frames, tf.shape(path)[1], seed)
         segment = tf.where(frame >= 0, tf.gather(path, tf.maximum(frame, 0), batch_dims=1), -1)
-        durations = path_durations(path, tf.shape(mean)[1])
         condition = self._decode(encoded, mean, prosody, durations, segment, frame, style, seed)
         target_segment = gather_rows(target, frame)
         mel_error = tf.reduce_sum(tf.abs(condition.mel - target_segment), axis=2)
@@ -237,6 +239,7 @@ class XTTS(keras.Model):
             *(tokens, token_count, language, reference, reference_frames),
             tf.constant(manner.speed, tf.float32),
             tf.constant(manner.pitch_semitones, tf.float32),
+            tf.constant(manner.energy_db, tf.float32),
             tf.constant(manner.steps, tf.int32),
             tf.constant(manner.guidance, tf.float32),
             tf.constant([manner.seed, 0], tf.int32),
@@ -249,6 +252,7 @@ class XTTS(keras.Model):
             tf.TensorSpec([None], tf.int32),
             tf.TensorSpec([None, None, MEL_BANDS], tf.float32),
             tf.TensorSpec([None], tf.int32),
+            tf.TensorSpec([], tf.float32),
             tf.TensorSpec([], tf.float32),
             tf.TensorSpec([], tf.float32),
             tf.TensorSpec([], tf.int32),
@@ -265,16 +269,20 @@ class XTTS(keras.Model):
         reference_frames,
         speed,
         pitch_semitones,
+        energy_db,
         steps,
         guidance,
         seed,
     ):
         """`speak` with a Manner in tensors."""
-        heard = kept(reference_frames, 0.0, None, salt=1)
+        heard = kept(reference_frames, 0.0, None, "reference")
         style, latents = self._hear(reference, reference_frames, language, heard)
         encoded, mean, mask = self._encode(tokens, token_count, style, latents, None)
         prosody = self._prosody(encoded, style, mask, None)
-        prosody = prosody._replace(pitch=prosody.pitch + pitch_semitones / PITCH_UNIT_SEMITONES)
+        prosody = prosody._replace(
+            pitch=prosody.pitch + pitch_semitones / PITCH_UNIT_SEMITONES,
+            energy=prosody.energy + energy_db / (DECIBELS_PER_NEPER * MEL_STD),
+        )
         ends = token_ends(prosody.log_duration, tf.cast(mask, tf.float32)[:, :, 0], speed)
         path = path_of_ends(ends, token_count)
 
@@ -291,7 +299,7 @@ class XTTS(keras.Model):
                 lambda: asked + (guidance - 1.0) * (asked - self._denoise(noisy, time, none)[0]),
             )
 
-        noise = TEMPERATURE * flow.draw_noise(seed, tf.shape(condition.mel)[1:])
+        noise = TEMPERATURE * flow.draw_noise(own_seed(seed, "noise"), tf.shape(condition.mel)[1:])
         mel = flow.integrate(estimate, tf.broadcast_to(noise, tf.shape(condition.mel)), steps)
         mel = tf.where(condition.real[:, :, None], mel * MEL_STD + MEL_MEAN, SILENCE)
         return mel, ends[:, -1], path
@@ -306,7 +314,7 @@ class XTTS(keras.Model):
         """Encoder output [B, N, C], mean mel of each token float32 [B, N, 80], mask [B, N, 1]."""
         encoded = self.symbol_embedding(tokens)
         mask = length_mask(token_count, tf.shape(tokens)[1], encoded.dtype)
-        encoded = self.local(encoded, style, mask, seed)
+        encoded = self.token(encoded, style, mask, seed)
         mean = tf.cast(self.mean_mel(encoded), tf.float32)
         encoded = self.voice_attention(encoded, style, tf.ones_like(latents[:, :, :1]), seed, latents)
         for attention, conv in zip(self.encoder_attention, self.encoder, strict=True):
@@ -326,7 +334,7 @@ class XTTS(keras.Model):
         if seed is None:
             every = tf.range(padded)[None, :]
             return tf.where(every < frames[:, None], every, -1)
-        return random_segment(frames, padded, self.segment_frames, tf.random.experimental.stateless_fold_in(seed, 3))
+        return random_segment(frames, padded, self.segment_frames, own_seed(seed, "segment"))
 
     def _decode(self, encoded, mean, prosody, durations, path, frame, style, seed):
         """Condition of the frames [B, S] that `path` and `frame` name."""
@@ -351,18 +359,19 @@ class XTTS(keras.Model):
             spread=condition.spread * keep + (1 - keep),  # that of the normalised mel, around 0
         )
 
-    def _flow_errors(self, target, condition, noise_seed, seed):
+    def _flow_errors(self, target, condition, batch_seed, seed):
         """The flow's squared error of each frame in its own unit, float32 [B, S].
 
         Its gradient does not reach the decoder, whose mel would be pulled from a median to a mean.
         """
         condition = tf.nest.map_structure(tf.stop_gradient, condition)
         rows, *size = tf.unstack(tf.shape(target))
+        noise_seed, time_seed = own_seed(batch_seed, "noise"), own_seed(batch_seed, "time")
         if seed is None:
-            noise, time = flow.draw_noise(noise_seed, size), tf.repeat(flow.draw_times(noise_seed, 1), rows)
+            noise, time = flow.draw_noise(noise_seed, size), tf.repeat(flow.draw_times(time_seed, 1), rows)
         else:
-            noise, time = flow.draw_noise(noise_seed, [rows, *size]), flow.draw_times(noise_seed, rows)
-        condition = self._unconditional(condition, kept(tf.ones([rows]), self.condition_dropout, seed, salt=4))
+            noise, time = flow.draw_noise(noise_seed, [rows, *size]), flow.draw_times(time_seed, rows)
+        condition = self._unconditional(condition, kept(tf.ones([rows]), self.condition_dropout, seed, "condition"))
         estimate, unit = self._denoise(flow.on_path(noise, target, time), time, condition, seed)
         return tf.reduce_sum(tf.square((estimate - target) / unit), axis=2)
 
@@ -383,19 +392,13 @@ class XTTS(keras.Model):
         return keras.remat(lambda hidden, style: block(hidden, style, mask, seed))(hidden, style)
 
 
-def kept(present, dropped, seed, salt):
+def kept(present, dropped, seed, name):
     """Float32 [B]: 1 where `present` [B] is not 0, but for a random share `dropped` where there is a seed."""
     keep = tf.cast(present > 0, tf.float32)
     if seed is None or not dropped:
         return keep
-    drawn = tf.random.stateless_uniform(tf.shape(keep), tf.random.experimental.stateless_fold_in(seed, salt))
+    drawn = tf.random.stateless_uniform(tf.shape(keep), own_seed(seed, name))
     return keep * tf.cast(drawn >= dropped, tf.float32)
-
-
-def squared_distance(x, y):
-    """Squared Euclidean distance of each pair: [B, T, D], [B, N, D] -> [B, T, N]."""
-    cross = tf.matmul(x, y, transpose_b=True)
-    return tf.reduce_sum(x * x, -1)[:, :, None] - 2.0 * cross + tf.reduce_sum(y * y, -1)[:, None, :]
 
 
 def fold(x):

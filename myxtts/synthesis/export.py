@@ -18,15 +18,15 @@ import tensorflow as tf
 from myxtts.audio.format import HOP_SAMPLES, MEL_BANDS, SAMPLE_RATE_HZ
 from myxtts.audio.griffin_lim import ITERATIONS, griffin_lim
 from myxtts.audio.mel import log_mel
-from myxtts.config.schema import Placement
+from myxtts.config.schema import Model, Placement
 from myxtts.errors import ConfigError
 from myxtts.files import write_whole
-from myxtts.models.xtts import XTTS, Manner
+from myxtts.models.xtts import XTTS
 from myxtts.placement import devices
 from myxtts.placement.routes import plan_routes
 from myxtts.text.symbols import BEGIN_ID, END_ID, FIRST_SYMBOL_ID, PADDING_ID
 from myxtts.training.checkpoint import read_about
-from myxtts.training.trained import choose_checkpoint, load_network
+from myxtts.training.trained import choose_checkpoint, load_network, manner_of, tables_of
 
 FORMAT = 1
 
@@ -88,17 +88,28 @@ def voice_module(network: XTTS, iterations: int, reference_samples: int) -> tf.M
             tf.TensorSpec([None], tf.int32, "reference_frames"),
             tf.TensorSpec([], tf.float32, "speed"),
             tf.TensorSpec([], tf.float32, "pitch_semitones"),
+            tf.TensorSpec([], tf.float32, "energy_db"),
             tf.TensorSpec([], tf.int32, "steps"),
             tf.TensorSpec([], tf.float32, "guidance"),
             tf.TensorSpec([2], tf.int32, "seed"),
         ]
     )
     def speak(
-        tokens, token_count, language, reference, reference_frames, speed, pitch_semitones, steps, guidance, seed
+        tokens,
+        token_count,
+        language,
+        reference,
+        reference_frames,
+        speed,
+        pitch_semitones,
+        energy_db,
+        steps,
+        guidance,
+        seed,
     ):
         mel, frames, _ = network.spoken_mel(
             *(tokens, token_count, language, reference, reference_frames),
-            *(speed, pitch_semitones, steps, guidance, seed),
+            *(speed, pitch_semitones, energy_db, steps, guidance, seed),
         )
         samples = frames * HOP_SAMPLES
         longest = tf.shape(mel)[1] * HOP_SAMPLES
@@ -127,8 +138,8 @@ def describe_voice(about: dict[str, Any], iterations: int) -> dict[str, Any]:
     Args:
         about: state.json of the checkpoint.
     """
-    settings = about["settings"]
-    manner = Manner(steps=settings["model"]["synthesis_steps"], guidance=settings["model"]["guidance"])
+    settings, tables = about["settings"], tables_of(about)
+    manner = manner_of(Model(**settings["model"]))
     return {
         "format": FORMAT,
         "run": settings["run"]["run"],
@@ -142,7 +153,7 @@ def describe_voice(about: dict[str, Any], iterations: int) -> dict[str, Any]:
         "padding_id": PADDING_ID,
         "begin_id": BEGIN_ID,
         "end_id": END_ID,
-        "symbols": {symbol: FIRST_SYMBOL_ID + row for row, symbol in enumerate(about["symbols"])},
-        "languages": {language: row for row, language in enumerate(about["languages"])},
+        "symbols": {symbol: FIRST_SYMBOL_ID + row for row, symbol in enumerate(tables.symbols.symbols)},
+        "languages": {language: row for row, language in enumerate(tables.languages)},
         "defaults": asdict(manner) | {"seed": [manner.seed, 0]},
     }

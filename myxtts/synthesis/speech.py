@@ -12,8 +12,9 @@ import soundfile
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.config.schema import Placement
-from myxtts.errors import CheckpointError, ConfigError, DataError
+from myxtts.errors import ConfigError, DataError
 from myxtts.placement.routes import plan_routes
+from myxtts.synthesis.language import choose_language, trained_languages
 from myxtts.synthesis.reference import check_reference
 from myxtts.text.sentences import pieces_of
 
@@ -39,7 +40,7 @@ def write_speech(
     Raises:
         UserError: the run, a reference, the text or the output cannot be used.
     """
-    refuse_unusable(run, text, references, out)
+    refuse_unusable(run, text, references, out, language)
     from myxtts.audio.griffin_lim import ITERATIONS  # this and the next two import TensorFlow, which takes seconds
     from myxtts.placement import devices
     from myxtts.synthesis.voice import Voice
@@ -58,7 +59,7 @@ def write_speech(
     log.info("%s: %.2f s of speech in %.2f s, real-time factor %.3f", out, speech_s, took_s, took_s / speech_s)
 
 
-def refuse_unusable(run: Path, text: str, references: Sequence[Path], out: Path) -> None:
+def refuse_unusable(run: Path, text: str, references: Sequence[Path], out: Path, language: str | None) -> None:
     """Find the mistakes that can be found without TensorFlow.
 
     Raises:
@@ -72,8 +73,7 @@ def refuse_unusable(run: Path, text: str, references: Sequence[Path], out: Path)
         raise ConfigError(f"--out {out} was asked for, but there is no folder {out.parent}. Make it first.")
     if next(pieces_of(text), None) is None:
         raise DataError(f"the text {text[:60]!r} has nothing to say: neither a letter nor a digit. Give some text.")
-    if not any((run / "checkpoints").glob("step-*")):
-        raise CheckpointError(f"{run} was asked for, but has no checkpoint. Give the folder of a run, as runs/demo.")
+    choose_language(language, trained_languages(run))
     for reference in references:
         check_reference(reference)
 

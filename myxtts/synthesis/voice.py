@@ -13,15 +13,17 @@ import tensorflow as tf
 from myxtts.audio.format import MEL_BANDS, SAMPLE_RATE_HZ
 from myxtts.audio.griffin_lim import ITERATIONS, waves_of
 from myxtts.audio.mel import log_mel
+from myxtts.config.schema import Model
 from myxtts.errors import DataError
 from myxtts.models.xtts import Manner
 from myxtts.synthesis.joints import fade_ends, pause_between
+from myxtts.synthesis.language import choose_language
 from myxtts.synthesis.reference import read_reference
 from myxtts.text.frontend import symbols_of
 from myxtts.text.sentences import End, Piece, pieces_of
-from myxtts.text.symbols import BEGIN_ID, END_ID, PADDING_ID, SymbolTable
+from myxtts.text.symbols import BEGIN_ID, END_ID, PADDING_ID
 from myxtts.training.checkpoint import read_about
-from myxtts.training.trained import choose_checkpoint, load_network
+from myxtts.training.trained import choose_checkpoint, load_network, manner_of, tables_of
 
 BATCH_PIECES = 8
 MOST_LEFT_OUT = 0.25  # share of a piece's symbols
@@ -58,11 +60,10 @@ class Voice:
         checkpoint = choose_checkpoint(run)
         about = read_about(checkpoint)
         settings = about["settings"]
-        self.manner = Manner(steps=settings["model"]["synthesis_steps"], guidance=settings["model"]["guidance"])
+        self.manner = manner_of(Model(**settings["model"]))
         self._frontend = settings["data"]["text_frontend"]
         self._reference_samples = int(settings["data"]["reference_seconds"] * SAMPLE_RATE_HZ)
-        self._symbols = SymbolTable.from_list(about["symbols"])
-        self._languages = about["languages"]
+        self._tables = tables_of(about)
         self._device = device
         self._network = load_network(checkpoint, about, device)
         self._warm_up()
@@ -96,8 +97,8 @@ class Voice:
             text: see `pieces_of` for what ends a sentence and a paragraph.
             references: audio files of the speaker, each half a second or longer, whose beginnings are heard
                 together. Without any, the run's voice without reference speaks.
-            language: one that the run was trained on; its first by default.
-            manner: speed, pitch, steps, guidance and seed; the run's own by default.
+            language: one that the run was trained on; may be left out where that is only one.
+            manner: speed, pitch, energy, steps, guidance and seed; the run's own by default.
             iterations: of Griffin-Lim.
 
         Yields:
@@ -105,12 +106,13 @@ class Voice:
             with 0, so that joined they have no click.
 
         Raises:
-            DataError: nothing to say, an unknown language, or a reference that cannot be used.
+            DataError: nothing to say, no language or an unknown one, or a reference that cannot be used.
         """
-        language = language or self._languages[0]
+        languages = self._tables.languages
+        language = choose_language(language, languages)
         spelt = self._spell(text, language)
         heard = self._hear(references)
-        return self._joined(spelt, heard, self._languages.index(language), manner or self.manner, iterations)
+        return self._joined(spelt, heard, languages.index(language), manner or self.manner, iterations)
 
     def _joined(
         self, spelt: Sequence[Spelt], heard: np.ndarray, language: int, manner: Manner, iterations: int
@@ -155,22 +157,17 @@ class Voice:
 
     def _spell(self, text: str, language: str) -> list[Spelt]:
         """Every piece of a text; the symbols that the run does not know are left out, and named in the log."""
-        if language not in self._languages:
-            raise DataError(
-                f"language '{language}' was asked for, but this run was trained on {', '.join(self._languages)}. "
-                "Give one of these by --language."
-            )
         spelt: list[Spelt] = []
         unknown_in: dict[str, list[int]] = {}
         for number, piece in enumerate(pieces_of(text), 1):
             symbols = symbols_of(piece.text, language, self._frontend)
-            unknown = self._symbols.unknown(symbols)
+            unknown = self._tables.symbols.unknown(symbols)
             known = [symbol for symbol in symbols if symbol not in unknown]
             if len(known) <= (1 - MOST_LEFT_OUT) * len(symbols):
                 raise DataError(_refusal(number, piece, len(known), len(symbols), unknown))
             for symbol in unknown:
                 unknown_in.setdefault(symbol, []).append(number)
-            spelt.append(Spelt(self._symbols.encode(known), piece.end))
+            spelt.append(Spelt(self._tables.symbols.encode(known), piece.end))
         if not spelt:
             raise DataError(f"the text {text[:60]!r} has nothing to say: neither a letter nor a digit. Give some text.")
         for symbol, numbers in unknown_in.items():

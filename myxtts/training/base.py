@@ -6,8 +6,8 @@ that the base knows keeps its weights, whether the new corpus has it or not.
 
 import hashlib
 import json
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from myxtts.errors import CheckpointError, ConfigError
 from myxtts.models.xtts import XTTS
 from myxtts.text.symbols import FIRST_SYMBOL_ID, SymbolTable
 from myxtts.training.checkpoint import read_about, read_arrays
-from myxtts.training.trained import choose_checkpoint, weights_file
+from myxtts.training.trained import choose_checkpoint, tables_of, weights_file
 
 INHERITED = {"data": ("text_frontend",), "model": ("model_size",)}  # what weights and symbols mean
 SHOWN_NAMES = 12
@@ -44,7 +44,7 @@ class Base:
     @property
     def tables(self) -> Tables:
         """Its symbols and languages. Speakers have no weights: each run names its own."""
-        return Tables(SymbolTable.from_list(self.about["symbols"]), (), tuple(self.about["languages"]))
+        return replace(tables_of(self.about), speakers=())
 
     def ancestor(self) -> dict[str, Any]:
         """What a run that starts here keeps of it: two runs with equal `weights` started from the same ones.
@@ -96,25 +96,31 @@ def known_tables(about: dict[str, Any]) -> Tables | None:
     ancestor = about.get("ancestor")
     if ancestor is None:
         return None
-    symbols, languages = about["symbols"][: ancestor["symbols"]], about["languages"][: ancestor["languages"]]
-    return Tables(SymbolTable.from_list(symbols), (), tuple(languages))
+    tables = tables_of(about)
+    symbols = tables.symbols.symbols[: ancestor["symbols"]]
+    return Tables(SymbolTable(symbols), (), tables.languages[: ancestor["languages"]])
 
 
 def inherit(config: Config, checkpoint: Path) -> Config:
     """The configuration with those settings that the weights of a checkpoint fix.
 
+    Args:
+        checkpoint: of the base, or of the run itself, which goes on from it.
+
     Raises:
         ConfigError: it names another value of one of them.
     """
     settings, changed = read_about(checkpoint)["settings"], {}
+    own = checkpoint.is_relative_to(Path(config.run.runs_dir, config.run.run))
+    start, other = ("goes on", "start another run by --run") if own else ("starts", "start from another by --init-from")
     for section, names in INHERITED.items():
         asked = getattr(config, section)
         found = {name: settings[section][name] for name in names}
         for name in asked.model_fields_set.intersection(names):
             if getattr(asked, name) != found[name]:
                 raise ConfigError(
-                    f"{name} {getattr(asked, name)} was asked for, but the run starts from {checkpoint}, which has "
-                    f"{found[name]}. Leave {name} out, or start from another run by --init-from."
+                    f"{name} {getattr(asked, name)} was asked for, but the run {start} from {checkpoint}, which has "
+                    f"{found[name]}. Leave {name} out, or {other}."
                 )
         changed[section] = asked.model_copy(update=found)
     return config.model_copy(update=changed)
@@ -137,7 +143,7 @@ def refuse_useless_freeze(config: Config, parts: Sequence[str]) -> None:
 def start_from(base: Base, network: XTTS, tables: Tables, freeze: Sequence[str] = ()) -> None:
     """Give a new network the weights of its base.
 
-    A row that the base lacks becomes the mean of the base's rows and its own small random row (Hewitt 2021,
+    A row that the base lacks becomes the mean of the base's named rows and its own small random row (Hewitt 2021,
     "Initializing new word embeddings"): it lies where the layers behind it expect one, and apart from other new ones.
 
     Args:
@@ -156,17 +162,14 @@ def start_from(base: Base, network: XTTS, tables: Tables, freeze: Sequence[str] 
             f"--freeze text_encoder was asked for, but the corpus has symbols that {base.run} does not know "
             f"({shown(new)}), and these would never be learnt. Leave text_encoder out of --freeze."
         )
-    special = tuple(range(FIRST_SYMBOL_ID))
     names = {
-        network.symbol_embedding.embeddings.path: (
-            (*special, *known.symbols.symbols),
-            (*special, *tables.symbols.symbols),
-        ),
-        network.language_embedding.embeddings.path: (known.languages, tables.languages),
+        network.symbol_embedding.embeddings.path: (known.symbols.symbols, tables.symbols.symbols, FIRST_SYMBOL_ID),
+        network.language_embedding.embeddings.path: (known.languages, tables.languages, 0),
     }
     variables = {v.path: v.value for v in network.trainable_variables}
     shapes = {path: tuple(v.shape) for path, v in variables.items()}
-    refuse_other_shapes(base, shapes | {path: (len(old), shapes[path][1]) for path, (old, _) in names.items()})
+    grown = {path: (special + len(old), shapes[path][1]) for path, (old, _, special) in names.items()}
+    refuse_other_shapes(base, shapes | grown)
     for path, variable in variables.items():
         weights = base.weights[path]
         variable.assign(grown_rows(weights, variable.numpy(), *names[path]) if path in names else weights)
@@ -183,20 +186,22 @@ def refuse_other_shapes(base: Base, expected: dict[str, tuple[int, ...]]) -> Non
 
 
 def grown_rows(
-    known: np.ndarray, fresh: np.ndarray, known_names: Sequence[Hashable], names: Sequence[Hashable]
+    known: np.ndarray, fresh: np.ndarray, known_names: Sequence[str], names: Sequence[str], special: int
 ) -> np.ndarray:
-    """The known rows by name, and the mean of them plus the fresh one for each other name.
+    """The known rows by name, and the mean of the named ones plus the fresh one for each other name.
 
     Args:
-        known: float32 [K, C], rows of `known_names`.
-        fresh: float32 [N, C], random rows of `names`.
+        known: float32 [special + K, C], rows of `known_names` behind the special ones.
+        fresh: float32 [special + N, C], random rows of `names` behind the special ones.
+        special: rows without a name, which stay and are not in the mean: that of the padding is never learnt.
 
     Returns:
-        float32 [N, C], rows of `names`.
+        float32 [special + N, C], rows of `names` behind the special ones.
     """
-    place = {name: row for row, name in enumerate(known_names)}
-    rows = known.mean(axis=0) + fresh
-    for row, name in enumerate(names):
+    place = {name: row for row, name in enumerate(known_names, special)}
+    rows = known[special:].mean(axis=0) + fresh
+    rows[:special] = known[:special]
+    for row, name in enumerate(names, special):
         if name in place:
             rows[row] = known[place[name]]
     return rows

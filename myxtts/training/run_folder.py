@@ -96,11 +96,16 @@ def refuse_other_settings(checkpoint: Path, kept: dict, asked: dict) -> None:
     for section, names in FIXED.items():
         for name in names:
             before, now = kept[section][name], asked[section][name]
-            if before != now:
+            if _without_order(before) != _without_order(now):
                 raise CheckpointError(
                     f"{section}.{name} is {now}, but {checkpoint} was written with {before}, and a run keeps it. "
                     f"Set it to {before}, or start another run by --run."
                 )
+
+
+def _without_order(value: Any) -> Any:
+    """The only list among the FIXED names parts of the network, in any order."""
+    return set(value) if isinstance(value, list) else value
 
 
 def refuse_other_corpus(checkpoint: Path, about: dict[str, Any]) -> None:

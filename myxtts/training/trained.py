@@ -1,14 +1,17 @@
 """A trained run, read back: which checkpoint, and the network with its weights."""
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
+from myxtts.config.schema import Model
+from myxtts.data.manifest import Tables
 from myxtts.errors import CheckpointError
 from myxtts.models.build import build_xtts
-from myxtts.models.xtts import XTTS
+from myxtts.models.xtts import XTTS, Manner
 from myxtts.text.symbols import SymbolTable
 from myxtts.training.checkpoint import checkpoint_of, latest, list_checkpoints, read_best, restore_variables
 
@@ -58,12 +61,21 @@ def load_network(checkpoint: Path, about: dict[str, Any], device: str) -> XTTS:
     Raises:
         CheckpointError: the weights are damaged or of another architecture.
     """
-    settings = about["settings"]
-    symbols, languages = len(SymbolTable.from_list(about["symbols"])), len(about["languages"])
+    tables = tables_of(about)
     with tf.device(device):
-        network = build_xtts(settings["model"]["model_size"], symbols, languages)
+        network = build_xtts(about["settings"]["model"]["model_size"], len(tables.symbols), len(tables.languages))
     restore_variables(weights_file(checkpoint, about), {v.path: v.value for v in network.trainable_variables})
     return network
+
+
+def tables_of(about: Mapping[str, Any]) -> Tables:
+    """The tables of a run by the state.json of one of its checkpoints."""
+    return Tables(SymbolTable.from_list(about["symbols"]), tuple(about["speakers"]), tuple(about["languages"]))
+
+
+def manner_of(model: Model) -> Manner:
+    """How a run with these settings speaks where nothing else is asked for."""
+    return Manner(steps=model.synthesis_steps, guidance=model.guidance)
 
 
 def weights_file(checkpoint: Path, about: dict[str, Any]) -> Path:

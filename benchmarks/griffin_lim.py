@@ -16,7 +16,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
+from myxtts.audio.format import DECIBELS_PER_NEPER, HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.cli import bounded, report_errors
 from myxtts.data.wave_file import read_wave
 from myxtts.errors import DataError
@@ -24,7 +24,6 @@ from myxtts.evaluation.measures import DECIBELS, cepstra
 
 REPEATS = 3
 AUDIBLE = -7.0  # natural logarithm of the mel magnitude
-DECIBELS_OF_LOGARITHM = 20.0 / np.log(10.0)
 
 
 def main() -> int:
@@ -72,7 +71,7 @@ def recordings(folder: Path, count: int) -> list[np.ndarray]:
 def compare(recorded: np.ndarray, copied: np.ndarray) -> tuple[float, float]:
     """Distortion and mean error in dB of two log-mels, [T, 80] both."""
     distortion = DECIBELS * np.linalg.norm(cepstra(recorded) - cepstra(copied), axis=1).mean()
-    error = DECIBELS_OF_LOGARITHM * np.abs(recorded - copied)[recorded > AUDIBLE].mean()
+    error = DECIBELS_PER_NEPER * np.abs(recorded - copied)[recorded > AUDIBLE].mean()
     return float(distortion), float(error)
 
 

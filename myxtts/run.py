@@ -32,7 +32,7 @@ from myxtts.placement.routes import Placement, plan_routes
 from myxtts.training import loop, schedule
 from myxtts.training.base import Base, inherit, known_tables, read_base, refuse_useless_freeze, start_from
 from myxtts.training.checkpoint import Checkpoints, latest, read_about, restore
-from myxtts.training.run_folder import RunFolder, refuse_other_corpus
+from myxtts.training.run_folder import RunFolder, refuse_other_corpus, refuse_other_settings
 from myxtts.training.samples import Samples
 from myxtts.training.state import TrainingState, make_optimizer
 from myxtts.training.step import Step
@@ -89,8 +89,8 @@ def find_start(config: Config, folder: RunFolder) -> tuple[Config, Start]:
         base = None if checkpoint else read_base(Path(training.init_from), folder.path)
         config = inherit(config, base.checkpoint if base else checkpoint)
     if checkpoint is not None:
-        folder.checkpoint_to_resume(config.model_dump(mode="json"))
         about = read_about(checkpoint)
+        refuse_other_settings(checkpoint, about["settings"], config.model_dump(mode="json"))
         return config, Start(checkpoint, None, known_tables(about), about.get("ancestor"))
     return config, Start(None, base, base.tables, base.ancestor()) if base else Start()
 

@@ -362,13 +362,11 @@ class WholeEvaluation(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        folder = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(folder.cleanup)
-        cls.place = Workplace(Path(folder.name))
+        cls.place = Workplace.made(cls.addClassCleanup)
         finished = cls.place.train("scored", "--validation-share", "0.25")
         assert finished.code == 0, finished
         cls.run_folder = cls.place.run("scored")
-        cls.pictures = Path(folder.name) / "pictures"
+        cls.pictures = cls.place.folder / "pictures"
         cls.score = cls.measure()
 
     @classmethod

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import unittest
 from pathlib import Path
@@ -71,9 +70,7 @@ class Case(unittest.TestCase):
         self.assertEqual(found, expected)
 
     def temporary_workplace(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        return Workplace(Path(folder.name))
+        return Workplace.made(self.addCleanup)
 
 
 def without_times(line: dict) -> dict:

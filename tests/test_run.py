@@ -17,8 +17,8 @@ from myxtts.config.load import load
 from myxtts.errors import CheckpointError, ConfigError
 from myxtts.models.xtts import XTTS
 from myxtts.observe.metrics import MetricsFile, read_metrics
-from myxtts.training.checkpoint import list_checkpoints, read_about, read_best, write_arrays
-from myxtts.training.run_folder import FIXED, RunFolder, refuse_other_corpus
+from myxtts.training.checkpoint import latest, list_checkpoints, read_about, read_best, write_arrays
+from myxtts.training.run_folder import FIXED, RunFolder, refuse_other_corpus, refuse_other_settings
 from tests.tiny import Workplace, arrays_of, toy_models
 
 ROOT = Path(__file__).parents[1]
@@ -39,9 +39,7 @@ class Case(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        folder = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(folder.cleanup)
-        cls.place = Workplace(Path(folder.name))
+        cls.place = Workplace.made(cls.addClassCleanup)
 
     def refusal(self, name, *flags):
         """The message of a run that ends with exit code 2."""
@@ -164,14 +162,15 @@ class WholeRun(Case):
         )
 
     def test_resuming_it_with_anything_else_that_a_run_keeps_is_refused(self):
-        run = RunFolder(self.folder)
-        about = read_about(self.folder / "checkpoints/step-000008")
-        self.assertIsNotNone(run.checkpoint_to_resume(about["settings"]))
+        checkpoint = latest(RunFolder(self.folder).checkpoints)
+        self.assertEqual(checkpoint, self.folder / "checkpoints/step-000008")
+        about = read_about(checkpoint)
+        refuse_other_settings(checkpoint, about["settings"], about["settings"])
         for section, names in FIXED.items():
             for name in names:
                 settings = about["settings"] | {section: about["settings"][section] | {name: "other"}}
                 with self.assertRaisesRegex(CheckpointError, rf"^{section}\.{name} is other, but .* was written with "):
-                    run.checkpoint_to_resume(settings)
+                    refuse_other_settings(checkpoint, about["settings"], settings)
         for what in ("symbols", "languages", "corpus"):
             with self.assertRaisesRegex(CheckpointError, f"trained on another corpus: not the same {what}"):
                 refuse_other_corpus(self.folder / "checkpoints/step-000008", about | {what: ["other"]})

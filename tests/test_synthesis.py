@@ -49,9 +49,7 @@ voice: Voice
 def setUpModule():
     """A run of 4 steps with validation after 2 and 4, and its voice: for all tests of this file."""
     global place, voice
-    folder = tempfile.TemporaryDirectory()
-    unittest.addModuleCleanup(folder.cleanup)
-    place = Workplace(Path(folder.name))
+    place = Workplace.made(unittest.addModuleCleanup)
     finished = place.train("voice", "--max-steps", "4", "--validate-every", "2", "--synthesis-steps", "2")
     assert finished.code == 0, finished
     logging.getLogger("myxtts").handlers = [logging.NullHandler()]  # not the console of that run

@@ -2,7 +2,8 @@
 
 import contextlib
 import io
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -142,6 +143,13 @@ class Workplace:
         self.folder = folder
         self.corpus = folder / "corpus" / "corpus.csv"
         write_corpus(self.corpus.parent, SECONDS)
+
+    @classmethod
+    def made(cls, add_cleanup: Callable) -> "Workplace":
+        """In a temporary folder, for as long as a test, a class or a module lasts, by its way to add a cleanup."""
+        folder = tempfile.TemporaryDirectory()
+        add_cleanup(folder.cleanup)
+        return cls(Path(folder.name))
 
     def argv(self, name: str, *flags: str) -> list[str]:
         """A run of 8 steps in epochs of 3 without validation and samples; `flags` come last, so they win."""

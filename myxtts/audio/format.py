@@ -4,6 +4,8 @@ HiFi-GAN (Kong et al. 2020) and Matcha-TTS use these numbers, so public vocoders
 Free of TensorFlow: the manifest and the plan count frames with it.
 """
 
+from math import log
+
 SAMPLE_RATE_HZ = 22_050
 FFT_SAMPLES = 1024
 WINDOW_SAMPLES = 1024
@@ -12,6 +14,7 @@ MEL_BANDS = 80
 LOW_HZ = 0.0
 HIGH_HZ = 8_000.0
 PAD_SAMPLES = (FFT_SAMPLES - HOP_SAMPLES) // 2  # 384 reflected on each side: frames = samples // 256
+DECIBELS_PER_NEPER = 20.0 / log(10.0)  # the log-mel is the natural logarithm of a magnitude
 LOG_FLOOR = 1e-5  # log(1e-5) = -11.5 is silence
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from myxtts.config.schema import Data
-from myxtts.data.corpus import read_corpora
+from myxtts.data.corpus import Rejected, Rows, read_corpora
 from myxtts.data.demo_corpus import make_demo_corpus
 from myxtts.data.manifest import Manifest, Tables, build_manifest, report_rejected
 from myxtts.data.plan import Plan, bucket_bounds
@@ -27,6 +27,24 @@ class Corpus:
 
     manifest: Manifest
     plan: Plan
+
+
+def manifest_of(rows: Rows, data: Data, tables: Tables | None, **options) -> tuple[Manifest, Tables, list[Rejected]]:
+    """`build_manifest` by the settings of a run.
+
+    Args:
+        options: `grow` and `cache`.
+    """
+    return build_manifest(
+        rows,
+        min_seconds=data.min_seconds,
+        max_seconds=data.max_seconds,
+        frontend=data.text_frontend,
+        symbols_of=symbols_of,
+        tables=tables,
+        workers=HEADER_THREADS,
+        **options,
+    )
 
 
 def load_corpora(
@@ -55,17 +73,8 @@ def load_corpora(
         ) from error
     tables, manifests, rejected = known, [], list(malformed)
     for name, rows in zip(("train", "validation"), parts, strict=True):
-        manifest, tables, unusable = build_manifest(
-            rows,
-            min_seconds=data.min_seconds,
-            max_seconds=data.max_seconds,
-            frontend=data.text_frontend,
-            symbols_of=symbols_of,
-            tables=tables,
-            grow=name == "train",
-            cache=folder / f"manifest-{name}.npz",
-            workers=HEADER_THREADS,
-        )
+        cache = folder / f"manifest-{name}.npz"
+        manifest, tables, unusable = manifest_of(rows, data, tables, grow=name == "train", cache=cache)
         manifests.append(manifest)
         rejected += unusable
     report_rejected(rejected, list(zip(parts, manifests, strict=True)), data.max_rejected, folder / "rejected.csv")

@@ -10,9 +10,9 @@ import tensorflow as tf
 from pydantic import ValidationError
 
 from myxtts.config.schema import Config
-from myxtts.data.corpora import DEMO, HEADER_THREADS, Corpus, load_corpora, make_plan
+from myxtts.data.corpora import DEMO, Corpus, load_corpora, make_plan, manifest_of
 from myxtts.data.corpus import read_corpus
-from myxtts.data.manifest import Manifest, build_manifest, report_rejected
+from myxtts.data.manifest import Manifest, report_rejected
 from myxtts.data.pipeline import Pipeline
 from myxtts.data.plan import bucket_bounds
 from myxtts.data.planned import Position
@@ -21,7 +21,6 @@ from myxtts.errors import CheckpointError, DataError
 from myxtts.models.xtts import XTTS
 from myxtts.placement.routes import Route
 from myxtts.run import about_run
-from myxtts.text.frontend import symbols_of
 from myxtts.training.base import known_tables
 from myxtts.training.run_folder import refuse_other_corpus
 from myxtts.training.trained import tables_of
@@ -93,15 +92,7 @@ def other_recordings(path: Path, config: Config, about: dict[str, Any], folder: 
     """
     data = config.data
     rows = read_corpus(path, data.language)
-    manifest, _, rejected = build_manifest(
-        rows,
-        min_seconds=data.min_seconds,
-        max_seconds=data.max_seconds,
-        frontend=data.text_frontend,
-        symbols_of=symbols_of,
-        tables=tables_of(about),
-        workers=HEADER_THREADS,
-    )
+    manifest, _, rejected = manifest_of(rows, data, tables_of(about))
     folder.mkdir(parents=True, exist_ok=True)
     report_rejected([*rows.rejected, *rejected], [(rows, manifest)], data.max_rejected, folder / "rejected.csv")
     return manifest

@@ -119,7 +119,7 @@ def rotate(x):
     """Rotary positions: pairs of channels of [B, H, L, D] turn by position × 10000^(-2i/D)."""
     half = x.shape[-1] // 2
     position = tf.cast(tf.range(tf.shape(x)[2]), tf.float32)[:, None]
-    angle = position * tf.constant([10_000.0 ** (-i / half) for i in range(half)])[None, :]
+    angle = position * _frequencies(half)
     cos, sin = tf.cast(tf.cos(angle), x.dtype), tf.cast(tf.sin(angle), x.dtype)
     left, right = x[..., :half], x[..., half:]
     return tf.concat([left * cos - right * sin, left * sin + right * cos], axis=-1)
@@ -164,9 +164,13 @@ class ReferenceEncoder(layers.Layer):
 
 def time_features(time, count):
     """Time in [0, 1], float32 [B] -> sines and cosines [B, count] of its multiples (Vaswani et al. 2017)."""
-    half = count // 2
-    angle = 1000.0 * time[:, None] * tf.constant([10_000.0 ** (-i / half) for i in range(half)])[None, :]
+    angle = 1000.0 * time[:, None] * _frequencies(count // 2)
     return tf.concat([tf.sin(angle), tf.cos(angle)], axis=-1)
+
+
+def _frequencies(count):
+    """Float32 [1, count], from 1 down towards 1/10,000."""
+    return tf.constant([10_000.0 ** (-i / count) for i in range(count)])[None, :]
 
 
 def parameter_count(model: keras.Model) -> int:

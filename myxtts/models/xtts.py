@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 from keras import layers
 
-from myxtts.audio.format import MEL_BANDS
+from myxtts.audio.format import DECIBELS_PER_NEPER, MEL_BANDS
 from myxtts.audio.mel import SILENCE
 from myxtts.models import flow
 from myxtts.models.alignment import (
@@ -32,7 +32,6 @@ from myxtts.models.prosody import PITCH_UNIT_SEMITONES, Prosody, prosody_errors,
 # Mean and standard deviation of log-mel over speech (Matcha-TTS gives -5.54 and 2.12 for LJSpeech):
 # the network works on values of about unit variance.
 MEL_MEAN, MEL_STD = -5.5, 2.1
-DECIBELS_PER_NEPER = 8.686  # log-mel is the natural logarithm of a magnitude
 
 
 @dataclass(frozen=True)
@@ -77,6 +76,22 @@ class Manner:
     steps: int = 4
     guidance: float = 1.0
     seed: int = 0
+
+
+SPOKEN = (
+    tf.TensorSpec([None, None], tf.int32, "tokens"),
+    tf.TensorSpec([None], tf.int32, "token_count"),
+    tf.TensorSpec([None], tf.int32, "language"),
+    tf.TensorSpec([None, None, MEL_BANDS], tf.float32, "reference"),
+    tf.TensorSpec([None], tf.int32, "reference_frames"),
+    tf.TensorSpec([], tf.float32, "speed"),
+    tf.TensorSpec([], tf.float32, "pitch_semitones"),
+    tf.TensorSpec([], tf.float32, "energy_db"),
+    tf.TensorSpec([], tf.int32, "steps"),
+    tf.TensorSpec([], tf.float32, "guidance"),
+    tf.TensorSpec([2], tf.int32, "seed"),
+)
+"""What speech is made of, in the order of `spoken_mel`: texts, their voices, and a Manner."""
 
 
 class Condition(NamedTuple):
@@ -245,21 +260,7 @@ class XTTS(keras.Model):
             tf.constant([manner.seed, 0], tf.int32),
         )
 
-    @tf.function(
-        input_signature=[
-            tf.TensorSpec([None, None], tf.int32),
-            tf.TensorSpec([None], tf.int32),
-            tf.TensorSpec([None], tf.int32),
-            tf.TensorSpec([None, None, MEL_BANDS], tf.float32),
-            tf.TensorSpec([None], tf.int32),
-            tf.TensorSpec([], tf.float32),
-            tf.TensorSpec([], tf.float32),
-            tf.TensorSpec([], tf.float32),
-            tf.TensorSpec([], tf.int32),
-            tf.TensorSpec([], tf.float32),
-            tf.TensorSpec([2], tf.int32),
-        ]
-    )
+    @tf.function(input_signature=SPOKEN)
     def spoken_mel(
         self,
         tokens,
@@ -287,7 +288,7 @@ class XTTS(keras.Model):
         path = path_of_ends(ends, token_count)
 
         durations = path_durations(path, tf.shape(tokens)[1])
-        frame = tf.tile(tf.range(tf.shape(path)[1])[None, :], [tf.shape(path)[0], 1])
+        frame = self._segment(ends[:, -1], tf.shape(path)[1], None)
         condition = self._decode(encoded, mean, prosody, durations, path, frame, style, None)
         none = self._unconditional(condition, tf.zeros([tf.shape(tokens)[0]]))
 

@@ -21,7 +21,7 @@ from myxtts.audio.mel import log_mel
 from myxtts.config.schema import Model, Placement
 from myxtts.errors import ConfigError
 from myxtts.files import write_whole
-from myxtts.models.xtts import XTTS
+from myxtts.models.xtts import SPOKEN, XTTS
 from myxtts.placement import devices
 from myxtts.placement.routes import plan_routes
 from myxtts.text.symbols import BEGIN_ID, END_ID, FIRST_SYMBOL_ID, PADDING_ID
@@ -79,38 +79,10 @@ def voice_module(network: XTTS, iterations: int, reference_samples: int) -> tf.M
     The module holds plain variables and functions, and no Keras object, so that nobody needs Keras to load it.
     """
 
-    @tf.function(
-        input_signature=[
-            tf.TensorSpec([None, None], tf.int32, "tokens"),
-            tf.TensorSpec([None], tf.int32, "token_count"),
-            tf.TensorSpec([None], tf.int32, "language"),
-            tf.TensorSpec([None, None, MEL_BANDS], tf.float32, "reference"),
-            tf.TensorSpec([None], tf.int32, "reference_frames"),
-            tf.TensorSpec([], tf.float32, "speed"),
-            tf.TensorSpec([], tf.float32, "pitch_semitones"),
-            tf.TensorSpec([], tf.float32, "energy_db"),
-            tf.TensorSpec([], tf.int32, "steps"),
-            tf.TensorSpec([], tf.float32, "guidance"),
-            tf.TensorSpec([2], tf.int32, "seed"),
-        ]
-    )
-    def speak(
-        tokens,
-        token_count,
-        language,
-        reference,
-        reference_frames,
-        speed,
-        pitch_semitones,
-        energy_db,
-        steps,
-        guidance,
-        seed,
-    ):
-        mel, frames, _ = network.spoken_mel(
-            *(tokens, token_count, language, reference, reference_frames),
-            *(speed, pitch_semitones, energy_db, steps, guidance, seed),
-        )
+    @tf.function(input_signature=SPOKEN)
+    def speak(*inputs):
+        mel, frames, _ = network.spoken_mel(*inputs)
+        *_, seed = inputs
         samples = frames * HOP_SAMPLES
         longest = tf.shape(mel)[1] * HOP_SAMPLES
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from myxtts.errors import CheckpointError, ConfigError
 from myxtts.files import write_whole
-from myxtts.training.checkpoint import latest, read_about
+from myxtts.training.checkpoint import read_about
 
 # Settings that fix the plan, the symbols and the weights: a run keeps them for its life.
 FIXED = {
@@ -56,20 +56,6 @@ class RunFolder:
                 f"run '{self.path.name}' was to be started, but {self.path} already holds a run. "
                 "Go on with it by --resume, or give another name by --run."
             )
-
-    def checkpoint_to_resume(self, settings: dict[str, Any]) -> Path | None:
-        """The newest checkpoint, if there is one. Reads no corpus, so a mistake is found at once.
-
-        Args:
-            settings: of this start, by section.
-
-        Raises:
-            CheckpointError: it was written with another value of a FIXED setting, or is damaged.
-        """
-        checkpoint = latest(self.checkpoints)
-        if checkpoint is not None:
-            refuse_other_settings(checkpoint, read_about(checkpoint)["settings"], settings)
-        return checkpoint
 
     def write_config(self, text: str) -> None:
         write_whole(self.config, text.encode())

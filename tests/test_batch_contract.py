@@ -10,9 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import MEL_BANDS
-from myxtts.audio.mel import log_mel
+from myxtts.audio.mel import log_mel, moved_filter_bank
 from myxtts.batch import FEATURES, TEXT, WAVES, check
-from myxtts.data.producer import produce, trace_produce
+from myxtts.data.producer import CURVES, other_voices, produce, trace_produce
 from tests.sine_corpus import sine
 
 SIZES = {"batch": 2, "tokens": 5, "samples": 2_560, "reference_samples": 1_280, "frames": 10, "reference_frames": 5}
@@ -137,11 +137,30 @@ class VoiceAugmentationTest(unittest.TestCase):
         waves = tones()
         features = produce(waves, self.MOST)
         check(features, FEATURES, "producing")
-        found = np.append(factors(features), 1.0).astype(np.float32)
+        factor, filters = other_voices(tf.constant(waves["seed"]), 4, self.MOST)
+        np.testing.assert_allclose(factors(features), factor[:3], rtol=0.002)
         for mel, pcm, samples in (("mel", "pcm", "samples"), ("reference", "reference_pcm", "reference_samples")):
-            expected = log_mel(waves[pcm].astype(np.float32) / 32_768, waves[samples], found)
-            np.testing.assert_allclose(features[mel], expected, atol=0.05)  # the pitch is known to 0.2 %
+            expected = log_mel(waves[pcm].astype(np.float32) / 32_768, waves[samples], filters)
+            np.testing.assert_allclose(features[mel], expected, atol=1e-4)
         np.testing.assert_array_equal(features["f0_hz"] > 0, produce(waves)["f0_hz"] > 0)
+
+    def test_the_spectrum_is_raised_by_a_smooth_curve_of_bounded_height(self):
+        seeds = [tf.constant([seed, 0], tf.int32) for seed in range(20)]
+        gains = []
+        for seed in seeds:
+            factor, filters = other_voices(seed, 4, self.MOST)
+            plain = moved_filter_bank(factor).numpy()
+            heard = plain > 1e-4
+            raised = np.where(heard, filters / np.where(heard, plain, 1.0), np.nan)
+            gains.append(np.log(np.nanmean(raised, axis=1)))
+            np.testing.assert_allclose(np.nanmax(raised, axis=1), np.nanmin(raised, axis=1), rtol=1e-3)
+        gains = np.concatenate(gains)  # [80, 80]
+        self.assertLess(np.abs(np.diff(gains, axis=1)).max(), 2 * self.MOST * sum(range(CURVES)) * np.pi / 80)
+        heights = 2 / 80 * gains @ np.cos(np.pi * np.outer(np.arange(80) + 0.5, np.arange(12)) / 80)
+        np.testing.assert_allclose(heights[:, CURVES:], 0.0, atol=1e-3)
+        uniform = 2 * self.MOST / np.sqrt(3)
+        np.testing.assert_allclose(heights[:, 1:CURVES].std(), uniform, rtol=0.1)
+        np.testing.assert_allclose(heights[:, 0].std() / 2, uniform, rtol=0.3)
 
     def test_the_factors_are_spread_over_the_range_and_differ_between_rows_and_batches(self):
         traced = trace_produce(DATA, self.MOST)

@@ -231,7 +231,7 @@ class Damaged(Case):
         path.write_text(json.dumps(json.loads(whole) | {"format": 1}))
         self.assertEqual(
             self.refusal(),
-            f"{self.saved} has format 1, and this version reads format 2. Use the version of MyXTTS that wrote it.",
+            f"{self.saved} has format 1, and this version reads format 3. Use the version of MyXTTS that wrote it.",
         )
 
     def test_another_architecture_is_named_by_its_first_difference(self):

@@ -15,7 +15,7 @@ ROWS = (
     ("config",),
     ("placement",),
     ("audio", "text"),
-    ("batch",),
+    ("batch", "seed"),
     ("data", "models", "observe"),
     ("training",),
     ("run", "independent"),

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from myxtts.models.build import build_xtts
 from myxtts.models.layers import parameter_count
-from myxtts.models.xtts import XTTS, Condition, Manner, kept
+from myxtts.models.xtts import XTTS, Condition, Manner, kept, voice_level
 from tests.tiny import build_model, features, on_device, rows_of
 from tests.two_devices import MODEL
 
@@ -187,10 +187,10 @@ class MeanMel(Network):
 
         def means(tokens):
             with tf.device(MODEL):
-                style, latents = self.model._hear(
+                voice = self.model._hear(
                     *(tf.constant(batch[name]) for name in ("reference", "reference_frames", "language")), tf.ones([3])
                 )
-                return self.model._encode(tf.constant(tokens), batch["token_count"], style, latents, None)[1].numpy()
+                return self.model._encode(tf.constant(tokens), batch["token_count"], voice, None)[1].numpy()
 
         changed = batch["tokens"].copy()
         changed[1, 4] = changed[1, 4] % 12 + 1
@@ -198,6 +198,39 @@ class MeanMel(Network):
         self.assertGreater(differs[1, 4], 0.01)
         differs[1, 4] = 0.0
         self.assertEqual(differs.max(), 0.0)
+
+
+class VoiceLevel(Network):
+    def test_is_the_mean_of_the_loud_frames(self):
+        mel = np.full([3, 6, 80], -3.0, np.float32)  # in units of 2.1 nepers: silence, 50 dB below the loudest frame
+        mel[0, 1], mel[0, 3], mel[0, 4:] = -0.2, 0.0, 7.0
+        mel[1, 0] = np.linspace(-1, 1, 80)
+        level = voice_level(tf.constant(mel), tf.constant([4, 1, 0])).numpy()
+        np.testing.assert_allclose(level[0], -0.1, atol=1e-6)
+        np.testing.assert_allclose(level[1], mel[1, 0], atol=1e-6)
+        np.testing.assert_array_equal(level[2], 0.0)
+
+    def test_raises_the_mean_mel_of_a_token_by_its_share_of_it(self):
+        batch = features(ROWS)
+        names = ("reference", "reference_frames", "language")
+        with tf.device(MODEL):
+            voice = self.model._hear(*(tf.constant(batch[name]) for name in names), tf.ones([3]))
+            raised = voice._replace(level=voice.level + 1.0)
+            before, after = (
+                self.model._encode(tf.constant(batch["tokens"]), batch["token_count"], each, None)[1].numpy()
+                for each in (voice, raised)
+            )
+        share = after - before
+        np.testing.assert_allclose(share, share[:, :, :1] + np.zeros(80), atol=1e-5)
+        self.assertTrue((share[1] > 0.0).all() and (share[1] < 1.0).all())
+        self.assertGreater(np.ptp(share[1, :, 0]), 0.01)  # each token has its own
+
+    def test_is_nothing_where_the_reference_is_dropped(self):
+        batch = features(ROWS)
+        names = ("reference", "reference_frames", "language")
+        voice = self.model._hear(*(tf.constant(batch[name]) for name in names), tf.constant([1.0, 0.0, 1.0]))
+        self.assertGreater(np.abs(voice.level[0]).max(), 0.0)
+        np.testing.assert_array_equal(voice.level[1], 0.0)
 
 
 class Training(Network):

@@ -31,7 +31,7 @@ def filter_bank() -> np.ndarray:
 
 
 def moved_filter_bank(factor):
-    """The same filters for voices whose frequencies are all to lie at `factor` times where they are.
+    """The same filters for voices whose frequencies are all to lie at `factor` times where they are, and be as loud.
 
     A filter's gain at f is that of `filter_bank` at factor * f, from the triangle itself and not between its bins.
     No filter reaches above the Fourier transform's last bin for factors from 0.726, HIGH_HZ over half the rate.
@@ -56,7 +56,7 @@ def stft(wave):
     return tf.signal.stft(wave, WINDOW_SAMPLES, HOP_SAMPLES, FFT_SAMPLES, window_fn=tf.signal.hann_window)
 
 
-def log_mel(waveform, samples=None, frequency_factor=None):
+def log_mel(waveform, samples=None, filters=None):
     """Log-mel spectrogram of waves at 22,050 Hz.
 
     Each wave is continued by its own reflection, at its own end, so that an utterance has the
@@ -66,8 +66,7 @@ def log_mel(waveform, samples=None, frequency_factor=None):
     Args:
         waveform: float32 [batch, samples] in [-1, 1].
         samples: int32 [batch], the real samples of each row (0, or more than 384); all of them by default.
-        frequency_factor: float32 [batch] from 0.726; the mel is that of a voice whose harmonics and formants all lie
-            at this times their frequency and are as loud, at the same time. None leaves them where they are.
+        filters: float32 [batch, bins, bands], in place of `filter_bank`.
 
     Returns:
         float32 [batch, samples // 256, 80]: natural logarithm of the mel magnitude, at least
@@ -78,7 +77,7 @@ def log_mel(waveform, samples=None, frequency_factor=None):
         samples = tf.repeat(padded, tf.shape(waveform)[0])
     spectrum = stft(tf.cast(_reflect(waveform, samples, padded), tf.float64))
     magnitude = tf.abs(tf.cast(spectrum, tf.complex64))
-    filters = filter_bank() if frequency_factor is None else moved_filter_bank(frequency_factor)
+    filters = filter_bank() if filters is None else filters
     mel = tf.math.log(tf.maximum(tf.matmul(magnitude, filters), LOG_FLOOR))
     real = tf.sequence_mask(frame_count(samples), frame_count(padded))
     return tf.where(real[:, :, None], mel, SILENCE)

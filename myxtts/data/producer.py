@@ -1,19 +1,41 @@
 """Stages D and E of a batch's life: features on the data device, handed to the model device."""
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
-from myxtts.audio.format import frame_count
-from myxtts.audio.mel import log_mel
+from myxtts.audio.format import MEL_BANDS, frame_count
+from myxtts.audio.mel import log_mel, moved_filter_bank
 from myxtts.audio.pitch import f0
 from myxtts.batch import FEATURES, TEXT, WAVES, check
 from myxtts.data.planned import PlannedBatch
 from myxtts.placement.audit import require_device
 from myxtts.placement.routes import Route
+from myxtts.seed import own_seed
 
-VOICE_SALT = 1_000_000  # a number that the network, which draws by the same seed, does not use
+CURVES = 9  # cosines over the mel bands, the first of them flat: speakers of a language differ by such curves
+
+
+class Times(NamedTuple):
+    """When a batch passed through the producer, in seconds of `time.perf_counter`.
+
+    A GPU works on after it was told what to do: there, times are those of telling it, except `produced_s` where the
+    producer is asked to settle.
+
+    Attributes:
+        began_s: the producer asked for it.
+        read_s: it lay on the data device.
+        produced_s: its features did.
+        handed_s: they lay on the model device.
+    """
+
+    began_s: float
+    read_s: float
+    produced_s: float
+    handed_s: float
 
 
 class Delivery(NamedTuple):
@@ -21,34 +43,41 @@ class Delivery(NamedTuple):
 
     planned: PlannedBatch
     batch: dict[str, tf.Tensor]
+    times: Times
 
 
 def produce(waves: dict, voice_augmentation: float = 0.0) -> dict:
     """WAVES -> FEATURES: PCM to float to log-mel and F0.
 
     Args:
-        voice_augmentation: x > 0 moves all frequencies of each utterance and of its reference to a times what they
-            are, with an a of its own from exp(-x) to exp(x), drawn by the batch's seed.
+        voice_augmentation: see `other_voices`; 0 is off.
     """
     target, reference = (tf.cast(waves[name], tf.float32) / 32768.0 for name in ("pcm", "reference_pcm"))
     f0_hz, _ = f0(target, waves["samples"])
-    factor = None
+    filters = None
     if voice_augmentation:
-        factor = _frequency_factor(waves["seed"], tf.shape(target)[0], voice_augmentation)
+        factor, filters = other_voices(waves["seed"], tf.shape(target)[0], voice_augmentation)
         f0_hz *= factor[:, None]
     return {name: waves[name] for name in TEXT} | {
-        "mel": log_mel(target, waves["samples"], factor),
+        "mel": log_mel(target, waves["samples"], filters),
         "frames": frame_count(waves["samples"]),
         "f0_hz": f0_hz,
-        "reference": log_mel(reference, waves["reference_samples"], factor),
+        "reference": log_mel(reference, waves["reference_samples"], filters),
         "reference_frames": frame_count(waves["reference_samples"]),
     }
 
 
-def _frequency_factor(seed, rows, most):
-    """float32 [rows], exp of uniform numbers from -most to most."""
-    own = tf.random.experimental.stateless_fold_in(seed, VOICE_SALT)
-    return tf.exp(tf.random.stateless_uniform([rows], own, -most, most))
+def other_voices(seed, rows, most):
+    """A voice for each row: a factor of all frequencies, float32 [rows], and mel filters [rows, bins, bands].
+
+    The factor is from exp(-most) to exp(most). The spectrum is raised and lowered by a smooth curve, a sum of CURVES
+    cosines over the bands, each of up to 2 * most nepers. All numbers are uniform and drawn by the batch's seed.
+    """
+    factor = tf.exp(tf.random.stateless_uniform([rows], own_seed(seed, "frequencies"), -most, most))
+    heights = tf.random.stateless_uniform([rows, CURVES], own_seed(seed, "spectrum"), -2.0 * most, 2.0 * most)
+    phase = np.pi * np.arange(CURVES)[:, None] * (np.arange(MEL_BANDS) + 0.5) / MEL_BANDS
+    gain = tf.exp(tf.matmul(heights, tf.constant(np.cos(phase), tf.float32)))
+    return factor, moved_filter_bank(factor) * gain[:, None, :]
 
 
 def trace_produce(device: str, voice_augmentation: float = 0.0) -> Callable[[dict], dict]:
@@ -71,6 +100,7 @@ def deliveries(
     route: Route,
     produce_on_device: Callable[[dict], dict],
     explain: Callable[[PlannedBatch, Exception], Exception],
+    settle: bool = False,
 ) -> Iterator[Delivery]:
     """Produce each batch and hand it over; runs in the feed's thread.
 
@@ -80,26 +110,33 @@ def deliveries(
         route: the devices.
         produce_on_device: what `trace_produce` gives for `route.data`.
         explain: turns TensorFlow's error at a batch into one that names the utterance.
+        settle: wait until the data device has made each batch, for times of what was done.
 
     Raises:
         TypeError, PlacementError: the first batch breaks the contract or is on another device.
     """
     source = iter(waves)
     for number, plan in enumerate(planned):
+        began_s = time.perf_counter()
         try:
             wave = next(source)
         except tf.errors.ResourceExhaustedError:
             raise  # of the data device: no utterance is at fault
         except tf.errors.OpError as error:
             raise explain(plan, error) from error
+        read_s = time.perf_counter()
         with tf.device(route.data):  # decides where results lie; tf.device is per thread
             features = produce_on_device(wave)
+        if settle:
+            features["frames"].numpy()  # a copy waits for all that the device was told before
+        produced_s = time.perf_counter()
         with tf.device(route.model):
             batch = {name: tf.identity(features[name]) for name in FEATURES}
+        times = Times(began_s, read_s, produced_s, time.perf_counter())
         if number == 0:
             check(wave, WAVES, "reading")
             check(batch, FEATURES, "producing")
             require_device(route.data, wave.items())
             require_device(route.data, features.items())
             require_device(route.model, batch.items())
-        yield Delivery(plan, batch)
+        yield Delivery(plan, batch, times)

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 import librosa
 import numpy as np
 
-from myxtts.audio.format import DECIBELS_PER_NEPER, HOP_SAMPLES, SAMPLE_RATE_HZ
+from myxtts.audio.format import DECIBELS_PER_NEPER, HOP_SAMPLES, LOUD_DB, SAMPLE_RATE_HZ
 
 CEPSTRA = 13
 DECIBELS = 10.0 * np.sqrt(2.0) / np.log(10.0)
 DURATION_BOUNDS = 0.95, 1.05
-LOUD_DB = 48.0  # how far a frame of speech may be below the loudest one
 UNLIKE_DB = 6.0  # a frame this far from what it is matched to has nothing in common with it
 FAULT_S = 0.05  # docs/evaluation.md has what this bound finds and misses
 

@@ -6,24 +6,16 @@ Dropout takes a seed, int32 [2], and happens only where one is given: a step's r
 its batch, so a resumed run needs no generator state.
 """
 
-from zlib import crc32
-
 import keras
 import tensorflow as tf
 from keras import layers
+
+from myxtts.seed import own_seed
 
 
 def length_mask(lengths, padded, dtype):
     """int32 [B] -> [B, padded, 1]."""
     return tf.sequence_mask(lengths, padded, dtype)[:, :, None]
-
-
-def own_seed(seed, name: str):
-    """The seed of what is drawn under a name: int32 [2] -> int32 [2]. Each name is used once.
-
-    One seed gives the same numbers on CPU and GPU; compiled by XLA it gives others.
-    """
-    return tf.random.experimental.stateless_fold_in(seed, crc32(name.encode()) & 0x7FFFFFFF)
 
 
 class SeededDropout(layers.Layer):

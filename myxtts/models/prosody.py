@@ -17,7 +17,7 @@ class Prosody(NamedTuple):
         log_duration: natural logarithm of frames.
         voiced: share of its frames that have a pitch.
         pitch: mean over these frames, in units of 3 semitones from 150 Hz.
-        energy: mean normalised log-mel.
+        energy: mean normalised log-mel, above the voice's level.
     """
 
     log_duration: tf.Tensor
@@ -34,7 +34,7 @@ def true_prosody(mel, f0_hz, path, tokens):
     """Prosody of recorded utterances, and frames of each token, float32 [B, N].
 
     Args:
-        mel: normalised, float32 [B, T, 80].
+        mel: normalised, above the voice's level, float32 [B, T, 80].
         f0_hz: float32 [B, T], 0 where unvoiced.
         path: int32 [B, T], the token of each frame; -1 behind the end.
         tokens: how many there are, N.

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 from keras import layers
 
-from myxtts.audio.format import DECIBELS_PER_NEPER, MEL_BANDS
+from myxtts.audio.format import DECIBELS_PER_NEPER, LOUD_DB, MEL_BANDS
 from myxtts.audio.mel import SILENCE
 from myxtts.models import flow
 from myxtts.models.alignment import (
@@ -26,8 +26,9 @@ from myxtts.models.alignment import (
     place_in_token,
     random_segment,
 )
-from myxtts.models.layers import AttentionBlock, ConvBlock, ReferenceEncoder, length_mask, own_seed, time_features
+from myxtts.models.layers import AttentionBlock, ConvBlock, ReferenceEncoder, length_mask, time_features
 from myxtts.models.prosody import PITCH_UNIT_SEMITONES, Prosody, prosody_errors, token_ends, true_prosody
+from myxtts.seed import own_seed
 
 # Mean and standard deviation of log-mel over speech (Matcha-TTS gives -5.54 and 2.12 for LJSpeech):
 # the network works on values of about unit variance.
@@ -94,6 +95,20 @@ SPOKEN = (
 """What speech is made of, in the order of `spoken_mel`: texts, their voices, and a Manner."""
 
 
+class Voice(NamedTuple):
+    """Who speaks, and in which language.
+
+    Attributes:
+        style: [B, C].
+        latents: [B, K, C].
+        level: float32 [B, 80], see `voice_level`; 0 without a reference.
+    """
+
+    style: tf.Tensor
+    latents: tf.Tensor
+    level: tf.Tensor
+
+
 class Condition(NamedTuple):
     """What the flow is told of each utterance.
 
@@ -152,7 +167,7 @@ class XTTS(keras.Model):
         # The mean mel sees its own token and no other. Where it saw its neighbours, too, it could learn to predict
         # the mel of the next one, and whole alignments were a token off.
         self.token = ConvBlock(channels, 1, dropout, name="token_conv")
-        self.mean_mel = layers.Dense(MEL_BANDS, name="mean_mel")
+        self.mean_mel = layers.Dense(MEL_BANDS + 1, name="mean_mel")  # and the share of the voice's level in it
         self.voice_attention = AttentionBlock(channels, heads, dropout, rotary=False, name="voice_attention")
         self.encoder_attention = [
             AttentionBlock(channels, heads, dropout, name=f"encoder_attention_{i}") for i in range(size.encoder_blocks)
@@ -211,11 +226,13 @@ class XTTS(keras.Model):
         target = (batch["mel"] - MEL_MEAN) / MEL_STD
         frames, token_count = batch["frames"], batch["token_count"]
         heard = kept(batch["reference_frames"], self.reference_dropout, seed, "reference")
-        style, latents = self._hear(batch["reference"], batch["reference_frames"], batch["language"], heard)
-        encoded, mean, mask = self._encode(batch["tokens"], token_count, style, latents, seed)
+        voice = self._hear(batch["reference"], batch["reference_frames"], batch["language"], heard)
+        style = voice.style
+        encoded, mean, mask = self._encode(batch["tokens"], token_count, voice, seed)
 
         path = tf.stop_gradient(monotonic_path(frame_score(target, mean), token_count, frames))
-        prosody, durations = true_prosody(target, batch["f0_hz"], path, tf.shape(mean)[1])
+        above_level = target - voice.level[:, None, :]
+        prosody, durations = true_prosody(above_level, batch["f0_hz"], path, tf.shape(mean)[1])
         errors = prosody_errors(self._prosody(encoded, style, mask, seed), prosody)
 
         frame = self._segment(frames, tf.shape(path)[1], seed)
@@ -277,8 +294,9 @@ class XTTS(keras.Model):
     ):
         """`speak` with a Manner in tensors."""
         heard = kept(reference_frames, 0.0, None, "reference")
-        style, latents = self._hear(reference, reference_frames, language, heard)
-        encoded, mean, mask = self._encode(tokens, token_count, style, latents, None)
+        voice = self._hear(reference, reference_frames, language, heard)
+        style = voice.style
+        encoded, mean, mask = self._encode(tokens, token_count, voice, None)
         prosody = self._prosody(encoded, style, mask, None)
         prosody = prosody._replace(
             pitch=prosody.pitch + pitch_semitones / PITCH_UNIT_SEMITONES,
@@ -306,17 +324,20 @@ class XTTS(keras.Model):
         return mel, ends[:, -1], path
 
     def _hear(self, reference, reference_frames, language, heard):
-        """Style [B, C], which is voice and language, and latents of the voice [B, K, C]."""
+        """The Voice of each row."""
         normalised = (reference - MEL_MEAN) / MEL_STD
-        voice, latents = self.reference_encoder(normalised, reference_frames, heard)
-        return voice + self.language_embedding(language), latents
+        vector, latents = self.reference_encoder(normalised, reference_frames, heard)
+        level = voice_level(normalised, reference_frames) * heard[:, None]
+        return Voice(vector + self.language_embedding(language), latents, level)
 
-    def _encode(self, tokens, token_count, style, latents, seed):
+    def _encode(self, tokens, token_count, voice, seed):
         """Encoder output [B, N, C], mean mel of each token float32 [B, N, 80], mask [B, N, 1]."""
+        style, latents = voice.style, voice.latents
         encoded = self.symbol_embedding(tokens)
         mask = length_mask(token_count, tf.shape(tokens)[1], encoded.dtype)
         encoded = self.token(encoded, style, mask, seed)
-        mean = tf.cast(self.mean_mel(encoded), tf.float32)
+        above_level, share = tf.split(tf.cast(self.mean_mel(encoded), tf.float32), [MEL_BANDS, 1], axis=2)
+        mean = above_level + tf.sigmoid(share) * voice.level[:, None, :]  # silence has no share in it
         encoded = self.voice_attention(encoded, style, tf.ones_like(latents[:, :, :1]), seed, latents)
         for attention, conv in zip(self.encoder_attention, self.encoder, strict=True):
             encoded = self._block(attention, encoded, style, mask, seed)
@@ -391,6 +412,19 @@ class XTTS(keras.Model):
         if seed is None or not self.recompute:
             return block(hidden, style, mask, seed)
         return keras.remat(lambda hidden, style: block(hidden, style, mask, seed))(hidden, style)
+
+
+def voice_level(mel, frames):
+    """Mean of the loud frames of normalised log-mels [B, T, 80] of `frames` int32 [B]: float32 [B, 80], 0 without any.
+
+    The long-term average spectrum is most of what tells speakers apart, and one sentence shows it: what the network
+    says lies around that of the reference, so that it need not have heard such a voice before.
+    """
+    real = length_mask(frames, tf.shape(mel)[1], tf.float32)
+    level = tf.reduce_mean(mel, axis=2, keepdims=True)
+    loudest = tf.reduce_max(tf.where(real > 0.0, level, level.dtype.min), axis=1, keepdims=True)
+    loud = real * tf.cast(level > loudest - LOUD_DB / (DECIBELS_PER_NEPER * MEL_STD), tf.float32)
+    return tf.reduce_sum(mel * loud, axis=1) / tf.maximum(tf.reduce_sum(loud, axis=1), 1.0)
 
 
 def kept(present, dropped, seed, name):

@@ -20,7 +20,7 @@ from myxtts.errors import CheckpointError
 from myxtts.files import sync_folder, write_whole
 from myxtts.training.state import TrainingState
 
-FORMAT = 2
+FORMAT = 3
 
 
 class Best(NamedTuple):

@@ -7,7 +7,6 @@ from statistics import median
 
 import tensorflow as tf
 
-from benchmarks._flops import contraction_flops, matmul_rate
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.config.schema import Config, Placement
 from myxtts.data.corpora import Corpus
@@ -18,9 +17,9 @@ from myxtts.evaluation.held_out import Utterance, load_again, read_utterances
 from myxtts.evaluation.sounds import speak
 from myxtts.placement import devices
 from myxtts.placement.routes import Route, plan_routes
+from myxtts.profiling.flops import matmul_rate, step_flops
 from myxtts.run import build_state
 from myxtts.training.checkpoint import read_about
-from myxtts.training.state import TrainingState
 from myxtts.training.step import Step
 from myxtts.training.trained import choose_checkpoint, load_network, manner_of, tables_of
 
@@ -69,20 +68,6 @@ def middle_batch(config: Config, corpus: Corpus, route: Route, run: Path) -> Del
     middle = len(corpus.plan.bounds) // 2
     with Pipeline(corpus, route, config.data, config.training.seed, run).open_feed(Position(), epochs=1) as feed:
         return next(delivery for delivery in feed if delivery.planned.bucket == middle)
-
-
-def step_flops(state: TrainingState, batch: dict[str, tf.Tensor]) -> int:
-    """Matrix products of the losses of a batch and of their gradients."""
-    variables = [variable.value for variable in state.model.trainable_variables]
-
-    def gradients(batch):
-        with tf.GradientTape() as tape:
-            losses, _ = state.model(batch, training=True)
-            total = tf.add_n(list(losses.values()))
-        return tape.gradient(total, variables)
-
-    with tf.device(state.device):
-        return contraction_flops(gradients, batch)
 
 
 def speaking_speed(

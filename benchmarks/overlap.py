@@ -10,7 +10,7 @@ batches x (produce + consume); the ideal is one produce, to fill the pipe, and t
 import argparse
 import sys
 import time
-from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
 
@@ -18,15 +18,29 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from myxtts.cli import bounded
-from myxtts.data.feed import Feed
+from myxtts.cli import bounded, report_errors
+from myxtts.errors import ConfigError
+from myxtts.profiling.emulate import emulate, real_time, sleep
+from myxtts.profiling.queue import Depths, Stages, varying
 
 DEPTHS = (1, 2, 3, 8)
 VARIATIONS = (0.0, 0.25, 0.5, 1.0)  # standard deviation of a stage's time over its mean
 
+LEAST_BATCHES = 3  # that can have the largest of them
+
 
 def main() -> int:
     arguments = parse()
+    if arguments.table and arguments.batches < LEAST_BATCHES:
+        raise ConfigError(
+            f"--batches {arguments.batches} are too few for the table: they cannot vary so much. "
+            f"Give {LEAST_BATCHES} or more, or --no-table."
+        )
+    with real_time() if arguments.real_time else nullcontext():
+        return measure(arguments)
+
+
+def measure(arguments: argparse.Namespace) -> int:
     batches, produce_s, consume_s = arguments.batches, arguments.produce_ms / 1e3, arguments.consume_ms / 1e3
     produce, consume = np.full(batches, produce_s), np.full(batches, consume_s)
     slowest_s = batches * max(produce_s, consume_s)
@@ -58,31 +72,25 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--repeats", type=bounded(int, 1), default=5)
     parser.add_argument("--limit", type=bounded(float, 0.0, 1000.0), default=1.05)
     parser.add_argument("--seed", type=int, default=0, help="of the varying times in the table")
+    parser.add_argument("--real-time", action="store_true", help="before all other programs of a busy machine")
     parser.add_argument(
         "--table", action=argparse.BooleanOptionalAction, default=True, help="efficiency by depth and variation"
     )
     return parser.parse_args()
 
 
-def emulated(produce: np.ndarray) -> Iterator[int]:
-    for batch, seconds in enumerate(produce):
-        time.sleep(seconds)
-        yield batch
-
-
 def overlapped_s(produce: np.ndarray, consume: np.ndarray, depth: int) -> float:
     """Seconds from the first batch's production to the last one's consumption; the feed starts empty."""
-    start_s = time.perf_counter()
-    with Feed(emulated(produce), depth) as feed:
-        for batch in feed:
-            time.sleep(consume[batch])
-        return time.perf_counter() - start_s
+    nothing = np.zeros(len(produce))
+    stages = Stages(nothing, produce, nothing, consume)
+    return emulate([("producer", "consumer")], stages, Depths(device=depth)).outcome.seconds
 
 
 def serial_s(produce: np.ndarray, consume: np.ndarray) -> float:
     start_s = time.perf_counter()
-    for batch in emulated(produce):
-        time.sleep(consume[batch])
+    for pair_s in zip(produce, consume, strict=True):
+        for seconds in pair_s:
+            sleep(seconds)
     return time.perf_counter() - start_s
 
 
@@ -101,13 +109,5 @@ def print_table(arguments: argparse.Namespace) -> None:
         print(f"  {variation:9.2f}" + "".join(f"  {100 * efficiency:7.1f}" for efficiency in found))
 
 
-def varying(random: np.random.Generator, mean_s: float, variation: float, batches: int) -> np.ndarray:
-    """Times of exactly this mean, gamma distributed with this standard deviation over mean."""
-    if variation == 0.0:
-        return np.full(batches, mean_s)
-    times = random.gamma(variation**-2, size=batches)
-    return times * (mean_s / times.mean())
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(report_errors(main))

@@ -39,6 +39,9 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:
         raise ConfigError(f"{message.removeprefix('argument ')}. --help lists the flags.")
 
+    def flags(self) -> list[str]:
+        return [flag for flag in self._option_string_actions if flag.startswith("--")]
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train as the command line says; return the exit code (DESIGN §5)."""
@@ -52,7 +55,12 @@ def _train(argv: Sequence[str]) -> int:
         return 0
     from myxtts import run  # imports TensorFlow, which takes seconds
 
-    return run.train(arguments.config)
+    config = arguments.config
+    if config.placement.placement == "auto":
+        from myxtts.profiling.auto import choose_placement
+
+        config = choose_placement(config)
+    return run.train(config)
 
 
 def report_errors(program: Callable[[], int]) -> int:
@@ -117,13 +125,53 @@ def _quieten_tensorflow() -> None:
 
 def parse(argv: Sequence[str]) -> Arguments:
     """Flags over the file of --config over the defaults. Raises ConfigError; --help prints and exits with 0."""
-    flags, unknown = _parser().parse_known_args([_hyphens(argument) for argument in argv])
+    parser = settings_parser(
+        prog="train_main.py",
+        description="Train a voice: batches are made on one device while the model trains on another.",
+    )
+    parser.add_argument("--print-config", action="store_true", help="print the resolved settings as YAML, and stop")
+    config, own = read_settings(parser, argv)
+    return Arguments(config, own.print_config)
+
+
+def settings_parser(prog: str, description: str) -> _Parser:
+    """A parser of --config and of every setting's flag, for train_main.py and for scripts that do what a run does.
+
+    A script adds its own flags by `add_argument`, and then has `read_settings` read the command line.
+    """
+    parser = _Parser(
+        prog=prog,
+        usage=f"python {prog} [--config FILE] [--FLAG VALUE ...]",
+        description=description,
+        epilog="Flags replace the values of --config, and these the defaults. Every flag may be spelled with _ for -.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", metavar="FILE", type=Path, help="YAML file of settings, by section")
+    for section, meaning in SECTIONS.items():
+        group = parser.add_argument_group(section, meaning)
+        for setting in in_section(section):
+            group.add_argument(setting.flag, default=argparse.SUPPRESS, **_form(setting))
+    return parser
+
+
+def read_settings(parser: _Parser, argv: Sequence[str]) -> tuple[Config, argparse.Namespace]:
+    """Flags over the file of --config over the defaults, and the values of a script's own flags.
+
+    Args:
+        parser: as `settings_parser` gives it, perhaps with flags of the script's own.
+        argv: without the name of the program.
+
+    Raises:
+        ConfigError: a flag, a value or the file is refused. --help prints and exits with 0.
+    """
+    flags, unknown = parser.parse_known_args([_hyphens(argument) for argument in argv])
     if unknown:
-        raise ConfigError(_unknown(unknown[0]))
-    overrides = vars(flags)
-    path, print_config = overrides.pop("config"), overrides.pop("print_config")
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in overrides.items()}
-    return Arguments(load(path, values), print_config)
+        raise ConfigError(_unknown(unknown[0], parser.flags()))
+    values = vars(flags)
+    path = values.pop("config")
+    own = argparse.Namespace(**{name: value for name, value in values.items() if name not in SETTINGS})
+    overrides = {name: value for name, value in values.items() if name in SETTINGS}
+    return load(path, {n: tuple(v) if isinstance(v, list) else v for n, v in overrides.items()}), own
 
 
 def _hyphens(argument: str) -> str:
@@ -131,30 +179,11 @@ def _hyphens(argument: str) -> str:
     return re.sub(r"^--[^=]*", lambda name: name[0].replace("_", "-"), argument)
 
 
-def _unknown(argument: str) -> str:
-    switches = [setting.flag for setting in SETTINGS.values() if setting.kind is bool]
-    flags = ["--help", "--config", "--print-config", *(setting.flag for setting in SETTINGS.values())]
-    near = nearest(argument.partition("=")[0], flags + [switch.replace("--", "--no-", 1) for switch in switches])
+def _unknown(argument: str, flags: Sequence[str]) -> str:
+    near = nearest(argument.partition("=")[0], flags)
     if near:
         return f"{shown(argument)} is not a flag. Did you mean {near}?"
     return f"{shown(argument)} is not a flag and belongs to none. --help lists the flags."
-
-
-def _parser() -> _Parser:
-    parser = _Parser(
-        prog="train_main.py",
-        usage="python train_main.py [--config FILE] [--FLAG VALUE ...]",
-        description="Train a voice: batches are made on one device while the model trains on another.",
-        epilog="Flags replace the values of --config, and these the defaults. Every flag may be spelled with _ for -.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--config", metavar="FILE", type=Path, help="YAML file of settings, by section")
-    parser.add_argument("--print-config", action="store_true", help="print the resolved settings as YAML, and stop")
-    for section, meaning in SECTIONS.items():
-        group = parser.add_argument_group(section, meaning)
-        for setting in in_section(section):
-            group.add_argument(setting.flag, default=argparse.SUPPRESS, **_form(setting))
-    return parser
 
 
 def _form(setting: Setting) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from myxtts.errors import ConfigError
+
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file under a temporary name, to the disk, then rename it.
@@ -20,6 +22,17 @@ def write_whole(path: Path, content: bytes) -> None:
     except OSError:
         partial.unlink(missing_ok=True)
         raise
+
+
+def refuse_unwritable(flag: str, path: Path | None) -> None:
+    """Before minutes are spent on what could not be written.
+
+    Raises:
+        ConfigError: the file that a flag names is a folder, or in a folder that is not there.
+    """
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        fault = "that is a folder" if path.is_dir() else f"there is no folder {path.parent}"
+        raise ConfigError(f"{flag} {path} was asked for, but {fault}. Name a file in a folder that exists.")
 
 
 def sync_folder(folder: Path) -> None:

@@ -24,6 +24,7 @@ from myxtts.errors import ConfigError, PlacementError, TrainingError
 from myxtts.models.build import build_xtts
 from myxtts.models.layers import parameter_count
 from myxtts.models.xtts import SIZES
+from myxtts.observe.advice import LongWait
 from myxtts.observe.html import write_report
 from myxtts.observe.report import Reporter
 from myxtts.placement import devices
@@ -121,23 +122,25 @@ def train_on(placement: Placement, config: Config, folder: RunFolder, start: Sta
             return 0
         folder.write_config(dump(config))
 
-        step = Step(
-            state,
-            training.gradient_clip,
-            training.gradient_accumulation,
-            data.enable_static_shapes,
-            compile_xla=training.compile == "xla",
-        )
+        step = make_step(config, state)
         reporter = opened.enter_context(Reporter(folder.metrics, folder.tensorboard, state.step, plan.total_steps))
+        long_wait = LongWait(state.step, data, single=route.data == route.model)
+
+        def report(state: TrainingState, metrics: dict[str, float | str]) -> None:
+            reporter.write(state.step, metrics)
+            long_wait(state.step, metrics)
+
         checkpoints = Checkpoints(folder.checkpoints, run.keep_checkpoints, about)
         actions = loop.Actions(
             first_step=FirstStep(route.model, started_s),
-            report=lambda state, metrics: reporter.write(state.step, metrics),
+            report=report,
             save=checkpoints.save,
             improves=checkpoints.improves,
             **held_out_actions(config, held_out, state, route, folder, reporter),
         )
-        pipeline = Pipeline(corpus, route, data, training.seed, folder.path, data.voice_augmentation)
+        # Between two devices the hand-over waits for what was produced in any case; settling tells the two apart.
+        dual = route.data != route.model
+        pipeline = Pipeline(corpus, route, data, training.seed, folder.path, data.voice_augmentation, settle=dual)
         feed = opened.enter_context(pipeline.open_feed(state.position))
         stop = opened.enter_context(stop_on_signals())
         log.info("feed           filled in %.1f s", feed.wait_until_full(data.model_start_delay))
@@ -201,6 +204,17 @@ def build_state(config: Config, tables: Tables, device: str, base: Base | None =
         return TrainingState(network, optimizer, averaged=training.ema > 0, device=device, frozen=training.freeze)
 
 
+def make_step(config: Config, state: TrainingState) -> Step:
+    training = config.training
+    return Step(
+        state,
+        training.gradient_clip,
+        training.gradient_accumulation,
+        config.data.enable_static_shapes,
+        compile_xla=training.compile == "xla",
+    )
+
+
 def about_run(config: Config, corpus: Corpus, tables: Tables, ancestor: dict[str, Any] | None = None) -> dict:
     """What a checkpoint keeps beside the weights: enough to resume, to speak and to merge."""
     return {
@@ -232,7 +246,7 @@ def held_out_actions(config, held_out, state, route, folder, reporter) -> dict:
     pipeline = Pipeline(held_out, route, config.data, config.training.seed, folder.path)
     validation = Validation(state.model, lambda: pipeline.open_feed(Position(), epochs=1, mean_over="epoch"))
     with pipeline.open_feed(Position(), epochs=1) as feed:
-        planned, batch = next(feed)
+        planned, batch, _ = next(feed)
     names = [held_out.manifest.ids[row] for row in planned.rows]
     texts = [held_out.manifest.texts[row] for row in planned.rows]
     manner = manner_of(config.model)

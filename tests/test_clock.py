@@ -1,8 +1,11 @@
-"""Step, wait and pause times, by a clock that is passed in."""
+"""Step, wait and pause times by a clock that is passed in, and what a run says of its waits."""
 
+import logging
 import unittest
 
-from myxtts.clock import Clock, Interval
+from myxtts.clock import Clock, Interval, Times
+from myxtts.config.schema import Data
+from myxtts.observe.advice import LongWait, candidates, flags_of
 
 
 class Time:
@@ -23,16 +26,16 @@ class ClockTest(unittest.TestCase):
         self.time = Time()
         self.clock = Clock(self.time)
 
-    def step(self, wait_s=0.0, work_s=1.0, audio_s=3.0, padded_s=4.0):
+    def step(self, wait_s=0.0, work_s=1.0, audio_s=3.0, padded_s=4.0, batches=()):
         with self.clock.wait():
             self.time.pass_(wait_s)
         self.time.pass_(work_s)
-        self.clock.finish_step(audio_s, padded_s)
+        self.clock.finish_step(audio_s, padded_s, batches)
 
     def test_an_interval_holds_steps_waits_and_audio(self):
         for _ in range(4):
             self.step(wait_s=0.25, work_s=0.75)
-        self.assertEqual(self.clock.report(), Interval(steps=4, busy_s=4.0, wait_s=1.0, audio_s=12.0, padded_s=16.0))
+        self.assertEqual(self.clock.report(), Interval(4, 4.0, 1.0, 12.0, 16.0, 0.0, 0.0, 0.0, 0.0))
 
     def test_pauses_are_part_of_no_step(self):
         self.step()
@@ -47,7 +50,7 @@ class ClockTest(unittest.TestCase):
             self.time.pass_(9.0)
         self.clock.report()
         self.step(work_s=2.0)
-        self.assertEqual(self.clock.report(), Interval(1, 2.0, 0.0, 3.0, 4.0))
+        self.assertEqual(self.clock.report(), Interval(1, 2.0, 0.0, 3.0, 4.0, 0.0, 0.0, 0.0, 0.0))
 
     def test_a_pause_after_a_report_belongs_to_the_next_interval_and_is_left_out_of_it(self):
         self.step()
@@ -62,7 +65,11 @@ class ClockTest(unittest.TestCase):
             self.step(wait_s=0.25, work_s=0.25)
         self.assertEqual(
             self.clock.report().metrics(),
-            {"step_s": 0.5, "wait_s": 0.25, "steps_per_s": 2.0, "audio_seconds_per_s": 6.0, "padding": 0.25},
+            {
+                **{"step_s": 0.5, "wait_s": 0.25, "steps_per_s": 2.0, "audio_seconds_per_s": 6.0, "padding": 0.25},
+                **{"read_s": 0.0, "produce_s": 0.0, "transfer_s": 0.0, "blocked_s": 0.0},
+                **{"accelerator_utilisation": 0.5, "bottleneck": "produce"},
+            },
         )
 
     def test_waits_and_work_add_up_to_the_interval(self):
@@ -74,14 +81,93 @@ class ClockTest(unittest.TestCase):
     def test_an_empty_interval_has_metrics_without_dividing_by_zero(self):
         metrics = self.clock.report().metrics()
         self.assertEqual((metrics["steps_per_s"], metrics["wait_s"], metrics["padding"]), (0.0, 0.0, 0.0))
+        self.assertEqual((metrics["accelerator_utilisation"], metrics["bottleneck"]), (1.0, "step"))
+
+    def test_the_producer_s_time_is_told_apart_into_what_it_did(self):
+        self.step(work_s=4.0, batches=[Times(0.0, 1.0, 3.0, 3.5), Times(4.0, 4.25, 6.0, 7.0)])
+        metrics = self.clock.report().metrics()
+        self.assertEqual(
+            [metrics[f"{name}_s"] for name in ("read", "produce", "transfer", "blocked")], [1.25, 3.75, 1.5, 0.5]
+        )
+
+    def test_a_producer_is_blocked_from_one_batch_to_the_next_also_across_reports(self):
+        self.step(batches=[Times(0.0, 0.0, 0.0, 1.0)])
+        self.assertEqual(self.clock.report().blocked_s, 0.0)
+        self.step(batches=[Times(3.0, 3.0, 3.0, 3.0)])
+        self.assertEqual(self.clock.report().blocked_s, 2.0)
+
+    def test_a_producer_that_is_blocked_in_a_pause_counts_what_lies_beside_it(self):
+        self.step(batches=[Times(990.0, 990.0, 990.0, 1_000.0)])  # the clock stands at 1001
+        with self.clock.pause():
+            self.time.pass_(100.0)
+        self.step(batches=[Times(1_103.0, 1_103.0, 1_103.0, 1_104.0)])
+        self.assertEqual(self.clock.report().blocked_s, 3.0)
+
+    def test_bottleneck_is_the_stage_that_the_others_wait_for(self):
+        cases = {
+            "step": {"wait_s": 0.04, "read_s": 0.9},  # the model hardly waits, whatever the producer does
+            "read": {"wait_s": 0.06, "read_s": 0.3, "produce_s": 0.7},  # produces longer, and yet has to wait
+            "produce": {"wait_s": 0.06, "read_s": 0.1, "produce_s": 0.7, "transfer_s": 0.2},
+            "transfer": {"wait_s": 0.06, "read_s": 0.1, "produce_s": 0.3, "transfer_s": 0.6},
+        }
+        nothing = Interval(1, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0)
+        for stage, times in cases.items():
+            with self.subTest(stage=stage):
+                self.assertEqual(nothing._replace(**times).bottleneck, stage)
 
     def test_by_itself_it_follows_a_clock_that_runs(self):
         clock = Clock()
         with clock.wait():
             sum(range(1_000))
-        clock.finish_step(1.0, 1.0)
+        clock.finish_step(1.0, 1.0, ())
         interval = clock.report()
         self.assertTrue(0.0 < interval.wait_s <= interval.busy_s)
+
+
+class LongWaitTest(unittest.TestCase):
+    """What a run says of its waits, by the reports that it makes."""
+
+    def setUp(self):
+        self.long_wait = LongWait(0, Data(num_workers=1), single=True)
+
+    def said(self, reports, **metrics) -> list[str]:
+        """What is logged at reports of (step, wait share)."""
+        metrics = {"step_s": 1.0, "blocked_s": 0.0, "bottleneck": "produce"} | metrics
+        with self.assertLogs("myxtts", "WARNING") as logs:
+            logging.getLogger("myxtts").warning("end")  # or assertLogs fails where nothing is said
+            for step, wait_share in reports:
+                self.long_wait(step, {"accelerator_utilisation": 1.0 - wait_share, **metrics})
+        return [record.getMessage() for record in logs.records[1:]]
+
+    def test_after_200_steps_of_waiting_it_is_said_once(self):
+        self.assertEqual(self.said([(50, 0.2), (100, 0.3), (150, 0.11), (199, 0.2)]), [])
+        (message,) = self.said([(200, 0.25), (250, 0.9), (1_000, 0.9)])
+        self.assertIn("for 200 steps", message)
+        self.assertIn("now 25 %", message)
+
+    def test_steps_without_waits_between_begin_the_count_anew(self):
+        self.assertEqual(self.said([(150, 0.2), (160, 0.09), (310, 0.2), (350, 0.2)]), [])
+        self.assertEqual(len(self.said([(360, 0.2)])), 1)
+
+    def test_validation_alone_is_no_report_of_time(self):
+        self.long_wait(500, {"validation_loss": 1.0})
+        self.assertEqual(self.said([(150, 0.2)]), [])
+
+    def test_says_the_flags_of_the_stage_that_is_slow(self):
+        (message,) = self.said([(200, 0.5)], bottleneck="read")
+        self.assertIn("--cache-dataset", message)
+        self.assertNotIn("--data-gpu", message)
+
+    def test_where_both_sides_wait_by_turns_deeper_buffers_are_named(self):
+        (message,) = self.said([(200, 0.5)], blocked_s=0.2)
+        self.assertIn("--prefetch-buffer-size 6; --buffer-size 16", message)
+
+    def test_what_is_set_already_is_not_named(self):
+        data = Data(num_workers=10_000, cache_dataset=True, enable_static_shapes=True, batch_seconds=9.0)
+        for stage in ("read", "step"):
+            self.assertEqual(candidates(stage, data, single=True), [])
+        self.assertEqual(list(map(flags_of, candidates("produce", data, single=True))), ["--data-gpu 0 --model-gpu 1"])
+        self.assertEqual(candidates("produce", data, single=False), [])
 
 
 if __name__ == "__main__":

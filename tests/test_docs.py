@@ -22,7 +22,8 @@ FOREIGN_FLAGS = {"--logdir"}  # of tensorboard
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z_-]*")
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
-COMMAND = re.compile(r"^(?:\w+=\S+ )?python3? +((?:train_main|utilities/\w+|benchmarks/\w+)\.py)(.*)$", re.MULTILINE)
+SCRIPT = r"(?:train_main|validate_dual_gpu_pipeline|utilities/\w+|benchmarks/\w+)\.py"
+COMMAND = re.compile(rf"^(?:\w+=\S+ )?python3? +({SCRIPT})(.*)$", re.MULTILINE)
 ABSOLUTE_PATH = re.compile(r"(?<![\w.:/>])/(?!corpora/)[A-Za-z]\w*/\w|\b[A-Z]:\\|file:/")  # /corpora/ is the example
 
 
@@ -39,7 +40,7 @@ def script_flags(script: str) -> set[str]:
 
 
 def scripts() -> list[str]:
-    found = [*ROOT.glob("utilities/[!_]*.py"), *ROOT.glob("benchmarks/[!_]*.py")]
+    found = [*ROOT.glob("validate_*.py"), *ROOT.glob("utilities/[!_]*.py"), *ROOT.glob("benchmarks/[!_]*.py")]
     return sorted(path.relative_to(ROOT).as_posix() for path in found)
 
 

@@ -28,7 +28,7 @@ from myxtts.training.loop import next_step
 from myxtts.training.state import TrainingState, make_optimizer
 from myxtts.training.step import Step
 from tests.sine_corpus import planned_corpus, write_corpus
-from tests.tiny import SECONDS, Workplace, build_model, build_toy, features, on_device, state_of
+from tests.tiny import BARE, SECONDS, Workplace, build_model, build_toy, features, on_device, state_of
 from tests.two_devices import DATA, MODEL
 
 READING = Data(batch_size=3, buckets=2)
@@ -57,7 +57,7 @@ def placed_functions():
 
 
 class Run(unittest.TestCase):
-    """One step of the real pipeline, model and optimizer, on each kind of route."""
+    """One step of the real pipeline, model and optimizer: the network's on one route, the toy's on the other."""
 
     @classmethod
     def setUpClass(cls):
@@ -65,10 +65,10 @@ class Run(unittest.TestCase):
         cls.addClassCleanup(folder.cleanup)
         cls.manifest = write_corpus(Path(folder.name), SECONDS)
 
-    def step(self, route, accumulation):
+    def step(self, model, route, accumulation):
         """(state, gradient sums, deliveries of one full step, outcome, functions that ran)."""
         corpus = planned_corpus(self.manifest, READING, accumulation=accumulation)
-        state = state_of(build_model(device=route.model), device=route.model)
+        state = state_of(model, device=route.model)
         step = Step(state, 1.0, accumulation, static_shapes=False, compile_xla=False)
         with placed_functions() as functions:
             pipeline = Pipeline(corpus, route, READING, 0, Path("unused"))
@@ -82,27 +82,35 @@ class Run(unittest.TestCase):
     def assert_on(self, device, values):
         self.assertEqual({device_of(value) for value in values}, {device})
 
-    def test_everything_is_where_the_route_says(self):
-        for route, accumulation in ((Route(DATA, MODEL), 2), (Route(MODEL, DATA), 1)):
-            with self.subTest(route=route, accumulation=accumulation):
-                state, sums, batches, outcome, functions = self.step(route, accumulation)
-                self.assertEqual((len(batches), bool(sums)), (accumulation, accumulation > 1))
-                self.assert_on(route.model, [outcome, *sums])
-                for variables in state.variables().values():  # weights, optimizer, averages
-                    self.assert_on(route.model, variables.values())
-                self.assert_on(route.model, [tensor for delivery in batches for tensor in delivery.batch.values()])
-                FirstStep(route.model, 0.0)(state, batches, outcome)
+    def assert_everything_is_where_the_route_says(self, model, route, accumulation, operations):
+        """`operations` are some of the step's; the last is in no other function."""
+        state, sums, batches, outcome, functions = self.step(model, route, accumulation)
+        self.assertEqual((len(batches), bool(sums)), (accumulation, accumulation > 1))
+        self.assert_on(route.model, [outcome, *sums])
+        for variables in state.variables().values():  # weights, optimizer, averages
+            self.assert_on(route.model, variables.values())
+        self.assert_on(route.model, [tensor for delivery in batches for tensor in delivery.batch.values()])
+        FirstStep(route.model, 0.0)(state, batches, outcome)
 
-                steps = [devices_of for devices_of in functions if "Conv2DBackpropFilter" in devices_of]
-                self.assertEqual(len(steps), 2 if accumulation > 1 else 1)
-                for devices_of in steps:
-                    for operation in ("Conv2D", "MatMul", "BatchMatMulV2", "Conv2DBackpropFilter", "Square"):
-                        self.assertEqual(devices_of[operation], {route.model}, operation)
-                producers = [devices_of for devices_of in functions if "RFFT" in devices_of]
-                self.assertGreaterEqual(len(producers), 1)
-                for devices_of in producers:
-                    for operation in ("RFFT", "Log", "GatherV2"):
-                        self.assertEqual(devices_of[operation], {route.data}, operation)
+        steps = [devices_of for devices_of in functions if operations[-1] in devices_of]
+        self.assertEqual(len(steps), 2 if accumulation > 1 else 1)
+        for devices_of in steps:
+            for operation in operations:
+                self.assertEqual(devices_of[operation], {route.model}, operation)
+        producers = [devices_of for devices_of in functions if "RFFT" in devices_of]
+        self.assertGreaterEqual(len(producers), 1)
+        for devices_of in producers:
+            for operation in ("RFFT", "Log", "GatherV2"):
+                self.assertEqual(devices_of[operation], {route.data}, operation)
+
+    def test_of_the_network_is_where_the_route_says(self):
+        operations = ("Conv2D", "MatMul", "BatchMatMulV2", "Square", "Conv2DBackpropFilter")
+        network = build_model(size=BARE, device=MODEL)
+        self.assert_everything_is_where_the_route_says(network, Route(DATA, MODEL), 2, operations)
+
+    def test_on_the_opposite_route_is_there_too(self):
+        operations = ("MatMul", "Square", "AssignSubVariableOp")
+        self.assert_everything_is_where_the_route_says(build_toy(device=DATA), Route(MODEL, DATA), 1, operations)
 
 
 class Violations(unittest.TestCase):

@@ -3,7 +3,6 @@
 import contextlib
 import io
 import json
-import shutil
 import tempfile
 import unittest
 from pathlib import Path
@@ -15,7 +14,6 @@ from tests.two_devices import MODEL, TWO
 import numpy as np
 import tensorflow as tf
 
-from benchmarks._flops import contraction_flops
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.mel import SILENCE
 from myxtts.config.schema import Model
@@ -54,10 +52,10 @@ from myxtts.evaluation.score import (
 from myxtts.evaluation.sounds import copy_synthesis, hear
 from myxtts.evaluation.speakers import NearestSpeaker, voice_print
 from myxtts.models.xtts import Manner
+from myxtts.profiling.flops import contraction_flops
 from myxtts.text.symbols import SymbolTable
-from myxtts.training.checkpoint import read_about
-from myxtts.training.trained import choose_checkpoint, load_network, manner_of
-from tests.tiny import SECONDS, Workplace, arrays_of, small_models
+from myxtts.training.trained import choose_checkpoint, manner_of
+from tests.tiny import SECONDS, arrays_of, loaded_once, network_of, whole_run
 from utilities import evaluate
 
 
@@ -358,30 +356,32 @@ class TableTest(unittest.TestCase):
 
 
 class WholeEvaluation(unittest.TestCase):
-    """A run of 8 steps on 13 sinusoids of two speakers, 3 held out."""
+    """The whole run, on 13 sinusoids of two speakers, 3 held out."""
 
     @classmethod
     def setUpClass(cls):
-        cls.place = Workplace.made(cls.addClassCleanup)
-        finished = cls.place.train("scored", "--validation-share", "0.25")
-        assert finished.code == 0, finished
-        cls.run_folder = cls.place.run("scored")
-        cls.pictures = cls.place.folder / "pictures"
+        cls.place, cls.run_folder = whole_run().place, whole_run().folder
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.pictures = Path(folder.name) / "pictures"
+        cls.checkpoint = choose_checkpoint(cls.run_folder)
         cls.score = cls.measure()
 
     @classmethod
     def measure(cls, run: Path | None = None, pictures: Path | None = None, **choice) -> Score:
         run, pictures = run or cls.run_folder, pictures or cls.pictures
-        with small_models(), contextlib.redirect_stdout(io.StringIO()):
+        with loaded_once("myxtts.evaluation.score"), contextlib.redirect_stdout(io.StringIO()):
             return score_of(run, choose_checkpoint(run), Choice(**{"steps": 1, **choice}), TWO.routes[0], pictures)
 
     def copied(self, name: str) -> Path:
-        return Path(shutil.copytree(self.run_folder, self.place.run(name)))
+        return self.place.copied("whole", name, self.addCleanup)
 
     def test_every_metric_is_there_and_finite(self):
         expected = {key for key in SHOWN if not key.startswith(("boundary", "speaker_accuracy_unseen"))}
         self.assertEqual(set(self.score.metrics), expected)
-        self.assertEqual((self.score.utterances, self.score.checkpoint), (round(0.25 * len(SECONDS)), "step-000008"))
+        self.assertEqual(
+            (self.score.utterances, self.score.checkpoint), (round(0.25 * len(SECONDS)), self.checkpoint.name)
+        )
         for key, metric in self.score.metrics.items():
             if key != "log_f0_rmse":  # an untrained voice may have no voiced frame
                 self.assertTrue(np.isfinite(metric.voice), key)
@@ -410,17 +410,14 @@ class WholeEvaluation(unittest.TestCase):
         self.assertIn("shuffled texts are left out", score.table())
 
     def test_the_averaged_weights_are_loaded(self):
-        checkpoint = choose_checkpoint(self.run_folder)
-        with small_models():
-            network = load_network(checkpoint, read_about(checkpoint), MODEL)
-        saved = dict(arrays_of(checkpoint))
+        network, saved = network_of(self.checkpoint, MODEL), dict(arrays_of(self.checkpoint))
         for variable in network.trainable_variables:
             np.testing.assert_array_equal(variable.numpy(), saved[f"averages/{variable.path}"])
 
     def test_a_checkpoint_is_chosen_by_its_name(self):
-        self.assertEqual(choose_checkpoint(self.run_folder, "step-000003").name, "step-000003")
-        for wrong in ("step-000004", "../checkpoints/step-000003", "", "config.yaml"):
-            with self.assertRaisesRegex(CheckpointError, "step-000003, step-000006, step-000008"):
+        self.assertEqual(choose_checkpoint(self.run_folder, "step-000005").name, "step-000005")
+        for wrong in ("step-000003", "../checkpoints/step-000005", "", "config.yaml"):
+            with self.assertRaisesRegex(CheckpointError, "step-000005, step-000008"):
                 choose_checkpoint(self.run_folder, wrong)
         with self.assertRaisesRegex(CheckpointError, "has no checkpoint"):
             choose_checkpoint(self.run_folder / "checkpoints")

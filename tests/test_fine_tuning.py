@@ -1,7 +1,6 @@
 """A run that starts from another one: what it keeps, what is new, what stays frozen, and what is refused."""
 
 import shutil
-import tempfile
 import unittest
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ from myxtts.training.checkpoint import latest, read_about, read_arrays, write_ar
 from myxtts.training.state import TrainingState, make_optimizer
 from myxtts.training.step import Step
 from tests.sine_corpus import sine, write_sound
-from tests.tiny import SYMBOLS, Workplace, arrays_of, build_model, features, on_device
+from tests.tiny import BARE, SYMBOLS, Finished, Workplace, arrays_of, build_model, features, on_device
 from tests.two_devices import MODEL
 
 LETTERS = tuple("abcdefghijklmnop"[: SYMBOLS - 3])  # of `build_model`, beside the 3 ids that are no symbols
@@ -61,34 +60,41 @@ def tables(symbols: Sequence[str], languages: Sequence[str]) -> Tables:
     return Tables(SymbolTable(tuple(symbols)), (), tuple(languages))
 
 
-class Runs(unittest.TestCase):
-    """A run `base` of a model with two tables, and a corpus in another language with other letters."""
+place: Workplace
+tuned: Finished
 
+
+def setUpModule():
+    """A run `base` of a model with two tables, and a run `tuned` of it on another language with other letters."""
+    global place, tuned
+    models = mock.patch("myxtts.run.build_xtts", build_parted)
+    models.start()
+    unittest.addModuleCleanup(models.stop)
+    place = Workplace.made(unittest.addModuleCleanup)
+    finished = place.train("base", "--max-steps", "4", "--validate-every", "2")
+    assert finished.code == 0, finished
+    folder = place.folder / "georgian"
+    folder.mkdir()
+    lines = ["path,text,speaker,language"]
+    for i in range(9):
+        write_sound(folder / f"k{i}.wav", sine(200.0 + 30 * i, 0.5))
+        lines.append(f"k{i}.wav,{'აბ'[: i % 2 + 1]}b{'ca'[i % 2]},s{i % 2},ka")
+    (folder / "corpus.csv").write_text("\n".join(lines), encoding="utf-8")
+    tuned = tune("tuned")
+
+
+def tune(name: str, *flags: str, base: Path | None = None) -> Finished:
+    fixed = ("--train-data", str(place.folder / "georgian/corpus.csv"), "--init-from", str(base or place.run("base")))
+    return place.train(name, *fixed, "--max-steps", "6", "--checkpoint-every", "2", *flags)
+
+
+class Runs(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        folder = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(folder.cleanup)
-        models = mock.patch("myxtts.run.build_xtts", build_parted)
-        models.start()
-        cls.addClassCleanup(models.stop)
-        cls.place = Workplace(Path(folder.name))
-        finished = cls.place.train("base", "--max-steps", "4", "--validate-every", "2")
-        assert finished.code == 0, finished
-        cls.base = cls.place.run("base")
-        cls.corpus = cls.place.folder / "georgian" / "corpus.csv"
-        cls.corpus.parent.mkdir()
-        lines = ["path,text,speaker,language"]
-        for i in range(9):
-            write_sound(cls.corpus.parent / f"k{i}.wav", sine(200.0 + 30 * i, 0.5))
-            lines.append(f"k{i}.wav,{'აბ'[: i % 2 + 1]}b{'ca'[i % 2]},s{i % 2},ka")
-        cls.corpus.write_text("\n".join(lines), encoding="utf-8")
-
-    def tune(self, name: str, *flags: str, base: Path | None = None):
-        fixed = ("--train-data", str(self.corpus), "--init-from", str(base or self.base))
-        return self.place.train(name, *fixed, "--max-steps", "6", "--checkpoint-every", "2", *flags)
+        cls.place, cls.base, cls.corpus = place, place.run("base"), place.folder / "georgian/corpus.csv"
 
     def refusal(self, name: str, *flags: str, base: Path | None = None) -> str:
-        finished = self.tune(name, *flags, base=base)
+        finished = tune(name, *flags, base=base)
         self.assertEqual(finished.code, 2, finished)
         self.assertNotIn("Traceback", finished.err)
         return finished.err
@@ -96,16 +102,15 @@ class Runs(unittest.TestCase):
 
 class Started(Runs):
     def test_keeps_the_rows_of_its_base_and_adds_new_ones_behind(self):
-        finished = self.tune("grown")
-        self.assertEqual((finished.code, finished.err), (0, ""))
+        self.assertEqual((tuned.code, tuned.err), (0, ""))
         base = read_base(self.base, self.place.folder)
         self.assertIn(
             f"start          {self.base} step {base.about['step']}: 8 symbols kept, 2 new (ა ბ), "
             "1 language kept, 1 new (ka)\n",
-            finished.out,
+            tuned.out,
         )
-        self.assertIn("2 speakers, 13 symbols, languages en ka\n", finished.out)  # 10 and 3 ids that are no symbols
-        about = read_about(latest(self.place.run("grown") / "checkpoints"))
+        self.assertIn("2 speakers, 13 symbols, languages en ka\n", tuned.out)  # 10 and 3 ids that are no symbols
+        about = read_about(latest(self.place.run("tuned") / "checkpoints"))
         self.assertEqual((about["symbols"], about["languages"]), ([*"abcdefgh", "ა", "ბ"], ["en", "ka"]))
         self.assertEqual(about["speakers"], ["s0", "s1"])
         self.assertEqual(
@@ -126,7 +131,7 @@ class Started(Runs):
         best = read_about(latest(self.base / "checkpoints"))["best"][0]
         expected = read_arrays(self.base / f"checkpoints/step-{best:06d}/averages.npz")
         still = ("--learning-rate", "1e-30", "--weight-decay", "0", "--max-steps", "1")
-        self.assertEqual(self.tune("still", *still).code, 0)
+        self.assertEqual(tune("still", *still).code, 0)
         found = read_arrays(self.place.run("still") / "checkpoints/step-000001/model.npz")
         self.assertEqual(found.keys(), expected.keys())
         for name, array in expected.items():
@@ -143,32 +148,29 @@ class Started(Runs):
         self.assertIn("nothing to do", again.out)
 
     def test_is_resumed_bit_for_bit_without_its_base(self):
-        gone = self.place.folder / "runs" / "gone"
-        shutil.copytree(self.base, gone)
-        self.assertEqual(self.tune("whole", base=gone).code, 0)
-        self.assertEqual(self.tune("broken", base=gone).code, 0)
-        shutil.rmtree(gone)
-        shutil.rmtree(self.place.run("broken") / "checkpoints/step-000006")
-        resumed = self.tune("broken", "--resume", base=gone)
+        broken = self.place.copied("tuned", "broken", self.addCleanup)
+        shutil.rmtree(broken / "checkpoints/step-000006")
+        away = self.base.rename(self.base.with_name("away"))
+        self.addCleanup(away.rename, self.base)
+        resumed = tune("broken", "--resume")
         self.assertEqual((resumed.code, resumed.err), (0, ""))
         self.assertNotIn("is made anew", resumed.out)
-        left, right = (dict(arrays_of(latest(self.place.run(name) / "checkpoints"))) for name in ("whole", "broken"))
+        left, right = (dict(arrays_of(latest(self.place.run(name) / "checkpoints"))) for name in ("tuned", "broken"))
         self.assertEqual(left.keys(), right.keys())
         for name, array in left.items():
             self.assertEqual(array.tobytes(), right[name].tobytes(), name)
-        abouts = [read_about(latest(self.place.run(name) / "checkpoints")) for name in ("whole", "broken")]
+        abouts = [read_about(latest(self.place.run(name) / "checkpoints")) for name in ("tuned", "broken")]
         self.assertEqual(abouts[0]["ancestor"], abouts[1]["ancestor"])
 
     def test_may_be_a_base_itself(self):
-        self.assertEqual(self.tune("first").code, 0)
-        finished = self.tune("second", base=self.place.run("first"))
+        finished = tune("second", "--max-steps", "2", base=self.place.run("tuned"))
         self.assertIn("10 symbols kept, 0 new, 2 languages kept, 0 new\n", finished.out)
 
 
 class Frozen(Runs):
     def test_parts_keep_every_bit_and_have_no_moments(self):
         flags = ("--freeze", "decoder", "--weight-decay", "0.5", "--gradient-accumulation", "2", "--batch-size", "2")
-        self.assertEqual(self.tune("frozen", *flags).code, 0)
+        self.assertEqual(tune("frozen", *flags).code, 0)
         arrays = dict(arrays_of(latest(self.place.run("frozen") / "checkpoints")))
         start = read_base(self.base, self.place.folder).weights
         for name, array in start.items():
@@ -180,15 +182,12 @@ class Frozen(Runs):
         self.assertEqual(len(moments), 2)  # of the two tables
         self.assertFalse(any("decoder" in name for name in moments))
 
-    def test_parts_are_fixed_for_the_life_of_a_run(self):
-        self.assertEqual(self.tune("fixed", "--freeze", "decoder").code, 0)
-        self.assertIn("training.freeze is []", self.refusal("fixed", "--resume"))
-
-    def test_parts_may_be_named_in_another_order_at_resume(self):
-        self.assertEqual(self.tune("order", "--freeze", "decoder", "prosody").code, 0)
-        resumed = self.tune("order", "--freeze", "prosody", "decoder", "--resume")
+    def test_parts_are_fixed_for_the_life_of_a_run_in_any_order(self):
+        self.assertEqual(tune("order", "--freeze", "decoder", "prosody").code, 0)
+        resumed = tune("order", "--freeze", "prosody", "decoder", "--resume")
         self.assertEqual((resumed.code, resumed.err), (0, ""))
         self.assertIn("training.freeze is ", self.refusal("order", "--freeze", "prosody", "--resume"))
+        self.assertIn("training.freeze is []", self.refusal("order", "--resume"))
 
     def test_parts_need_a_base_and_something_must_be_left(self):
         self.assertIn("would stay random", self.place.train("none", "--freeze", "decoder").err)
@@ -243,14 +242,12 @@ class Refused(Runs):
             self.assertIn("or start from another by --init-from", message)
 
     def test_other_settings_at_resume_than_the_run_has(self):
-        self.assertEqual(self.tune("sized").code, 0)
-        message = self.refusal("sized", "--resume", "--model-size", "small")
-        self.assertIn(f"the run goes on from {self.place.run('sized')}", message)
+        message = self.refusal("tuned", "--resume", "--model-size", "small")
+        self.assertIn(f"the run goes on from {self.place.run('tuned')}", message)
         self.assertIn("Leave model_size out, or start another run by --run.", message)
 
     def test_another_base_at_resume(self):
-        self.assertEqual(self.tune("mine").code, 0)
-        self.assertIn("training.init_from is ", self.refusal("mine", "--resume", base=self.place.folder))
+        self.assertIn("training.init_from is ", self.refusal("tuned", "--resume", base=self.place.folder))
 
 
 class Rows(unittest.TestCase):
@@ -270,6 +267,10 @@ class Rows(unittest.TestCase):
 class Network(unittest.TestCase):
     """The model itself."""
 
+    @classmethod
+    def setUpClass(cls):
+        cls.model = build_model()
+
     def base_of(self, model, symbols, languages) -> Base:
         random = np.random.default_rng(0)
         weights = {v.path: random.normal(size=v.shape).astype(np.float32) for v in model.trainable_variables}
@@ -277,10 +278,10 @@ class Network(unittest.TestCase):
         return Base(Path("runs/base"), Path("runs/base/checkpoints/step-000001"), about, weights)
 
     def test_parts_are_those_of_the_setting(self):
-        self.assertEqual(set(build_model().parts()), set(SETTINGS["freeze"].choices))
+        self.assertEqual(set(self.model.parts()), set(SETTINGS["freeze"].choices))
 
     def test_takes_all_weights_and_the_rows_by_name(self):
-        model = build_model()
+        model = self.model
         base = self.base_of(model, LETTERS, ["ka", "en"])
         new = tables([*LETTERS[::-1][:-1], "z"], ["en", "fa"])  # `a` is gone, all others have moved
         symbols, languages = model.symbol_embedding.embeddings, model.language_embedding.embeddings
@@ -296,7 +297,7 @@ class Network(unittest.TestCase):
         np.testing.assert_array_equal(languages.numpy()[0], base.weights[languages.path][1])
 
     def test_of_other_shapes_or_with_symbols_that_stay_unlearnt_is_refused_untouched(self):
-        model = build_model()
+        model = self.model
         before = [v.numpy() for v in model.trainable_variables]
         good = self.base_of(model, LETTERS, ["en", "ka"])
         fewer = dict(list(good.weights.items())[:-1])
@@ -312,7 +313,7 @@ class Network(unittest.TestCase):
 
     def test_trains_what_is_not_frozen_also_where_activations_are_computed_again(self):
         frozen = ("reference_encoder", "text_encoder")
-        model = build_model(recompute=True, condition_dropout=0.9)
+        model = build_model(size=BARE, recompute=True, condition_dropout=0.9)
         with tf.device(MODEL):
             state = TrainingState(model, make_optimizer(0.5, "float32"), True, MODEL, frozen)
         kept = {v.path for part in frozen for layer in model.parts()[part] for v in layer.variables}

@@ -322,7 +322,7 @@ class PipelineTest(PipelineCase):
                 np.testing.assert_allclose(mel[:frames], expected, atol=1e-3)
 
     def test_the_plan_that_travels_with_a_batch_tells_what_is_in_it(self):
-        for planned, batch in self.delivered:
+        for planned, batch, _ in self.delivered:
             batch = {name: tensor.numpy() for name, tensor in batch.items()}
             rows, real = planned.rows, len(planned.rows)
             np.testing.assert_array_equal(batch["frames"][:real], self.manifest.samples[rows] // HOP_SAMPLES)
@@ -528,7 +528,7 @@ class ReferenceTest(PipelineCase):
     def test_the_reference_that_is_read_is_the_one_that_was_planned(self):
         pipeline = self.pipeline(reference_seconds=0.5)
         with pipeline.open_feed(Position(), epochs=1) as feed:
-            for planned, batch in feed:
+            for planned, batch, _ in feed:
                 for i in range(len(planned.rows)):
                     row = planned.arrays["reference_row"][i]
                     begin, end = planned.arrays["reference_start"][i] + np.array([0, 11_008])
@@ -622,7 +622,7 @@ class UnusualCorpusTest(unittest.TestCase):
             delivered = list(feed)
         rows = np.concatenate([delivery.planned.rows for delivery in delivered])
         self.assertEqual(sorted(rows.tolist()), list(range(len(seconds))))
-        for planned, batch in delivered:
+        for planned, batch, _ in delivered:
             mel = batch["mel"].numpy()
             for row, frames, spectrogram in zip(planned.rows, batch["frames"].numpy(), mel, strict=False):
                 self.assertEqual(frames, round(seconds[row] * SAMPLE_RATE_HZ) // HOP_SAMPLES)

@@ -11,7 +11,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "myxtts"
 
 ROWS = (
-    ("errors", "clock", "files"),
+    ("errors", "clock"),
+    ("files",),
     ("config",),
     ("placement",),
     ("audio", "text"),
@@ -32,6 +33,10 @@ WITHOUT_TENSORFLOW = (
     "text",
     "data.manifest",
     "data.plan",
+    "profiling.emulate",
+    "profiling.planner",
+    "profiling.queue",
+    "profiling.verdict",
     "synthesis.language",
     "cli",
 )

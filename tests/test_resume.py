@@ -7,25 +7,26 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import unittest
 from pathlib import Path
 
 from myxtts.observe.metrics import read_metrics
 from myxtts.training.checkpoint import latest, read_about
-from tests.tiny import Workplace, arrays_of, toy_models
+from tests.tiny import Workplace, arrays_of, toy_models, whole_run
 
 ROOT = Path(__file__).parents[1]
-STEPS = 60
-TIMES = {"step_s", "wait_s", "steps_per_s", "audio_seconds_per_s", "padding"}  # of the steps since the last report
-LENGTH = ("--max-steps", str(STEPS), "--checkpoint-every", "7")
+TIMES = {  # of the steps since the last report
+    *("step_s", "wait_s", "steps_per_s", "audio_seconds_per_s", "padding", "accelerator_utilisation"),
+    *("read_s", "produce_s", "transfer_s", "blocked_s", "bottleneck"),
+}
 SINGLE, DUAL, REVERSED = (("--data-gpu", data, "--model-gpu", model) for data, model in ("00", "01", "10"))
 CHILD = """
-import sys
-from tests.tiny import small_models
+import signal, sys
 from myxtts import cli
-with small_models():
-    sys.exit(cli.main(sys.argv[1:]))
+from tests.test_resume import signal_at
+from tests.tiny import toy_models
+with toy_models(), signal_at(int(sys.argv[1]), signal.SIGKILL):
+    sys.exit(cli.main(sys.argv[2:]))
 """
 
 
@@ -46,93 +47,99 @@ def signal_at(step: int, number: int):
         logger.removeHandler(sender)
 
 
-def run_until(step: int, number: int, argv: list[str]) -> int:
-    """Run in a process of its own, which gets a signal when it has reported a step; its exit code."""
-    command = [sys.executable, "-c", CHILD, *argv]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as child:
-        for line in child.stdout:
-            if line.startswith(f"step {step:6d} |"):
-                child.send_signal(number)
-    return child.returncode
+def killed_at(step: int, argv: list[str]) -> subprocess.Popen:
+    """A run of the toy in a process of its own, which is killed when it reports a step."""
+    command = [sys.executable, "-c", CHILD, str(step), *argv]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 class Case(unittest.TestCase):
     def assert_same_run(self, place, name, other):
-        """All variables of the last checkpoints, and all measured values of each step, are equal bit for bit."""
+        """All variables of the last checkpoints, and all that was measured in training, are equal bit for bit."""
         left, right = (dict(arrays_of(latest(place.run(run) / "checkpoints"))) for run in (name, other))
         self.assertEqual(left.keys(), right.keys())
         self.assertEqual({key.split("/")[0] for key in left}, {"model", "optimizer", "averages"})
         for key, array in left.items():
             self.assertEqual(array.tobytes(), right[key].tobytes(), key)
         found, expected = (
-            [without_times(line) for line in read_metrics(place.run(run) / "metrics.jsonl")] for run in (name, other)
+            [of_training(line) for line in read_metrics(place.run(run) / "metrics.jsonl")] for run in (name, other)
         )
         self.assertEqual(found, expected)
 
-    def temporary_workplace(self):
-        return Workplace.made(self.addCleanup)
+
+def of_training(line: dict) -> dict:
+    return {name: value for name, value in line.items() if name not in TIMES and not name.startswith("validation_")}
 
 
-def without_times(line: dict) -> dict:
-    return {name: value for name, value in line.items() if name not in TIMES}
+class Network(Case):
+    def test_that_goes_on_elsewhere_in_the_middle_of_an_epoch_equals_one_that_was_not_stopped(self):
+        whole = whole_run()
+        place = whole.place
+        broken = place.copied("whole", "broken", self.addCleanup)
+        shutil.rmtree(broken / "checkpoints/step-000008")
+        newest = latest(broken / "checkpoints")
+        self.assertEqual((newest.name, read_about(newest)["position"]), ("step-000005", [1, 2]))
+        silent = ("--validate-every", "0", "--sample-every", "0")
+        resumed = place.train("broken", "--resume", *whole.flags, *silent, *REVERSED)
+        self.assertEqual((resumed.code, resumed.err), (0, ""))
+        self.assertIn("  route        batches made on /CPU:1, trained on /CPU:0\n", resumed.out)
+        self.assert_same_run(place, "broken", "whole")
 
 
 class Interrupted(Case):
-    def test_by_a_kill_and_a_signal_on_all_placements_equals_an_uninterrupted_run(self):
-        place = self.temporary_workplace()
-        checkpoints = place.run("broken") / "checkpoints"
-        killed = []
-        argv = place.argv("broken", *LENGTH, *DUAL, "--resume")  # with nothing to resume it starts anew
-        killing = threading.Thread(target=lambda: killed.append(run_until(20, signal.SIGKILL, argv)))
-        killing.start()
-        whole = place.train("whole", *LENGTH, *DUAL)
-        killing.join()
-        self.assertEqual((whole.code, whole.err), (0, ""))
-        self.assertEqual(killed, [-signal.SIGKILL])
-        self.assertFalse((checkpoints / f"step-{STEPS:06d}").exists())
+    """Runs of the toy, and one of them that nothing interrupts."""
 
+    @classmethod
+    def setUpClass(cls):
+        cls.place = Workplace.made(cls.addClassCleanup)
+        models = toy_models()
+        models.start()
+        cls.addClassCleanup(models.stop)
+        # With nothing to resume it starts anew.
+        cls.killed = killed_at(5, cls.place.argv("killed", *DUAL, "--resume"))
+        cls.addClassCleanup(cls.killed.wait)
+        cls.whole = cls.place.train("whole", *DUAL)
+
+    def test_by_a_kill_and_a_signal_on_all_placements_equals_an_uninterrupted_run(self):
+        self.assertEqual((self.whole.code, self.whole.err), (0, ""))
+        checkpoints = self.place.run("killed") / "checkpoints"
+        self.assertEqual(self.killed.wait(), -signal.SIGKILL)
         survived = latest(checkpoints)
-        with signal_at(44, signal.SIGTERM):
-            stopped = place.train("broken", *LENGTH, *REVERSED, "--resume")
+        self.assertEqual(survived.name, "step-000003")
+        with signal_at(7, signal.SIGTERM):
+            stopped = self.place.train("killed", *REVERSED, "--resume")
         self.assertEqual(stopped.code, 128 + signal.SIGTERM, stopped.err)
         self.assertIn(f"resumed        {survived}", stopped.out)
-        self.assertIn("stopped by SIGTERM at step 44, after a checkpoint; --resume goes on", stopped.out)
-        self.assertEqual(latest(checkpoints).name, "step-000044")
-        self.assertEqual(read_about(latest(checkpoints))["position"], [14, 2])  # of 3 steps an epoch
+        self.assertIn("stopped by SIGTERM at step 7, after a checkpoint; --resume goes on", stopped.out)
+        self.assertEqual(latest(checkpoints).name, "step-000007")
+        self.assertEqual(read_about(latest(checkpoints))["position"], [2, 1])  # of 3 steps an epoch
 
-        finished = place.train("broken", *LENGTH, *SINGLE, "--resume")
+        finished = self.place.train("killed", *SINGLE, "--resume")
         self.assertEqual((finished.code, finished.err), (0, ""))
-        self.assert_same_run(place, "broken", "whole")
-        steps = [line["step"] for line in read_metrics(place.run("broken") / "metrics.jsonl")]
-        self.assertEqual(steps, list(range(1, STEPS + 1)))
-
-
-class SmallerStops(Case):
-    def test_ctrl_c_with_accumulation_and_a_scaled_loss_in_the_middle_of_an_epoch(self):
-        place = self.temporary_workplace()
-        flags = ("--batch-size", "2", "--gradient-accumulation", "2", "--precision", "mixed_float16", *DUAL)
-        with toy_models():
-            self.assertEqual(place.train("whole", *flags).code, 0)
-            with signal_at(5, signal.SIGINT):
-                self.assertEqual(place.train("broken", *flags).code, 128 + signal.SIGINT)
-            stopped_at = latest(place.run("broken") / "checkpoints")
-            self.assertEqual((stopped_at.name, read_about(stopped_at)["position"]), ("step-000005", [1, 2]))
-            self.assertEqual(place.train("broken", "--resume", *flags).code, 0)
-        self.assert_same_run(place, "broken", "whole")
+        self.assert_same_run(self.place, "killed", "whole")
+        steps = [line["step"] for line in read_metrics(self.place.run("killed") / "metrics.jsonl")]
+        self.assertEqual(steps, list(range(1, 9)))
 
     def test_a_line_that_a_kill_cut_short_and_those_behind_the_checkpoint_are_written_again(self):
-        place = self.temporary_workplace()
-        with toy_models():
-            self.assertEqual(place.train("whole").code, 0)
-            shutil.copytree(place.run("whole"), place.run("broken"))
-            newest = latest(place.run("broken") / "checkpoints")
-            newest.rename(newest.with_name(".partial-step-000008"))
-            with open(place.run("broken") / "metrics.jsonl", "a", encoding="utf-8") as file:
-                file.write('{"step": 9, "lo')
-            resumed = place.train("broken", "--resume")
+        broken = self.place.copied("whole", "broken", self.addCleanup)
+        newest = latest(broken / "checkpoints")
+        newest.rename(newest.with_name(".partial-step-000008"))
+        with open(broken / "metrics.jsonl", "a", encoding="utf-8") as file:
+            file.write('{"step": 9, "lo')
+        resumed = self.place.train("broken", *DUAL, "--resume")
         self.assertEqual(resumed.code, 0)
-        self.assertIn("resumed        " + str(place.run("broken") / "checkpoints/step-000006"), resumed.out)
-        self.assert_same_run(place, "broken", "whole")
+        self.assertIn(f"resumed        {broken / 'checkpoints/step-000006'}", resumed.out)
+        self.assert_same_run(self.place, "broken", "whole")
+
+    def test_by_ctrl_c_with_accumulation_and_a_scaled_loss_in_the_middle_of_an_epoch(self):
+        flags = ("--batch-size", "2", "--gradient-accumulation", "2", "--precision", "mixed_float16", *DUAL)
+        self.assertEqual(self.place.train("scaled", *flags).code, 0)
+        with signal_at(5, signal.SIGINT):
+            self.assertEqual(self.place.train("stopped", *flags).code, 128 + signal.SIGINT)
+        stopped_at = latest(self.place.run("stopped") / "checkpoints")
+        self.assertEqual((stopped_at.name, read_about(stopped_at)["position"]), ("step-000005", [1, 2]))
+        self.assertEqual(self.place.train("stopped", "--resume", *flags).code, 0)
+        self.assert_same_run(self.place, "stopped", "scaled")
 
 
 if __name__ == "__main__":

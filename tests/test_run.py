@@ -10,6 +10,7 @@ from unittest import mock
 import numpy as np
 import soundfile
 import tensorflow as tf
+import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from myxtts import cli
@@ -17,15 +18,17 @@ from myxtts.config.load import load
 from myxtts.errors import CheckpointError, ConfigError
 from myxtts.models.xtts import XTTS
 from myxtts.observe.metrics import MetricsFile, read_metrics
+from myxtts.placement.routes import plan_routes
 from myxtts.training.checkpoint import latest, list_checkpoints, read_about, read_best, write_arrays
 from myxtts.training.run_folder import FIXED, RunFolder, refuse_other_corpus, refuse_other_settings
-from tests.tiny import Workplace, arrays_of, toy_models
+from tests.tiny import Workplace, arrays_of, toy_models, whole_run
 
 ROOT = Path(__file__).parents[1]
 DUAL = ("--data-gpu", "0", "--model-gpu", "1")
 METRICS = {
     *("step", "epoch", *XTTS.LOSSES, "loss", "gradient_norm", "learning_rate"),
-    *("step_s", "wait_s", "steps_per_s", "audio_seconds_per_s", "padding"),
+    *("step_s", "wait_s", "steps_per_s", "audio_seconds_per_s", "padding", "accelerator_utilisation"),
+    *("read_s", "produce_s", "transfer_s", "blocked_s", "bottleneck"),
 }
 VALIDATION = {f"validation_{name}" for name in (*XTTS.LOSSES, "loss")}
 
@@ -54,9 +57,7 @@ class WholeRun(Case):
 
     @classmethod
     def setUpClass(cls):
-        super().setUpClass()
-        cls.flags = ("--validate-every", "4", "--sample-every", "4", "--keep-checkpoints", "1", *DUAL)
-        cls.finished = cls.place.train("whole", *cls.flags)
+        cls.place, cls.flags, cls.finished = whole_run()
         cls.folder = cls.place.run("whole")
         cls.settings = load(cls.folder / "config.yaml")  # as the run left it: a test resumes it
 
@@ -67,15 +68,16 @@ class WholeRun(Case):
             "  device       simulated GPU 0 is /CPU:0, memory grows as needed",
             "  device       simulated GPU 1 is /CPU:1, memory grows as needed",
             "  route        batches made on /CPU:0, trained on /CPU:1",
-            "corpus         12 utterances, 1 held out, 0.1 min, 2 speakers, 11 symbols, languages en",
-            "step           4.0 utterances and 2.3 audio seconds in 1 x 4 rows",
+            "corpus         10 utterances, 3 held out, 0.1 min, 2 speakers, 11 symbols, languages en",
+            "step           3.3 utterances and 1.9 audio seconds in 1 x 4 rows",
             "length         8 steps of 3 an epoch (2.7 epochs), from step 0",
             "traces         1 of the training step",
         ):
             self.assertIn(line + "\n", self.finished.out)
         self.assertRegex(self.finished.out, r"\nmodel          tiny, [0-9,]+ parameters, float32: 16 channels, 1 enc")
         self.assertRegex(self.finished.out, r"\nfirst step     \d+\.\d s after the start\n")
-        self.assertRegex(self.finished.out, r"\nstep      5 \| loss \d+\.\d{3} \| \d+\.\d steps/s \| wait \d+\.\d %\n")
+        shares = r"wait \d+\.\d % \| AU \d+\.\d % \| bottleneck (read|produce|transfer|step)"
+        self.assertRegex(self.finished.out, rf"\nstep      5 \| loss \d+\.\d{{3}} \| \d+\.\d steps/s \| {shares}\n")
         self.assertRegex(self.finished.out, r"\nstep      8 \| validation loss \d+\.\d{3}\n")
 
     def test_metrics_have_a_line_for_each_step_with_every_number_of_it(self):
@@ -84,7 +86,10 @@ class WholeRun(Case):
         self.assertEqual([line["epoch"] for line in lines], [0, 0, 0, 1, 1, 1, 2, 2])
         for line in lines:
             self.assertEqual(set(line), METRICS | (VALIDATION if line["step"] in (4, 8) else set()))
-            self.assertTrue(np.isfinite(list(line.values())).all(), line)
+            self.assertIn(line["bottleneck"], ("read", "produce", "transfer", "step"))
+            self.assertTrue(np.isfinite([value for value in line.values() if value != line["bottleneck"]]).all(), line)
+            self.assertAlmostEqual(line["accelerator_utilisation"], 1 - line["wait_s"] / line["step_s"])
+            self.assertGreater(line["produce_s"], 0)
             self.assertAlmostEqual(line["loss"] / sum(line[name] for name in XTTS.LOSSES), 1.0, 5)
         self.assertEqual([line["learning_rate"] for line in lines[:3]], [5e-4, 1e-3, 1e-3])
         self.assertAlmostEqual(lines[7]["learning_rate"], 5e-5)
@@ -105,7 +110,7 @@ class WholeRun(Case):
         kept = list_checkpoints(self.folder / "checkpoints")
         best = read_best(kept[-1])
         self.assertEqual(tuple(best), min(losses.items(), key=lambda item: item[1]))
-        self.assertEqual({path.name for path in kept}, {"step-000008", f"step-{best.step:06d}"})
+        self.assertEqual({path.name for path in kept}, {"step-000005", "step-000008", f"step-{best.step:06d}"})
         about = read_about(kept[-1])
         self.assertEqual((about["symbols"], about["languages"]), (list("abcdefgh"), ["en"]))
         self.assertEqual((about["step"], about["position"]), (8, [2, 2]))
@@ -113,21 +118,22 @@ class WholeRun(Case):
     def test_samples_are_sounds_and_pictures_of_held_out_utterances(self):
         for step in ("step-000004", "step-000008"):
             sounds = sorted((self.folder / "samples" / step).glob("*.wav"))
-            self.assertEqual(len(sounds), 1)
-            wave, rate_hz = soundfile.read(sounds[0])
-            self.assertEqual(rate_hz, 22_050)
-            self.assertGreater(len(wave), 0)
-            self.assertTrue(sounds[0].with_suffix(".png").read_bytes().startswith(b"\x89PNG"))
+            self.assertEqual(len(sounds), 3)
+            for sound in sounds:
+                wave, rate_hz = soundfile.read(sound)
+                self.assertEqual(rate_hz, 22_050)
+                self.assertGreater(len(wave), 0)
+                self.assertTrue(sound.with_suffix(".png").read_bytes().startswith(b"\x89PNG"))
 
     def test_tensorboard_has_scalars_pictures_and_sounds(self):
         events = EventAccumulator(str(self.folder / "tensorboard"))
         events.Reload()
         tags = set(events.Tags()["tensors"])
-        self.assertGreaterEqual(tags, (METRICS | VALIDATION) - {"step"})
-        (picture,) = [tag for tag in tags if tag.startswith("mel_and_alignment/")]
-        (sound,) = [tag for tag in tags if tag.startswith("spoken/")]
-        self.assertEqual([event.step for event in events.Tensors(picture)], [4, 8])
-        self.assertEqual([event.step for event in events.Tensors(sound)], [4, 8])
+        self.assertGreaterEqual(tags, (METRICS | VALIDATION) - {"step", "bottleneck"})
+        of_samples = [tag for tag in tags if tag.startswith(("mel_and_alignment/", "spoken/"))]
+        self.assertEqual(len(of_samples), 2 * 3)
+        for tag in of_samples:
+            self.assertEqual([event.step for event in events.Tensors(tag)], [4, 8], tag)
         self.assertEqual([event.step for event in events.Tensors("loss")], list(range(1, 9)))
 
     def test_report_shows_it(self):
@@ -153,7 +159,7 @@ class WholeRun(Case):
         self.assertEqual({name for name in after if after[name] != before.get(name)}, set())
 
     def test_resuming_it_with_a_setting_that_a_run_keeps_is_refused(self):
-        message = self.refusal("whole", "--resume", "--seed", "1", "--train-data", "not looked at")
+        message = self.refusal("whole", "--resume", *self.flags, "--seed", "1", "--train-data", "not looked at")
         newest = self.folder / "checkpoints/step-000008"
         self.assertEqual(
             message,
@@ -288,33 +294,53 @@ class Refused(Case):
         return folder / "corpus.csv"
 
 
-class Periods(Case):
-    def test_of_0_turn_their_actions_off_and_the_last_step_is_always_saved(self):
+class QuietRun(Case):
+    """A run of the toy that does as little as a run can, for two epochs, traced for each shape."""
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
         off = ("--validate-every", "0", "--sample-every", "0", "--checkpoint-every", "0", "--ema", "0")
+        length = ("--max-steps", "0", "--epochs", "2", "--log-every", "5")
         with toy_models():
-            finished = self.place.train("quiet", *off, "--log-every", "5")
-        self.assertEqual((finished.code, finished.err), (0, ""))
-        folder = self.place.run("quiet")
-        self.assertFalse((folder / "samples").exists())
-        self.assertEqual([path.name for path in (folder / "checkpoints").iterdir()], ["step-000008"])
-        self.assertFalse(any(name.startswith("averages") for name, _ in arrays_of(folder / "checkpoints/step-000008")))
-        lines = read_metrics(folder / "metrics.jsonl")
-        self.assertEqual([line["step"] for line in lines], [5, 8])
+            cls.finished = cls.place.train("quiet", *off, *length, "--enable-static-shapes", "--buckets", "3")
+        cls.folder = cls.place.run("quiet")
+
+    def test_ends_with_its_last_epoch(self):
+        self.assertEqual((self.finished.code, self.finished.err), (0, ""))
+        self.assertIn("length         6 steps of 3 an epoch (2.0 epochs), from step 0", self.finished.out)
+
+    def test_periods_of_0_turn_their_actions_off_and_the_last_step_is_always_saved(self):
+        checkpoints = self.folder / "checkpoints"
+        self.assertFalse((self.folder / "samples").exists())
+        self.assertEqual([path.name for path in checkpoints.iterdir()], ["step-000006"])
+        self.assertFalse(any(name.startswith("averages") for name, _ in arrays_of(checkpoints / "step-000006")))
+        lines = read_metrics(self.folder / "metrics.jsonl")
+        self.assertEqual([line["step"] for line in lines], [5, 6])
         self.assertFalse(any("validation_loss" in line for line in lines))
 
-    def test_epochs_end_a_run(self):
-        with toy_models():
-            finished = self.place.train("epochs", "--max-steps", "0", "--epochs", "2")
-        self.assertEqual(finished.code, 0)
-        self.assertIn("length         6 steps of 3 an epoch (2.0 epochs), from step 0", finished.out)
-        self.assertEqual(read_metrics(self.place.run("epochs") / "metrics.jsonl")[-1]["step"], 6)
+    def test_of_static_shapes_is_traced_once_for_each_bucket(self):
+        out = self.finished.out
+        buckets = len(next(line for line in out.split("\n") if line.startswith("buckets")).split()) - 2
+        self.assertGreater(buckets, 1)
+        self.assertIn(f"traces         {buckets} of the training step", out)
 
 
 class ShippedConfigurations(Case):
-    def test_each_loads_and_trains_three_steps(self):
-        shipped = sorted((ROOT / "configs").glob("*.yaml"))
-        self.assertGreaterEqual(len(shipped), 6)
-        for path in shipped:
+    FILES = sorted((ROOT / "configs").glob("*.yaml"))
+
+    def test_each_loads_and_has_a_placement_on_two_gpus(self):
+        self.assertGreaterEqual(len(self.FILES), 6)
+        for path in self.FILES:
+            with self.subTest(config=path.name):
+                self.assertGreaterEqual(len(plan_routes(load(path).placement, gpu_count=2).routes), 1)
+
+    def test_every_setting_in_them_trains(self):
+        """Three steps by each file whose settings are not all in another one, too."""
+        files = {path: settings_named_in(path) for path in self.FILES}
+        largest = {names: path for path, names in files.items() if not any(names < more for more in files.values())}
+        self.assertEqual(frozenset().union(*largest), frozenset().union(*files.values()))
+        for path in largest.values():
             with self.subTest(config=path.name), toy_models():
                 flags = ["--config", str(path), "--train-data", str(self.place.corpus), "--simulate-gpus", "2"]
                 flags += ["--run", path.stem, "--runs-dir", str(self.place.folder / "runs"), "--max-steps", "3"]
@@ -325,14 +351,9 @@ class ShippedConfigurations(Case):
                 self.assertTrue(np.isfinite([line["loss"], line["validation_loss"]]).all())
 
 
-class StaticShapes(Case):
-    def test_the_step_is_traced_once_for_each_bucket(self):
-        with toy_models():
-            finished = self.place.train("static", "--enable-static-shapes", "--buckets", "3")
-        self.assertEqual((finished.code, finished.err), (0, ""))
-        buckets = len(next(line for line in finished.out.split("\n") if line.startswith("buckets")).split()) - 2
-        self.assertGreater(buckets, 1)
-        self.assertIn(f"traces         {buckets} of the training step", finished.out)
+def settings_named_in(path: Path) -> frozenset[str]:
+    sections = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    return frozenset(f"{section}.{name}" for section, settings in sections.items() for name in settings)
 
 
 class Metrics(unittest.TestCase):

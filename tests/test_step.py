@@ -8,16 +8,16 @@ import tensorflow as tf
 
 from myxtts.training.loop import NonFiniteLoss, require_finite
 from myxtts.training.step import Step
-from tests.tiny import build_model, build_toy, features, on_device, rows_of, state_of
+from tests.tiny import BARE, build_model, build_toy, features, on_device, rows_of, state_of
 from tests.two_devices import MODEL
 
 ROWS = [(5, 13), (8, 24), (3, 3), (4, 9)]  # tokens and frames
 
 
-def make(model=None, clip=0.0, accumulation=1, static=False, precision="float32", averaged=True):
+def make(model=None, clip=0.0, accumulation=1, static=False, precision="float32", averaged=True, xla=False):
     """(state, step) of a model, the toy by default."""
     state = state_of(model or build_toy(precision), precision, averaged)
-    return state, Step(state, clip, accumulation, static, compile_xla=False)
+    return state, Step(state, clip, accumulation, static, xla)
 
 
 def take(step, *batches, number=1, learning_rate=1e-2, ema_decay=0.9):
@@ -84,7 +84,7 @@ class Gradient(unittest.TestCase):
             self.assertAlmostEqual(used / norm, 1.0, 4)
 
     def test_decay_reaches_kernels_only(self):
-        state = state_of(build_model())
+        state = state_of(build_model(size=BARE))
         state.optimizer.learning_rate = 1.0
         for variable in state.model.trainable_variables:
             variable.assign(tf.ones_like(variable.value))
@@ -225,9 +225,37 @@ class Traces(unittest.TestCase):
         self.assertEqual(self.traces(accumulation=1, static=True), 3)
 
 
+class CompiledByXla(unittest.TestCase):
+    """The toy's whole step and the network's gradients: to compile the network's whole step takes 10 s more."""
+
+    def test_a_step_is_the_same(self):
+        (state, step), (other, compiled) = make(clip=0.5), make(clip=0.5, static=True, xla=True)
+        for number in (1, 2):
+            expected, found = (take(each, features(ROWS), number=number) for each in (step, compiled))
+            for name, value in expected.items():
+                np.testing.assert_allclose(found[name], value, rtol=1e-5, err_msg=name)
+        for left, right in zip(weights(state), weights(other), strict=True):
+            np.testing.assert_allclose(left, right, atol=1e-5)
+        for left, right in zip(state.averages, other.averages, strict=True):
+            np.testing.assert_allclose(left.numpy(), right.numpy(), atol=1e-5)
+
+    def test_the_network_has_the_same_losses_and_finite_gradients(self):
+        """But for the flow's loss: XLA draws other numbers from a seed."""
+        state, step = make(build_model(size=BARE, segment_frames=24, recompute=True), averaged=False)
+        batch = on_device(features(ROWS))
+        with tf.device(MODEL):
+            plain = {name: loss.numpy() for name, loss in state.model(batch, training=True)[0].items()}
+            losses, gradients = tf.function(step._gradients, jit_compile=True)(batch)
+        compiled = dict(zip(state.model.LOSSES, losses.numpy(), strict=True))
+        for name in ("mel", "prior", "duration", "pitch", "energy"):
+            self.assertAlmostEqual(compiled[name] / plain[name], 1.0, 3, name)
+        self.assertNotEqual(compiled["flow"], plain["flow"])
+        self.assertTrue(np.isfinite(tf.linalg.global_norm(gradients)))
+
+
 class Network(unittest.TestCase):
     def test_learns_a_batch_with_one_trace(self):
-        state, step = make(build_model(), clip=1.0)
+        state, step = make(build_model(), clip=1.0, averaged=False)
         losses = [take(step, features(ROWS, (8 + i % 3, 24 + i % 3)), number=i + 1)["loss"] for i in range(12)]
         self.assertTrue(np.isfinite(losses).all())
         self.assertLess(losses[-1], 0.8 * losses[0])
@@ -235,21 +263,8 @@ class Network(unittest.TestCase):
         require_finite(state)
         self.assertEqual(list(take(step, features(ROWS))), [*state.model.LOSSES, "loss", "gradient_norm"])
 
-    def test_compiled_by_xla_it_gives_the_same_losses(self):
-        """But for the flow's: XLA draws other numbers from a seed."""
-        batches, outcomes = [on_device(features(ROWS))], []
-        for xla in (False, True):
-            state = state_of(build_model(segment_frames=24, recompute=xla))
-            step = Step(state, 1.0, 1, static_shapes=xla, compile_xla=xla)
-            outcomes.append(step.read(step(batches, 1, 1e-3, 0.9)))
-            require_finite(state)
-        plain, compiled = outcomes
-        for name in ("mel", "prior", "duration", "pitch", "energy"):
-            self.assertAlmostEqual(compiled[name] / plain[name], 1.0, 3, name)
-        self.assertNotEqual(compiled["flow"], plain["flow"])
-
     def test_learns_in_float16(self):
-        state, step = make(build_model("mixed_float16"), clip=1.0, precision="mixed_float16")
+        state, step = make(build_model("mixed_float16", size=BARE), clip=1.0, precision="mixed_float16", averaged=False)
         outcomes = [take(step, features(ROWS), number=i + 1) for i in range(12)]
         self.assertLess(outcomes[-1]["loss"], 0.8 * outcomes[0]["loss"])
         self.assertTrue(np.isfinite(outcomes[-1]["gradient_norm"]))

@@ -34,7 +34,7 @@ from myxtts.text.sentences import End
 from myxtts.training.checkpoint import list_checkpoints
 from myxtts.training.trained import choose_checkpoint
 from tests.sine_corpus import sine, write_sound
-from tests.tiny import Workplace, small_models
+from tests.tiny import loaded_once, small_models, whole_run
 from utilities import synthesize
 
 ROOT = Path(__file__).parents[1]
@@ -42,23 +42,24 @@ ITERATIONS = 2
 FADE_SAMPLES = round(FADE_S * SAMPLE_RATE_HZ)
 
 
-place: Workplace
+folder: Path
+run_folder: Path
 voice: Voice
 
 
 def setUpModule():
-    """A run of 4 steps with validation after 2 and 4, and its voice: for all tests of this file."""
-    global place, voice
-    place = Workplace.made(unittest.addModuleCleanup)
-    finished = place.train("voice", "--max-steps", "4", "--validate-every", "2", "--synthesis-steps", "2")
-    assert finished.code == 0, finished
+    """The voice of the whole run, and a folder: for all tests of this file."""
+    global folder, run_folder, voice
+    temporary = tempfile.TemporaryDirectory()
+    unittest.addModuleCleanup(temporary.cleanup)
+    folder, run_folder = Path(temporary.name), whole_run().folder
     logging.getLogger("myxtts").handlers = [logging.NullHandler()]  # not the console of that run
-    with small_models():
-        voice = Voice(place.run("voice"), MODEL)
+    with loaded_once("myxtts.synthesis.voice"):
+        voice = Voice(run_folder, MODEL)
 
 
 def sound(name: str, hz: float, seconds: float) -> Path:
-    path = place.folder / name
+    path = folder / name
     write_sound(path, sine(hz, seconds, 44_100), 44_100, "PCM_16")
     return path
 
@@ -68,7 +69,7 @@ class Case(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        cls.voice, cls.run_folder = voice, place.run("voice")
+        cls.voice, cls.run_folder = voice, run_folder
         cls.text = "".join(symbol for symbol in voice._tables.symbols.symbols if symbol.isalpha()) * 2
         cls.reference = sound("reference.flac", 220.0, 1.0)
 
@@ -128,13 +129,13 @@ class Speaking(Case):
         self.refused("language 'ka' was asked for, but this run was trained on en", self.text, language="ka")
 
     def test_reference_that_is_no_speech_is_refused(self):
-        text = place.folder / "notes.wav"
+        text = folder / "notes.wav"
         text.write_text("no audio")
         for path, said in (
             (sound("short.wav", 220.0, 0.3), "has 0.30 s"),
             (text, "cannot be used: unreadable"),
-            (place.folder, "cannot be used: not a file"),
-            (place.folder / "none.wav", "cannot be used: missing file"),
+            (folder, "cannot be used: not a file"),
+            (folder / "none.wav", "cannot be used: missing file"),
         ):
             with self.subTest(path=path.name):
                 self.refused(said, self.text, [self.reference, path])
@@ -300,7 +301,7 @@ class SoundFile(unittest.TestCase):
 
 class Checkpoint(Case):
     def test_the_best_one_speaks_and_the_newest_where_it_is_gone(self):
-        copied = place.folder / "copied"
+        copied = folder / "copied"
         shutil.copytree(self.run_folder, copied)
         best = choose_checkpoint(copied)
         self.assertIn(best, list_checkpoints(copied / "checkpoints"))
@@ -312,13 +313,13 @@ class Checkpoint(Case):
 
     def test_a_folder_without_a_run_is_refused(self):
         with self.assertRaisesRegex(CheckpointError, "has no checkpoint"):
-            choose_checkpoint(place.folder)
+            choose_checkpoint(folder)
 
 
 class Writing(Case):
     def test_file_has_the_waves_that_the_voice_gives_and_the_same_bytes_again(self):
         text = "\n".join([self.text, self.text[::-1]] * BATCH_PIECES)
-        out, again = place.folder / "out.wav", place.folder / "again.wav"
+        out, again = folder / "out.wav", folder / "again.wav"
         asked = {"language": "en", "iterations": ITERATIONS, "speed": 2.0, "steps": None}
         with mock.patch("myxtts.placement.devices.configure"):  # this process has its devices
             with small_models():

@@ -1,10 +1,13 @@
 """The smallest model, state, batches and runs that still do all that large ones do."""
 
+import atexit
 import contextlib
 import io
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
@@ -16,24 +19,29 @@ import tensorflow as tf
 from myxtts import cli
 from myxtts.audio.mel import SILENCE
 from myxtts.models.build import build_xtts, smallest_batch
-from myxtts.models.xtts import SIZES, XTTS
+from myxtts.models.xtts import SIZES, XTTS, Size
+from myxtts.training.checkpoint import read_about
 from myxtts.training.state import TrainingState, make_optimizer
+from myxtts.training.trained import load_network
 from tests.sine_corpus import write_corpus
 from tests.two_devices import MODEL
 
 SMALLEST = replace(SIZES["tiny"], channels=16, encoder_blocks=1, decoder_blocks=1, flow_blocks=1, latents=2)
+BARE = replace(SMALLEST, encoder_blocks=0, decoder_blocks=0)  # each kind of layer is still there
 SYMBOLS = 13
 SECONDS = tuple(0.4 + 0.03 * i for i in range(13))  # 12 to train on, 1 held out
 
 
-def small_models() -> contextlib.AbstractContextManager:
-    """In its scope the size `tiny` is SMALLEST, also for runs."""
-    return mock.patch.dict(SIZES, tiny=SMALLEST)
+def small_models(size: Size = SMALLEST) -> contextlib.AbstractContextManager:
+    """In its scope the size `tiny` is this one, also for runs."""
+    return mock.patch.dict(SIZES, tiny=size)
 
 
-def build_model(precision: str = "float32", device: str = MODEL, seed: int = 0, **settings) -> XTTS:
+def build_model(
+    precision: str = "float32", device: str = MODEL, seed: int = 0, size: Size = SMALLEST, **settings
+) -> XTTS:
     keras.utils.set_random_seed(seed)
-    with small_models(), tf.device(device):
+    with small_models(size), tf.device(device):
         return build_xtts("tiny", SYMBOLS, 2, precision, **settings)
 
 
@@ -169,6 +177,48 @@ class Workplace:
 
     def run(self, name: str) -> Path:
         return self.folder / "runs" / name
+
+    def copied(self, run: str, name: str, add_cleanup: Callable) -> Path:
+        """A copy of a run, which a test may change; gone when that ends."""
+        add_cleanup(shutil.rmtree, self.run(name))
+        return Path(shutil.copytree(self.run(run), self.run(name)))
+
+
+class WholeRun(NamedTuple):
+    place: Workplace
+    flags: tuple[str, ...]
+    finished: Finished
+
+    @property
+    def folder(self) -> Path:
+        return self.place.run("whole")
+
+
+@cache
+def whole_run() -> WholeRun:
+    """One run of the network for all tests of a process, named `whole`: it takes 20 s. Change a copy of it.
+
+    8 steps, checkpoints after 5 and 8, validation and samples after 4 and 8; of 13 utterances 3 are held out.
+    """
+    folder = tempfile.TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    place = Workplace(Path(folder.name))
+    flags = "--validation-share 0.25 --synthesis-steps 2 --data-gpu 0 --model-gpu 1"
+    flags += " --validate-every 4 --sample-every 4 --checkpoint-every 5 --keep-checkpoints 2"
+    flags = tuple(flags.split())
+    return WholeRun(place, flags, place.train("whole", *flags))
+
+
+@cache
+def network_of(checkpoint: Path, device: str) -> XTTS:
+    """The network of a checkpoint, loaded once for all tests of a process: to load it and to trace speech takes 4 s."""
+    with small_models():
+        return load_network(checkpoint, read_about(checkpoint), device)
+
+
+def loaded_once(module: str) -> contextlib.AbstractContextManager:
+    """In its scope a module of the package gets the networks of `network_of`."""
+    return mock.patch(f"{module}.load_network", lambda checkpoint, _, device: network_of(checkpoint, device))
 
 
 def arrays_of(checkpoint: Path) -> Iterator[tuple[str, np.ndarray]]:

@@ -27,6 +27,8 @@ class Section(BaseModel):
 class Placement(Section):
     """Which device makes batches and which one trains on them."""
 
+    placement: Literal["manual", "auto"] = "manual"
+    """`auto` measures some steps and takes the placement that is predicted to be the fastest."""
     data_gpu: GpuIndex | None = None
     """Physical GPU that makes batches. Goes with model_gpu or model_gpus."""
     model_gpu: GpuIndex | None = None

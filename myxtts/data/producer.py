@@ -11,31 +11,13 @@ from myxtts.audio.format import MEL_BANDS, frame_count
 from myxtts.audio.mel import log_mel, moved_filter_bank
 from myxtts.audio.pitch import f0
 from myxtts.batch import FEATURES, TEXT, WAVES, check
+from myxtts.clock import Times
 from myxtts.data.planned import PlannedBatch
 from myxtts.placement.audit import require_device
 from myxtts.placement.routes import Route
 from myxtts.seed import own_seed
 
 CURVES = 9  # cosines over the mel bands, the first of them flat: speakers of a language differ by such curves
-
-
-class Times(NamedTuple):
-    """When a batch passed through the producer, in seconds of `time.perf_counter`.
-
-    A GPU works on after it was told what to do: there, times are those of telling it, except `produced_s` where the
-    producer is asked to settle.
-
-    Attributes:
-        began_s: the producer asked for it.
-        read_s: it lay on the data device.
-        produced_s: its features did.
-        handed_s: they lay on the model device.
-    """
-
-    began_s: float
-    read_s: float
-    produced_s: float
-    handed_s: float
 
 
 class Delivery(NamedTuple):
@@ -94,6 +76,35 @@ def trace_produce(device: str, voice_augmentation: float = 0.0) -> Callable[[dic
     return tf.function(produce_on_device).get_concrete_function(spec)
 
 
+def waves_of_plan(
+    planned: Iterable[PlannedBatch],
+    waves: Iterable[dict],
+    explain: Callable[[PlannedBatch, Exception], Exception],
+) -> Iterator[tuple[PlannedBatch, dict]]:
+    """Each planned batch with its WAVES.
+
+    Args:
+        planned: the plan of each element of `waves`.
+        waves: WAVES on the data device.
+        explain: turns TensorFlow's error at a batch into one that names the utterance.
+    """
+    source = iter(waves)
+    for plan in planned:
+        try:
+            wave = next(source)
+        except tf.errors.ResourceExhaustedError:
+            raise  # of the data device: no utterance is at fault
+        except tf.errors.OpError as error:
+            raise explain(plan, error) from error
+        yield plan, wave
+
+
+def hand_over(features: dict, device: str) -> dict[str, tf.Tensor]:
+    """FEATURES on a device."""
+    with tf.device(device):
+        return {name: tf.identity(features[name]) for name in FEATURES}
+
+
 def deliveries(
     planned: Iterable[PlannedBatch],
     waves: Iterable[dict],
@@ -105,33 +116,23 @@ def deliveries(
     """Produce each batch and hand it over; runs in the feed's thread.
 
     Args:
-        planned: the plan of each element of `waves`.
-        waves: WAVES on the data device.
+        planned, waves, explain: see `waves_of_plan`.
         route: the devices.
         produce_on_device: what `trace_produce` gives for `route.data`.
-        explain: turns TensorFlow's error at a batch into one that names the utterance.
         settle: wait until the data device has made each batch, for times of what was done.
 
     Raises:
         TypeError, PlacementError: the first batch breaks the contract or is on another device.
     """
-    source = iter(waves)
-    for number, plan in enumerate(planned):
-        began_s = time.perf_counter()
-        try:
-            wave = next(source)
-        except tf.errors.ResourceExhaustedError:
-            raise  # of the data device: no utterance is at fault
-        except tf.errors.OpError as error:
-            raise explain(plan, error) from error
+    began_s = time.perf_counter()
+    for number, (plan, wave) in enumerate(waves_of_plan(planned, waves, explain)):
         read_s = time.perf_counter()
         with tf.device(route.data):  # decides where results lie; tf.device is per thread
             features = produce_on_device(wave)
         if settle:
             features["frames"].numpy()  # a copy waits for all that the device was told before
         produced_s = time.perf_counter()
-        with tf.device(route.model):
-            batch = {name: tf.identity(features[name]) for name in FEATURES}
+        batch = hand_over(features, route.model)
         times = Times(began_s, read_s, produced_s, time.perf_counter())
         if number == 0:
             check(wave, WAVES, "reading")
@@ -140,3 +141,4 @@ def deliveries(
             require_device(route.data, features.items())
             require_device(route.model, batch.items())
         yield Delivery(plan, batch, times)
+        began_s = time.perf_counter()

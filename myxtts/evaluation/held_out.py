@@ -120,7 +120,7 @@ def read_utterances(
     pipeline = Pipeline(Corpus(manifest, plan), route, data, seed, folder)
     found: list[Utterance] = []
     with pipeline.open_feed(Position(), epochs=1) as feed:
-        for planned, batch in feed:
+        for planned, batch, _ in feed:
             with tf.device(route.model):
                 _, outputs = network(batch, training=False)
             arrays = {name: value.numpy() for name, value in (batch | {"path": outputs["path"]}).items()}

@@ -29,7 +29,7 @@ from myxtts.evaluation.measures import FAULT_S, Sound, compare, summary
 from myxtts.evaluation.report import SHOWN, Metric, Score, draw
 from myxtts.evaluation.sounds import BATCH_UTTERANCES, copy_synthesis, hear, speak
 from myxtts.evaluation.speakers import NearestSpeaker, voice_print
-from myxtts.files import write_whole
+from myxtts.files import refuse_unwritable, write_whole
 from myxtts.models.xtts import XTTS, Manner
 from myxtts.placement import devices
 from myxtts.placement.routes import Route, plan_routes
@@ -71,9 +71,7 @@ def write_score(run: Path, checkpoint: str | None, choice: Choice, json_file: Pa
         UserError: the run, a corpus or an output cannot be used.
     """
     chosen = choose_checkpoint(run, checkpoint)
-    if json_file is not None and (json_file.is_dir() or not json_file.parent.is_dir()):
-        fault = "that is a folder" if json_file.is_dir() else f"there is no folder {json_file.parent}"
-        raise ConfigError(f"--json {json_file} was asked for, but {fault}. Name a file in a folder that exists.")
+    refuse_unwritable("--json", json_file)
     part = f"-{folder_of(choice.data).name}" if choice.data else ""
     folder = out or run / "evaluation" / f"{chosen.name}{part}"
     if folder.exists() and not folder.is_dir():

@@ -25,9 +25,9 @@ class MetricsFile:
         write_whole(path, "".join(json.dumps(line) + "\n" for line in kept).encode())
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - open as long as the run
 
-    def write(self, metrics: dict) -> None:
+    def write(self, metrics: dict[str, float | str]) -> None:
         """One line. A number that is not finite (a skipped float16 step has one) becomes null: JSON knows no other."""
-        known = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        known = {n: value if isinstance(value, str) or math.isfinite(value) else None for n, value in metrics.items()}
         self._file.write(json.dumps(known) + "\n")
         self._file.flush()
 
@@ -49,10 +49,12 @@ class TensorBoard:
     def __init__(self, folder: Path):
         self._writer = tf.summary.create_file_writer(str(folder))
 
-    def scalars(self, step: int, values: dict[str, float]) -> None:
+    def scalars(self, step: int, values: dict[str, float | str]) -> None:
+        """The numbers among the values."""
         with tf.device("/CPU:0"), self._writer.as_default(step=step):
             for name, value in values.items():
-                tf.summary.scalar(name, value)
+                if not isinstance(value, str):
+                    tf.summary.scalar(name, value)
 
     def picture(self, step: int, name: str, image: np.ndarray) -> None:
         """uint8 [height, width, 3]."""

@@ -1,4 +1,4 @@
-"""Pictures of mels, alignments and losses."""
+"""Pictures of mels, alignments, losses, and of stages that work at the same time."""
 
 import io
 import textwrap
@@ -72,6 +72,31 @@ def curves(series: dict[str, np.ndarray]) -> np.ndarray:
     if series:
         axis.set_yscale("log")
         axis.legend()
+    return _drawn(figure)
+
+
+def lanes(rows: dict[str, list[tuple[int, float, float]]], title: str) -> np.ndarray:
+    """What works when: a row for each lane, a bar for each batch, in one colour in all of them.
+
+    Args:
+        rows: name -> (batch, start, end) in seconds, from the top down.
+
+    Returns:
+        uint8 [height, width, 3].
+    """
+    figure = Figure(figsize=(12, 1.2 + 0.6 * len(rows)), dpi=80, layout="constrained")
+    axis = figure.subplots()
+    bars = [bar for row in rows.values() for bar in row]
+    first_s, last_s = min((bar[1] for bar in bars), default=0.0), max((bar[2] for bar in bars), default=1.0)
+    for height, row in enumerate(rows.values()):
+        for batch, start_s, end_s in row:
+            axis.barh(height, end_s - start_s, left=start_s - first_s, height=0.8, color=f"C{batch % 10}")
+            if end_s - start_s > 0.02 * (last_s - first_s):  # there is room for its number
+                place = (start_s + end_s) / 2 - first_s
+                axis.text(place, height, str(batch), ha="center", va="center", fontsize=8, color="white")
+    axis.set(xlabel="s", xlim=(0, last_s - first_s), yticks=range(len(rows)), yticklabels=list(rows))
+    axis.invert_yaxis()
+    _entitle(figure, title)
     return _drawn(figure)
 
 

@@ -33,7 +33,7 @@ class Reporter:
         self._file.close()
         self.tensorboard.close()
 
-    def write(self, step: int, metrics: dict[str, float]) -> None:
+    def write(self, step: int, metrics: dict[str, float | str]) -> None:
         """One line in metrics.jsonl, with what was measured at a step: training, validation or both."""
         self._file.write({"step": step, **metrics})
         self.tensorboard.scalars(step, metrics)
@@ -44,10 +44,10 @@ class Reporter:
             log.info("step %6d | validation loss %.3f", step, metrics["validation_loss"])
 
 
-def console_line(step: int, metrics: dict[str, float]) -> str:
-    """`step   1200 | loss 2.31 | 8.3 steps/s | wait 0.4 %`"""
-    wait_share = metrics["wait_s"] / metrics["step_s"] if metrics["step_s"] else 0.0
+def console_line(step: int, metrics: dict[str, float | str]) -> str:
+    """`step   1200 | loss 2.310 | 8.3 steps/s | wait 0.4 % | AU 99.6 % | bottleneck step`"""
+    utilisation = metrics["accelerator_utilisation"]
     return (
-        f"step {step:6d} | loss {metrics['loss']:.3f} | "
-        f"{metrics['steps_per_s']:.1f} steps/s | wait {100 * wait_share:.1f} %"
+        f"step {step:6d} | loss {metrics['loss']:.3f} | {metrics['steps_per_s']:.1f} steps/s | "
+        f"wait {100 * (1.0 - utilisation):.1f} % | AU {100 * utilisation:.1f} % | bottleneck {metrics['bottleneck']}"
     )

@@ -97,6 +97,11 @@ def _name(routes: tuple[Route, ...]) -> str:
 
 def _refuse_contradictions(placement) -> None:
     data, model, models = placement.data_gpu, placement.model_gpu, placement.model_gpus
+    if placement.placement == "auto":
+        raise PlacementError(
+            "--placement auto was asked for, which train_main.py alone can do: it measures before it trains. "
+            "Name a placement by --data-gpu and --model-gpu, or leave it out."
+        )
     if model is not None and models:
         raise PlacementError(
             f"--model-gpu {model} and --model-gpus {_list(models)} were both given. Use one of the two."

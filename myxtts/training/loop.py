@@ -41,7 +41,7 @@ class Actions:
 
     first_step: Callable[[TrainingState, Sequence[Delivery], tf.Tensor], None]
     validate: Callable[[TrainingState], dict[str, float]]
-    report: Callable[[TrainingState, dict[str, float]], None]
+    report: Callable[[TrainingState, dict[str, float | str]], None]
     sample: Callable[[TrainingState], None]
     save: Callable[[TrainingState, float | None], object]
     improves: Callable[[float], bool]
@@ -94,7 +94,8 @@ def train(
         except tf.errors.ResourceExhaustedError as error:
             raise StepOutOfMemory(state.step + 1, planned[0].bucket, error) from error
         state.advance(planned[-1].following)
-        clock.finish_step(sum(p.audio_s for p in planned), sum(p.padded_s for p in planned))
+        audio_s, padded_s = sum(p.audio_s for p in planned), sum(p.padded_s for p in planned)
+        clock.finish_step(audio_s, padded_s, [delivery.times for delivery in batches])
         if state.step == started_at + 1:
             actions.first_step(state, batches, outcome)
 

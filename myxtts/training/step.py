@@ -53,15 +53,30 @@ class Step:
     def __call__(self, batches: Sequence[dict], number: int, learning_rate: float, ema_decay: float) -> tf.Tensor:
         """Take step `number`; gives a float32 vector on the model device, which `read` names."""
         with tf.device(self._state.device):
-            controls = {
-                "number": tf.constant(number, tf.int64),
-                "learning_rate": tf.constant(learning_rate, tf.float32),
-                "ema_decay": tf.constant(ema_decay, tf.float32),
-            }
+            controls = self._controls(number, learning_rate, ema_decay)
             losses = self._no_losses
             for batch in batches[:-1]:
                 losses = self._accumulate(batch, losses)
             return self._finish(batches[-1], losses, controls)
+
+    @staticmethod
+    def _controls(number: int, learning_rate: float, ema_decay: float) -> dict[str, tf.Tensor]:
+        return {
+            "number": tf.constant(number, tf.int64),
+            "learning_rate": tf.constant(learning_rate, tf.float32),
+            "ema_decay": tf.constant(ema_decay, tf.float32),
+        }
+
+    def functions(self, batch: dict) -> list:
+        """The concrete functions that steps on such a batch run, for the audit; takes no step.
+
+        One that such a step has run is not traced again.
+        """
+        with tf.device(self._state.device):
+            finish = self._finish.get_concrete_function(batch, self._no_losses, self._controls(0, 0.0, 0.0))
+            if not self._sums:
+                return [finish]
+            return [self._accumulate.get_concrete_function(batch, self._no_losses), finish]
 
     def read(self, outcome: tf.Tensor) -> dict[str, float]:
         """The values of an outcome, in one copy to the host; waits for the device."""

@@ -8,7 +8,10 @@ from math import prod
 import numpy as np
 import tensorflow as tf
 
+from myxtts.training.state import TrainingState
+
 PRODUCTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
+LEAST_S, LARGEST = 0.005, 16384  # a hundred times what a call costs; 1 GiB of float32
 CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative")  # and their two gradients each
 
 
@@ -40,17 +43,43 @@ def contraction_flops(function: Callable, argument) -> int:
     )
 
 
-def matmul_rate(size: int = 2048, repeats: int = 10) -> float:
-    """Operations a second of the best of some float32 matrix products of this size, on the device it is called on."""
+def step_flops(state: TrainingState, batch: dict[str, tf.Tensor]) -> int:
+    """Of the losses of a batch and of their gradients, as `contraction_flops` counts them, and with its errors."""
+    variables = [variable.value for variable in state.trained]
+
+    def gradients(batch):
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(variables)
+            losses, _ = state.model(batch, training=True)
+            total = tf.add_n(list(losses.values()))
+        return tape.gradient(total, variables)
+
+    with tf.device(state.device):
+        return contraction_flops(gradients, batch)
+
+
+def matmul_rate(dtype: str = "float32", size: int = 2048, repeats: int = 10) -> float:
+    """Operations a second of the best of some matrix products, on the device it is called on.
+
+    A product that is done within LEAST_S tells more of the call than of the device: then a larger one is taken.
+
+    Args:
+        dtype: of the factors.
+        size: rows and columns of the first factors that are tried.
+        repeats: products of each size.
+    """
     product = tf.function(tf.matmul)
-    one = tf.constant(np.random.default_rng(0).normal(size=(size, size)).astype(np.float32))
-    product(one, one).numpy()
-    best_s = np.inf
-    for _ in range(repeats):
-        started_s = time.perf_counter()
-        product(one, one).numpy()
-        best_s = min(best_s, time.perf_counter() - started_s)
-    return 2 * size**3 / best_s
+    while True:
+        one = tf.cast(tf.constant(np.random.default_rng(0).normal(size=(size, size)).astype(np.float32)), dtype)
+        product(one, one)[0, 0].numpy()
+        best_s = np.inf
+        for _ in range(repeats):
+            started_s = time.perf_counter()
+            product(one, one)[0, 0].numpy()  # one number waits for all, and takes no time to copy
+            best_s = min(best_s, time.perf_counter() - started_s)
+        if best_s >= LEAST_S or size >= LARGEST:
+            return 2 * size**3 / best_s
+        size *= 2
 
 
 def _is_contraction(operation: tf.Operation) -> bool:

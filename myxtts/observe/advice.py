@@ -1,0 +1,90 @@
+"""Which settings can make a stage of the pipeline faster, and the one line of a run that waits for its batches."""
+
+import logging
+import os
+from typing import Any
+
+from myxtts.config.schema import Data
+from myxtts.config.settings import SETTINGS
+
+log = logging.getLogger(__name__)
+
+PROFILER = "utilities/dual_gpu_bottleneck_profiler.py"
+WAIT_SHARE = 0.10
+WAIT_STEPS = 200
+BY_TURNS = 0.05  # of a step: a producer that stands blocked so long, in a run that waits, is not too slow but uneven
+
+
+def candidates(stage: str, data: Data, single: bool) -> list[dict[str, Any]]:
+    """Changes of settings that may help, each on its own; what they gain is for the profiler to say.
+
+    Args:
+        stage: `read`, `produce`, `transfer`, `step`, or `variation` where stages wait for each other by turns.
+        data: the settings as they are.
+        single: batches are made on the device that trains.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = min(2 * data.num_workers, cores)
+    found = {
+        "read": [
+            {"num_workers": workers} if workers > data.num_workers else {},
+            {} if data.cache_dataset else {"cache_dataset": True},
+            {} if data.use_tf_native_loading else {"use_tf_native_loading": True},
+        ],
+        "produce": [{"data_gpu": 0, "model_gpu": 1} if single else {}],
+        "transfer": [{} if single else {"data_gpu": 0, "model_gpu": 0}],
+        "step": [
+            {} if data.enable_static_shapes else {"enable_static_shapes": True},
+            {} if data.batch_seconds else {"batch_size": 2 * data.batch_size},
+        ],
+        "variation": [
+            {"prefetch_buffer_size": 2 * data.prefetch_buffer_size},
+            {"buffer_size": 2 * data.buffer_size},
+        ],
+    }
+    return [change for change in found[stage] if change]
+
+
+def flags_of(change: dict[str, Any]) -> str:
+    """Settings as the command line takes them: `--num-workers 4`, `--cache-dataset`."""
+    flags = {name: SETTINGS[name].flag for name in change}
+    return " ".join(flags[name] if value is True else f"{flags[name]} {value}" for name, value in change.items())
+
+
+class LongWait:
+    """Says once what to change, when a run has waited for its batches for long.
+
+    Args:
+        step: steps done before.
+        data: the settings of reading.
+        single: see `candidates`.
+    """
+
+    def __init__(self, step: int, data: Data, single: bool):
+        self._step, self._data, self._single = step, data, single
+        self._waited_steps, self._said = 0, False
+
+    def __call__(self, step: int, metrics: dict[str, float | str]) -> None:
+        """Look at a report of the steps up to `step`."""
+        if self._said or "accelerator_utilisation" not in metrics:
+            return
+        steps, self._step = step - self._step, step
+        wait_share = 1.0 - metrics["accelerator_utilisation"]
+        self._waited_steps = self._waited_steps + steps if wait_share > WAIT_SHARE else 0
+        if self._waited_steps >= WAIT_STEPS:
+            self._said = True
+            log.warning("%s", self._advice(wait_share, metrics))
+
+    def _advice(self, wait_share: float, metrics: dict[str, float | str]) -> str:
+        stage = metrics["bottleneck"]
+        uneven = metrics["blocked_s"] > BY_TURNS * metrics["step_s"]
+        changes = candidates("variation" if uneven else stage, self._data, self._single)
+        reason = "since times vary: the producer waits too" if uneven else f"since the slowest stage is {stage}"
+        if changes:
+            do = f"Try, one at a time: {'; '.join(map(flags_of, changes))}; {PROFILER} says what each would gain."
+        else:
+            do = f"No setting is known to help, only a faster device; {PROFILER} shows all stages."
+        return (
+            f"long waits     for {self._waited_steps} steps the model has waited for batches more than "
+            f"{100 * WAIT_SHARE:.0f} % of the time, now {100 * wait_share:.0f} %, {reason}. {do}"
+        )

@@ -1,0 +1,386 @@
+"""The times of a run's stages on its own corpus, model and devices: each alone, and all together."""
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from myxtts.batch import FEATURES
+from myxtts.clock import Clock, Times
+from myxtts.config.schema import Config
+from myxtts.config.settings import SETTINGS
+from myxtts.data.corpora import Corpus, load_corpora
+from myxtts.data.pipeline import Pipeline
+from myxtts.data.planned import Position
+from myxtts.data.producer import Delivery, hand_over
+from myxtts.errors import TrainingError
+from myxtts.observe.advice import candidates
+from myxtts.placement import devices
+from myxtts.placement.routes import Placement, Route
+from myxtts.profiling.emulate import Span
+from myxtts.profiling.flops import matmul_rate, step_flops
+from myxtts.profiling.nvml import Watch
+from myxtts.profiling.report import Findings
+from myxtts.profiling.verdict import Measurement, Round
+from myxtts.run import build_state, configure_devices, explain_out_of_memory, find_start, make_step
+from myxtts.training import loop
+from myxtts.training.base import refuse_useless_freeze
+from myxtts.training.run_folder import RunFolder
+from myxtts.training.schedule import ema_decay
+from myxtts.training.state import TrainingState
+from myxtts.training.step import Step
+from myxtts.training.stop import StopRequest
+
+WARM_UP = 5  # steps before the clock is read: of those that follow, none fills an empty queue or is traced
+KEPT = 2  # batches of each bucket that the stages alone are measured on, so that memory has a bound
+WORTH_A_TRIAL = 0.9  # of the slowest stage's time: what takes so much is tried with other settings, too
+TRIALS = 5
+LEARNING_RATE = 1e-8  # the weights stay as they were, and finite
+PRODUCT_TYPES = {"float32": "float32", "mixed_bfloat16": "bfloat16", "mixed_float16": "float16"}
+
+Kept = dict[int, list[dict[str, tf.Tensor]]]  # batches by bucket
+
+
+@dataclass(frozen=True)
+class Bench:
+    """All that a run has when its first step comes."""
+
+    config: Config
+    placement: Placement
+    corpus: Corpus
+    state: TrainingState
+    step: Step
+    folder: Path
+
+    @property
+    def route(self) -> Route:
+        return self.placement.routes[0]
+
+    @property
+    def single(self) -> bool:
+        return self.route.data == self.route.model
+
+    def pipeline(self, settle: bool, **changes: Any) -> Pipeline:
+        """As a run has it, or with other settings of reading."""
+        data, seed = self.config.data.model_copy(update=changes), self.config.training.seed
+        return Pipeline(self.corpus, self.route, data, seed, self.folder, data.voice_augmentation, settle)
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """The batches that all is measured on, from the beginning of the plan.
+
+    Attributes:
+        step: int [batches], the step of each; the figures leave out those before WARM_UP.
+        bucket: int [batches].
+        audio_s, padded_s: float [batches], speech in each, without and with padding.
+    """
+
+    step: np.ndarray
+    bucket: np.ndarray
+    audio_s: np.ndarray
+    padded_s: np.ndarray
+
+    @property
+    def measured(self) -> np.ndarray:
+        """bool [batches], which of them count."""
+        return self.step >= WARM_UP
+
+
+def profile(config: Config, steps: int) -> tuple[Measurement, Findings, Placement]:
+    """Measure a run with these settings on `steps` steps. Nothing that it writes stays.
+
+    Raises:
+        UserError: the run could not start, or not go on.
+    """
+    with set_up(config) as bench:
+        return *measure(bench, steps), bench.placement
+
+
+def times_alone(config: Config, steps: int) -> dict[str, np.ndarray]:
+    """Seconds of each batch in each stage alone, float [batches] by stage; of `read` as in Measurement.
+
+    Raises:
+        UserError: as `profile`.
+    """
+    with set_up(config) as bench:
+        pipeline = bench.pipeline(settle=not bench.single)
+        return measure_alone(bench, pipeline, stretch_of(pipeline, steps + WARM_UP))[0]
+
+
+@contextmanager
+def set_up(config: Config) -> Iterator[Bench]:
+    """All that a run has before its first step, with a run folder that does not stay."""
+    refuse_useless_freeze(config, SETTINGS["freeze"].choices)
+    with tempfile.TemporaryDirectory(prefix="myxtts-profile-") as name:
+        folder = RunFolder(Path(name))
+        config = config.model_copy(update={"run": config.run.model_copy(update={"resume": False})})
+        config, start = find_start(config, folder)
+        placement = configure_devices(config)
+        try:
+            data, training = config.data, config.training
+            corpus, _, tables = load_corpora(
+                data, training.seed, training.gradient_accumulation, folder.path, start.known
+            )
+            state = build_state(config, tables, placement.routes[0].model, start.base)
+            yield Bench(config, placement, corpus, state, make_step(config, state), folder.path)
+        except loop.StepOutOfMemory as error:
+            raise TrainingError(explain_out_of_memory(error.cause, placement)) from error
+        except tf.errors.ResourceExhaustedError as error:
+            raise TrainingError(explain_out_of_memory(error, placement)) from error
+
+
+def measure_alone(bench: Bench, pipeline: Pipeline, stretch: Stretch) -> tuple[dict[str, np.ndarray], Kept]:
+    """Seconds of each stage alone, by stage, and the batches that they were taken on."""
+    read_s, waves = time_reading(pipeline, stretch)
+    produce_s, features = time_each(stretch, waves, lambda wave: produced(pipeline, wave, bench.route.data))
+    transfer_s, batches = time_each(stretch, features, lambda one: handed(one, bench.route.model))
+    step_s = time_steps(bench, bench.step, stretch, batches)
+    return {"read": read_s, "produce": produce_s, "transfer": transfer_s, "step": step_s}, batches
+
+
+def measure(bench: Bench, steps: int) -> tuple[Measurement, Findings]:
+    """Each stage alone, then all of them twice plainly and twice watched, by turns."""
+    pipeline = bench.pipeline(settle=not bench.single)
+    stretch = stretch_of(pipeline, steps + WARM_UP)
+    alone_s, batches = measure_alone(bench, pipeline, stretch)
+    tried = try_settings(bench, stretch, batches, alone_s)
+
+    gpu = Watch([d.physical for d in bench.placement.devices] if bench.placement.on_gpu else [])
+    watched_pipeline = bench.pipeline(settle=True)
+    plain_s, watched = [], []
+    for _ in range(2):
+        with gpu.sampling():
+            plain_s.append(run_plainly(bench, pipeline, steps))
+        watched.append(run_watched(bench, watched_pipeline, steps))
+
+    flops_per_s, uncounted = count_flops(bench, stretch, batches, alone_s["step"])
+    with tf.device(bench.route.model):
+        product_flops_per_s = matmul_rate(PRODUCT_TYPES[bench.config.training.precision])
+    counted = stretch.measured
+    last = np.append(np.diff(stretch.step) > 0, True)  # of its step
+    measurement = Measurement(
+        work=stretch.audio_s[counted],
+        padded=stretch.padded_s[counted],
+        alone_s=alone_s,
+        plain_s=plain_s,
+        watched=watched,
+        lengths=stretch.bucket[counted & last],
+        single=bench.single,
+        devices=bench.config.placement.simulate_gpus or devices.gpu_count(),
+        **tried,
+    )
+    findings = Findings(
+        traces=bench.step.traces,
+        flops_per_s=flops_per_s,
+        uncounted=uncounted,
+        product_flops_per_s=product_flops_per_s,
+        usage={number: usage.figures() for number, usage in gpu.usage.items()},
+        no_usage=gpu.reason,
+        shared_cores=not bench.placement.on_gpu,
+    )
+    return measurement, findings
+
+
+def stretch_of(pipeline: Pipeline, steps: int) -> Stretch:
+    """The first `steps` steps of the plan, over the end of an epoch where it is short."""
+    columns, step = [], 0
+    for planned in pipeline.planned(Position()):
+        columns.append((step, planned.bucket, planned.audio_s, planned.padded_s))
+        step += planned.last
+        if step == steps:
+            break
+    numbers, buckets, audio_s, padded_s = map(np.array, zip(*columns, strict=True))
+    return Stretch(numbers, buckets, audio_s, padded_s)
+
+
+def time_reading(pipeline: Pipeline, stretch: Stretch) -> tuple[np.ndarray, Kept]:
+    """Seconds from one batch on the data device to the next, float [measured batches], and some of the batches."""
+    times_s, kept = [], {}
+    for bucket, (_, wave) in zip(stretch.bucket.tolist(), pipeline.read(Position()), strict=False):
+        wave["samples"].numpy()
+        times_s.append(time.perf_counter())
+        if len(kept.setdefault(bucket, [])) < KEPT:
+            kept[bucket].append(wave)
+    return np.diff(times_s)[stretch.measured[1:]], kept
+
+
+def time_each(
+    stretch: Stretch, kept: Kept, stage: Callable[[dict[str, tf.Tensor]], dict[str, tf.Tensor]]
+) -> tuple[np.ndarray, Kept]:
+    """Seconds of a stage on its own for each measured batch, by kept ones of the same bucket; and what it gives."""
+    results = {bucket: [stage(batch) for batch in batches] for bucket, batches in kept.items()}  # warms up
+    times_s = []
+    for number, bucket in enumerate(stretch.bucket[stretch.measured].tolist()):
+        batch = kept[bucket][number % len(kept[bucket])]
+        started_s = time.perf_counter()
+        stage(batch)
+        times_s.append(time.perf_counter() - started_s)
+    return np.array(times_s), results
+
+
+def produced(pipeline: Pipeline, wave: dict[str, tf.Tensor], device: str) -> dict[str, tf.Tensor]:
+    """Features, when they lie on the device."""
+    with tf.device(device):
+        features = pipeline.produce(wave)
+    features["frames"].numpy()
+    return features
+
+
+def handed(features: dict[str, tf.Tensor], device: str) -> dict[str, tf.Tensor]:
+    """A batch, when it lies on the device."""
+    batch = hand_over(features, device)
+    batch["frames"].numpy()
+    return batch
+
+
+def time_steps(bench: Bench, step: Step, stretch: Stretch, kept: Kept) -> np.ndarray:
+    """Seconds of the step alone, shared evenly by its batches: float [measured batches]."""
+    for bucket in kept:
+        take_step(bench, step, kept[bucket][:1])  # traces and warms up
+    numbers, buckets = stretch.step[stretch.measured], stretch.bucket[stretch.measured]
+    times_s = []
+    for number in dict.fromkeys(numbers.tolist()):
+        own = buckets[numbers == number].tolist()
+        step_s = take_step(bench, step, [kept[bucket][i % len(kept[bucket])] for i, bucket in enumerate(own, number)])
+        times_s += [step_s / len(own)] * len(own)
+    return np.array(times_s)
+
+
+def take_step(bench: Bench, step: Step, batches: Sequence[dict[str, tf.Tensor]]) -> float:
+    """Seconds of a step, until the device is done with it."""
+    started_s = time.perf_counter()
+    step(batches, bench.state.step + 1, LEARNING_RATE, ema_decay(bench.state.step, bench.config.training.ema)).numpy()
+    return time.perf_counter() - started_s
+
+
+def try_settings(bench: Bench, stretch: Stretch, kept: Kept, alone_s: dict[str, np.ndarray]) -> dict[str, float | None]:
+    """Other settings of the slowest stage, as Measurement has them."""
+    total_s = {stage: times.sum() for stage, times in alone_s.items()}
+    slow_s = WORTH_A_TRIAL * max(total_s["read"], total_s["produce"] + total_s["transfer"], total_s["step"])
+    data, tried = bench.config.data, {}
+    workers = [change for change in candidates("read", data, bench.single) if "num_workers" in change]
+    if total_s["read"] > slow_s and workers:
+        times_s, _ = time_reading(bench.pipeline(settle=True, **workers[0]), stretch)
+        tried["more_workers_s"] = float(times_s.mean())
+    if total_s["step"] > slow_s and not data.enable_static_shapes:
+        tried |= try_steps(bench, kept[commonest(stretch)][0])
+    return tried
+
+
+def try_steps(bench: Bench, batch: dict[str, tf.Tensor]) -> dict[str, float | None]:
+    """Steps with static shapes, and on half the rows, against those of the run; by turns."""
+    static = bench.config.data.model_copy(update={"enable_static_shapes": True})
+    static_step = make_step(bench.config.model_copy(update={"data": static}), bench.state)
+    rows = len(batch["tokens"])
+    with tf.device(bench.route.model):
+        half = {name: value[: rows // 2] if "batch" in FEATURES[name].dims else value for name, value in batch.items()}
+    variants = [(bench.step, batch), (static_step, batch), (bench.step, half if rows > 1 else batch)]
+    times_s = [[take_step(bench, step, [own]) for step, own in variants] for _ in range(TRIALS + 1)]
+    # The first traces. Of the others the best: what else runs on the machine only ever adds time.
+    plain_s, static_s, half_s = np.min(times_s[1:], axis=0)
+    row_s = (plain_s - half_s) / (rows - rows // 2)
+    fixed_share = float(np.clip(1.0 - row_s * rows / plain_s, 0.0, 1.0)) if rows > 1 else None
+    return {"static_share": float(static_s / plain_s), "fixed_share": fixed_share}
+
+
+def commonest(stretch: Stretch) -> int:
+    return int(np.bincount(stretch.bucket[stretch.measured]).argmax())
+
+
+def run_plainly(bench: Bench, pipeline: Pipeline, steps: int) -> float:
+    """Seconds of the measured steps, in the loop that a run has."""
+    with pipeline.open_feed(Position()) as feed:
+        return run_loop(bench, bench.step, feed, steps)["step_s"] * steps
+
+
+def run_watched(bench: Bench, pipeline: Pipeline, steps: int) -> Round:
+    """The same, while each step is waited for and all times are noted."""
+    step, notes = WatchedStep(bench.step), []
+    with pipeline.open_feed(Position()) as feed:
+        metrics = run_loop(bench, step, noted(feed, notes), steps)
+    begin_s, end_s = np.array(step.begin_s[-steps:]), np.array(step.end_s[-steps - 1 :])
+    return Round(
+        seconds=metrics["step_s"] * steps,
+        wait_s=metrics["wait_s"] * steps,
+        blocked_s=metrics["blocked_s"] * steps,
+        busy_s=float((end_s[1:] - begin_s).sum()),
+        step_s=np.diff(end_s),
+        spans=list(spans_of(notes, step)),
+    )
+
+
+def run_loop(bench: Bench, step: Callable, feed: Iterator[Delivery], steps: int) -> dict[str, float | str]:
+    """Metrics of `steps` steps after WARM_UP of them, as a run would report them."""
+    state, reports = bench.state, []
+    actions = loop.Actions(
+        first_step=lambda state, batches, outcome: outcome.numpy(),
+        validate=None,
+        report=lambda state, metrics: reports.append(metrics),
+        sample=None,
+        save=lambda state, loss: None,
+        improves=None,
+    )
+    periods = loop.Periods(log=sys.maxsize, validate=0, sample=0, checkpoint=0)  # one report, at the end
+    clock = Clock()
+    # The loop leaves its first step out of all reports: so the second pass begins with the last step of the warm-up.
+    for total in (state.step + WARM_UP - 1, state.step + WARM_UP + steps):
+        schedule = loop.Schedule(
+            total, lambda step: LEARNING_RATE, lambda step: ema_decay(step, bench.config.training.ema)
+        )
+        loop.train(state, step, feed, schedule, periods, actions, clock, StopRequest())
+    return reports[-1]
+
+
+class WatchedStep:
+    """A step that waits for its device and notes when it began and ended."""
+
+    def __init__(self, step: Step):
+        self._step = step
+        self.read = step.read
+        self.begin_s: list[float] = []
+        self.end_s: list[float] = []
+
+    def __call__(self, *arguments) -> tf.Tensor:
+        self.begin_s.append(time.perf_counter())
+        outcome = self._step(*arguments)
+        outcome.numpy()
+        self.end_s.append(time.perf_counter())
+        return outcome
+
+
+def noted(feed: Iterator[Delivery], notes: list[tuple[Times, bool]]) -> Iterator[Delivery]:
+    """The feed's batches, with their times and whether each is the last of its step written down."""
+    for delivery in feed:
+        notes.append((delivery.times, delivery.planned.last))
+        yield delivery
+
+
+def spans_of(notes: Sequence[tuple[Times, bool]], step: WatchedStep) -> Iterator[Span]:
+    """Spans of the measured batches; a step of several batches has one, under its last."""
+    number = 0
+    for batch, (times, last) in enumerate(notes):
+        if number >= WARM_UP:
+            yield Span("read", batch, times.began_s, times.read_s)
+            yield Span("produce", batch, times.read_s, times.produced_s)
+            yield Span("transfer", batch, times.produced_s, times.handed_s)
+            if last:
+                yield Span("step", batch, step.begin_s[number], step.end_s[number])
+        number += last
+
+
+def count_flops(bench: Bench, stretch: Stretch, kept: Kept, step_s: np.ndarray) -> tuple[float | None, str]:
+    """Operations a second of the model's matrix products in a step of the commonest bucket; or why there are none."""
+    bucket = commonest(stretch)
+    own_s = step_s[stretch.bucket[stretch.measured] == bucket].mean()
+    try:
+        return step_flops(bench.state, kept[bucket][0]) / own_s, ""
+    except ValueError as error:
+        return None, str(error)

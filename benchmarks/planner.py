@@ -150,7 +150,7 @@ def run(forecast: Forecast, case: Case, most_runs: int) -> Measured:
     reduce_s = ring_s(case.all_reduce_ms / 1e3, len(routes))
     runs_s, undisturbed_s = [], []
     while len(runs_s) < most_runs:
-        outcome, spans = emulate(routes, stages, depths_of(case), reduce_s)
+        outcome, spans, _ = emulate(routes, stages, depths_of(case), reduce_s)
         runs_s.append(outcome.seconds)
         if latest_s(spans, stages) < LATE_S:
             undisturbed_s.append(outcome.seconds)

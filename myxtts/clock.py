@@ -140,6 +140,11 @@ class Clock:
         overlaps = (max(0.0, min(end, end_s) - max(start, start_s)) for start, end in self._pauses)
         return end_s - start_s - sum(overlaps)
 
+    def forget(self) -> None:
+        """Drop what passed since the last report, as a pause that nobody asks for."""
+        self._pauses.append((self._start_s, self._now()))
+        self._restart()
+
     def report(self) -> Interval:
         """What passed since the last report; starts anew."""
         interval = Interval(

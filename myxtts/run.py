@@ -124,7 +124,8 @@ def train_on(placement: Placement, config: Config, folder: RunFolder, start: Sta
 
         step = make_step(config, state)
         reporter = opened.enter_context(Reporter(folder.metrics, folder.tensorboard, state.step, plan.total_steps))
-        long_wait = LongWait(state.step, data, single=route.data == route.model)
+        dual = route.data != route.model
+        long_wait = LongWait(state.step, data, not dual, config.placement.simulate_gpus or devices.gpu_count())
 
         def report(state: TrainingState, metrics: dict[str, float | str]) -> None:
             reporter.write(state.step, metrics)
@@ -139,7 +140,6 @@ def train_on(placement: Placement, config: Config, folder: RunFolder, start: Sta
             **held_out_actions(config, held_out, state, route, folder, reporter),
         )
         # Between two devices the hand-over waits for what was produced in any case; settling tells the two apart.
-        dual = route.data != route.model
         pipeline = Pipeline(corpus, route, data, training.seed, folder.path, data.voice_augmentation, settle=dual)
         feed = opened.enter_context(pipeline.open_feed(state.position))
         stop = opened.enter_context(stop_on_signals())

@@ -128,7 +128,7 @@ class LongWaitTest(unittest.TestCase):
     """What a run says of its waits, by the reports that it makes."""
 
     def setUp(self):
-        self.long_wait = LongWait(0, Data(num_workers=1), single=True)
+        self.long_wait = LongWait(0, Data(num_workers=1), single=True, devices=1)
 
     def said(self, reports, **metrics) -> list[str]:
         """What is logged at reports of (step, wait share)."""
@@ -165,9 +165,15 @@ class LongWaitTest(unittest.TestCase):
     def test_what_is_set_already_is_not_named(self):
         data = Data(num_workers=10_000, cache_dataset=True, enable_static_shapes=True, batch_seconds=9.0)
         for stage in ("read", "step"):
-            self.assertEqual(candidates(stage, data, single=True), [])
-        self.assertEqual(list(map(flags_of, candidates("produce", data, single=True))), ["--data-gpu 0 --model-gpu 1"])
-        self.assertEqual(candidates("produce", data, single=False), [])
+            self.assertEqual(candidates(stage, data, single=True, devices=2), [])
+
+    def test_another_gpu_is_named_where_there_is_one(self):
+        dual = candidates("produce", Data(), single=True, devices=2)
+        self.assertEqual(list(map(flags_of, dual)), ["--data-gpu 0 --model-gpu 1"])
+        self.assertEqual(candidates("produce", Data(), single=True, devices=1), [])
+        self.assertEqual(candidates("produce", Data(), single=False, devices=2), [])
+        (message,) = self.said([(200, 0.5)], bottleneck="produce")
+        self.assertIn("No setting is known to help", message)
 
 
 if __name__ == "__main__":

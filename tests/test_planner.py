@@ -339,7 +339,7 @@ class EmulationTest(unittest.TestCase):
     def test_spans_are_those_of_the_simulation(self):
         times = Stages.constant(8, 0.004, 0.01, 0.001, 0.01)
         expected = simulate(DUAL, times)
-        outcome, spans = emulate(DUAL, times)
+        outcome, spans, _ = emulate(DUAL, times)
         self.assertEqual((outcome.rounds, outcome.batches), (expected.rounds, expected.batches))
         for lane in ("read", "produce", "transfer", "step"):
             found = [span.batch for span in sorted(spans, key=lambda span: span.start_s) if span.lane == lane]
@@ -376,7 +376,7 @@ class EmulationTest(unittest.TestCase):
             self.assertGreaterEqual(spans["produce", batch].start_s, spans["step", batch - 4].end_s)
 
     def test_all_reduce_follows_the_slowest_replica(self):
-        outcome, spans = emulate(REPLICATED, stages(0.0, [0.001, 0.004] * 3), all_reduce_s=0.002)
+        outcome, spans, _ = emulate(REPLICATED, stages(0.0, [0.001, 0.004] * 3), all_reduce_s=0.002)
         ends_s = {span.batch: span.end_s for span in spans if span.lane == "step"}
         reductions = [span for span in spans if span.lane == "all-reduce"]
         self.assertEqual([span.batch for span in reductions], [0, 2, 4])

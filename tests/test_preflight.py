@@ -322,8 +322,13 @@ class Transfers(unittest.TestCase):
 
 
 class Overlap(unittest.TestCase):
-    def flow(self, made, trained) -> Flow:
-        return Flow(made, trained, [1.0], Clock(now=lambda: 0.0).report())
+    def flow(self, made, trained, worked=None) -> Flow:
+        return Flow(made, worked or made, trained, [1.0], Clock(now=lambda: 0.0).report())
+
+    def test_waiting_for_a_reader_beside_a_step_is_no_making(self):
+        waited = self.flow([(0, 1), (1, 10)], [(1, 9), (10, 12)], worked=[(0, 1), (9, 10)])
+        self.assertEqual((waited.hidden_s, waited.steps_beside), (0, 0))
+        self.assertEqual(check_overlap(waited, dual=True).state, "fails")
 
     def test_seconds_that_two_lists_have_in_common(self):
         self.assertEqual(overlap_s([(0.0, 2.0), (3.0, 5.0)], [(1.0, 4.0)]), 2.0)

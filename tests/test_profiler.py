@@ -9,6 +9,7 @@ import tempfile
 import unittest
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 from tests import two_devices  # noqa: F401 - before TensorFlow starts
@@ -16,23 +17,25 @@ from tests import two_devices  # noqa: F401 - before TensorFlow starts
 # isort: split
 
 import numpy as np
+import tensorflow as tf
 from PIL import Image
 
 from myxtts.cli import report_errors
-from myxtts.config.schema import Data
+from myxtts.config.schema import Data, Training
 from myxtts.observe import advice
+from myxtts.profiling import measure
 from myxtts.profiling.emulate import Emulation, Span
-from myxtts.profiling.emulated import WARM_UP, emulated_placement, round_of
+from myxtts.profiling.emulated import WARM_UP, emulated_placement, pass_of
 from myxtts.profiling.nvml import Usage, Watch
 from myxtts.profiling.queue import STAGES, Outcome
 from myxtts.profiling.report import lines_of
 from myxtts.profiling.trace import chrome_trace, rows_of, steady
-from myxtts.profiling.verdict import Measurement, Round, grade, judge
+from myxtts.profiling.verdict import Measurement, Pass, grade, judge
 from tests.tiny import Workplace, small_models, toy_models
 from utilities import dual_gpu_bottleneck_profiler as profiler
 
 SCRIPT = Path(profiler.__file__)
-ROUND = Round(seconds=2.5, wait_s=0.25, blocked_s=0.5, busy_s=2.0, step_s=np.array([0.5, 0.5, 0.75, 0.75]), spans=())
+PASS = Pass(seconds=2.5, wait_s=0.25, blocked_s=0.5, busy_s=2.0, step_s=np.array([0.5, 0.5, 0.75, 0.75]), spans=())
 
 
 def measured(read=0.1, produce=0.2, transfer=0.05, step=0.5, **others) -> Measurement:
@@ -43,7 +46,7 @@ def measured(read=0.1, produce=0.2, transfer=0.05, step=0.5, **others) -> Measur
         "padded": np.full(4, 12.5),
         "alone_s": {stage: np.full(4, value) for stage, value in seconds.items()},
         "plain_s": (2.0, 2.5),
-        "watched": (ROUND, replace(ROUND, seconds=2.0, busy_s=1.6)),
+        "watched": (PASS, replace(PASS, seconds=2.0, busy_s=1.6)),
         "lengths": np.array([0, 0, 1, 1]),
         "single": False,
         "devices": 2,
@@ -82,7 +85,7 @@ class Judged(unittest.TestCase):
         self.assertAlmostEqual(verdict.watching_costs, 0.0)
         self.assertAlmostEqual(verdict.padding, 0.2)
 
-    def test_where_watching_is_free_its_rounds_are_the_run(self):
+    def test_where_watching_is_free_its_passes_are_the_run(self):
         verdict = judge(measured(plain_s=[]), Data())
         self.assertAlmostEqual(verdict.achieved, 40 / 2.25)
         self.assertIsNone(verdict.watching_costs)
@@ -218,9 +221,26 @@ class Emulated(unittest.TestCase):
         self.assertEqual(picture.shape[2], 3)
         self.assertEqual(sum(event["ph"] == "X" for event in trace["traceEvents"]), 4 * 30)
 
-    def test_a_round_is_counted_from_the_end_of_the_warm_up(self):
+    def test_no_trace_is_made_in_a_timed_step(self):
+        """The batches of a step but the last have a trace of their own, where gradients are accumulated."""
+        taken = []
+
+        def step(batches, *_):
+            taken.append(len(batches))
+            return tf.zeros([1])
+
+        training = Training(gradient_accumulation=3)
+        bench = SimpleNamespace(config=SimpleNamespace(training=training), state=SimpleNamespace(step=0))
+        numbers = np.repeat(np.arange(measure.WARM_UP + 2), 3)
+        stretch = measure.Stretch(numbers, np.zeros_like(numbers), np.ones(len(numbers)), np.ones(len(numbers)))
+        self.assertEqual(len(measure.time_steps(bench, step, stretch, {0: [{}]})), 6)
+        self.assertEqual(taken, [2, 3, 3])
+
+    def test_a_pass_is_counted_from_the_end_of_the_warm_up(self):
         steps = [Span("step", n, n + 0.25, n + 1.0) for n in range(WARM_UP + 3)]
-        found = round_of(Emulation(Outcome(99.0, 99, 99, 9.0, 0.5, {}, ("1",)), steps))
+        begin_s = float(WARM_UP)
+        blocked = [(0.0, begin_s - 1.0), (begin_s - 0.5, begin_s + 0.25), (begin_s + 1.0, begin_s + 1.25)]
+        found = pass_of(Emulation(Outcome(99.0, 99, 99, 9.0, 9.0, {}, ("1",)), steps, blocked))
         self.assertEqual((found.seconds, found.busy_s, found.wait_s, found.blocked_s), (3.0, 2.25, 0.75, 0.5))
         self.assertEqual((found.step_s.tolist(), len(found.spans)), ([1.0, 1.0, 1.0], 3))
 

@@ -88,8 +88,8 @@ def main(arguments: list[str] | None = None) -> int:
 def costs_of(asked: argparse.Namespace) -> dict[str, Cost]:
     """The costs of the profile, with the flags' in their place where they are given."""
     costs = read_profile(asked.profile) if asked.profile else {}
-    if "read" in costs:  # the pace of all workers: one takes as many times longer
-        costs["read"] = costs["read"]._replace(seconds=costs["read"].seconds * asked.num_workers)
+    if "read" in costs:  # the pace of all workers: one takes as many times longer, and arrivals vary more than reading
+        costs["read"] = Cost(costs["read"].seconds * asked.num_workers)
     for name in STAGES:
         given_ms = getattr(asked, f"{name}_ms")
         if given_ms is not None:

@@ -13,6 +13,7 @@ from myxtts.audio.pitch import f0
 from myxtts.batch import FEATURES, TEXT, WAVES, check
 from myxtts.clock import Times
 from myxtts.data.planned import PlannedBatch
+from myxtts.placement import devices
 from myxtts.placement.audit import require_device
 from myxtts.placement.routes import Route
 from myxtts.seed import own_seed
@@ -130,7 +131,7 @@ def deliveries(
         with tf.device(route.data):  # decides where results lie; tf.device is per thread
             features = produce_on_device(wave)
         if settle:
-            features["frames"].numpy()  # a copy waits for all that the device was told before
+            devices.settle(features["mel"])
         produced_s = time.perf_counter()
         batch = hand_over(features, route.model)
         times = Times(began_s, read_s, produced_s, time.perf_counter())

@@ -15,13 +15,14 @@ WAIT_STEPS = 200
 BY_TURNS = 0.05  # of a step: a producer that stands blocked so long, in a run that waits, is not too slow but uneven
 
 
-def candidates(stage: str, data: Data, single: bool) -> list[dict[str, Any]]:
+def candidates(stage: str, data: Data, single: bool, devices: int) -> list[dict[str, Any]]:
     """Changes of settings that may help, each on its own; what they gain is for the profiler to say.
 
     Args:
         stage: `read`, `produce`, `transfer`, `step`, or `variation` where stages wait for each other by turns.
         data: the settings as they are.
         single: batches are made on the device that trains.
+        devices: GPUs, real or simulated.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     workers = min(2 * data.num_workers, cores)
@@ -31,7 +32,7 @@ def candidates(stage: str, data: Data, single: bool) -> list[dict[str, Any]]:
             {} if data.cache_dataset else {"cache_dataset": True},
             {} if data.use_tf_native_loading else {"use_tf_native_loading": True},
         ],
-        "produce": [{"data_gpu": 0, "model_gpu": 1} if single else {}],
+        "produce": [{"data_gpu": 0, "model_gpu": 1} if single and devices > 1 else {}],
         "transfer": [{} if single else {"data_gpu": 0, "model_gpu": 0}],
         "step": [
             {} if data.enable_static_shapes else {"enable_static_shapes": True},
@@ -57,11 +58,12 @@ class LongWait:
     Args:
         step: steps done before.
         data: the settings of reading.
-        single: see `candidates`.
+        single, devices: see `candidates`.
     """
 
-    def __init__(self, step: int, data: Data, single: bool):
-        self._step, self._data, self._single = step, data, single
+    def __init__(self, step: int, data: Data, single: bool, devices: int):
+        self._step = step
+        self._settings = data, single, devices
         self._waited_steps, self._said = 0, False
 
     def __call__(self, step: int, metrics: dict[str, float | str]) -> None:
@@ -78,7 +80,7 @@ class LongWait:
     def _advice(self, wait_share: float, metrics: dict[str, float | str]) -> str:
         stage = metrics["bottleneck"]
         uneven = metrics["blocked_s"] > BY_TURNS * metrics["step_s"]
-        changes = candidates("variation" if uneven else stage, self._data, self._single)
+        changes = candidates("variation" if uneven else stage, *self._settings)
         reason = "since times vary: the producer waits too" if uneven else f"since the slowest stage is {stage}"
         if changes:
             do = f"Try, one at a time: {'; '.join(map(flags_of, changes))}; {PROFILER} says what each would gain."

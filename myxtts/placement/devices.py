@@ -66,6 +66,15 @@ def _configure_cpu(placement: Placement) -> None:
     tf.config.set_logical_device_configuration(cpu, parts)
 
 
+def settle(tensor: tf.Tensor) -> None:
+    """Wait until the device of a tensor is done with it, and with what it was told before, by reading one element.
+
+    Not for int32, which TensorFlow keeps in the host's memory, where it is known before a GPU has done anything.
+    """
+    with tf.device(tensor.device):
+        tf.reshape(tensor, [-1])[:1].numpy()
+
+
 def describe(placement: Placement) -> list[str]:
     """The placement as lines for the log: which GPU became which device, limits, routes."""
     lines = [f"placement      {placement.name}" + (" (GPUs simulated on the CPU)" if placement.simulated else "")]

@@ -27,13 +27,15 @@ class Flow:
     """What happened when, from the beginning of the first step.
 
     Attributes:
-        made: of each batch, from asking for its samples until it lay on the model device.
+        made: of each batch, from asking for its samples until it lay on the model device: the producer's thread.
+        worked: of each batch, from having its samples on: the data device.
         trained: of each step, until its losses were read.
         interval: of all steps after the first.
         traced: steps that traced a new shape, which takes far longer than the step.
     """
 
     made: list[Stretch]
+    worked: list[Stretch]
     trained: list[Stretch]
     losses: list[float]
     interval: Interval
@@ -55,12 +57,17 @@ class Flow:
     @property
     def hidden_s(self) -> float:
         """Seconds in which a step ran and a later batch was being made: a step has its own batches before it."""
-        return overlap_s(self.made, self.trained)
+        return overlap_s(self.worked, self.trained)
 
     @property
     def steps_beside(self) -> int:
         """Steps during which a later batch was being made."""
-        return sum(overlap_s(self.made, [step]) > 0 for step in self.trained)
+        return sum(overlap_s(self.worked, [step]) > 0 for step in self.trained)
+
+    @property
+    def worked_s(self) -> float:
+        """Seconds of the data device's work within the steps' time."""
+        return overlap_s(self.worked, [(self.trained[0][0], self.trained[-1][1])])
 
     @property
     def efficiency(self) -> float:
@@ -106,11 +113,11 @@ def check_flow(bench: Bench, steps: int) -> Iterator[Check]:
 
 
 def check_overlap(flow: Flow, dual: bool) -> Check:
-    shorter_s = min(flow.made_s, flow.trained_s)
+    shorter_s = min(flow.worked_s, flow.trained_s)
     least = LEAST_HIDDEN * shorter_s if dual else 0.0
     expected = "batch n+1 is made while step n runs"
     expected += f", at least {100 * LEAST_HIDDEN:.0f} % of the shorter of both times" if dual else ""
-    hidden = flow.hidden_s / flow.made_s if flow.made_s else 0.0
+    hidden = flow.hidden_s / flow.worked_s if flow.worked_s else 0.0
     return check(
         flow.hidden_s > least,
         "overlap",
@@ -124,7 +131,7 @@ def check_overlap(flow: Flow, dual: bool) -> Check:
 def run_flow(bench: Bench, steps: int) -> Flow:
     """Steps as a run takes them, from the beginning of the plan, each until its losses are read."""
     schedule = make_schedule(bench.config, bench.corpus)
-    made, trained, losses = [], [], []
+    made, worked, trained, losses = [], [], [], []
     clock, traces = Clock(), bench.step.traces
     with bench.pipeline.open_feed(Position()) as feed:
         for number in range(steps):
@@ -133,7 +140,7 @@ def run_flow(bench: Bench, steps: int) -> Flow:
             with clock.wait():
                 batches = loop.next_step(feed)
             if not trained:
-                clock.report()  # drops the time in which the first batch of all was read
+                clock.forget()  # the time in which the first batch of all was read
             began_s = time.perf_counter()
             losses.append(take_step(bench.state, bench.step, batches, schedule)["loss"])
             trained.append((began_s, time.perf_counter()))
@@ -141,7 +148,8 @@ def run_flow(bench: Bench, steps: int) -> Flow:
             audio_s, padded_s = sum(p.audio_s for p in planned), sum(p.padded_s for p in planned)
             clock.finish_step(audio_s, padded_s, [one.times for one in batches])
             made += [(one.times.began_s, one.times.handed_s) for one in batches]
-    return Flow(made, trained, losses, clock.report(), bench.step.traces - traces)
+            worked += [(one.times.read_s, one.times.handed_s) for one in batches]
+    return Flow(made, worked, trained, losses, clock.report(), bench.step.traces - traces)
 
 
 def check_operations(name: str, functions: Sequence) -> Check:

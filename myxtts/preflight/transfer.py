@@ -7,6 +7,7 @@ from statistics import median
 import numpy as np
 import tensorflow as tf
 
+from myxtts.placement import devices
 from myxtts.placement.audit import require_device
 from myxtts.placement.routes import Placement, Route
 from myxtts.preflight import nvidia
@@ -83,21 +84,15 @@ def copy_s(size_bytes: int, source: str, target: str) -> float:
     """Seconds of one copy to the target, the median of some rounds of COPIES, each until all of them lie there."""
     with tf.device(source):
         tensor = tf.ones([size_bytes // 4])
-    settle(tensor)
+    devices.settle(tensor)
     rounds_s = []
     for _ in range(ROUNDS + 1):
         started_s = time.perf_counter()
         for _ in range(COPIES):
             copy = copied(tensor, target)
-        settle(copy)
+        devices.settle(copy)
         rounds_s.append(time.perf_counter() - started_s)
     return median(rounds_s[1:]) / COPIES
-
-
-def settle(tensor: tf.Tensor) -> None:
-    """Wait for a tensor, and for what its device was told before, by reading one element of it."""
-    with tf.device(tensor.device):
-        tensor[-1].numpy()
 
 
 def check_share(bench: Bench) -> Check:

@@ -3,7 +3,9 @@
 import logging
 import multiprocessing
 import signal
+import sys
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import numpy as np
 
@@ -13,6 +15,7 @@ from myxtts.placement import devices
 from myxtts.profiling.measure import times_alone
 from myxtts.profiling.planner import REPLICAS, Forecast, candidates, forecasts, resampled, table
 from myxtts.profiling.queue import Depths, Stages
+from myxtts.training.run_folder import RunFolder
 
 STEPS = 40  # that are measured: some seconds of a large model
 BATCHES = 1000  # that are simulated: filling the queues is at most 1 % of them
@@ -29,6 +32,7 @@ def choose_placement(config: Config) -> Config:
     """
     asked = config.placement
     refuse_named(asked)
+    RunFolder(Path(config.run.runs_dir) / config.run.run).refuse_existing(config.run.resume)
     gpus = asked.simulate_gpus or devices.gpu_count()
     if gpus < 2:
         log.info("placement auto there is one device: nothing to choose")
@@ -45,7 +49,7 @@ def choose_placement(config: Config) -> Config:
 def refuse_named(asked) -> None:
     named = [
         f"--{name.replace('_', '-')}"
-        for name in ("data_gpu", "model_gpu", "model_gpus")
+        for name in ("data_gpu", "model_gpu", "model_gpus", "data_gpu_memory")
         if getattr(asked, name) not in (None, ())
     ]
     if named:
@@ -66,11 +70,11 @@ def rank(alone_s: dict[str, np.ndarray], gpus: int, data: Data) -> list[Forecast
     Args:
         alone_s: seconds of each batch by stage; of reading by all workers together.
     """
-    one_reader_s = alone_s["read"] * data.num_workers
+    # Batches arrive in bursts, as several workers read: of reading only the pace is known.
+    one_reader_s = np.full_like(alone_s["read"], data.num_workers * alone_s["read"].mean())
     stages = Stages(one_reader_s, alone_s["produce"], alone_s["transfer"], alone_s["step"])
-    depths = Depths(data.prefetch_buffer_size, data.prefetch_buffer_size, data.buffer_size, data.num_workers)
     trained = [one for one in candidates(gpus) if one.replicas <= REPLICAS]
-    return forecasts(trained, resampled(stages, BATCHES), depths)
+    return forecasts(trained, resampled(stages, BATCHES), Depths.of(data))
 
 
 def measure_apart(config: Config) -> dict[str, np.ndarray]:
@@ -85,10 +89,13 @@ def measure_apart(config: Config) -> dict[str, np.ndarray]:
     process = context.Process(target=_measure, args=(sender, config), daemon=True)
     process.start()
     sender.close()
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of `finally`: no process is left behind
     try:
         found = receiver.recv()
     except EOFError:
         process.join()
+        if process.exitcode > 0:  # a defect, whose traceback it has printed
+            raise RuntimeError(f"measuring for --placement auto ended with exit code {process.exitcode}") from None
         raise TrainingError(
             f"--placement auto was measuring when its process died (exit code {process.exitcode}): the machine may be "
             "out of memory. Lower --batch-size, or name a placement by --data-gpu and --model-gpu."
@@ -96,6 +103,7 @@ def measure_apart(config: Config) -> dict[str, np.ndarray]:
     finally:
         process.kill()
         process.join()
+        signal.signal(signal.SIGTERM, before)
     if isinstance(found, UserError):
         raise found
     return found

@@ -42,10 +42,11 @@ class Span(NamedTuple):
 
 
 class Emulation(NamedTuple):
-    """`spans` are in the order in which they ended."""
+    """`spans` are in the order in which they ended; `blocked` are seconds from which, until which a feed was full."""
 
     outcome: Outcome
     spans: list[Span]
+    blocked: list[tuple[float, float]]
 
 
 def parse_emulation(text: str) -> dict[str, float]:
@@ -221,7 +222,7 @@ class _Emulated:
         self._device = {device: _Turns() for device in rounds.devices}
         self._spans: list[Span] = []  # list.append is atomic
         self._wait_s = 0.0
-        self._blocked_s = dict.fromkeys(rounds.feeds, 0.0)
+        self._blocked: list[tuple[float, float]] = []
         self._start_s = 0.0
 
     def run(self) -> Emulation:
@@ -239,8 +240,8 @@ class _Emulated:
                 opened.callback(device.open)
             self._train(feeds, in_parallel)
             seconds = self._now_s()
-        blocked_s = sum(self._blocked_s.values())
-        return Emulation(rounds.outcome(seconds, self._wait_s, blocked_s, self._busy_s()), self._spans)
+        blocked_s = sum(end_s - start_s for start_s, end_s in self._blocked)
+        return Emulation(rounds.outcome(seconds, self._wait_s, blocked_s, self._busy_s()), self._spans, self._blocked)
 
     def _train(self, feeds: list[Feed], in_parallel: Callable) -> None:
         rounds = self._rounds
@@ -274,7 +275,7 @@ class _Emulated:
                     self._work("transfer", batch, stages.transfer_s[batch], model)
             made_s = self._now_s()
             yield round_
-            self._blocked_s[data] += self._now_s() - made_s
+            self._blocked.append((made_s, self._now_s()))
 
     def _read(self, batch: int) -> None:
         self._work("read", batch, self._stages.read_s[batch])

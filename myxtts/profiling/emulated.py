@@ -10,10 +10,10 @@ from myxtts.errors import ConfigError, PlacementError
 from myxtts.placement.routes import Placement, plan_routes
 from myxtts.profiling.emulate import Emulation, emulate, sleep
 from myxtts.profiling.queue import Depths, Stages
-from myxtts.profiling.verdict import Measurement, Round
+from myxtts.profiling.verdict import Measurement, Pass
 
 WARM_UP = 20  # batches: the queues of a route hold 14, and one more is in each stage
-ROUNDS = 2
+PASSES = 2
 SLEEPS = 20
 SEED = 0
 
@@ -37,7 +37,7 @@ def measure_emulation(times: dict[str, Any], config: Config, steps: int) -> tupl
     except ValueError as error:
         raise ConfigError(f"{error}. Raise --num-steps, or lower variation= in --emulate.") from error
     data = config.data
-    depths = Depths(data.prefetch_buffer_size, data.prefetch_buffer_size, data.buffer_size, data.num_workers)
+    depths = Depths.of(data)
     single = route.data == route.model
     alone_s = {
         "read": slept(stages.read_s[WARM_UP:]) / data.num_workers,
@@ -45,13 +45,13 @@ def measure_emulation(times: dict[str, Any], config: Config, steps: int) -> tupl
         "transfer": np.zeros(steps) if single else slept(stages.transfer_s[WARM_UP:]),
         "step": slept(stages.step_s[WARM_UP:]),
     }
-    rounds = [round_of(emulate([(route.data, route.model)], stages, depths)) for _ in range(ROUNDS)]
+    passes = [pass_of(emulate([(route.data, route.model)], stages, depths)) for _ in range(PASSES)]
     measurement = Measurement(
         work=np.ones(steps),
         padded=np.ones(steps),
         alone_s=alone_s,
         plain_s=[],
-        watched=rounds,
+        watched=passes,
         lengths=np.zeros(steps, int),
         single=single,
         devices=len(placement.devices),
@@ -85,16 +85,16 @@ def slept(seconds: np.ndarray) -> np.ndarray:
     return seconds + np.median(late_s)
 
 
-def round_of(run: Emulation) -> Round:
+def pass_of(run: Emulation) -> Pass:
     """A run on one route, from the end of the warm-up on."""
     steps = sorted((span for span in run.spans if span.lane == "step"), key=lambda span: span.batch)
     begin_s, end_s = np.array([(span.start_s, span.end_s) for span in steps]).T
     seconds = end_s[-1] - end_s[WARM_UP - 1]
     busy_s = (end_s - begin_s)[WARM_UP:].sum()
-    return Round(
+    return Pass(
         seconds=float(seconds),
         wait_s=float(seconds - busy_s),
-        blocked_s=run.outcome.blocked_s,
+        blocked_s=sum(max(0.0, end - max(start, end_s[WARM_UP - 1])) for start, end in run.blocked),
         busy_s=float(busy_s),
         step_s=np.diff(end_s[WARM_UP - 1 :]),
         spans=[span for span in run.spans if span.batch >= WARM_UP],

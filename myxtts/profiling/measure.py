@@ -28,7 +28,7 @@ from myxtts.profiling.emulate import Span
 from myxtts.profiling.flops import matmul_rate, step_flops
 from myxtts.profiling.nvml import Watch
 from myxtts.profiling.report import Findings
-from myxtts.profiling.verdict import Measurement, Round
+from myxtts.profiling.verdict import Measurement, Pass
 from myxtts.run import build_state, configure_devices, explain_out_of_memory, find_start, make_step
 from myxtts.training import loop
 from myxtts.training.base import refuse_useless_freeze
@@ -66,6 +66,11 @@ class Bench:
     @property
     def single(self) -> bool:
         return self.route.data == self.route.model
+
+    @property
+    def devices(self) -> int:
+        """GPUs, real or simulated."""
+        return self.config.placement.simulate_gpus or devices.gpu_count()
 
     def pipeline(self, settle: bool, **changes: Any) -> Pipeline:
         """As a run has it, or with other settings of reading."""
@@ -174,7 +179,7 @@ def measure(bench: Bench, steps: int) -> tuple[Measurement, Findings]:
         watched=watched,
         lengths=stretch.bucket[counted & last],
         single=bench.single,
-        devices=bench.config.placement.simulate_gpus or devices.gpu_count(),
+        devices=bench.devices,
         **tried,
     )
     findings = Findings(
@@ -205,7 +210,7 @@ def time_reading(pipeline: Pipeline, stretch: Stretch) -> tuple[np.ndarray, Kept
     """Seconds from one batch on the data device to the next, float [measured batches], and some of the batches."""
     times_s, kept = [], {}
     for bucket, (_, wave) in zip(stretch.bucket.tolist(), pipeline.read(Position()), strict=False):
-        wave["samples"].numpy()
+        devices.settle(wave["pcm"])
         times_s.append(time.perf_counter())
         if len(kept.setdefault(bucket, [])) < KEPT:
             kept[bucket].append(wave)
@@ -230,21 +235,22 @@ def produced(pipeline: Pipeline, wave: dict[str, tf.Tensor], device: str) -> dic
     """Features, when they lie on the device."""
     with tf.device(device):
         features = pipeline.produce(wave)
-    features["frames"].numpy()
+    devices.settle(features["mel"])
     return features
 
 
 def handed(features: dict[str, tf.Tensor], device: str) -> dict[str, tf.Tensor]:
     """A batch, when it lies on the device."""
     batch = hand_over(features, device)
-    batch["frames"].numpy()
+    devices.settle(batch["mel"])
     return batch
 
 
 def time_steps(bench: Bench, step: Step, stretch: Stretch, kept: Kept) -> np.ndarray:
     """Seconds of the step alone, shared evenly by its batches: float [measured batches]."""
+    several = min(2, bench.config.training.gradient_accumulation)  # the last batch of a step has its own trace
     for bucket in kept:
-        take_step(bench, step, kept[bucket][:1])  # traces and warms up
+        take_step(bench, step, kept[bucket][:1] * several)  # traces and warms up
     numbers, buckets = stretch.step[stretch.measured], stretch.bucket[stretch.measured]
     times_s = []
     for number in dict.fromkeys(numbers.tolist()):
@@ -266,10 +272,13 @@ def try_settings(bench: Bench, stretch: Stretch, kept: Kept, alone_s: dict[str, 
     total_s = {stage: times.sum() for stage, times in alone_s.items()}
     slow_s = WORTH_A_TRIAL * max(total_s["read"], total_s["produce"] + total_s["transfer"], total_s["step"])
     data, tried = bench.config.data, {}
-    workers = [change for change in candidates("read", data, bench.single) if "num_workers" in change]
+    workers = [change for change in candidates("read", data, bench.single, bench.devices) if "num_workers" in change]
     if total_s["read"] > slow_s and workers:
-        times_s, _ = time_reading(bench.pipeline(settle=True, **workers[0]), stretch)
-        tried["more_workers_s"] = float(times_s.mean())
+        # Both with the files in the host's memory, where the first pass has brought them.
+        now_s, more_s = (
+            time_reading(bench.pipeline(settle=True, **change), stretch)[0].mean() for change in ({}, workers[0])
+        )
+        tried["more_workers_s"] = float(alone_s["read"].mean() * more_s / now_s)
     if total_s["step"] > slow_s and not data.enable_static_shapes:
         tried |= try_steps(bench, kept[commonest(stretch)][0])
     return tried
@@ -301,13 +310,13 @@ def run_plainly(bench: Bench, pipeline: Pipeline, steps: int) -> float:
         return run_loop(bench, bench.step, feed, steps)["step_s"] * steps
 
 
-def run_watched(bench: Bench, pipeline: Pipeline, steps: int) -> Round:
+def run_watched(bench: Bench, pipeline: Pipeline, steps: int) -> Pass:
     """The same, while each step is waited for and all times are noted."""
     step, notes = WatchedStep(bench.step), []
     with pipeline.open_feed(Position()) as feed:
         metrics = run_loop(bench, step, noted(feed, notes), steps)
     begin_s, end_s = np.array(step.begin_s[-steps:]), np.array(step.end_s[-steps - 1 :])
-    return Round(
+    return Pass(
         seconds=metrics["step_s"] * steps,
         wait_s=metrics["wait_s"] * steps,
         blocked_s=metrics["blocked_s"] * steps,

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from myxtts.config.schema import Data
+
 STAGES = ("read", "produce", "transfer", "step")
 FREE = object()  # what lies in the queue of a device that nobody uses
 
@@ -113,6 +115,10 @@ class Depths:
     uploaded: int = 3
     host: int = 8
     workers: int = 2
+
+    @classmethod
+    def of(cls, data: Data) -> "Depths":
+        return cls(data.prefetch_buffer_size, data.prefetch_buffer_size, data.buffer_size, data.num_workers)
 
     def __post_init__(self):
         if min(self.device, self.uploaded, self.host, self.workers) < 1:

@@ -74,7 +74,7 @@ def lines_of(verdict: Verdict, unit: str) -> list[str]:
         )
     named = {
         "ceiling": f"{verdict.ceiling:.1f} {unit}, of the slowest of reading, produce + transfer, and step",
-        "achieved": f"{verdict.achieved:.1f} {unit}, all together; two rounds differ by {verdict.noise:.1%}",
+        "achieved": f"{verdict.achieved:.1f} {unit}, all together; two passes differ by {verdict.noise:.1%}",
         "serial": f"{verdict.serial:.1f} {unit}, would be produce, transfer and step one after the other",
         "efficiency": f"{verdict.efficiency:.1%}, achieved / ceiling",
         "AU": f"{verdict.accelerator_utilisation:.1%} of the time the model device works",
@@ -87,7 +87,7 @@ def lines_of(verdict: Verdict, unit: str) -> list[str]:
         "padding": f"{verdict.padding:.1%} of what is computed",
     }
     if verdict.watching_costs is not None:
-        told = "" if verdict.noise < WATCHING else ", which the noise of this machine hides"
+        told = ", within the noise of this machine" if WATCHING < verdict.watching_costs <= verdict.noise else ""
         named["watching costs"] = f"{verdict.watching_costs:.1%} of the time{told}"
     lines += [f"{name:<14} {text}" for name, text in named.items()]
     lines.append(f"{'bottleneck':<14} {verdict.reason}")

@@ -23,7 +23,7 @@ SEVERAL = 4  # passes over the batches in a simulation
 
 
 @dataclass(frozen=True)
-class Round:
+class Pass:
     """One run of all stages together.
 
     Attributes:
@@ -51,9 +51,9 @@ class Measurement:
         work: float [batches], audio seconds of each, or 1 where the stages are emulated.
         padded: float [batches], the same with padding.
         alone_s: by stage, float [batches]; of `read` the time between two batches, by all workers together.
-        plain_s: seconds of the sequence in each round that ran as a training run does; empty where noting the times
-            takes none, so that the watched rounds stand for these.
-        watched: the rounds in which the stages' times were noted.
+        plain_s: seconds of the sequence in each pass that ran as a training run does; empty where noting the times
+            takes none, so that the watched passes stand for these.
+        watched: the passes in which the stages' times were noted.
         lengths: int [batches], which bucket each is of.
         single: batches were made on the device that trains.
         devices: GPUs, real or simulated, that a placement may use.
@@ -67,7 +67,7 @@ class Measurement:
     padded: np.ndarray
     alone_s: dict[str, np.ndarray]
     plain_s: Sequence[float]
-    watched: Sequence[Round]
+    watched: Sequence[Pass]
     lengths: np.ndarray
     single: bool
     devices: int
@@ -92,11 +92,11 @@ class Verdict:
         rates: by stage, alone; None where it takes no time.
         mean_s, variations: by stage, seconds of a batch and their standard deviation over it.
         ceiling: of the slowest of reading, the producer's thread and the model.
-        achieved: of the rounds that ran as a training run does.
+        achieved: of the passes that ran as a training run does.
         serial: of producing, transfer and step one after the other, while reading runs ahead.
         gain, ideal_gain: achieved and ceiling over serial.
-        noise: by how much two equal rounds differ.
-        watching_costs: share of the time that watched rounds take longer; None where there are no others.
+        noise: by how much two equal passes differ.
+        watching_costs: share of the time that watched passes take longer; None where there are no others.
         variation: standard deviation of a step's time over its mean.
         variation_in_bucket: the same with each step's time over the mean of its bucket.
     """
@@ -214,7 +214,7 @@ def _over_bucket(step_s: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 def recommend(measured: Measurement, data: Data, least_gain: float) -> list[Recommendation]:
     """Changes of settings that gain more than a share, by a simulation of the queue, the best first."""
     stages = ("read", "produce", "transfer", "step", "variation")
-    changes = [change for stage in stages for change in candidates(stage, data, measured.single)]
+    changes = [change for stage in stages for change in candidates(stage, data, measured.single, measured.devices)]
     now = _Pipeline.of(measured, data)
     rate = now.rate()
     found = []
@@ -239,7 +239,7 @@ class _Pipeline:
         # Of reading the pace of all workers is known. A worker takes as many times longer, and longer for more speech.
         share = measured.padded / measured.padded.mean()
         read_s = data.num_workers * measured.alone_s["read"].mean() * share
-        depths = Depths(data.prefetch_buffer_size, data.prefetch_buffer_size, data.buffer_size, data.num_workers)
+        depths = Depths.of(data)
         return cls(measured.alone_s | {"read": read_s}, measured.work, depths, ("0", "0" if measured.single else "1"))
 
     def rate(self) -> float:
@@ -270,8 +270,6 @@ def _changed(now: _Pipeline, change: dict[str, Any], measured: Measurement) -> t
         case {"buffer_size": depth}:
             return replace(now, depths=replace(depths, host=depth)), "simulated"
         case {"data_gpu": data_gpu, "model_gpu": model_gpu}:
-            if max(data_gpu, model_gpu) >= measured.devices:
-                return None, ""
             changed = replace(now, route=(str(data_gpu), str(model_gpu)))
             return (changed, "at most") if measured.single else (changed.scaled("transfer", 0.0), "simulated")
         case {"enable_static_shapes": _}:

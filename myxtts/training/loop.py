@@ -104,7 +104,7 @@ def train(
             for period in (periods.log, periods.validate, periods.sample, periods.checkpoint)
         )
         if state.step == started_at + 1 and not log:
-            clock.report()  # drops the first step's time: most of it is tracing
+            clock.forget()  # most of the first step's time is tracing
         if not (log or validate or sample or checkpoint):
             continue
         require_finite(state)

@@ -82,7 +82,7 @@ class Data(Section):
     """Batches kept ready on the data device, and again on the model device."""
     voice_augmentation: Annotated[float, Field(ge=0.0, le=0.3)] = 0.0
     """Each utterance and its reference are heard in another voice: all frequencies times one random factor from exp(-x)
-    to exp(x), the spectrum raised and lowered by a random smooth curve. 0 is off; for unseen speakers try 0.15."""
+    to exp(x), the spectrum raised and lowered by a random smooth curve. 0 is off; for unseen speakers try 0.1."""
     cache_dataset: bool = False
     """Decode the corpus once into a memory-mapped file in the run folder."""
     enable_static_shapes: bool = False

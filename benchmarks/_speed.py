@@ -16,12 +16,16 @@ from myxtts.data.producer import Delivery
 from myxtts.evaluation.held_out import Utterance, load_again, read_utterances
 from myxtts.evaluation.sounds import speak
 from myxtts.placement import devices
+from myxtts.placement.replicas import make_replicas
+from myxtts.placement.routes import Placement as Devices
 from myxtts.placement.routes import Route, plan_routes
 from myxtts.profiling.flops import matmul_rate, step_flops
 from myxtts.run import build_state
 from myxtts.training.checkpoint import read_about
+from myxtts.training.samples import manner_of
 from myxtts.training.step import Step
-from myxtts.training.trained import choose_checkpoint, load_network, manner_of, tables_of
+from myxtts.training.task import task_of
+from myxtts.training.trained import choose_checkpoint, load_network, tables_of
 
 
 def speed_of(run: Path, utterances: int, iterations: int, steps: int) -> dict[str, float]:
@@ -40,23 +44,25 @@ def speed_of(run: Path, utterances: int, iterations: int, steps: int) -> dict[st
     config, corpus, held_out = load_again(checkpoint, about, run)
     with tf.device(route.model):
         rate = matmul_rate()
-    figures = step_speed(config, corpus, about, route, run, steps)
+    figures = step_speed(config, corpus, about, placement, run, steps)
     figures |= {"rate_share": figures["step_flops_per_s"] / rate, "matmul_gflops": rate / 1e9}
     return figures | speaking_speed(config, held_out, checkpoint, about, route, run, utterances, iterations)
 
 
-def step_speed(config: Config, corpus: Corpus, about: dict, route: Route, run: Path, steps: int) -> dict[str, float]:
+def step_speed(
+    config: Config, corpus: Corpus, about: dict, placement: Devices, run: Path, steps: int
+) -> dict[str, float]:
     """Time and matrix products of the training step on one batch of a middle length, taken again and again."""
-    state = build_state(config, tables_of(about), route.model)
+    state = build_state(config, tables_of(about), make_replicas(placement.routes))
     training = config.training
     step = Step(
         state, training.gradient_clip, 1, config.data.enable_static_shapes, compile_xla=training.compile == "xla"
     )
-    batch = middle_batch(config, corpus, route, run).batch
+    batch = middle_batch(config, corpus, placement.routes[0], run).batch
     times_s = []
     for number in range(1, steps + 3):
         started_s = time.perf_counter()
-        step([batch], number, 1e-6, 0.999).numpy()
+        step([[batch]], number, 1e-6, 0.999).numpy()
         times_s.append(time.perf_counter() - started_s)
     step_s = median(times_s[2:])  # the first two trace and warm up
     flops = step_flops(state, batch)
@@ -66,8 +72,10 @@ def step_speed(config: Config, corpus: Corpus, about: dict, route: Route, run: P
 def middle_batch(config: Config, corpus: Corpus, route: Route, run: Path) -> Delivery:
     """The first batch of the bucket in the middle."""
     middle = len(corpus.plan.bounds) // 2
-    with Pipeline(corpus, route, config.data, config.training.seed, run).open_feed(Position(), epochs=1) as feed:
-        return next(delivery for delivery in feed if delivery.planned.bucket == middle)
+    recipe = task_of(config).recipe(config, training=False)
+    pipeline = Pipeline(corpus, [route], config.data, config.training.seed, run, recipe)
+    with pipeline.open_feed(Position(), epochs=1) as feed:
+        return next(delivery for (delivery,) in feed if delivery.planned.step.bucket == middle)
 
 
 def speaking_speed(

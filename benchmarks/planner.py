@@ -4,15 +4,15 @@
     python benchmarks/planner.py --real-time
     python benchmarks/planner.py --devices 1024
 
-A case is a grid point of P/C, variation, depth and consumers. All placements that so many GPUs and one more allow are
-predicted and run on the same sequence of batches, twice or more: a run in which a sleep came back late says nothing of
-queues and is repeated, and so are runs that disagree. With --devices nothing is run: the simulation alone shows where
-each part of a large installation saturates.
+A case is a grid point of P/C, variation, depth, consumers and reading. All placements that so many GPUs and one more
+allow are predicted and run on the same sequence of batches, twice or more: a run in which a sleep came back late says
+nothing of queues and is repeated, and so are runs that disagree. With --devices nothing is run: the simulation alone
+shows where each part of a large installation saturates.
 """
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
@@ -28,6 +28,7 @@ from myxtts.profiling.queue import STAGES, Depths, Stages, simulate
 TRANSFER_S = 0.5e-3
 BATCHES = 60  # one sequence for all placements; divisible by 1 to 5 replicas
 RUNS = 2  # undisturbed ones of a placement, at least: they differ by 0.1 % as a rule
+MOST_RUNS = 9
 NEAR = 1.02  # their median over the least of them, at most: the machine may also stop between two sleeps
 LATE_S = 2e-3  # a sleep that is later was disturbed by the machine: by 85 to 99 ms in one run of ten, where it was busy
 
@@ -39,6 +40,7 @@ class Case(NamedTuple):
     depth: int
     consumers: int
     all_reduce_ms: float
+    read_ms: float = 0.0
 
 
 CASES = (
@@ -58,20 +60,33 @@ CASES = (
     Case(2.5, 10, 0.5, 8, 3, 8),
     Case(1, 10, 0.25, 3, 4, 8),
     Case(2, 10, 1.0, 8, 4, 4),
+    Case(1, 10, 0.25, 3, 1, 4, 36),
+    Case(2.5, 10, 0.5, 3, 2, 2, 20),
 )
 
 
-class Measured(NamedTuple):
-    """A placement's forecast, the seconds of its undisturbed runs (of all, where there is none), and the others."""
+class Runs(NamedTuple):
+    """Batches of a run, the seconds of the undisturbed runs (of all, where there is none), and how many there were."""
 
-    forecast: Forecast
-    runs_s: list[float]
+    batches: int
+    seconds: list[float]
     disturbed: int
-    runs: int
+    count: int
 
     @property
     def batches_per_s(self) -> float:
-        return self.forecast.outcome.batches / median(self.runs_s)
+        return self.batches / median(self.seconds)
+
+
+class Measured(NamedTuple):
+    """A placement's forecast and its runs."""
+
+    forecast: Forecast
+    runs: Runs
+
+    @property
+    def batches_per_s(self) -> float:
+        return self.runs.batches_per_s
 
     @property
     def error(self) -> float:
@@ -88,7 +103,7 @@ def parse() -> argparse.Namespace:
     share = bounded(float, 0.0, 1.0)
     parser.add_argument("--limit", type=share, default=0.05, help="error of throughput")
     parser.add_argument("--tolerance", type=share, default=0.02, help="of the placement chosen against the best")
-    parser.add_argument("--most-runs", type=bounded(int, RUNS, 99), default=9, help="of a placement")
+    parser.add_argument("--most-runs", type=bounded(int, RUNS, 99), default=MOST_RUNS, help="of a placement")
     parser.add_argument("--real-time", action="store_true", help="before all other programs of a busy machine")
     parser.add_argument("--devices", type=bounded(int, 1, 1024), help="simulate up to so many instead")
     return parser.parse_args()
@@ -104,9 +119,9 @@ def main() -> int:
 
 
 def grid(asked: argparse.Namespace) -> int:
-    columns = "P, ms | C, ms | P/C | variation | depth | consumers | A, ms | chosen | predicted, batches/s | measured"
-    print(f"| {columns} | error | placements | worst error | against the best |")
-    print("|---" * 14 + "|")
+    columns = "P, ms | C, ms | P/C | variation | depth | consumers | A, ms | R, ms | chosen | predicted, batches/s"
+    print(f"| {columns} | measured | error | placements | worst error | against the best |")
+    print("|---" * 15 + "|")
     misses = runs = disturbed = 0
     for case in CASES:
         measured = [run(forecast, case, asked.most_runs) for forecast in predicted(case)]
@@ -114,11 +129,11 @@ def grid(asked: argparse.Namespace) -> int:
         worst = max((one.error for one in measured), key=abs)
         behind = chosen.batches_per_s / best.batches_per_s - 1.0
         misses += abs(worst) > asked.limit or -behind > asked.tolerance
-        runs += sum(one.runs for one in measured)
-        disturbed += sum(one.disturbed for one in measured)
+        runs += sum(one.runs.count for one in measured)
+        disturbed += sum(one.runs.disturbed for one in measured)
         cells = (
             *(f"{number:.3g}" for number in (case.produce_ms, case.step_ms, case.produce_ms / case.step_ms)),
-            *(f"{number:g}" for number in (case.variation, case.depth, case.consumers, case.all_reduce_ms)),
+            *(f"{number:g}" for number in case[2:]),
             named(chosen.forecast),
             f"{chosen.forecast.batches_per_s:.1f}",
             f"{chosen.batches_per_s:.1f}",
@@ -138,7 +153,8 @@ def predicted(case: Case) -> list[Forecast]:
 
 
 def stages_of(case: Case) -> Stages:
-    return Stages.constant(BATCHES, 0.0, case.produce_ms / 1e3, TRANSFER_S, case.step_ms / 1e3, case.variation)
+    times_s = case.read_ms / 1e3, case.produce_ms / 1e3, TRANSFER_S, case.step_ms / 1e3
+    return Stages.constant(BATCHES, *times_s, case.variation)
 
 
 def depths_of(case: Case) -> Depths:
@@ -146,17 +162,24 @@ def depths_of(case: Case) -> Depths:
 
 
 def run(forecast: Forecast, case: Case, most_runs: int) -> Measured:
-    routes, stages = forecast.candidate.routes, stages_of(case)
+    routes = forecast.candidate.routes
     reduce_s = ring_s(case.all_reduce_ms / 1e3, len(routes))
+    return Measured(forecast, emulated(routes, stages_of(case), depths_of(case), reduce_s, most_runs))
+
+
+def emulated(
+    routes: Sequence[tuple[str, str]], stages: Stages, depths: Depths, all_reduce_s: float, most_runs: int
+) -> Runs:
+    """RUNS undisturbed runs that are NEAR each other, or as many as there may be."""
     runs_s, undisturbed_s = [], []
     while len(runs_s) < most_runs:
-        outcome, spans, _ = emulate(routes, stages, depths_of(case), reduce_s)
+        outcome, spans, _ = emulate(routes, stages, depths, all_reduce_s)
         runs_s.append(outcome.seconds)
         if latest_s(spans, stages) < LATE_S:
             undisturbed_s.append(outcome.seconds)
         if len(undisturbed_s) >= RUNS and median(undisturbed_s) <= NEAR * min(undisturbed_s):
             break
-    return Measured(forecast, undisturbed_s or runs_s, len(runs_s) - len(undisturbed_s), len(runs_s))
+    return Runs(outcome.batches, undisturbed_s or runs_s, len(runs_s) - len(undisturbed_s), len(runs_s))
 
 
 def latest_s(spans: list[Span], stages: Stages) -> float:
@@ -179,7 +202,6 @@ class Installation(NamedTuple):
     step_s: float = 0.020
     all_reduce_s: float = 0.002  # of two replicas
     variation: float = 0.25
-    readers: int = 64
     link_s: float = 0.28e-3  # 3.5 MB of PCM (16 utterances of 5 s) over 100 Gbit/s
 
 
@@ -198,10 +220,7 @@ def study(most: int) -> Iterator[str]:
         "replicated": (lambda n: rate(of, own(n)), None),
         f"a producer for {group - 1}": (lambda n: rate(of, fed(n, group)), None),
         "one producer": (lambda n: rate(of, fed(n, n)), 1 / (of.produce_s + of.transfer_s)),
-        f"{of.readers} remote readers": (
-            lambda n: rate(of, own(n), of.read_s, of.readers),
-            of.readers / of.read_s,
-        ),
+        "a reader for each": (lambda n: rate(of, own(n), read_s=of.read_s), None),
         "link of 100 Gbit/s": (lambda n: rate(of, own(n), link_s=of.link_s), 1 / of.link_s),
     }
     yield "| devices | " + " | ".join(ways) + " |"
@@ -226,15 +245,13 @@ def fed(devices: int, group: int) -> list[tuple[str, str]]:
     return [*pairs, (str(devices - 1), str(devices - 1))] if alone else pairs
 
 
-def rate(
-    of: Installation, routes: list[tuple[str, str]], read_s: float = 0.0, readers: int = 2, link_s: float = 0.0
-) -> float:
+def rate(of: Installation, routes: list[tuple[str, str]], read_s: float = 0.0, link_s: float = 0.0) -> float:
     """Batches a second."""
     stages = Stages.constant(
         ROUNDS * len(routes), read_s, of.produce_s, of.transfer_s, of.step_s, variation=of.variation
     )
     reduce_s = ring_s(of.all_reduce_s, len(routes))
-    return simulate(routes, stages, Depths(workers=readers), reduce_s, link_s).batches_per_s
+    return simulate(routes, stages, Depths(workers=1), reduce_s, link_s).batches_per_s
 
 
 if __name__ == "__main__":

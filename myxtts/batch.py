@@ -1,12 +1,15 @@
 """The batch contract: names, types, dimensions, padding and units, in one place.
 
-A batch is a dictionary of tensors. Reading yields WAVES on the data device; producing turns them
-into FEATURES, which are handed to the model device. Dimensions of one name are equal within a
-batch, and a bucket has one shape: a row without an utterance has `samples`, `frames` and
+A batch is a dictionary of tensors. Reading yields waves on the data device; producing turns them
+into features, which are handed to the model device. Each task has its own of both: a voice WAVES and
+FEATURES, a recogniser HEARD_WAVES and HEARD_FEATURES, which are a part of these. Dimensions of one name are
+equal within a batch, and a bucket has one shape: a row without an utterance has `samples`, `frames` and
 `token_count` 0, so that the last batch of an epoch has the shape of all others.
 """
 
 from typing import NamedTuple
+
+import tensorflow as tf
 
 from myxtts.audio.format import MEL_BANDS
 
@@ -31,20 +34,38 @@ TEXT = {
     "step_tokens": Field("float32", (), "real tokens of the whole step"),
 }
 
-WAVES = TEXT | {
+HEARD_WAVES = TEXT | {
     "pcm": Field("int16", ("batch", "samples"), "wave at 22,050 Hz, padded with 0"),
     "samples": Field("int32", ("batch",), "real samples of each row"),
+}
+
+WAVES = HEARD_WAVES | {
     "reference_pcm": Field("int16", ("batch", "reference_samples"), "another utterance of the speaker, padded with 0"),
     "reference_samples": Field("int32", ("batch",), "real samples of the reference"),
 }
 
-FEATURES = TEXT | {
+HEARD_FEATURES = TEXT | {
     "mel": Field("float32", ("batch", "frames", MEL_BANDS), "log-mel, padded with silence, log(1e-5)"),
     "frames": Field("int32", ("batch",), "real frames of each row"),
+}
+
+FEATURES = HEARD_FEATURES | {
     "f0_hz": Field("float32", ("batch", "frames"), "fundamental frequency, 0 where unvoiced and behind the end"),
     "reference": Field("float32", ("batch", "reference_frames", MEL_BANDS), "log-mel of the reference"),
     "reference_frames": Field("int32", ("batch",), "real frames of the reference"),
 }
+
+
+def specs(fields: dict[str, Field]) -> dict[str, tf.TensorSpec]:
+    """What a function traced once for all batches of a contract takes."""
+    return {name: tf.TensorSpec(field.shape, field.dtype, name=name) for name, field in fields.items()}
+
+
+def smallest(fields: dict[str, Field]) -> dict[str, tf.Tensor]:
+    """A batch of one empty row."""
+    sizes = {"batch": 1, "tokens": 8, "frames": 8, "reference_frames": 8}
+    batch = {name: tf.zeros([sizes.get(dim, dim) for dim in field.dims], field.dtype) for name, field in fields.items()}
+    return batch | {"step_frames": tf.constant(1.0), "step_tokens": tf.constant(1.0)}
 
 
 def check(batch: dict, fields: dict[str, Field], stage: str) -> None:
@@ -52,7 +73,7 @@ def check(batch: dict, fields: dict[str, Field], stage: str) -> None:
 
     Args:
         batch: tensors or arrays by name.
-        fields: WAVES or FEATURES.
+        fields: the contract, such as WAVES or FEATURES.
         stage: named in the message.
 
     Raises:

@@ -21,12 +21,14 @@ class Times(NamedTuple):
         read_s: it lay on the data device.
         produced_s: its features did.
         handed_s: they lay on the model device.
+        producer: which one, by its data device.
     """
 
     began_s: float
     read_s: float
     produced_s: float
     handed_s: float
+    producer: str = ""
 
 
 class Interval(NamedTuple):
@@ -37,6 +39,8 @@ class Interval(NamedTuple):
         read_s, produce_s, transfer_s: the producer's time on the batches of these steps. Reading runs ahead of it, so
             `read_s` is only the time in which it waited for that.
         blocked_s: it waited for the model to take a batch.
+
+    Where there are several producers, these four are means over them.
     """
 
     steps: int
@@ -96,7 +100,7 @@ class Clock:
 
     def __init__(self, now: Callable[[], float] = time.perf_counter):
         self._now = now
-        self._handed_s: float | None = None  # when the producer was done with the newest batch of a step
+        self._handed_s: dict[str, float] = {}  # when each producer was done with its newest batch of a step
         self._pauses: deque[tuple[float, float]] = deque(maxlen=64)  # more than a feed runs ahead, as a rule
         self._restart()
 
@@ -123,17 +127,22 @@ class Clock:
         self._pauses.append((start_s, end_s))
 
     def finish_step(self, audio_s: float, padded_s: float, batches: Iterable[Times]) -> None:
-        """A step was taken on `batches`: `audio_s` seconds of speech, `padded_s` with padding."""
+        """A step was taken on `batches`, all in all `audio_s` seconds of speech, `padded_s` with padding.
+
+        Those of one producer are in their order.
+        """
+        batches = list(batches)
+        share = 1.0 / max(len({times.producer for times in batches}), 1)
         self._steps += 1
         self._audio_s += audio_s
         self._padded_s += padded_s
         for times in batches:
-            self._read_s += times.read_s - times.began_s
-            self._produce_s += times.produced_s - times.read_s
-            self._transfer_s += times.handed_s - times.produced_s
-            if self._handed_s is not None:
-                self._blocked_s += self._unpaused(self._handed_s, times.began_s)
-            self._handed_s = times.handed_s
+            self._read_s += share * (times.read_s - times.began_s)
+            self._produce_s += share * (times.produced_s - times.read_s)
+            self._transfer_s += share * (times.handed_s - times.produced_s)
+            if times.producer in self._handed_s:
+                self._blocked_s += share * self._unpaused(self._handed_s[times.producer], times.began_s)
+            self._handed_s[times.producer] = times.handed_s
 
     def _unpaused(self, start_s: float, end_s: float) -> float:
         """Seconds between two moments that lie in no pause."""

@@ -1,9 +1,12 @@
 """One run in five moves: devices, corpus, state, feed, loop."""
 
 import logging
+import os
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,35 +14,39 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
+from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.clock import Clock
 from myxtts.config.load import dump
 from myxtts.config.schema import Config
-from myxtts.config.settings import SETTINGS
-from myxtts.data.corpora import Corpus, load_corpora
+from myxtts.data.corpora import Corpus, load_corpora, make_missing_demo_corpus
 from myxtts.data.manifest import Tables
-from myxtts.data.pipeline import Pipeline
-from myxtts.data.planned import Position
-from myxtts.errors import ConfigError, PlacementError, TrainingError
-from myxtts.models.build import build_xtts
+from myxtts.data.pipeline import Pipeline, Round
+from myxtts.data.planned import Position, planned_steps, steps_left
+from myxtts.errors import ConfigError, DataError, PlacementError, TrainingError
 from myxtts.models.layers import parameter_count
-from myxtts.models.xtts import SIZES
 from myxtts.observe.advice import LongWait
 from myxtts.observe.html import write_report
 from myxtts.observe.report import Reporter
 from myxtts.placement import devices
 from myxtts.placement.audit import require_device
+from myxtts.placement.cluster import find_cluster
+from myxtts.placement.replicas import Replicas, joined_replicas
 from myxtts.placement.routes import Placement, plan_routes
 from myxtts.training import loop, schedule
 from myxtts.training.base import Base, inherit, known_tables, read_base, refuse_useless_freeze, start_from
 from myxtts.training.checkpoint import Checkpoints, latest, read_about, restore
 from myxtts.training.run_folder import RunFolder, refuse_other_corpus, refuse_other_settings
-from myxtts.training.samples import Samples
 from myxtts.training.state import TrainingState, make_optimizer
 from myxtts.training.step import Step
-from myxtts.training.stop import stop_on_signals
-from myxtts.training.trained import manner_of
+from myxtts.training.stop import SharedStopRequest, StopRequest, stop_on_signals
+from myxtts.training.task import task_of
+from myxtts.training.trained import settings_of
 from myxtts.training.validate import Validation
+
+OWN_OF_A_MACHINE = {  # paths, and how batches are read
+    *("train_data", "val_data", "num_workers", "use_tf_native_loading", "data_service"),
+    *("buffer_size", "prefetch_buffer_size", "cache_dataset", "model_start_delay"),
+}
 
 log = logging.getLogger(__name__)
 
@@ -51,16 +58,28 @@ def train(config: Config) -> int:
         UserError: something that the user can mend.
     """
     started_s = time.perf_counter()
-    run = config.run
+    run, cluster = config.run, find_cluster(os.environ)
     folder = RunFolder(Path(run.runs_dir) / run.run)
-    folder.refuse_existing(run.resume)
-    refuse_useless_freeze(config, SETTINGS["freeze"].choices)
+    if cluster is None or cluster.is_chief:
+        folder.refuse_existing(run.resume)
+        if config.data.train_data is None:
+            make_missing_demo_corpus()
+    refuse_useless_freeze(config)
     config, start = find_start(config, folder)
     placement = configure_devices(config)
     try:
-        return train_on(placement, config, folder, start, started_s)
+        with joined_replicas(placement, cluster, shared_settings(config, start)) as replicas:
+            return train_on(placement, replicas, config, folder, start, started_s)
     except tf.errors.ResourceExhaustedError as error:
         raise TrainingError(explain_out_of_memory(error, placement)) from error
+
+
+def shared_settings(config: Config, start: "Start") -> dict[str, str]:
+    """What all workers of a job have in common: the settings that a step depends on, and where they start."""
+    left_out = {"placement": True, "data": OWN_OF_A_MACHINE, "run": {"runs_dir"}}
+    sections = config.model_dump(mode="json", exclude=left_out)
+    settings = {f"{section}.{name}": str(value) for section, own in sections.items() for name, value in own.items()}
+    return settings | {"checkpoint": start.checkpoint.name if start.checkpoint else "none"}
 
 
 @dataclass(frozen=True)
@@ -91,23 +110,25 @@ def find_start(config: Config, folder: RunFolder) -> tuple[Config, Start]:
         config = inherit(config, base.checkpoint if base else checkpoint)
     if checkpoint is not None:
         about = read_about(checkpoint)
-        refuse_other_settings(checkpoint, about["settings"], config.model_dump(mode="json"))
+        refuse_other_settings(checkpoint, settings_of(checkpoint, about), config)
         return config, Start(checkpoint, None, known_tables(about), about.get("ancestor"))
     return config, Start(None, base, base.tables, base.ancestor()) if base else Start()
 
 
-def train_on(placement: Placement, config: Config, folder: RunFolder, start: Start, started_s: float) -> int:
-    """Corpus, state, feed and loop, on devices that are set up."""
-    run, data, training = config.run, config.data, config.training
-    route = placement.routes[0]
+def train_on(
+    placement: Placement, replicas: Replicas, config: Config, folder: RunFolder, start: Start, started_s: float
+) -> int:
+    """Corpus, state, feed and loop, on devices that are set up; files are written by the chief of several workers."""
+    run, data = config.run, config.data
+    caches = folder.path if replicas.is_chief else folder.path / f"worker-{replicas.first // len(replicas.devices)}"
     with ExitStack() as opened:
-        corpus, held_out, tables = load_corpora(
-            data, training.seed, training.gradient_accumulation, folder.path, start.known
-        )
+        corpus, held_out, tables = load_corpora(config, caches, start.known, replicas.count)
         refuse_missing_validation(config, corpus, held_out)
-        opened.enter_context(folder.locked())
+        refuse_other_corpora(replicas, corpus)
+        if replicas.is_chief:
+            opened.enter_context(folder.locked())
 
-        state = build_state(config, tables, route.model, start.base)
+        state = build_state(config, tables, replicas, start.base)
         about = about_run(config, corpus, tables, start.ancestor)
         if start.checkpoint is not None:
             refuse_other_corpus(start.checkpoint, about)
@@ -115,61 +136,65 @@ def train_on(placement: Placement, config: Config, folder: RunFolder, start: Sta
             log.info("resumed        %s", start.checkpoint)
         elif start.base is not None:
             log.info("start          %s", start.base.describe(tables))
-        plan = make_schedule(config, corpus)
-        describe(config, corpus, held_out, tables, state, plan)
+        plan = make_schedule(config, corpus, state)
+        if replicas.is_chief:
+            describe(config, corpus, held_out, tables, state, plan)
         if state.step >= plan.total_steps:
             log.info("nothing to do: run %s has its %d steps; --max-steps makes it longer", run.run, state.step)
             return 0
-        folder.write_config(dump(config))
-
-        step = make_step(config, state)
-        reporter = opened.enter_context(Reporter(folder.metrics, folder.tensorboard, state.step, plan.total_steps))
-        dual = route.data != route.model
-        long_wait = LongWait(state.step, data, not dual, config.placement.simulate_gpus or devices.gpu_count())
-
-        def report(state: TrainingState, metrics: dict[str, float | str]) -> None:
-            reporter.write(state.step, metrics)
-            long_wait(state.step, metrics)
-
-        checkpoints = Checkpoints(folder.checkpoints, run.keep_checkpoints, about)
-        actions = loop.Actions(
-            first_step=FirstStep(route.model, started_s),
-            report=report,
-            save=checkpoints.save,
-            improves=checkpoints.improves,
-            **held_out_actions(config, held_out, state, route, folder, reporter),
-        )
+        step, first_step, dual = make_step(config, state), FirstStep(started_s), is_dual(placement)
+        if replicas.is_chief:
+            folder.write_config(dump(config))
+            reporter = opened.enter_context(Reporter(folder.metrics, folder.tensorboard, state.step, plan.total_steps))
+            held = held_out_actions(config, held_out, tables, state, folder, reporter)
+            checkpoints = Checkpoints(folder.checkpoints, run.keep_checkpoints, about)
+            long_wait = LongWait(state.step, data, not dual, config.placement.simulate_gpus or devices.gpu_count())
+            periods = loop.Periods(run.log_every, run.validate_every, run.sample_every, run.checkpoint_every)
+            actions = chief_actions(first_step, reporter, long_wait, checkpoints, held)
+        else:
+            periods, actions = loop.Periods(run.log_every, 0, 0, 0), loop.only_steps(first_step)
         # Between two devices the hand-over waits for what was produced in any case; settling tells the two apart.
-        pipeline = Pipeline(corpus, route, data, training.seed, folder.path, data.voice_augmentation, settle=dual)
+        pipeline = make_pipeline(config, corpus, replicas, caches, settle=dual)
         feed = opened.enter_context(pipeline.open_feed(state.position))
-        stop = opened.enter_context(stop_on_signals())
+        alone = replicas.count == len(replicas.devices)
+        stop = opened.enter_context(stop_on_signals(StopRequest() if alone else SharedStopRequest(step.asked_to_stop)))
+        began = state.step, state.position
         log.info("feed           filled in %.1f s", feed.wait_until_full(data.model_start_delay))
-        periods = loop.Periods(run.log_every, run.validate_every, run.sample_every, run.checkpoint_every)
         try:
             loop.train(state, step, feed, plan, periods, actions, Clock(), stop)
         except loop.NonFiniteLoss as error:
-            raise TrainingError(explain_non_finite(error, corpus, folder)) from error
+            raise TrainingError(explain_non_finite(error, corpus, folder, *began)) from error
         except loop.StepOutOfMemory as error:
             batch = describe_batch(error, corpus)
             raise TrainingError(explain_out_of_memory(error.cause, placement, batch)) from error
     log.info("traces         %d of the training step", step.traces)
-    log.info("report         %s", write_report(folder.path))
-    if stop.signal is not None:
+    if replicas.is_chief:
+        log.info("report         %s", write_report(folder.path))
+    if stop.due():
         log.info("stopped by %s at step %d, after a checkpoint; --resume goes on", stop.name, state.step)
     return stop.exit_code
 
 
 def configure_devices(config: Config) -> Placement:
     placement = plan_routes(config.placement, devices.gpu_count())
-    if len(placement.routes) > 1:
+    if len(placement.routes) > 1 and config.training.compile == "xla":
         raise PlacementError(
-            f"{len(placement.routes)} replicas were asked for ({placement.name}); this version trains one. "
-            "Give one GPU by --model-gpu or --model-gpus."
+            f"--compile xla was asked for with {len(placement.routes)} replicas ({placement.name}), but XLA compiles "
+            "for one device. Leave out --compile, or give one GPU by --model-gpu."
         )
     devices.configure(placement)
     if config.training.deterministic:
         tf.config.experimental.enable_op_determinism()
     return placement
+
+
+def refuse_other_corpora(replicas: Replicas, corpus: Corpus) -> None:
+    """Raises DataError where the workers have not all read the same utterances: their shares would not fit."""
+    if not replicas.all_have(corpus.manifest.fingerprint):
+        raise DataError(
+            f"all workers have to read the same corpus, but not all of them found the {len(corpus.manifest)} usable "
+            "utterances that this one did. Give every host the same files; rejected.csv of each says what it left out."
+        )
 
 
 def refuse_missing_validation(config: Config, corpus: Corpus, held_out: Corpus | None) -> None:
@@ -182,26 +207,24 @@ def refuse_missing_validation(config: Config, corpus: Corpus, held_out: Corpus |
         )
 
 
-def build_state(config: Config, tables: Tables, device: str, base: Base | None = None) -> TrainingState:
-    """The model with its first weights, of its base where it has one, its optimizer and averages, all on a device."""
-    model, training = config.model, config.training
+def build_state(config: Config, tables: Tables, replicas: Replicas, base: Base | None = None) -> TrainingState:
+    """The model with its first weights, of its base where it has one, its optimizer and averages, on every replica."""
+    training = config.training
     keras.utils.set_random_seed(training.seed)
-    with tf.device(device):
-        network = build_xtts(
-            model.model_size,
-            len(tables.symbols),
-            len(tables.languages),
-            training.precision,
-            dropout=model.dropout,
-            reference_dropout=model.reference_dropout,
-            condition_dropout=model.condition_dropout,
-            segment_frames=round(model.segment_seconds * SAMPLE_RATE_HZ / HOP_SAMPLES),
-            recompute=model.recompute_activations,
-        )
+    with replicas.scope():
+        network = task_of(config).build(config, tables)
         if base is not None:
             start_from(base, network, tables, training.freeze)
         optimizer = make_optimizer(training.weight_decay, training.precision)
-        return TrainingState(network, optimizer, averaged=training.ema > 0, device=device, frozen=training.freeze)
+        return TrainingState(network, optimizer, averaged=training.ema > 0, replicas=replicas, frozen=training.freeze)
+
+
+def make_pipeline(config: Config, corpus: Corpus, replicas: Replicas, cache_folder: Path, settle: bool) -> Pipeline:
+    """The training batches of this process; see Pipeline."""
+    recipe, seed = task_of(config).recipe(config, training=True), config.training.seed
+    return Pipeline(
+        corpus, replicas.routes, config.data, seed, cache_folder, recipe, settle, first_replica=replicas.first
+    )
 
 
 def make_step(config: Config, state: TrainingState) -> Step:
@@ -227,30 +250,54 @@ def about_run(config: Config, corpus: Corpus, tables: Tables, ancestor: dict[str
     }
 
 
-def make_schedule(config: Config, corpus: Corpus) -> loop.Schedule:
-    training = config.training
-    total = schedule.total_steps(training.max_steps, training.epochs, corpus.plan.steps_per_epoch)
+def make_schedule(config: Config, corpus: Corpus, state: TrainingState) -> loop.Schedule:
+    training, replicas = config.training, state.replicas.count
+    by_epochs = state.step + steps_left(corpus.plan, state.position, training.epochs) if training.epochs else 0
+    total = schedule.total_steps(training.max_steps, by_epochs)
+    peak = training.learning_rate * (replicas if training.scale_learning_rate else 1)
     return loop.Schedule(
         total_steps=total,
         learning_rate=lambda step: schedule.learning_rate(
-            step, total, training.learning_rate, training.warmup_steps, training.final_learning_rate
+            step, total, peak, training.warmup_steps, training.final_learning_rate
         ),
         ema_decay=lambda step: schedule.ema_decay(step, training.ema),
     )
 
 
-def held_out_actions(config, held_out, state, route, folder, reporter) -> dict:
-    """Validation and samples: what the loop does with held-out utterances."""
+def is_dual(placement: Placement) -> bool:
+    """Whether batches travel from one device to another."""
+    return any(route.data != route.model for route in placement.routes)
+
+
+def chief_actions(first_step, reporter, long_wait, checkpoints, held: dict) -> loop.Actions:
+    """What the loop does between steps where files are written."""
+
+    def report(state: TrainingState, metrics: dict[str, float | str]) -> None:
+        reporter.write(state.step, metrics)
+        long_wait(state.step, metrics)
+
+    return loop.Actions(
+        first_step=first_step, report=report, save=checkpoints.save, improves=checkpoints.improves, **held
+    )
+
+
+def held_out_actions(config, held_out, tables, state, folder, reporter) -> dict:
+    """Validation and samples: what the loop does with held-out utterances, on the first replica alone."""
     if held_out is None or not (config.run.validate_every or config.run.sample_every):
         return {"validate": None, "sample": None}  # neither is ever due
-    pipeline = Pipeline(held_out, route, config.data, config.training.seed, folder.path)
-    validation = Validation(state.model, lambda: pipeline.open_feed(Position(), epochs=1, mean_over="epoch"))
+    task = task_of(config)
+    recipe = task.recipe(config, training=False)
+    pipeline = Pipeline(held_out, state.replicas.routes[:1], config.data, config.training.seed, folder.path, recipe)
+    validation = Validation(
+        state.model,
+        lambda: pipeline.open_feed(Position(), epochs=1, mean_over="epoch"),
+        task.judge(tables),
+    )
     with pipeline.open_feed(Position(), epochs=1) as feed:
-        planned, batch, _ = next(feed)
-    names = [held_out.manifest.ids[row] for row in planned.rows]
+        ((planned, batch, _),) = next(feed)
+    ids = [held_out.manifest.ids[row] for row in planned.rows]
     texts = [held_out.manifest.texts[row] for row in planned.rows]
-    manner = manner_of(config.model)
-    samples = Samples(folder.samples, batch, names, texts, manner, reporter.tensorboard)
+    samples = task.samples(config, tables, folder.samples, batch, ids, texts, reporter.tensorboard)
 
     def sample(state: TrainingState) -> None:
         samples(state)
@@ -262,23 +309,23 @@ def held_out_actions(config, held_out, state, route, folder, reporter) -> dict:
 class FirstStep:
     """Looks at the devices of the first step, and says how long it took to get there."""
 
-    def __init__(self, device: str, started_s: float):
-        self._device = device
+    def __init__(self, started_s: float):
         self._started_s = started_s
 
-    def __call__(self, state: TrainingState, batches, outcome: tf.Tensor) -> None:
-        """Raises PlacementError where a tensor or variable is not on the model device."""
-        named = [("losses", outcome), *((v.path, v) for v in state.optimizer.variables)]
-        for delivery in batches:
-            named += delivery.batch.items()
-        require_device(self._device, named)
+    def __call__(self, state: TrainingState, rounds: Sequence[Round], outcome: tf.Tensor) -> None:
+        """Raises PlacementError where a tensor or variable is not on the device of its replica."""
+        state.require_devices()
+        require_device(state.device, [("losses", outcome)])
+        for one in rounds:
+            for device, delivery in zip(state.replicas.devices, one, strict=True):
+                require_device(device, delivery.batch.items())
         outcome.numpy()
         log.info("first step     %.1f s after the start", time.perf_counter() - self._started_s)
 
 
 def describe(config, corpus, held_out, tables, state, plan) -> None:
     """Every derived number of the run, by name."""
-    training, data, size = config.training, config.data, config.model.model_size
+    training, data, replicas = config.training, config.data, state.replicas.count
     samples = corpus.manifest.samples
     audio_s = float(samples.sum(dtype=np.int64)) / SAMPLE_RATE_HZ
     steps = corpus.plan.steps_per_epoch
@@ -286,15 +333,19 @@ def describe(config, corpus, held_out, tables, state, plan) -> None:
     rows = f"{sizes.min()} to {sizes.max()}" if data.batch_seconds else data.batch_size
     peak = plan.learning_rate(max(min(training.warmup_steps, plan.total_steps) - 1, 0))
     held = f", {len(held_out.manifest)} held out" if held_out else ""
+    utterances, seconds = len(samples) / steps, audio_s / steps
+    shared = f"{replicas} replicas with {utterances / replicas:.1f} and {seconds / replicas:.1f}, each " * (
+        replicas > 1
+    )
     lines = {
         "corpus": f"{len(samples)} utterances{held}, {audio_s / 60:.1f} min, {len(tables.speakers)} speakers, "
         f"{len(tables.symbols)} symbols, languages {' '.join(tables.languages)}",
         "buckets": " ".join(f"{bound / SAMPLE_RATE_HZ:.2f}" for bound in corpus.plan.bounds) + " s",
         "padding": f"{100 * corpus.plan.padding:.1f} %",
-        "model": f"{size}, {parameter_count(state.model):,} parameters, {training.precision}: "
-        + ", ".join(f"{number} {name.replace('_', ' ')}" for name, number in asdict(SIZES[size]).items()),
-        "step": f"{len(samples) / steps:.1f} utterances and {audio_s / steps:.1f} audio seconds "
-        f"in {training.gradient_accumulation} x {rows} rows",
+        "model": f"{task_of(config).describe(config)}, {parameter_count(state.model):,} parameters, "
+        f"{training.precision}",
+        "step": f"{utterances:.1f} utterances and {seconds:.1f} audio seconds in {shared}"
+        f"{training.gradient_accumulation} x {rows} rows",
         "learning rate": f"{plan.learning_rate(0):.2g} at first, {peak:.2g} at most, "
         f"{plan.learning_rate(plan.total_steps - 1):.2g} at the end",
         "length": f"{plan.total_steps} steps of {steps} an epoch ({plan.total_steps / steps:.1f} epochs), "
@@ -304,12 +355,15 @@ def describe(config, corpus, held_out, tables, state, plan) -> None:
         log.info("%-14s %s", name, text)
 
 
-def explain_non_finite(error: loop.NonFiniteLoss, corpus: Corpus, folder: RunFolder) -> str:
-    epoch, step = divmod(error.step - 1, corpus.plan.steps_per_epoch)
-    rows = corpus.plan.epoch(epoch).utterances(step)
-    names = ", ".join(f"'{corpus.manifest.ids[row]}'" for row in rows[:32])
+def explain_non_finite(
+    error: loop.NonFiniteLoss, corpus: Corpus, folder: RunFolder, began_step: int, began: Position
+) -> str:
+    taken = error.step - 1 - began_step
+    _, _, step = next(islice(planned_steps(corpus.plan, began), taken, None))
+    names = ", ".join(f"'{corpus.manifest.ids[row]}'" for row in step.utterances[:32])
+    epoch = step.position.epoch + 1
     return (
-        f"the loss or its gradient was not finite at step {error.step} (epoch {epoch + 1}, utterances {names}). "
+        f"the loss or its gradient was not finite at step {error.step} (epoch {epoch}, utterances {names}). "
         f"The checkpoints in {folder.checkpoints} are of earlier steps and intact. Listen to these utterances, and "
         "--resume with a lower --learning-rate or --gradient-clip; or start another run with --precision float32."
     )

@@ -8,7 +8,7 @@ import numpy as np
 import soundfile
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.config.schema import Data
+from myxtts.config.schema import Config, Data, Training
 from myxtts.data.corpora import Corpus, make_plan
 from myxtts.data.corpus import read_corpus
 from myxtts.data.manifest import Manifest, build_manifest
@@ -64,6 +64,7 @@ def manifest_of(metadata: Path) -> Manifest:
     return replace(manifest, ids=tuple(Path(name).stem for name in manifest.ids))
 
 
-def planned_corpus(manifest: Manifest, data: Data, seed: int = 0, accumulation: int = 1) -> Corpus:
+def planned_corpus(manifest: Manifest, data: Data, seed: int = 0, accumulation: int = 1, replicas: int = 1) -> Corpus:
     bounds = bucket_bounds(manifest.samples, data.buckets)
-    return Corpus(manifest, make_plan(manifest, bounds, data, seed, accumulation))
+    config = Config(data=data, training=Training(seed=seed))
+    return Corpus(manifest, make_plan(manifest, bounds, config, accumulation, replicas))

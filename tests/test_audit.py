@@ -5,7 +5,7 @@ import unittest
 import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.data.producer import trace_produce
+from myxtts.data.producer import trace_produce, voice_recipe
 from myxtts.placement.audit import Audit, audit, knows_gpu_kernels
 from myxtts.synthesis.export import voice_module
 from myxtts.training.step import Step
@@ -40,11 +40,11 @@ class Project(unittest.TestCase):
     def test_producer(self):
         for voice_augmentation in (0.0, 0.15):
             with self.subTest(voice_augmentation=voice_augmentation):
-                self.assert_clean(trace_produce(DATA, voice_augmentation), 200)
+                self.assert_clean(trace_produce(DATA, voice_recipe(voice_augmentation)), 200)
 
     def assert_step_clean(self, model, precision: str, accumulation: int, least: int, xla: bool = False):
         step = Step(state_of(model, precision), 1.0, accumulation, static_shapes=xla, compile_xla=xla)
-        functions = step.functions(on_device(features([(5, 13), (8, 24)])))
+        functions = step.functions([on_device(features([(5, 13), (8, 24)]))])
         self.assertEqual(len(functions), 1 if accumulation == 1 else 2)
         for function in functions:
             self.assert_clean(function, least)
@@ -63,9 +63,9 @@ class Project(unittest.TestCase):
     def test_audit_of_a_step_traces_nothing_twice(self):
         step = Step(state_of(build_toy()), 1.0, 1, static_shapes=False, compile_xla=False)
         batch = on_device(features([(5, 13), (8, 24)]))
-        first = step.functions(batch)
-        step([batch], 1, 1e-3, 0.9)
-        self.assertIs(step.functions(batch)[0], first[0])
+        first = step.functions([batch])
+        step([[batch]], 1, 1e-3, 0.9)
+        self.assertIs(step.functions([batch])[0], first[0])
         self.assertEqual(step.traces, 1)
 
     def test_what_is_exported_with_griffin_lim(self):

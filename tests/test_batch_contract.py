@@ -12,7 +12,7 @@ import tensorflow as tf
 from myxtts.audio.format import MEL_BANDS
 from myxtts.audio.mel import log_mel, moved_filter_bank
 from myxtts.batch import FEATURES, TEXT, WAVES, check
-from myxtts.data.producer import CURVES, other_voices, produce, trace_produce
+from myxtts.data.producer import CURVES, other_voices, produce_voice, trace_produce, voice_recipe
 from tests.sine_corpus import sine
 
 SIZES = {"batch": 2, "tokens": 5, "samples": 2_560, "reference_samples": 1_280, "frames": 10, "reference_frames": 5}
@@ -82,20 +82,20 @@ class CheckTest(unittest.TestCase):
 class StagesTest(unittest.TestCase):
     def test_producing_turns_waves_into_features_and_passes_the_text_on(self):
         waves = batch_of(WAVES) | {"tokens": np.arange(10, dtype=np.int32).reshape(2, 5)}
-        features = produce({name: tf.constant(array) for name, array in waves.items()})
+        features = produce_voice({name: tf.constant(array) for name, array in waves.items()})
         check(features, FEATURES, "producing")
         for name in TEXT:
             np.testing.assert_array_equal(features[name], waves[name])
 
     def test_the_traced_function_takes_and_gives_what_the_contract_says(self):
         for voice_augmentation in (0.0, 0.15):
-            outputs = trace_produce(DATA, voice_augmentation).structured_outputs
+            outputs = trace_produce(DATA, voice_recipe(voice_augmentation)).structured_outputs
             check(outputs, FEATURES, "producing")
             for name, field in FEATURES.items():
                 self.assertEqual(outputs[name].shape.as_list(), field.shape, name)
 
     def test_the_pitch_is_that_of_the_target_up_to_its_end(self):
-        hz = produce(tones())["f0_hz"].numpy()
+        hz = produce_voice(tones())["f0_hz"].numpy()
         self.assertEqual(hz.shape, (4, 40))
         np.testing.assert_allclose(hz[:3, 4:20], 200.0, rtol=0.002)
         for row, samples in zip(hz, (10_240, 8_000, 6_000, 0), strict=True):
@@ -128,21 +128,21 @@ class VoiceAugmentationTest(unittest.TestCase):
 
     def test_without_it_the_features_are_those_of_the_waves(self):
         waves = tones()
-        features = produce(waves, 0.0)
+        features = produce_voice(waves, 0.0)
         for mel, pcm, samples in (("mel", "pcm", "samples"), ("reference", "reference_pcm", "reference_samples")):
             expected = log_mel(waves[pcm].astype(np.float32) / 32_768, waves[samples])
             np.testing.assert_array_equal(features[mel], expected)
 
     def test_target_reference_and_pitch_of_a_row_are_moved_by_the_same_factor(self):
         waves = tones()
-        features = produce(waves, self.MOST)
+        features = produce_voice(waves, self.MOST)
         check(features, FEATURES, "producing")
         factor, filters = other_voices(tf.constant(waves["seed"]), 4, self.MOST)
         np.testing.assert_allclose(factors(features), factor[:3], rtol=0.002)
         for mel, pcm, samples in (("mel", "pcm", "samples"), ("reference", "reference_pcm", "reference_samples")):
             expected = log_mel(waves[pcm].astype(np.float32) / 32_768, waves[samples], filters)
             np.testing.assert_allclose(features[mel], expected, atol=1e-4)
-        np.testing.assert_array_equal(features["f0_hz"] > 0, produce(waves)["f0_hz"] > 0)
+        np.testing.assert_array_equal(features["f0_hz"] > 0, produce_voice(waves)["f0_hz"] > 0)
 
     def test_the_spectrum_is_raised_by_a_smooth_curve_of_bounded_height(self):
         seeds = [tf.constant([seed, 0], tf.int32) for seed in range(20)]
@@ -163,7 +163,7 @@ class VoiceAugmentationTest(unittest.TestCase):
         np.testing.assert_allclose(heights[:, 0].std() / 2, uniform, rtol=0.3)
 
     def test_the_factors_are_spread_over_the_range_and_differ_between_rows_and_batches(self):
-        traced = trace_produce(DATA, self.MOST)
+        traced = trace_produce(DATA, voice_recipe(self.MOST))
         batches = ({name: tf.constant(value) for name, value in tones(seed).items()} for seed in range(30))
         found = np.log([factors(traced(batch)) for batch in batches])
         self.assertEqual(len(np.unique(found)), found.size)
@@ -174,12 +174,13 @@ class VoiceAugmentationTest(unittest.TestCase):
 
     def test_the_seed_alone_decides_and_not_the_padding_or_the_rows_behind(self):
         waves = tones(3)
-        expected = factors(produce(waves, self.MOST))
-        np.testing.assert_allclose(factors(produce(tones(3, padded=20_480), self.MOST)), expected, rtol=1e-5)
+        expected = factors(produce_voice(waves, self.MOST))
+        np.testing.assert_allclose(factors(produce_voice(tones(3, padded=20_480), self.MOST)), expected, rtol=1e-5)
         fewer = {n: v if n in ("seed", "step_frames", "step_tokens") else v[:3] for n, v in waves.items()}
-        np.testing.assert_allclose(factors(produce(fewer, self.MOST)), expected, rtol=1e-5)
-        traced = trace_produce(DATA, self.MOST)({name: tf.constant(value) for name, value in waves.items()})
-        np.testing.assert_allclose(factors(traced), expected, rtol=1e-5)
+        np.testing.assert_allclose(factors(produce_voice(fewer, self.MOST)), expected, rtol=1e-5)
+        traced = trace_produce(DATA, voice_recipe(self.MOST))
+        features = traced({name: tf.constant(value) for name, value in waves.items()})
+        np.testing.assert_allclose(factors(features), expected, rtol=1e-5)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 """YAML and flags become a Config, or a message that says where the mistake is."""
 
 import ast
+import os
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
 from myxtts.config import document, schema
-from myxtts.config.load import MAX_BYTES, dump, load
+from myxtts.config.load import MAX_BYTES, MAX_FILES, dump, load
 from myxtts.config.schema import Config, Model
 from myxtts.config.settings import SECTIONS, SETTINGS
 from myxtts.errors import ConfigError
@@ -111,7 +113,7 @@ class YamlTest(unittest.TestCase):
             ("trainig:\n  seed: 3\n", "c.yaml, line 1: 'trainig' is unknown. Did you mean 'training'?"),
             (
                 "داده: 3\n",
-                "c.yaml, line 1: 'داده' is unknown. Known here: placement, data, model, training, run.",
+                f"c.yaml, line 1: 'داده' is unknown. Known here: defaults, {', '.join(SECTIONS)}.",
             ),
             (
                 "model:\n  <<: {dropout: 0}\n",
@@ -188,6 +190,130 @@ class YamlTest(unittest.TestCase):
             with self.subTest(text=text):
                 config = load(None, {"train_data": text, "learning_rate": 1e-5, "model_gpus": (1, 2), "run": "1e-4"})
                 self.assertEqual(self.load(dump(config)), config)
+
+
+class DefaultsTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def load(self, files: dict[str, str], **overrides) -> Config:
+        """The configuration that c.yaml makes with the other files."""
+        for name, text in files.items():
+            (self.folder / name).write_text(text, encoding="utf-8")
+        return load(self.folder / "c.yaml", overrides)
+
+    def refusal(self, files: dict[str, str]) -> str:
+        """The message, without the folder."""
+        with self.assertRaises(ConfigError) as caught:
+            self.load(files)
+        return str(caught.exception).replace(f"{self.folder}/", "").replace(str(self.folder), "FOLDER")
+
+    def test_later_replaces_earlier_and_the_file_all_and_flags_the_file(self):
+        files = {
+            "a.yaml": "data: {batch_size: 1, buckets: 1, num_workers: 1, buffer_size: 1}\n",
+            "b.yaml": "data: {buckets: 2, num_workers: 2, buffer_size: 2}\n",
+            "c.yaml": "data: {num_workers: 3, buffer_size: 3}\ndefaults: [a, b.yaml]\n",
+        }
+        data = self.load(files, buffer_size=4).data
+        self.assertEqual((data.batch_size, data.buckets, data.num_workers, data.buffer_size), (1, 2, 3, 4))
+
+    def test_a_listed_file_counts_with_those_that_it_lists(self):
+        files = {
+            "base.yaml": "data: {batch_size: 1, buckets: 1}\n",
+            "a.yaml": "defaults: [base]\ndata: {buckets: 2}\n",
+            "b.yaml": "defaults: [base]\nmodel: {dropout: 0}\n",
+        }
+        for listed, buckets in (("[b, a]", 2), ("[a, b]", 1), ("[base, a]", 2), ("[a, base]", 1)):
+            with self.subTest(listed):
+                config = self.load(files | {"c.yaml": f"defaults: {listed}\n"})
+                self.assertEqual((config.data.batch_size, config.data.buckets), (1, buckets))
+
+    def test_files_and_nothing_else_make_a_configuration(self):
+        files = {"a.yml": "run: {run: seven}\n", "7.yaml": "", "x.y.yaml": "training: {ema: 0}\n"}
+        config = self.load(files | {"c.yaml": "defaults:\n  - a.yml\n  - 7\n  - x.y\n"})
+        self.assertEqual((config.run.run, config.training.ema), ("seven", 0.0))
+        self.assertEqual(self.load({"c.yaml": "defaults:\n"}), Config())
+        self.assertEqual(self.load({"c.yaml": "defaults: []\n"}), Config())
+
+    def test_what_is_refused_is_named_in_the_file_where_it_stands(self):
+        composed = "\ndefaults: [a]\nmodel: {dropout: 0}\n"
+        for text, message in (
+            ("data:\n  buckets: 0\n", "a.yaml, line 2: buckets is 0, but must be a whole number from 1 to 64."),
+            ("data:\n  bucket: 1\n", "a.yaml, line 2: 'bucket' is unknown. Did you mean 'buckets'?"),
+            ("default: [b]\n", "a.yaml, line 1: 'default' is unknown. Did you mean 'defaults'?"),
+            ("- a\n", "a.yaml, line 1: the file must hold lines of the form 'name: value', not a list."),
+        ):
+            with self.subTest(text):
+                self.assertEqual(self.refusal({"a.yaml": text, "c.yaml": composed}), message)
+        self.assertEqual(self.load({"a.yaml": "data: {buckets: 0}\n", "c.yaml": composed}, buckets=2).data.buckets, 2)
+
+    def test_a_file_that_is_not_there_is_refused_with_the_nearest(self):
+        files = {"distributed.yaml": "", "default.yaml": ""}
+        for listed, hint in (
+            ("distribute", "'distribute.yaml' in FOLDER. Did you mean 'distributed'?"),
+            ("ასრ", "'ასრ.yaml' in FOLDER. There are: default, distributed."),
+        ):
+            with self.subTest(listed):
+                message = self.refusal(files | {"c.yaml": f"defaults:\n  - default\n  - {listed}\n"})
+                self.assertEqual(message, f"c.yaml, line 3: defaults names '{listed}', but there is no file {hint}")
+
+    def test_a_circle_is_refused(self):
+        self.assertEqual(
+            self.refusal({"c.yaml": "defaults: [c]\n"}),
+            "c.yaml, line 1: defaults names 'c', which leads in a circle: c.yaml → c.yaml. Take one of them out.",
+        )
+        files = {"c.yaml": "defaults: [a]\n", "a.yaml": "defaults: [b]\n", "b.yaml": "\ndefaults: [a.yaml]\n"}
+        self.assertEqual(
+            self.refusal(files),
+            "b.yaml, line 2: defaults names 'a.yaml', which leads in a circle: a.yaml → b.yaml → a.yaml. "
+            "Take one of them out.",
+        )
+
+    def test_nothing_outside_the_folder_is_read(self):
+        inside = self.folder / "inside"
+        inside.mkdir()
+        (self.folder / "a.yaml").write_text("data: {buckets: 1}\n")
+        (inside / "sub").mkdir()
+        (inside / "sub" / "a.yaml").write_text("data: {buckets: 1}\n")
+        for name in ("../a", str(self.folder / "a"), "sub/a", ".", "..", ".a", "", r"..\a", "~/a", "C:a", "𐌰" * 61):
+            with self.subTest(name):
+                (inside / "c.yaml").write_text(f"defaults: ['{name}']\n")
+                with self.assertRaisesRegex(ConfigError, "line 1: defaults names .*, but must be a list of files in"):
+                    load(inside / "c.yaml")
+
+    def test_a_list_of_another_form_is_refused(self):
+        for text, found in (
+            ("a", "holds a plain value"),
+            ("{a: b}", "holds a mapping"),
+            ("[[a]]", "lists a list"),
+            ("&a [*a]", "lists a list"),
+            ("[!!python/name:os.remove a]", "lists a value tagged"),
+            ("[a, a]", "names 'a' twice"),
+        ):
+            with self.subTest(text):
+                message = self.refusal({"a.yaml": "", "c.yaml": f"defaults: {text}\n"})
+                self.assertIn(f"c.yaml, line 1: defaults {found}", message)
+
+    def test_a_pipe_is_not_waited_for(self):
+        os.mkfifo(self.folder / "a.yaml")
+        self.assertIn("there is no file 'a.yaml'", self.refusal({"c.yaml": "defaults: [a]\n"}))
+
+    def test_the_number_of_files_is_bounded_and_each_is_read_once(self):
+        """Each file lists the next two: read anew each time it is named, the last would be read 610 times."""
+        last = MAX_FILES - 2
+        files = {f"f{i}.yaml": f"defaults: [f{i + 1}, f{i + 2}]\n" for i in range(last - 1)}
+        files |= {f"f{last - 1}.yaml": f"defaults: [f{last}]\n", f"f{last}.yaml": "data: {buckets: 3}\n"}
+        with mock.patch.object(Path, "open", autospec=True, side_effect=Path.open) as opened:
+            self.assertEqual(self.load(files | {"c.yaml": "defaults: [f0]\n"}).data.buckets, 3)
+        self.assertEqual(sum(call.args[1:] == ("rb",) for call in opened.call_args_list), MAX_FILES)
+        files |= {f"f{last}.yaml": f"defaults: [f{last + 1}]\n", f"f{last + 1}.yaml": ""}
+        self.assertEqual(
+            self.refusal(files),
+            f"f{last}.yaml, line 1: defaults names 'f{last + 1}', but a configuration is made of {MAX_FILES} files "
+            "at most. Join some of them.",
+        )
 
 
 class SchemaTest(unittest.TestCase):

@@ -19,17 +19,18 @@ from myxtts.config.schema import Data
 from myxtts.config.schema import Placement as Settings
 from myxtts.data.pipeline import Pipeline
 from myxtts.data.planned import Position
+from myxtts.data.producer import voice_recipe
 from myxtts.errors import PlacementError
 from myxtts.placement import devices
 from myxtts.placement.audit import require_device
 from myxtts.placement.routes import Route, plan_routes
 from myxtts.run import FirstStep
-from myxtts.training.loop import next_step
+from myxtts.training.loop import batches_of, next_step
 from myxtts.training.state import TrainingState, make_optimizer
 from myxtts.training.step import Step
 from tests.sine_corpus import planned_corpus, write_corpus
-from tests.tiny import BARE, SECONDS, Workplace, build_model, build_toy, features, on_device, state_of
-from tests.two_devices import DATA, MODEL
+from tests.tiny import BARE, SECONDS, Workplace, build_model, build_toy, features, on_device, replicas_on, state_of
+from tests.two_devices import DATA, MODEL, SIMULATED
 
 READING = Data(batch_size=3, buckets=2)
 ADVICE = "This is a defect of the program or of a custom model: build and call it inside tf.device."
@@ -66,31 +67,31 @@ class Run(unittest.TestCase):
         cls.manifest = write_corpus(Path(folder.name), SECONDS)
 
     def step(self, model, route, accumulation):
-        """(state, gradient sums, deliveries of one full step, outcome, functions that ran)."""
+        """(state, gradient sums, rounds of one full step, outcome, functions that ran)."""
         corpus = planned_corpus(self.manifest, READING, accumulation=accumulation)
         state = state_of(model, device=route.model)
         step = Step(state, 1.0, accumulation, static_shapes=False, compile_xla=False)
         with placed_functions() as functions:
-            pipeline = Pipeline(corpus, route, READING, 0, Path("unused"))
+            pipeline = Pipeline(corpus, [route], READING, 0, Path("unused"), voice_recipe())
             with pipeline.open_feed(Position()) as feed:
-                batches = next_step(feed)
-                while len(batches) < accumulation:  # one step of an epoch is incomplete
-                    batches = next_step(feed)
-            outcome = step([delivery.batch for delivery in batches], 1, 1e-3, 0.9)
-        return state, step._sums, batches, outcome, functions
+                rounds = next_step(feed)
+                while len(rounds) < accumulation:  # one step of an epoch is incomplete
+                    rounds = next_step(feed)
+            outcome = step(batches_of(rounds), 1, 1e-3, 0.9)
+        return state, step._sums, rounds, outcome, functions
 
     def assert_on(self, device, values):
         self.assertEqual({device_of(value) for value in values}, {device})
 
     def assert_everything_is_where_the_route_says(self, model, route, accumulation, operations):
         """`operations` are some of the step's; the last is in no other function."""
-        state, sums, batches, outcome, functions = self.step(model, route, accumulation)
-        self.assertEqual((len(batches), bool(sums)), (accumulation, accumulation > 1))
+        state, sums, rounds, outcome, functions = self.step(model, route, accumulation)
+        self.assertEqual((len(rounds), bool(sums)), (accumulation, accumulation > 1))
         self.assert_on(route.model, [outcome, *sums])
         for variables in state.variables().values():  # weights, optimizer, averages
             self.assert_on(route.model, variables.values())
-        self.assert_on(route.model, [tensor for delivery in batches for tensor in delivery.batch.values()])
-        FirstStep(route.model, 0.0)(state, batches, outcome)
+        self.assert_on(route.model, [tensor for (delivery,) in rounds for tensor in delivery.batch.values()])
+        FirstStep(0.0)(state, rounds, outcome)
 
         steps = [devices_of for devices_of in functions if operations[-1] in devices_of]
         self.assertEqual(len(steps), 2 if accumulation > 1 else 1)
@@ -133,7 +134,7 @@ class Violations(unittest.TestCase):
         toy = build_toy()
         self.assert_refused(
             f"{MODEL} was promised, but found adamw/iteration on {DATA}",
-            lambda: TrainingState(toy, make_optimizer(0.01, "float32"), averaged=False, device=MODEL),
+            lambda: TrainingState(toy, make_optimizer(0.01, "float32"), averaged=False, replicas=replicas_on(MODEL)),
         )
 
     def test_first_step_looks_at_batches_losses_and_optimizer(self):
@@ -143,13 +144,13 @@ class Violations(unittest.TestCase):
         state = state_of(build_toy())
         batch, stray = on_device(features([(5, 13)])), on_device(features([(5, 13)]), DATA)
         good, bad = batch["step_frames"], stray["step_frames"]
-        look = FirstStep(MODEL, 0.0)
-        look(state, [Delivered(batch)], good)
-        self.assert_refused(f"losses on {DATA}", look, state, [Delivered(batch)], bad)
+        look = FirstStep(0.0)
+        look(state, [[Delivered(batch)]], good)
+        self.assert_refused(f"losses on {DATA}", look, state, [[Delivered(batch)]], bad)
         mixed = batch | {"mel": stray["mel"]}
-        self.assert_refused(f"found mel on {DATA}", look, state, [Delivered(batch), Delivered(mixed)], good)
-        other = state_of(build_toy(device=DATA), device=DATA)
-        self.assert_refused(f"adamw/iteration on {DATA}", look, other, [Delivered(batch)], good)
+        self.assert_refused(f"found mel on {DATA}", look, state, [[Delivered(batch)], [Delivered(mixed)]], good)
+        state.optimizer = state_of(build_toy(device=DATA), device=DATA).optimizer
+        self.assert_refused(f"adamw/iteration on {DATA}", look, state, [[Delivered(batch)]], good)
 
     def test_more_than_five_are_counted(self):
         stray = on_device(features([(5, 13)]), DATA)
@@ -159,9 +160,9 @@ class Violations(unittest.TestCase):
     def test_a_run_whose_model_strays_ends_with_exit_code_2(self):
         with tempfile.TemporaryDirectory() as folder:
             place = Workplace(Path(folder))
-            with mock.patch("myxtts.run.build_xtts", lambda *_, **__: build_toy(device=DATA)):
+            with mock.patch("myxtts.training.task.build_xtts", return_value=build_toy(device=DATA)):
                 finished = place.train("stray", "--data-gpu", "0", "--model-gpu", "1")
-            self.assertEqual(finished.code, 2)
+            self.assertEqual(finished.code, 2, finished)
             self.assertIn(f"error: {MODEL} was promised, but found toy/", finished.err)
 
     def test_a_device_that_does_not_exist_is_an_error_and_not_another_device(self):
@@ -172,7 +173,7 @@ class Violations(unittest.TestCase):
 class Devices(unittest.TestCase):
     def test_the_same_devices_may_be_configured_again(self):
         for asked in ({}, {"data_gpu": 0, "model_gpu": 1}, {"data_gpu": 1, "model_gpu": 0}):
-            devices.configure(plan_routes(Settings(simulate_gpus=2, **asked), 0))
+            devices.configure(plan_routes(Settings(simulate_gpus=SIMULATED, **asked), 0))
 
     def test_other_devices_are_refused_once_tensorflow_has_started(self):
         tf.constant(1.0)

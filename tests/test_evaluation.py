@@ -3,9 +3,12 @@
 import contextlib
 import io
 import json
+import shutil
 import tempfile
 import unittest
+from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 from tests.two_devices import MODEL, TWO
 
@@ -44,6 +47,8 @@ from myxtts.evaluation.report import SHOWN, Metric, Score
 from myxtts.evaluation.score import (
     Choice,
     another_text_each,
+    figures_of,
+    languages_of,
     phoneme_boundaries,
     planted_faults,
     score_of,
@@ -54,8 +59,10 @@ from myxtts.evaluation.speakers import NearestSpeaker, voice_print
 from myxtts.models.xtts import Manner
 from myxtts.profiling.flops import contraction_flops
 from myxtts.text.symbols import SymbolTable
-from myxtts.training.trained import choose_checkpoint, manner_of
+from myxtts.training.samples import manner_of
+from myxtts.training.trained import choose_checkpoint
 from tests.tiny import SECONDS, arrays_of, loaded_once, network_of, whole_run
+from tests.tiny_recogniser import listeners_loaded_once, recogniser_run
 from utilities import evaluate
 
 
@@ -355,6 +362,38 @@ class TableTest(unittest.TestCase):
         self.assertEqual(score.to_json()["languages"]["ka"]["skipped"]["unit"], "count")
 
 
+class MisheardTest(unittest.TestCase):
+    """Two utterances, each of another language: the first is heard right, of the second one letter of four is wrong."""
+
+    @classmethod
+    def setUpClass(cls):
+        recorded = heard(glide(seconds=0.5), glide(seconds=0.4))
+        said = {"voice": ["ab", "abcx"], "copy_synthesis": ["ab", "abcd"], "shuffled_texts": ["abcd", "ab"]}
+        sounds = dict.fromkeys(said, recorded)
+        cls.figures = staticmethod(figures_of(recorded, sounds, ["ab", "abcd"], said))
+
+    def test_each_column_is_held_to_the_true_texts(self):
+        found = self.figures([0, 1])
+        self.assertEqual(found["character_error_rate"], Metric(1 / 6, 0.0, 4 / 6))
+        self.assertEqual(found["word_error_rate"], Metric(1 / 2, 0.0, 1.0))
+        self.assertEqual(found["mel_cepstral_distortion"].voice, 0.0)
+
+    def test_each_language_has_its_own_figures(self):
+        tokens, path = np.zeros(0, int), np.arange(4)
+        found = [replace(BoundaryTest.utterance("x.wav", tokens, path), language=language) for language in (1, 0)]
+        of = languages_of(found, ("en", "ka"), self.figures)
+        self.assertEqual(list(of), ["en", "ka"])
+        self.assertEqual(of["ka"]["character_error_rate"].voice, 0.0)
+        self.assertEqual(of["en"]["character_error_rate"].voice, 1 / 4)
+        self.assertEqual(list(of["en"]), [key for key in SHOWN if key in of["en"]])
+        self.assertEqual(languages_of(found[:1], ("en", "ka"), self.figures), {})
+
+    def test_without_a_recogniser_there_are_no_error_rates(self):
+        recorded = heard(glide(seconds=0.5))
+        found = figures_of(recorded, {"voice": recorded, "copy_synthesis": recorded}, [], {})([0])
+        self.assertNotIn("character_error_rate", found)
+
+
 class WholeEvaluation(unittest.TestCase):
     """The whole run, on 13 sinusoids of two speakers, 3 held out."""
 
@@ -365,12 +404,16 @@ class WholeEvaluation(unittest.TestCase):
         cls.addClassCleanup(folder.cleanup)
         cls.pictures = Path(folder.name) / "pictures"
         cls.checkpoint = choose_checkpoint(cls.run_folder)
-        cls.score = cls.measure()
+        cls.score = cls.measure(recogniser=recogniser_run().folder)
 
     @classmethod
     def measure(cls, run: Path | None = None, pictures: Path | None = None, **choice) -> Score:
         run, pictures = run or cls.run_folder, pictures or cls.pictures
-        with loaded_once("myxtts.evaluation.score"), contextlib.redirect_stdout(io.StringIO()):
+        with (
+            loaded_once("myxtts.evaluation.score"),
+            listeners_loaded_once("myxtts.evaluation.score"),
+            contextlib.redirect_stdout(io.StringIO()),
+        ):
             return score_of(run, choose_checkpoint(run), Choice(**{"steps": 1, **choice}), TWO.routes[0], pictures)
 
     def copied(self, name: str) -> Path:
@@ -393,6 +436,44 @@ class WholeEvaluation(unittest.TestCase):
         self.assertLess(distortion.copy_synthesis, distortion.shuffled_texts)
         self.assertEqual(self.score.metrics["duration_within_bounds"].copy_synthesis, 1.0)
         self.assertEqual(self.score.metrics["relative_distortion"].copy_synthesis, 1.0)
+
+    def test_the_recogniser_is_named_and_its_kindness_told(self):
+        table = self.score.table()
+        self.assertIn("| character error rate, by the recogniser | ", table)
+        self.assertRegex(table, r"the recogniser is .*heard, step-000000; of the recordings .* of \d+\.\d% and a word")
+        self.assertIn("its figures are optimistic", table)
+
+    def test_what_is_no_recogniser_is_refused(self):
+        choice = Choice(recogniser=self.run_folder)
+        with (
+            loaded_once("myxtts.evaluation.score"),
+            self.assertRaisesRegex(CheckpointError, "to be used as a recogniser, but it is a voice"),
+        ):
+            score_of(self.run_folder, self.checkpoint, choice, TWO.routes[0], self.pictures.with_name("refused"))
+
+    def test_a_text_that_the_recogniser_cannot_know_is_refused_before_anything_is_spoken(self):
+        run = Path(shutil.copytree(recogniser_run().folder, self.place.run("deaf")))
+        self.addCleanup(shutil.rmtree, run)
+        file = choose_checkpoint(run) / "state.json"
+        about = json.loads(file.read_text(encoding="utf-8"))
+        file.write_text(json.dumps(about | {"languages": ["ka"]}), encoding="utf-8")
+        with mock.patch("myxtts.evaluation.score.spoken") as spoken:
+            with self.assertRaisesRegex(DataError, "a text in 'en' was to be heard, but .*deaf was trained on ka"):
+                self.measure(recogniser=run, pictures=self.pictures.with_name("deaf"))
+            spoken.assert_not_called()
+
+    def test_a_run_of_a_recogniser_is_measured_as_such(self):
+        run, file = recogniser_run().folder, self.pictures.with_name("rates.json")
+        with (
+            listeners_loaded_once("myxtts.evaluation.hearing"),
+            mock.patch("myxtts.placement.devices.configure"),  # this process has its devices
+            contextlib.redirect_stdout(io.StringIO()) as told,
+        ):
+            evaluate.main(["--run", str(run), "--json", str(file), "--utterances", "2"])
+        self.assertIn("| all | 2 |", told.getvalue())
+        self.assertEqual(json.loads(file.read_text(encoding="utf-8"))["checkpoint"], "step-000000")
+        with self.assertRaisesRegex(ConfigError, "--steps, --recogniser was asked for, but .* is a recogniser itself"):
+            write_score(run, None, Choice(steps=4, recogniser=run), None, None)
 
     def test_pictures_are_drawn(self):
         names = sorted(path.name for path in self.pictures.iterdir())

@@ -10,18 +10,19 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from myxtts.batch import FEATURES, smallest
 from myxtts.config.load import load
 from myxtts.config.settings import SETTINGS
 from myxtts.data.manifest import Tables
 from myxtts.errors import CheckpointError, ConfigError
-from myxtts.models.build import smallest_batch
 from myxtts.text.symbols import SymbolTable
 from myxtts.training.base import Base, digest_of, grown_rows, known_tables, read_base, start_from
 from myxtts.training.checkpoint import latest, read_about, read_arrays, write_arrays
 from myxtts.training.state import TrainingState, make_optimizer
 from myxtts.training.step import Step
+from myxtts.training.task import TASKS
 from tests.sine_corpus import sine, write_sound
-from tests.tiny import BARE, SYMBOLS, Finished, Workplace, arrays_of, build_model, features, on_device
+from tests.tiny import BARE, SYMBOLS, Finished, Workplace, arrays_of, build_model, features, on_device, replicas_on
 from tests.two_devices import MODEL
 
 LETTERS = tuple("abcdefghijklmnop"[: SYMBOLS - 3])  # of `build_model`, beside the 3 ids that are no symbols
@@ -31,12 +32,17 @@ class Parted(keras.Model):
     """What a run and its base know of a model: two tables, parts and a loss."""
 
     LOSSES = ("mel",)
+    BATCH = FEATURES
 
     def __init__(self, symbols: int, languages: int):
         super().__init__(name="parted", autocast=False)
         self.symbol_embedding = keras.layers.Embedding(symbols, 80, name="symbol_embedding")
         self.language_embedding = keras.layers.Embedding(languages, 80, name="language_embedding")
         self.decoder = keras.layers.Dense(80, name="decoder")
+
+    def tables(self) -> dict[str, tuple[str, int]]:
+        named = {"symbols": self.symbol_embedding, "languages": self.language_embedding}
+        return {layer.embeddings.path: (name, 0) for name, layer in named.items()}
 
     def parts(self) -> dict[str, list[keras.layers.Layer]]:
         tables = [self.symbol_embedding, self.language_embedding]
@@ -49,10 +55,10 @@ class Parted(keras.Model):
         return {"mel": tf.reduce_sum(tf.square(frame - batch["mel"])) / batch["step_frames"]}, {}
 
 
-def build_parted(size: str, symbols: int, languages: int, precision: str, **settings) -> Parted:
+def build_parted(size: str, symbols: int, languages: int, **settings) -> Parted:
     """In the place of `build_xtts`."""
     model = Parted(symbols, languages)
-    model(smallest_batch())
+    model(smallest(FEATURES))
     return model
 
 
@@ -67,7 +73,7 @@ tuned: Finished
 def setUpModule():
     """A run `base` of a model with two tables, and a run `tuned` of it on another language with other letters."""
     global place, tuned
-    models = mock.patch("myxtts.run.build_xtts", build_parted)
+    models = mock.patch("myxtts.training.task.build_xtts", build_parted)
     models.start()
     unittest.addModuleCleanup(models.stop)
     place = Workplace.made(unittest.addModuleCleanup)
@@ -187,12 +193,12 @@ class Frozen(Runs):
         resumed = tune("order", "--freeze", "prosody", "decoder", "--resume")
         self.assertEqual((resumed.code, resumed.err), (0, ""))
         self.assertIn("training.freeze is ", self.refusal("order", "--freeze", "prosody", "--resume"))
-        self.assertIn("training.freeze is []", self.refusal("order", "--resume"))
+        self.assertIn("training.freeze is ()", self.refusal("order", "--resume"))
 
     def test_parts_need_a_base_and_something_must_be_left(self):
         self.assertIn("would stay random", self.place.train("none", "--freeze", "decoder").err)
-        every = SETTINGS["freeze"].choices
-        self.assertIn("nothing is left to train", self.refusal("all", "--freeze", *every))
+        self.assertIn("nothing is left to train", self.refusal("all", "--freeze", *TASKS["voice"].parts))
+        self.assertIn("output, but a voice has reference_encoder", self.refusal("other", "--freeze", "output"))
         self.assertIn("decoder", self.refusal("typing", "--freeze", "decodr"))
 
     def test_text_encoder_cannot_learn_new_symbols(self):
@@ -278,7 +284,8 @@ class Network(unittest.TestCase):
         return Base(Path("runs/base"), Path("runs/base/checkpoints/step-000001"), about, weights)
 
     def test_parts_are_those_of_the_setting(self):
-        self.assertEqual(set(self.model.parts()), set(SETTINGS["freeze"].choices))
+        self.assertEqual(set(self.model.parts()), set(TASKS["voice"].parts))
+        self.assertEqual({part for task in TASKS.values() for part in task.parts}, set(SETTINGS["freeze"].choices))
 
     def test_takes_all_weights_and_the_rows_by_name(self):
         model = self.model
@@ -314,8 +321,9 @@ class Network(unittest.TestCase):
     def test_trains_what_is_not_frozen_also_where_activations_are_computed_again(self):
         frozen = ("reference_encoder", "text_encoder")
         model = build_model(size=BARE, recompute=True, condition_dropout=0.9)
-        with tf.device(MODEL):
-            state = TrainingState(model, make_optimizer(0.5, "float32"), True, MODEL, frozen)
+        replicas = replicas_on(MODEL)
+        with replicas.scope():
+            state = TrainingState(model, make_optimizer(0.5, "float32"), True, replicas, frozen)
         kept = {v.path for part in frozen for layer in model.parts()[part] for v in layer.variables}
         random = np.random.default_rng(0)
         for variable in model.trainable_variables:  # layers that start at 0 pass no gradient on
@@ -323,7 +331,7 @@ class Network(unittest.TestCase):
         before = {v.path: v.numpy() for v in model.trainable_variables}
         step = Step(state, 1.0, 1, static_shapes=False, compile_xla=False)
         for number in (1, 2):
-            step([on_device(features([(5, 13), (8, 24), (6, 20), (4, 9)]))], number, 1e-2, 0.9)
+            step([[on_device(features([(5, 13), (8, 24), (6, 20), (4, 9)]))]], number, 1e-2, 0.9)
         for variable in model.trainable_variables:
             same = (variable.numpy() == before[variable.path]).all()
             self.assertEqual(same, variable.path in kept, variable.path)

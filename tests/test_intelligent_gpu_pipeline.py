@@ -20,19 +20,20 @@ import soundfile
 import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, LOG_FLOOR, SAMPLE_RATE_HZ
-from myxtts.batch import FEATURES, check
+from myxtts.batch import FEATURES, WAVES, check
 from myxtts.config.schema import Data
 from myxtts.data import producer
 from myxtts.data.feed import Feed
 from myxtts.data.pipeline import Pipeline
 from myxtts.data.planned import PlannedBatch, Position, planned_batches
-from myxtts.data.producer import Delivery, deliveries, trace_produce
+from myxtts.data.producer import Delivery, deliveries, trace_produce, voice_recipe
 from myxtts.data.reading import wave_batches
 from myxtts.errors import DataError, PlacementError
 from tests.sine_corpus import frequency, pitch_of, planned_corpus, write_corpus
 
 PATIENCE_S = 30.0  # of a test for what takes milliseconds, where the alternative is to hang for ever
 ROUTE = TWO.routes[0]
+PLAIN = voice_recipe()
 BEGINNING = Position()
 
 
@@ -274,17 +275,18 @@ class PipelineCase(unittest.TestCase):
 
     def pipeline(self, **settings) -> Pipeline:
         data = self.SETTINGS.model_copy(update=settings)
-        return Pipeline(self.corpus, ROUTE, data, self.SEED, self.folder / "cache")
+        return Pipeline(self.corpus, [ROUTE], data, self.SEED, self.folder / "cache", PLAIN)
 
     def epoch(self, start=BEGINNING, epochs=1, mean_over="step", **settings) -> list[Delivery]:
         with self.pipeline(**settings).open_feed(start, epochs, mean_over) as feed:
-            return list(feed)
+            return [delivery for (delivery,) in feed]
 
     def assert_same(self, found: list[Delivery], expected: list[Delivery]):
         self.assertEqual(len(found), len(expected))
         for one, other in zip(found, expected, strict=True):
-            self.assertEqual(one.planned.position, other.planned.position)
-            self.assertEqual((one.planned.last, one.planned.following), (other.planned.last, other.planned.following))
+            step, expected_step = one.planned.step, other.planned.step
+            self.assertEqual((step.position, step.following), (expected_step.position, expected_step.following))
+            self.assertEqual(one.planned.last, other.planned.last)
             for name, array in host(one).items():
                 np.testing.assert_array_equal(array, host(other)[name], err_msg=name, strict=True)
 
@@ -294,16 +296,16 @@ class PipelineTest(PipelineCase):
     def setUpClass(cls):
         super().setUpClass()
         with patch.object(producer, "log_mel", wraps=producer.log_mel) as traced:
-            pipeline = Pipeline(cls.corpus, ROUTE, cls.SETTINGS, cls.SEED, cls.folder / "cache")
+            pipeline = Pipeline(cls.corpus, [ROUTE], cls.SETTINGS, cls.SEED, cls.folder / "cache", PLAIN)
             with pipeline.open_feed(Position(), epochs=2) as feed:
-                cls.delivered = list(feed)
+                cls.delivered = [delivery for (delivery,) in feed]
             cls.traced = traced.call_count
         cls.steps = cls.corpus.plan.steps_per_epoch
-        cls.first_epoch = [delivery for delivery in cls.delivered if delivery.planned.position.epoch == 0]
+        cls.first_epoch = [delivery for delivery in cls.delivered if delivery.planned.step.position.epoch == 0]
 
     def test_an_epoch_has_each_utterance_exactly_once(self):
         for epoch in (0, 1):
-            rows = [d.planned.rows for d in self.delivered if d.planned.position.epoch == epoch]
+            rows = [d.planned.rows for d in self.delivered if d.planned.step.position.epoch == epoch]
             self.assertEqual(sorted(np.concatenate(rows).tolist()), list(range(13)))
 
     def test_every_batch_is_whole_and_lies_on_the_model_device(self):
@@ -334,7 +336,7 @@ class PipelineTest(PipelineCase):
                 batch["reference_frames"][:real], np.minimum(references, half_second) // HOP_SAMPLES
             )
             self.assertAlmostEqual(planned.audio_s, self.manifest.samples[rows].sum() / SAMPLE_RATE_HZ)
-            size, samples, tokens = self.corpus.plan.shape(planned.bucket)
+            size, samples, tokens = self.corpus.plan.shape(planned.step.bucket)
             self.assertAlmostEqual(planned.padded_s, size * samples / SAMPLE_RATE_HZ)
             self.assertEqual(batch["mel"].shape, (size, samples // HOP_SAMPLES, 80))
             self.assertEqual(batch["tokens"].shape, (size, tokens))
@@ -356,7 +358,7 @@ class PipelineTest(PipelineCase):
     def test_each_step_says_how_many_frames_and_tokens_its_batches_have_together(self):
         steps = {}
         for delivery in self.delivered:
-            steps.setdefault(delivery.planned.position, []).append(delivery)
+            steps.setdefault(delivery.planned.step.position, []).append(delivery)
         self.assertTrue(any(len(batches) == 2 for batches in steps.values()))
         for batches in steps.values():
             self.assertEqual([d.planned.last for d in batches], [False] * (len(batches) - 1) + [True])
@@ -374,7 +376,7 @@ class PipelineTest(PipelineCase):
         self.assertEqual(len(seeds), len(self.delivered))
 
     def test_producing_is_traced_once_over_all_buckets_and_epochs(self):
-        self.assertEqual(len({delivery.planned.bucket for delivery in self.delivered}), 2)
+        self.assertEqual(len({delivery.planned.step.bucket for delivery in self.delivered}), 2)
         self.assertEqual(self.traced, 2)  # the wave, and its reference
 
     def test_how_it_is_read_changes_no_bit(self):
@@ -389,10 +391,10 @@ class PipelineTest(PipelineCase):
     def test_each_batch_is_heard_in_other_voices_where_that_is_asked_for_and_only_there(self):
         settings = self.SETTINGS.model_copy(update={"voice_augmentation": 0.2})
         heard = []
-        for asked in ([], [0.2], [0.2]):
-            pipeline = Pipeline(self.corpus, ROUTE, settings, self.SEED, self.folder / "cache", *asked)
+        for recipe in (PLAIN, voice_recipe(0.2), voice_recipe(0.2)):
+            pipeline = Pipeline(self.corpus, [ROUTE], settings, self.SEED, self.folder / "cache", recipe)
             with pipeline.open_feed(BEGINNING, 1) as feed:
-                heard.append(list(feed))
+                heard.append([delivery for (delivery,) in feed])
         self.assert_same(heard[0], self.first_epoch)  # the setting is training's to pass on: nothing else augments
         self.assert_same(heard[1], heard[2])
         for delivery, plain in zip(heard[1], self.first_epoch, strict=True):
@@ -413,25 +415,25 @@ class PipelineTest(PipelineCase):
     def test_starting_at_a_position_is_skipping_to_it(self):
         for start in (Position(0, 2), Position(1, 0), Position(1, self.steps - 1)):
             with self.subTest(start=start):
-                expected = [delivery for delivery in self.delivered if delivery.planned.position >= start]
+                expected = [delivery for delivery in self.delivered if delivery.planned.step.position >= start]
                 self.assert_same(self.epoch(start, epochs=2), expected)
 
     def test_following_positions_lead_through_the_epochs(self):
-        ends = [delivery.planned for delivery in self.delivered if delivery.planned.last]
+        ends = [delivery.planned.step for delivery in self.delivered if delivery.planned.last]
         positions = [Position(epoch, step) for epoch in (0, 1) for step in range(self.steps)]
-        self.assertEqual([planned.position for planned in ends], positions)
-        self.assertEqual([planned.following for planned in ends[:-1]], [planned.position for planned in ends[1:]])
+        self.assertEqual([step.position for step in ends], positions)
+        self.assertEqual([step.following for step in ends[:-1]], positions[1:])
         self.assertEqual(ends[-1].following, Position(2, 0))
 
     def test_a_feed_without_end_can_be_left_and_opened_again(self):
         pipeline = self.pipeline()
         for _ in range(2):
             with pipeline.open_feed(Position()) as feed:
-                self.assert_same([next(feed), next(feed)], self.first_epoch[:2])
+                self.assert_same([*next(feed), *next(feed)], self.first_epoch[:2])
 
     def test_later_batches_are_produced_and_handed_over_while_the_consumer_holds_one(self):
         produced, enough = [], threading.Event()
-        produce_on_data = trace_produce(DATA)
+        produce_on_data = trace_produce(DATA, PLAIN)
 
         def watched(waves):
             features = produce_on_data(waves)
@@ -441,7 +443,7 @@ class PipelineTest(PipelineCase):
             return features
 
         planned = [delivery.planned for delivery in self.first_epoch]
-        batches = deliveries(planned, waves_of(planned), ROUTE, watched, lambda planned, error: error)
+        batches = deliveries(planned, waves_of(planned), [ROUTE], PLAIN, watched, lambda planned, error: error)
         with Feed(batches, depth=2) as feed:
             next(feed)
             self.assertTrue(enough.wait(PATIENCE_S))  # this one, two in the feed, and the one in the making
@@ -449,7 +451,7 @@ class PipelineTest(PipelineCase):
 
     def test_every_operation_that_produces_features_is_bound_to_the_device(self):
         for device in (DATA, MODEL):
-            operations = trace_produce(device, voice_augmentation=0.1).graph.get_operations()
+            operations = trace_produce(device, voice_recipe(0.1)).graph.get_operations()
             self.assertIn("RFFT", {operation.type for operation in operations})
             at = {op.device for op in operations if op.type not in ("Placeholder", "Identity")}  # arguments, results
             self.assertEqual(at, {f"/device:{device[1:]}"})
@@ -457,7 +459,7 @@ class PipelineTest(PipelineCase):
     def test_a_batch_on_another_device_than_promised_is_refused(self):
         planned = [self.first_epoch[0].planned]
         batches = deliveries(
-            planned, waves_of(planned, MODEL), ROUTE, trace_produce(DATA), lambda planned, error: error
+            planned, waves_of(planned, MODEL), [ROUTE], PLAIN, trace_produce(DATA, PLAIN), lambda planned, error: error
         )
         with self.assertRaisesRegex(PlacementError, f"{DATA} was promised, but found .* on {MODEL}"):
             next(batches)
@@ -473,7 +475,7 @@ def librosa_log_mel(wave: np.ndarray) -> np.ndarray:
 
 def waves_of(planned: list[PlannedBatch], device: str = DATA) -> tf.data.Dataset:
     """WAVES of silence on a device, for the planned batches."""
-    return wave_batches(lambda: planned, silence, 11_008, 2, 2, device, 2)
+    return wave_batches(lambda: planned, silence, 11_008, 2, 2, device, 2, WAVES)
 
 
 def silence(rows, starts, samples, padded):
@@ -499,7 +501,7 @@ class SlowFilesTest(PipelineCase):
                 return silence(rows, starts, samples, padded)
             return tf.ensure_shape(tf.numpy_function(slow_at_first, [rows, padded], tf.int16), [None, None])
 
-        waves = wave_batches(lambda: planned, read_rows, 11_008, 3, 2, DATA, 3)
+        waves = wave_batches(lambda: planned, read_rows, 11_008, 3, 2, DATA, 3, WAVES)
         found = [int(wave["pcm"][0, 0]) for wave in waves]
         self.assertNotEqual(read[0], planned[0].arrays["row"].tolist())
         self.assertEqual(found, [int(plan.rows[0]) for plan in planned])
@@ -528,7 +530,7 @@ class ReferenceTest(PipelineCase):
     def test_the_reference_that_is_read_is_the_one_that_was_planned(self):
         pipeline = self.pipeline(reference_seconds=0.5)
         with pipeline.open_feed(Position(), epochs=1) as feed:
-            for planned, batch, _ in feed:
+            for ((planned, batch, _),) in feed:
                 for i in range(len(planned.rows)):
                     row = planned.arrays["reference_row"][i]
                     begin, end = planned.arrays["reference_start"][i] + np.array([0, 11_008])
@@ -554,7 +556,7 @@ class DamagedCorpusTest(PipelineCase):
         finally:
             path.write_bytes(kept)
         self.assertEqual(len(delivered), users.index(True))
-        step = planned[users.index(True)].position.step + 1
+        step = planned[users.index(True)].step.position.step + 1
         self.assertIn(f"utterance 'u{row}' (epoch 1, step {step}): {path}", str(raised.exception))
 
     @classmethod
@@ -618,8 +620,8 @@ class UnusualCorpusTest(unittest.TestCase):
         self.addCleanup(shutil.rmtree, folder)
         data = Data(**{"batch_size": 2, "buckets": 3, "reference_seconds": 0.5} | settings)
         corpus = planned_corpus(write_corpus(folder / name, seconds, speakers, suffixes), data)
-        with Pipeline(corpus, ROUTE, data, 0, folder).open_feed(Position(), epochs=1) as feed:
-            delivered = list(feed)
+        with Pipeline(corpus, [ROUTE], data, 0, folder, PLAIN).open_feed(Position(), epochs=1) as feed:
+            delivered = [delivery for (delivery,) in feed]
         rows = np.concatenate([delivery.planned.rows for delivery in delivered])
         self.assertEqual(sorted(rows.tolist()), list(range(len(seconds))))
         for planned, batch, _ in delivered:

@@ -21,10 +21,10 @@ def plan_of(columns, buckets=4, **settings):
     return Plan(*columns, bounds=bucket_bounds(columns[0], buckets), **settings)
 
 
-def taken(epoch, workers=1):
+def taken(epoch, replicas=1):
     """All utterances of an epoch as its batches give them."""
     return np.concatenate(
-        [rows for step in range(epoch.steps) for worker in range(workers) for rows, _ in epoch.batches(step, worker)]
+        [rows for step in range(epoch.steps) for replica in range(replicas) for rows, _ in epoch.batches(step, replica)]
     )
 
 
@@ -35,7 +35,7 @@ def random_settings(cases):
             "batch_size": int(random.integers(1, 20)),
             "batch_seconds": float(random.choice([0.0, 12.5, 60.0])),
             "accumulation": int(random.integers(1, 4)),
-            "workers": int(random.integers(1, 5)),
+            "replicas": int(random.integers(1, 5)),
             "seed": seed,
         }
         yield corpus(int(random.integers(1, 400)), seed), int(random.integers(1, 12)), settings
@@ -82,21 +82,24 @@ class Epoch(unittest.TestCase):
         for columns, buckets, settings in random_settings(60):
             plan = plan_of(columns, buckets, **settings)
             epoch = plan.epoch(3)
-            rows = taken(epoch, settings["workers"])
+            rows = taken(epoch, settings["replicas"])
             np.testing.assert_array_equal(np.sort(rows), np.arange(len(columns[0])))
             np.testing.assert_array_equal(rows, epoch.order)
-            for step, worker in itertools.product(range(epoch.steps), range(settings["workers"])):
+            for step, replica in itertools.product(range(epoch.steps), range(settings["replicas"])):
                 size, samples, tokens = plan.shape(epoch.step_bucket[step])
-                for rows, references in epoch.batches(step, worker):
+                batches = epoch.batches(step, replica)
+                self.assertEqual(len(batches), epoch.rounds(step))
+                self.assertTrue(replica or len(batches[0][0]))
+                for rows, references in batches:
                     self.assertEqual(len(rows), len(references))
-                    self.assertTrue(1 <= len(rows) <= size)
-                    self.assertLessEqual(columns[0][rows].max(), samples)
-                    self.assertLessEqual(columns[1][rows].max(), tokens)
+                    self.assertLessEqual(len(rows), size)
+                    self.assertLessEqual(columns[0][rows].max(initial=0), samples)
+                    self.assertLessEqual(columns[1][rows].max(initial=0), tokens)
 
     def test_at_most_one_step_is_incomplete_and_the_number_of_steps_never_changes(self):
         for columns, buckets, settings in random_settings(60):
             plan = plan_of(columns, buckets, **settings)
-            whole = plan.batch_sizes * settings["accumulation"] * settings["workers"]
+            whole = plan.batch_sizes * settings["accumulation"] * settings["replicas"]
             for number in range(3):
                 epoch = plan.epoch(number)
                 self.assertEqual(epoch.steps, plan.steps_per_epoch)
@@ -144,29 +147,29 @@ class Epoch(unittest.TestCase):
             Plan(np.array([2000]), np.array([5]), np.array([0]), bounds=np.array([1024]), batch_size=1, seed=0)
 
 
-class Workers(unittest.TestCase):
-    def test_a_complete_step_gives_every_worker_the_same_number_of_full_batches(self):
-        plan = plan_of(corpus(500), batch_size=4, accumulation=3, workers=2)
+class Replicas(unittest.TestCase):
+    def test_a_complete_step_gives_every_replica_the_same_number_of_full_batches(self):
+        plan = plan_of(corpus(500), batch_size=4, accumulation=3, replicas=2)
         epoch = plan.epoch(0)
         complete = np.flatnonzero(np.diff(epoch.step_start) == 24)
         self.assertGreaterEqual(len(complete), epoch.steps - 1)
-        for step, worker in itertools.product(complete, range(2)):
-            self.assertEqual([len(rows) for rows, _ in epoch.batches(step, worker)], [4, 4, 4])
+        for step, replica in itertools.product(complete, range(2)):
+            self.assertEqual([len(rows) for rows, _ in epoch.batches(step, replica)], [4, 4, 4])
 
-    def test_shares_of_workers_are_disjoint_and_cover_the_step(self):
-        epoch = plan_of(corpus(333), workers=3, accumulation=2).epoch(1)
+    def test_shares_of_replicas_are_disjoint_and_cover_the_step(self):
+        epoch = plan_of(corpus(333), replicas=3, accumulation=2).epoch(1)
         for step in range(epoch.steps):
-            shares = [rows for worker in range(3) for rows, _ in epoch.batches(step, worker)]
+            shares = [rows for replica in range(3) for rows, _ in epoch.batches(step, replica)]
             np.testing.assert_array_equal(np.concatenate(shares), epoch.utterances(step))
 
-    def test_the_incomplete_step_is_shared_evenly_and_the_first_worker_has_a_batch(self):
-        expected = {1: [[1], [], []], 4: [[2], [1], [1]], 10: [[3, 1], [3], [3]], 17: [[3, 3], [3, 3], [3, 2]]}
+    def test_the_incomplete_step_is_shared_evenly_in_rounds_for_all(self):
+        expected = {1: [[1], [0], [0]], 4: [[2], [1], [1]], 10: [[3, 1], [3, 0], [3, 0]], 17: [[3, 3], [3, 3], [3, 2]]}
         for utterances, shares in expected.items():
-            epoch = plan_of(corpus(utterances), batch_size=3, accumulation=2, workers=3).epoch(0)
-            self.assertEqual([[len(rows) for rows, _ in epoch.batches(0, worker)] for worker in range(3)], shares)
+            epoch = plan_of(corpus(utterances), batch_size=3, accumulation=2, replicas=3).epoch(0)
+            self.assertEqual([[len(rows) for rows, _ in epoch.batches(0, replica)] for replica in range(3)], shares)
 
-    def test_two_workers_of_a_batch_size_make_the_steps_of_one_with_twice_of_it(self):
-        both = plan_of(corpus(200), batch_size=4, workers=2).epoch(0)
+    def test_two_replicas_of_a_batch_size_make_the_steps_of_one_with_twice_of_it(self):
+        both = plan_of(corpus(200), batch_size=4, replicas=2).epoch(0)
         one = plan_of(corpus(200), batch_size=8).epoch(0)
         np.testing.assert_array_equal(both.order, one.order)
         np.testing.assert_array_equal(both.step_start, one.step_start)
@@ -194,7 +197,7 @@ class Shapes(unittest.TestCase):
         samples = np.array([256, 256, 512])
         plan = Plan(samples, samples, samples * 0, bounds=np.array([256, 512]), batch_size=2, seed=0)
         self.assertAlmostEqual(plan.padding, 1 - 1024 / (2 * 256 + 2 * 512))  # one row of the last batch is empty
-        plan = Plan(samples, samples, samples * 0, bounds=np.array([512]), batch_size=2, workers=2, seed=0)
+        plan = Plan(samples, samples, samples * 0, bounds=np.array([512]), batch_size=2, replicas=2, seed=0)
         self.assertAlmostEqual(plan.padding, 1 - 1024 / (4 * 512))
 
 

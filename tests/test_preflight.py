@@ -19,7 +19,7 @@ from myxtts.clock import Clock
 from myxtts.config.load import load as load_config
 from myxtts.config.schema import Config, Placement
 from myxtts.data.plan import Plan
-from myxtts.data.producer import trace_produce
+from myxtts.data.producer import trace_produce, voice_recipe
 from myxtts.errors import PlacementError
 from myxtts.placement import devices
 from myxtts.placement.audit import knows_gpu_kernels
@@ -34,7 +34,7 @@ from myxtts.preflight.validate import try_load, with_dual
 from myxtts.run import Start
 from tests.sine_corpus import manifest_of, write_corpus
 from tests.tiny import Finished, Workplace, build_toy, small_models, state_of
-from tests.two_devices import DATA, TWO
+from tests.two_devices import DATA, SIMULATED, TWO
 
 PEERS = """ \tGPU0\tGPU1\tGPU2\t
  GPU0\tX\tOK\tNS\t
@@ -108,7 +108,7 @@ class Whole(unittest.TestCase):
             self.assertRegex(self.found("Pipeline and audit", name)["found"], r"^0 of [\d,]+ operations lack one$")
 
     def test_a_model_elsewhere_does_not_hold(self):
-        with mock.patch("myxtts.run.build_xtts", lambda *_, **__: build_toy(device=DATA)):
+        with mock.patch("myxtts.training.task.build_xtts", return_value=build_toy(device=DATA)):
             finished = validated(*PLACE.argv("stray"), "--json", str(PLACE.folder / "stray.json"))
         self.assertEqual(finished.code, 1)
         self.assertIn("was promised, but found toy/", finished.out)
@@ -228,15 +228,17 @@ class Places(unittest.TestCase):
 
     def test_mapping_is_shown_whichever_way_round(self):
         for data, model in ((0, 1), (1, 0)):
-            checks = {made.name: made for made in self.placed(simulate_gpus=2, data_gpu=data, model_gpu=model)}
+            checks = {made.name: made for made in self.placed(simulate_gpus=SIMULATED, data_gpu=data, model_gpu=model)}
             self.assertEqual({made.state for made in checks.values()}, {"holds"})
             self.assertEqual(checks["batches are made"].found, f"on /CPU:{data}, simulated GPU {data}")
             self.assertEqual(checks["the model is trained"].found, f"on /CPU:{model}, simulated GPU {model}")
 
     def test_devices_that_tensorflow_did_not_make_do_not_hold(self):
         with mock.patch("myxtts.preflight.place.found_devices", lambda placement: found_devices(placement)[:1]):
-            found = self.placed(simulate_gpus=2)
-        self.assertEqual([made.name for made in found if made.state == "fails"], ["device /CPU:1"])
+            found = self.placed(simulate_gpus=SIMULATED)
+        self.assertEqual(
+            [made.name for made in found if made.state == "fails"], [f"device /CPU:{n}" for n in (1, 2, 3)]
+        )
 
     def test_soft_placement_does_not_hold(self):
         def configured(config):
@@ -244,7 +246,7 @@ class Places(unittest.TestCase):
             return TWO
 
         with mock.patch("myxtts.preflight.place.configure_devices", configured):
-            found = self.placed(simulate_gpus=2)
+            found = self.placed(simulate_gpus=SIMULATED)
         tf.config.set_soft_device_placement(False)
         self.assertEqual([made.name for made in found if made.state == "fails"], ["soft placement"])
 
@@ -365,7 +367,7 @@ class Operations(unittest.TestCase):
         with mock.patch(
             "myxtts.data.producer.f0", lambda wave, samples: (tf.numpy_function(abs, [wave], "float32"), 0)
         ):
-            made = check_operations("audit", [trace_produce(DATA)])
+            made = check_operations("audit", [trace_produce(DATA, voice_recipe())])
         self.assertEqual(made.state, "fails")
         self.assertRegex(made.found, r"^1 of \d+ operations lack one: PyFunc 'PyFunc' in .*produce_on_device")
 
@@ -398,7 +400,7 @@ class Corpora(unittest.TestCase):
             folder = Path(name)
             metadata = folder / "corpus.csv"
             metadata.write_text("path,text\n" + "\n".join(f"gone{i}.wav,abc" for i in range(4)), encoding="utf-8")
-            loaded, faults = try_load(load_config(None, {"train_data": str(metadata)}), Start(), folder)
+            loaded, faults = try_load(load_config(None, {"train_data": str(metadata)}), Start(), folder, None)
         self.assertIsNone(loaded)
         self.assertEqual([made.name for made in faults], ["corpus", "rejected utterances"])
         self.assertNotIn("rejected.csv", faults[0].found)

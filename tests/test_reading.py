@@ -16,7 +16,8 @@ import soundfile
 import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.config.schema import Data
+from myxtts.batch import WAVES
+from myxtts.config.schema import Config, Data, Training
 from myxtts.data.corpora import load_corpora
 from myxtts.data.pcm_cache import open_cache
 from myxtts.data.planned import Position, planned_batches
@@ -259,7 +260,7 @@ class WaveBatchesTest(FolderCase):
         corpus = planned_corpus(write_corpus(self.folder, [0.3, 0.4, 0.5]), data)
         planned = list(planned_batches(corpus.plan, corpus.manifest, Position(), 3, 6_400, epochs=1))
         read_rows = rows_from_files(corpus.manifest, native_loading=True)
-        waves = list(wave_batches(lambda: planned, read_rows, 6_400, 1, 1, DATA, 1))
+        waves = list(wave_batches(lambda: planned, read_rows, 6_400, 1, 1, DATA, 1, WAVES))
         self.assertEqual(len(waves), 2)
         for plan, wave in zip(planned, waves, strict=True):
             for name in wave.keys() & plan.arrays.keys():
@@ -280,8 +281,10 @@ class PlannedBatchesTest(FolderCase):
     def assert_same(self, found, expected):
         self.assertEqual(len(found), len(expected))
         for one, other in zip(found, expected, strict=True):
-            self.assertEqual((one.position, one.last, one.following), (other.position, other.last, other.following))
-            self.assertEqual((one.bucket, one.audio_s, one.padded_s), (other.bucket, other.audio_s, other.padded_s))
+            step, expected_step = one.step._asdict(), other.step._asdict()
+            np.testing.assert_array_equal(step.pop("utterances"), expected_step.pop("utterances"))
+            self.assertEqual(step, expected_step)
+            self.assertEqual((one.last, one.audio_s, one.padded_s), (other.last, other.audio_s, other.padded_s))
             np.testing.assert_array_equal(one.rows, other.rows)
             self.assertEqual(one.arrays.keys(), other.arrays.keys())
             for name, array in one.arrays.items():
@@ -289,14 +292,15 @@ class PlannedBatchesTest(FolderCase):
 
     def test_any_position_can_be_started_from(self):
         whole = self.planned(Position(), 3)
-        for start in {planned.position for planned in whole}:
-            self.assert_same(self.planned(start, 3), [planned for planned in whole if planned.position >= start])
+        for start in {planned.step.position for planned in whole}:
+            self.assert_same(self.planned(start, 3), [planned for planned in whole if planned.step.position >= start])
 
     def test_it_ends_before_the_epoch_that_was_named_or_never(self):
         self.assertEqual(self.planned(Position(2, 0), 2), [])
-        self.assertEqual({planned.position.epoch for planned in self.planned(Position(), 2)}, {0, 1})
+        self.assertEqual({planned.step.position.epoch for planned in self.planned(Position(), 2)}, {0, 1})
         endless = planned_batches(self.corpus.plan, self.corpus.manifest, Position(), 1, 6_400)
-        self.assertEqual(next(planned for planned in endless if planned.position.epoch == 50).position, Position(50, 0))
+        positions = (planned.step.position for planned in endless)
+        self.assertEqual(next(position for position in positions if position.epoch == 50), Position(50, 0))
 
     def test_another_seed_moves_the_references_only(self):
         one, other = self.planned(Position(), 1, seed=1), self.planned(Position(), 1, seed=2)
@@ -309,7 +313,7 @@ class PlannedBatchesTest(FolderCase):
         for mean_over in ("step", "epoch"):
             batches = self.planned(Position(), 1, mean_over=mean_over)
             share = sum(float((b.arrays["samples"] // 256).sum() / b.arrays["step_frames"]) for b in batches)
-            steps = len({batch.position for batch in batches})
+            steps = len({batch.step.position for batch in batches})
             self.assertAlmostEqual(share, 1.0 if mean_over == "epoch" else steps, places=5)
 
 
@@ -336,7 +340,8 @@ class CulpritTest(FolderCase):
 class LoadCorporaTest(FolderCase):
     def load(self, accumulation=1, **settings):
         data = Data(**{"train_data": str(self.folder / "corpus.csv"), "text_frontend": "characters"} | settings)
-        return load_corpora(data, seed=0, accumulation=accumulation, folder=self.folder / "run")
+        training = Training(gradient_accumulation=accumulation)
+        return load_corpora(Config(data=data, training=training), self.folder / "run")
 
     def write(self, utterances, **settings):
         """Texts of the letters that all of them share, so that any of them can be held out."""

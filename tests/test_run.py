@@ -21,7 +21,9 @@ from myxtts.observe.metrics import MetricsFile, read_metrics
 from myxtts.placement.routes import plan_routes
 from myxtts.training.checkpoint import latest, list_checkpoints, read_about, read_best, write_arrays
 from myxtts.training.run_folder import FIXED, RunFolder, refuse_other_corpus, refuse_other_settings
+from myxtts.training.trained import settings_of
 from tests.tiny import Workplace, arrays_of, toy_models, whole_run
+from tests.two_devices import SIMULATED
 
 ROOT = Path(__file__).parents[1]
 DUAL = ("--data-gpu", "0", "--model-gpu", "1")
@@ -74,7 +76,8 @@ class WholeRun(Case):
             "traces         1 of the training step",
         ):
             self.assertIn(line + "\n", self.finished.out)
-        self.assertRegex(self.finished.out, r"\nmodel          tiny, [0-9,]+ parameters, float32: 16 channels, 1 enc")
+        model = r"\nmodel          voice, tiny, 16 channels, 1 enc.* latents.*, [0-9,]+ parameters, float32\n"
+        self.assertRegex(self.finished.out, model)
         self.assertRegex(self.finished.out, r"\nfirst step     \d+\.\d s after the start\n")
         shares = r"wait \d+\.\d % \| AU \d+\.\d % \| bottleneck (read|produce|transfer|step)"
         self.assertRegex(self.finished.out, rf"\nstep      5 \| loss \d+\.\d{{3}} \| \d+\.\d steps/s \| {shares}\n")
@@ -113,7 +116,7 @@ class WholeRun(Case):
         self.assertEqual({path.name for path in kept}, {"step-000005", "step-000008", f"step-{best.step:06d}"})
         about = read_about(kept[-1])
         self.assertEqual((about["symbols"], about["languages"]), (list("abcdefgh"), ["en"]))
-        self.assertEqual((about["step"], about["position"]), (8, [2, 2]))
+        self.assertEqual((about["step"], about["position"], about["replicas"]), (8, [2, 2, []], 1))
 
     def test_samples_are_sounds_and_pictures_of_held_out_utterances(self):
         for step in ("step-000004", "step-000008"):
@@ -171,12 +174,13 @@ class WholeRun(Case):
         checkpoint = latest(RunFolder(self.folder).checkpoints)
         self.assertEqual(checkpoint, self.folder / "checkpoints/step-000008")
         about = read_about(checkpoint)
-        refuse_other_settings(checkpoint, about["settings"], about["settings"])
+        kept = settings_of(checkpoint, about)
+        refuse_other_settings(checkpoint, kept, kept)
         for section, names in FIXED.items():
             for name in names:
-                settings = about["settings"] | {section: about["settings"][section] | {name: "other"}}
+                changed = getattr(kept, section).model_copy(update={name: "other"})
                 with self.assertRaisesRegex(CheckpointError, rf"^{section}\.{name} is other, but .* was written with "):
-                    refuse_other_settings(checkpoint, about["settings"], settings)
+                    refuse_other_settings(checkpoint, kept, kept.model_copy(update={section: changed}))
         for what in ("symbols", "languages", "corpus"):
             with self.assertRaisesRegex(CheckpointError, f"trained on another corpus: not the same {what}"):
                 refuse_other_corpus(self.folder / "checkpoints/step-000008", about | {what: ["other"]})
@@ -221,7 +225,7 @@ class Stopped(Case):
 
     def test_by_a_full_memory_before_the_first_step_names_no_batch(self):
         full = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
-        with mock.patch("myxtts.run.build_xtts", side_effect=full):
+        with mock.patch("myxtts.training.task.build_xtts", side_effect=full):
             message = self.refusal("fuller", *DUAL)
         self.assertRegex(message, r"^out of memory: OOM when allocating tensor \(the model is on /CPU:1; ")
 
@@ -246,11 +250,12 @@ class Refused(Case):
         with folder.locked():
             self.assertIn("another process is training it", self.refusal("busy"))
 
-    def test_replicas(self):
-        self.assertIn(
-            "2 replicas were asked for (replicated); this version trains one",
-            self.refusal("two", "--model-gpus", "0", "1"),
+    def test_xla_for_several_replicas(self):
+        self.assertRegex(
+            self.refusal("two", "--model-gpus", "0", "1", "--enable-static-shapes", "--compile", "xla"),
+            r"^--compile xla was asked for with 2 replicas \(replicated.*\), but XLA compiles for one device\. ",
         )
+        self.assertFalse(self.place.run("two").exists())
 
     def test_validation_without_held_out_utterances(self):
         message = self.refusal("none", "--validation-share", "0", "--validate-every", "1")
@@ -342,7 +347,14 @@ class ShippedConfigurations(Case):
         self.assertEqual(frozenset().union(*largest), frozenset().union(*files.values()))
         for path in largest.values():
             with self.subTest(config=path.name), toy_models():
-                flags = ["--config", str(path), "--train-data", str(self.place.corpus), "--simulate-gpus", "2"]
+                flags = [
+                    "--config",
+                    str(path),
+                    "--train-data",
+                    str(self.place.corpus),
+                    "--simulate-gpus",
+                    str(SIMULATED),
+                ]
                 flags += ["--run", path.stem, "--runs-dir", str(self.place.folder / "runs"), "--max-steps", "3"]
                 flags += ["--text-frontend", "characters", "--sample-every", "0", "--validate-every", "3"]
                 self.assertEqual(self.place.main(*flags).code, 0)

@@ -46,8 +46,8 @@ class EmaDecay(unittest.TestCase):
 
 class Length(unittest.TestCase):
     def test_is_the_nearer_bound_and_0_is_none(self):
-        for max_steps, epochs, expected in ((100, 0, 100), (0, 7, 21), (100, 7, 21), (20, 7, 20), (1, 1, 1)):
-            self.assertEqual(total_steps(max_steps, epochs, steps_per_epoch=3), expected)
+        for max_steps, by_epochs, expected in ((100, 0, 100), (0, 21, 21), (100, 21, 21), (20, 21, 20), (1, 1, 1)):
+            self.assertEqual(total_steps(max_steps, by_epochs), expected)
 
 
 if __name__ == "__main__":

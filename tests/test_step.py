@@ -6,9 +6,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from myxtts.batch import FEATURES
 from myxtts.training.loop import NonFiniteLoss, require_finite
 from myxtts.training.step import Step
-from tests.tiny import BARE, build_model, build_toy, features, on_device, rows_of, state_of
+from tests.tiny import BARE, build_model, build_toy, features, on_device, replicas_on, rows_of, state_of
 from tests.two_devices import MODEL
 
 ROWS = [(5, 13), (8, 24), (3, 3), (4, 9)]  # tokens and frames
@@ -21,7 +22,7 @@ def make(model=None, clip=0.0, accumulation=1, static=False, precision="float32"
 
 
 def take(step, *batches, number=1, learning_rate=1e-2, ema_decay=0.9):
-    return step.read(step([on_device(batch) for batch in batches], number, learning_rate, ema_decay))
+    return step.read(step([[on_device(batch)] for batch in batches], number, learning_rate, ema_decay))
 
 
 def weights(state):
@@ -138,6 +139,7 @@ class Root(keras.Model):
     """Its loss is √0 = 0, and the gradient of that is infinite."""
 
     LOSSES = ("root",)
+    BATCH = FEATURES
 
     def __init__(self):
         super().__init__()
@@ -153,14 +155,15 @@ class NonFinite(unittest.TestCase):
         bad = features(ROWS)
         bad["mel"][1, 3, 5] = np.inf
         for number, batch in enumerate((features(ROWS), bad, features(ROWS)), 1):
-            step([on_device(batch)], number, 1e-2, 0.9)
+            step([[on_device(batch)]], number, 1e-2, 0.9)
         with self.assertRaises(NonFiniteLoss) as caught:
             require_finite(state)
         self.assertEqual(caught.exception.step, 2)
 
     def test_gradient_of_a_finite_loss_is_found_too(self):
-        with tf.device(MODEL):
-            state, step = make(Root())
+        with replicas_on(MODEL).scope():
+            root = Root()
+        state, step = make(root)
         outcome = take(step, features(ROWS), number=4)
         self.assertEqual(outcome["loss"], 0.0)
         self.assertEqual(state.bad_step.numpy(), 4)

@@ -18,13 +18,15 @@ import tensorflow as tf
 
 from myxtts import cli
 from myxtts.audio.mel import SILENCE
-from myxtts.models.build import build_xtts, smallest_batch
+from myxtts.batch import FEATURES, smallest
+from myxtts.models.build import build_xtts
 from myxtts.models.xtts import SIZES, XTTS, Size
+from myxtts.placement.replicas import Replicas, one_replica
 from myxtts.training.checkpoint import read_about
 from myxtts.training.state import TrainingState, make_optimizer
 from myxtts.training.trained import load_network
 from tests.sine_corpus import write_corpus
-from tests.two_devices import MODEL
+from tests.two_devices import MODEL, SIMULATED
 
 SMALLEST = replace(SIZES["tiny"], channels=16, encoder_blocks=1, decoder_blocks=1, flow_blocks=1, latents=2)
 BARE = replace(SMALLEST, encoder_blocks=0, decoder_blocks=0)  # each kind of layer is still there
@@ -41,19 +43,27 @@ def build_model(
     precision: str = "float32", device: str = MODEL, seed: int = 0, size: Size = SMALLEST, **settings
 ) -> XTTS:
     keras.utils.set_random_seed(seed)
-    with small_models(size), tf.device(device):
-        return build_xtts("tiny", SYMBOLS, 2, precision, **settings)
+    with small_models(size), replicas_on(device).scope():
+        return build_xtts("tiny", SYMBOLS, 2, precision=precision, **settings)
+
+
+@cache
+def replicas_on(device: str) -> Replicas:
+    """One, the same for all who ask: variables belong to the strategy in whose scope they were made."""
+    return one_replica(device)
 
 
 def state_of(model: keras.Model, precision: str = "float32", averaged: bool = True, device: str = MODEL):
-    with tf.device(device):
-        return TrainingState(model, make_optimizer(0.01, precision), averaged, device)
+    replicas = replicas_on(device)
+    with replicas.scope():
+        return TrainingState(model, make_optimizer(0.01, precision), averaged, replicas)
 
 
 class Toy(keras.Model):
     """What the step knows of a model and nothing more, so that tracing it takes a second: text → one frame for all."""
 
     LOSSES = ("mel", "duration")
+    BATCH = FEATURES
 
     def __init__(self, symbols: int):
         super().__init__(name="toy", autocast=False)
@@ -74,17 +84,17 @@ class Toy(keras.Model):
 
 def build_toy(precision: str = "float32", device: str = MODEL, seed: int = 0) -> Toy:
     keras.utils.set_random_seed(seed)
-    with tf.device(device):
-        return _toy_for_run("tiny", SYMBOLS, 1, precision)
+    with replicas_on(device).scope():
+        return toy_for_run("tiny", SYMBOLS, 1, precision=precision)
 
 
-def _toy_for_run(size: str, symbols: int, languages: int, precision: str, **settings) -> Toy:
+def toy_for_run(size: str, symbols: int, languages: int, precision: str = "float32", **settings) -> Toy:
     """In the place of `build_xtts`."""
     policy_before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(precision)
     try:
         toy = Toy(symbols)
-        toy(smallest_batch())
+        toy(smallest(FEATURES))
     finally:
         keras.config.set_dtype_policy(policy_before)
     return toy
@@ -92,7 +102,7 @@ def _toy_for_run(size: str, symbols: int, languages: int, precision: str, **sett
 
 def toy_models() -> contextlib.AbstractContextManager:
     """In its scope runs train the toy, which cannot speak: about 3 s for each instead of 8."""
-    return mock.patch("myxtts.run.build_xtts", _toy_for_run)
+    return mock.patch("myxtts.training.task.build_xtts", toy_for_run)
 
 
 def features(
@@ -161,7 +171,8 @@ class Workplace:
 
     def argv(self, name: str, *flags: str) -> list[str]:
         """A run of 8 steps in epochs of 3 without validation and samples; `flags` come last, so they win."""
-        fixed = f"--run {name} --runs-dir {self.folder / 'runs'} --train-data {self.corpus} --simulate-gpus 2"
+        fixed = f"--run {name} --runs-dir {self.folder / 'runs'} --train-data {self.corpus}"
+        fixed += f" --simulate-gpus {SIMULATED}"
         size = "--text-frontend characters --model-size tiny --batch-size 4 --buckets 2 --validation-share 0.07"
         length = "--max-steps 8 --warmup-steps 2 --log-every 1 --checkpoint-every 3 --keep-checkpoints 9"
         return [*fixed.split(), *size.split(), *length.split(), "--validate-every=0", "--sample-every=0", *flags]

@@ -1,6 +1,6 @@
-"""Import this before anything of TensorFlow runs: the CPU becomes two logical devices, without soft placement.
+"""Import this before anything of TensorFlow runs: the CPU becomes four logical devices, without soft placement.
 
-All tests of one process share them: `/CPU:0` makes batches, `/CPU:1` holds models.
+All tests of one process share them: `/CPU:0` makes batches, `/CPU:1` holds models, and replicas are on all four.
 """
 
 import os
@@ -11,6 +11,8 @@ from myxtts.config.schema import Placement
 from myxtts.placement import devices
 from myxtts.placement.routes import plan_routes
 
-TWO = plan_routes(Placement(simulate_gpus=2, data_gpu=0, model_gpu=1), gpu_count=0)
+SIMULATED = 4
+TWO = plan_routes(Placement(simulate_gpus=SIMULATED, data_gpu=0, model_gpu=1), gpu_count=0)
+FOUR = plan_routes(Placement(simulate_gpus=SIMULATED, model_gpus=tuple(range(SIMULATED))), gpu_count=0)
 DATA, MODEL = TWO.routes[0].data, TWO.routes[0].model
 devices.configure(TWO)

@@ -59,7 +59,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--prefetch-buffer-size", type=count, default=usual.device, help="as of train_main.py")
     parser.add_argument("--buffer-size", type=count, default=usual.host, help="as of train_main.py")
     parser.add_argument(
-        "--num-workers", type=count, default=usual.workers, help="readers, for all GPUs; with --profile, as there"
+        "--num-workers", type=count, default=usual.workers, help="readers of each data GPU; with --profile, as there"
     )
     parser.add_argument("--json", dest="json_file", metavar="FILE", type=Path, help="file for the figures")
     return parser.parse_args(arguments)

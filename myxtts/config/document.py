@@ -31,6 +31,19 @@ and a flag replaces the value of the file:
 python train_main.py --config my_voice.yaml --batch-size 32 --data-gpu 0 --model-gpu 1 --no-use-tf-native-loading
 ```
 
+A file may build on others. Beside its sections it lists them as `defaults`, by name and in the same folder, with or
+without `.yaml`:
+
+```yaml
+# my_voice_large.yaml
+defaults: [my_voice, dual_gpu_24gb]
+model:
+  model_size: big
+```
+
+Later files of the list replace values of earlier ones, the file itself replaces those of all of them, and flags come
+last. Each listed file counts with those that it lists itself. A message names the file and line that a value stands in.
+
 - A flag is the name of a setting without its section: `data.batch_size` is `--batch-size`, or `--batch_size`.
 - A setting of the kind *true or false* has two flags: `--resume` and `--no-resume`.
 - `null` means "not given" where it is allowed: `--data-gpu null` takes back the `data_gpu` of a file.

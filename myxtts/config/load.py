@@ -20,6 +20,8 @@ from myxtts.config.settings import SECTIONS, SETTINGS, in_section, nearest
 from myxtts.errors import ConfigError
 
 MAX_BYTES = 64 * 1024  # every setting spelled out takes 1.5 KiB; PyYAML needs 1 s for 64 KiB
+MAX_FILES = 16  # a configuration and all that it is made of, since each may take that second
+DEFAULTS = "defaults"  # the name that stands beside the sections
 
 _TAG = "tag:yaml.org,2002:"
 _SCALARS = {
@@ -29,6 +31,7 @@ _SCALARS = {
     _TAG + "float": float,
     _TAG + "str": str,
 }
+_FILE_NAME = re.compile(r"[^./\\:\0][^/\\:\0]{0,59}")  # in the same folder, not hidden, under 256 bytes
 _DIGITS = "[0-9](?:_?[0-9]){0,99}"  # Python's int() refuses more than 4300 digits
 _EXPONENT = "[eE][-+]?[0-9]+"
 _PLAIN = {  # of a plain scalar: tag → pattern, possible first characters
@@ -74,10 +77,13 @@ class _Given:
 def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Config:
     """The defaults of the schema, replaced by the YAML file at `path`, replaced by `overrides`.
 
+    The file may build on others in its folder, which it lists as `defaults`: later ones replace earlier ones, and the
+    file replaces them all. Each of them counts with those that it builds on itself.
+
     `overrides` maps names of settings (known ones) to values as flags give them; lists are tuples.
     Raises ConfigError, which names the file and line or the flag, what was found and what is allowed.
     """
-    given = _read(path) if path else {}
+    given = _Files().read(path) if path else {}
     for name, value in (overrides or {}).items():
         given[name] = _Given(value, SETTINGS[name].flag)
     config = _validated(given)
@@ -96,10 +102,47 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _read(path: Path) -> dict[str, _Given]:
-    """What a YAML file sets, by name of the setting."""
-    given = {}
+class _Files:
+    """The files that one configuration is made of, each read once."""
+
+    def __init__(self) -> None:
+        self._read: dict[Path, dict[str, _Given]] = {}
+
+    def read(self, path: Path, through: tuple[Path, ...] = ()) -> dict[str, _Given]:
+        """What a file sets with those that it builds on, by name of the setting; `through` led here."""
+        if path not in self._read:
+            bases, own = _parsed(path)
+            through = (*through, path)
+            given: dict[str, _Given] = {}
+            for name, where in bases.items():
+                given |= self.read(self._beside(name, where, through), through)
+            self._read[path] = given | own
+        return self._read[path]
+
+    def _beside(self, name: str, where: str, through: tuple[Path, ...]) -> Path:
+        """The file beside the last of `through` that `name` means."""
+        base = through[-1].with_name(name if name.endswith((".yaml", ".yml")) else f"{name}.yaml")
+        if base in through:
+            circle = " → ".join(file.name for file in (*through[through.index(base) :], base))
+            raise ConfigError(f"{where}, which leads in a circle: {circle}. Take one of them out.")
+        if not base.is_file():  # a named pipe would block for ever
+            there = sorted({file.stem for file in base.parent.glob("*.y*ml")} - {through[-1].stem})
+            near = nearest(name, there)
+            hint = f"Did you mean {shown(near)}?" if near else f"There are: {', '.join(there[:12]) or 'none'}."
+            raise ConfigError(f"{where}, but there is no file {shown(base.name)} in {base.parent}. {hint}")
+        if base not in self._read and len({*self._read, *through}) >= MAX_FILES:
+            raise ConfigError(f"{where}, but a configuration is made of {MAX_FILES} files at most. Join some of them.")
+        return base
+
+
+def _parsed(path: Path) -> tuple[dict[str, str], dict[str, _Given]]:
+    """One file: the names that it builds on, with how a message tells their place, and what it sets itself."""
+    bases: dict[str, str] = {}
+    given: dict[str, _Given] = {}
     for section, section_line, section_node in _entries(_composed(path), path, 1, "the file"):
+        if section == DEFAULTS:
+            bases = _bases(section_node, path, section_line)
+            continue
         if section not in SECTIONS:
             raise ConfigError(f"{path}, line {section_line}: {_unknown(section, None)}")
         for name, line, node in _entries(section_node, path, section_line, f"the section {section!r}"):
@@ -107,7 +150,28 @@ def _read(path: Path) -> dict[str, _Given]:
                 raise ConfigError(f"{path}, line {line}: {_unknown(name, section)}")
             where = f"{path}, line {line}: {name}"
             given[name] = _Given(_value(node, where, SETTINGS[name].allowed), where)
-    return given
+    return bases, given
+
+
+def _bases(node: yaml.Node, path: Path, line: int) -> dict[str, str]:
+    """The names in the list of files, in its order, with how a message tells the place of each."""
+    if node.tag == _TAG + "null":
+        return {}
+    allowed = "a list of files in the same folder, such as [default, dual_gpu]"
+    if not isinstance(node, yaml.SequenceNode) or node.tag != _TAG + "seq":
+        raise ConfigError(f"{path}, line {line}: {DEFAULTS} holds {_kind(node)}, but must be {allowed}.")
+    places: dict[str, str] = {}
+    for item in node.value:
+        where = f"{path}, line {item.start_mark.line + 1}: {DEFAULTS}"
+        if not isinstance(item, yaml.ScalarNode) or item.tag not in _SCALARS:
+            raise ConfigError(f"{where} lists {_kind(item)}, but must be {allowed}.")
+        where = f"{where} names {shown(item.value)}"
+        if not _FILE_NAME.fullmatch(item.value):
+            raise ConfigError(f"{where}, but must be {allowed}.")
+        if item.value in places:
+            raise ConfigError(f"{where} twice. Keep one of them.")
+        places[item.value] = where
+    return places
 
 
 def _text(path: Path) -> str:
@@ -185,7 +249,7 @@ def _unknown(name: str, section: str | None) -> str:
     """What to say of a name that `section` (None: the top level) does not know."""
     if name in SETTINGS:
         return f"{name!r} belongs under '{SETTINGS[name].section}:'."
-    here = [setting.name for setting in in_section(section)] if section else list(SECTIONS)
+    here = [setting.name for setting in in_section(section)] if section else [DEFAULTS, *SECTIONS]
     near = nearest(name, here) or nearest(name, SETTINGS)
     if near is None:
         return f"{shown(name)} is unknown. Known here: {', '.join(here)}."

@@ -34,7 +34,7 @@ class Placement(Section):
     model_gpu: GpuIndex | None = None
     """Physical GPU that holds the model and trains. Goes with data_gpu."""
     model_gpus: tuple[GpuIndex, ...] = ()
-    """Physical GPUs that hold one replica of the model each; this version trains one replica."""
+    """Physical GPUs that hold one replica of the model each. Each makes its own batches, unless data_gpu does."""
     simulate_gpus: Annotated[int, Field(ge=0, le=64)] = 0
     """Split the CPU into this many logical devices and use them as GPUs; 0 uses real ones."""
     enable_memory_isolation: bool = False
@@ -65,7 +65,7 @@ class Data(Section):
     language: str = "en"
     """Language of the utterances whose corpus names none (an espeak-ng code: en, ka, fa, …)."""
     batch_size: Count = 16
-    """Utterances in a batch of one replica."""
+    """Utterances in a batch of one replica: a step of several replicas takes so many for each."""
     batch_seconds: Annotated[float, Field(ge=0.0, le=86400.0)] = 0.0
     """Audio seconds in a batch, padding included, instead of batch_size: short buckets get larger batches. 0 is off."""
     buckets: Annotated[int, Field(ge=1, le=64)] = 8
@@ -76,6 +76,8 @@ class Data(Section):
     """Batches that are read and decoded at the same time."""
     use_tf_native_loading: bool = True
     """Decode 16-bit WAV with TensorFlow's own operations; off reads everything with soundfile."""
+    data_service: str | None = None
+    """Address of a tf.data service whose workers read and decode instead of this machine: grpc://HOST:PORT."""
     buffer_size: Count = 8
     """Batches kept ready on the host."""
     prefetch_buffer_size: Count = 3
@@ -94,8 +96,10 @@ class Data(Section):
 class Model(Section):
     """The network."""
 
+    task: Literal["voice", "recogniser"] = "voice"
+    """What is trained: a voice, from text to speech, or a recogniser, from speech to text."""
     model_size: Literal["tiny", "small", "normal", "big"] = "normal"
-    """About 3, 10, 25 or 80 million parameters."""
+    """About 3, 10, 25 or 80 million parameters; of a recogniser 1.3, 3, 7 or 20."""
     dropout: Share = 0.05
     """Share of activations dropped in training."""
     reference_dropout: Share = 0.1
@@ -112,6 +116,25 @@ class Model(Section):
     """How much synthesis exaggerates what text and voice ask for; 1 is plain, other values take twice the time."""
 
 
+class Recogniser(Section):
+    """What a recogniser has beside or instead of what a voice has."""
+
+    encoder: Literal["lmu", "gru", "conv"] = "lmu"
+    """Kind of its blocks: Legendre memory units, gated recurrent units or convolutions, of about equal size."""
+    subsampling: Annotated[int, Field(ge=1, le=4)] = 2
+    """Frames that become one: 1, 2 or 4. Each letter needs one of those that are left."""
+    time_masks: Annotated[int, Field(ge=0, le=20)] = 2
+    """Stretches of time that SpecAugment hides in each utterance."""
+    time_mask_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.05
+    """Longest of them, as a share of the utterance."""
+    frequency_masks: Annotated[int, Field(ge=0, le=20)] = 2
+    """Stretches of frequency that SpecAugment hides in each utterance."""
+    frequency_mask_bands: Annotated[int, Field(ge=1, le=80)] = 15
+    """Widest of them, in mel bands."""
+    sync_batch_norm: bool = False
+    """Normalise by the mean and variance of the batches of all replicas, where the encoder has batch normalisation."""
+
+
 class Training(Section):
     """How the weights are learnt."""
 
@@ -121,6 +144,8 @@ class Training(Section):
     """Passes over the corpus after which the run is done; 0 leaves it to max_steps."""
     learning_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-3
     """Peak learning rate, reached after the warm-up."""
+    scale_learning_rate: bool = False
+    """Multiply the learning rate by the number of replicas (linear scaling, Goyal et al. 2017)."""
     warmup_steps: Period = 500
     """Steps over which the learning rate rises from 0."""
     final_learning_rate: Annotated[float, Field(ge=0.0, le=1.0)] = 0.05
@@ -139,8 +164,10 @@ class Training(Section):
     """Source of all randomness: initial weights, order of the utterances, dropout."""
     init_from: str | None = None
     """Folder of a run whose weights this one starts from; new symbols and languages get new rows."""
-    freeze: tuple[Literal["reference_encoder", "text_encoder", "prosody", "decoder"], ...] = ()
-    """Parts of the network that keep their weights."""
+    freeze: tuple[
+        Literal["reference_encoder", "text_encoder", "prosody", "decoder", "subsampling", "encoder", "output"], ...
+    ] = ()
+    """Parts of the network that keep their weights: of a voice the first four, of a recogniser the others."""
     deterministic: bool = False
     """Use deterministic kernels only (slower; meant for GPUs, the CPU repeats a run without it)."""
     compile: Literal["off", "xla"] = "off"
@@ -174,5 +201,6 @@ class Config(Section):
     placement: Placement = Placement()
     data: Data = Data()
     model: Model = Model()
+    recogniser: Recogniser = Recogniser()
     training: Training = Training()
     run: Run = Run()

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from myxtts.config.schema import Data
+from myxtts.config.schema import Config
 from myxtts.data.corpus import Rejected, Rows, read_corpora
 from myxtts.data.demo_corpus import make_demo_corpus
-from myxtts.data.manifest import Manifest, Tables, build_manifest, report_rejected
+from myxtts.data.manifest import VOICE, Alignment, Manifest, Tables, build_manifest, report_rejected
 from myxtts.data.plan import Plan, bucket_bounds
 from myxtts.errors import DataError
 from myxtts.text.frontend import symbols_of
@@ -29,18 +29,23 @@ class Corpus:
     plan: Plan
 
 
-def manifest_of(rows: Rows, data: Data, tables: Tables | None, **options) -> tuple[Manifest, Tables, list[Rejected]]:
+def manifest_of(
+    rows: Rows, config: Config, tables: Tables | None, **options
+) -> tuple[Manifest, Tables, list[Rejected]]:
     """`build_manifest` by the settings of a run.
 
     Args:
         options: `grow` and `cache`.
     """
+    data = config.data
+    heard = Alignment(ctc=True, subsampling=config.recogniser.subsampling)
     return build_manifest(
         rows,
         min_seconds=data.min_seconds,
         max_seconds=data.max_seconds,
         frontend=data.text_frontend,
         symbols_of=symbols_of,
+        alignment=heard if config.model.task == "recogniser" else VOICE,
         tables=tables,
         workers=HEADER_THREADS,
         **options,
@@ -48,20 +53,20 @@ def manifest_of(rows: Rows, data: Data, tables: Tables | None, **options) -> tup
 
 
 def load_corpora(
-    data: Data, seed: int, accumulation: int, folder: Path, known: Tables | None = None
+    config: Config, folder: Path, known: Tables | None = None, replicas: int = 1
 ) -> tuple[Corpus, Corpus | None, Tables]:
     """The training corpus, the validation corpus if there is one, and the tables that both share.
 
     Args:
-        data: the settings.
-        seed: of the hold-out and of the plan.
-        accumulation: batches of a step.
+        config: the settings.
         folder: gets the cached manifests and rejected.csv.
         known: rows that the tables begin with, in use or not: those of the run that this one starts from.
+        replicas: how many share each training step.
 
     Raises:
         DataError: the corpus cannot be used.
     """
+    data, seed, accumulation = config.data, config.training.seed, config.training.gradient_accumulation
     train_path = Path(data.train_data) if data.train_data is not None else demo_corpus()
     validation_path = Path(data.val_data) if data.val_data is not None else None
     *parts, malformed = read_corpora(train_path, validation_path, data.language, data.validation_share, seed)
@@ -74,38 +79,45 @@ def load_corpora(
     tables, manifests, rejected = known, [], list(malformed)
     for name, rows in zip(("train", "validation"), parts, strict=True):
         cache = folder / f"manifest-{name}.npz"
-        manifest, tables, unusable = manifest_of(rows, data, tables, grow=name == "train", cache=cache)
+        manifest, tables, unusable = manifest_of(rows, config, tables, grow=name == "train", cache=cache)
         manifests.append(manifest)
         rejected += unusable
     report_rejected(rejected, list(zip(parts, manifests, strict=True)), data.max_rejected, folder / "rejected.csv")
     train, validation = manifests
+    # By the step of one replica: shapes do not depend on how many there are.
     bounds = bucket_bounds(train.samples, data.buckets, 1 if data.batch_seconds else data.batch_size * accumulation)
-    train_plan = make_plan(train, bounds, data, seed, accumulation)
+    train_plan = make_plan(train, bounds, config, accumulation, replicas)
     if not len(validation):
         return Corpus(train, train_plan), None, tables
     longest = bucket_bounds(validation.samples, 1)
     if longest[-1] > bounds[-1]:
         bounds = np.append(bounds, longest[-1])
-    return Corpus(train, train_plan), Corpus(validation, make_plan(validation, bounds, data, seed, 1)), tables
+    return Corpus(train, train_plan), Corpus(validation, make_plan(validation, bounds, config)), tables
 
 
-def make_plan(manifest: Manifest, bounds: np.ndarray, data: Data, seed: int, accumulation: int) -> Plan:
+def make_plan(manifest: Manifest, bounds: np.ndarray, config: Config, accumulation: int = 1, replicas: int = 1) -> Plan:
     return Plan(
         manifest.samples,
         manifest.token_counts,
         manifest.speaker,
         bounds=bounds,
-        batch_size=data.batch_size,
-        batch_seconds=data.batch_seconds,
-        seed=seed,
+        batch_size=config.data.batch_size,
+        batch_seconds=config.data.batch_seconds,
+        seed=config.training.seed,
         accumulation=accumulation,
+        replicas=replicas,
     )
 
 
 def demo_corpus() -> Path:
     """The demo corpus' folder; the corpus is made where it is missing."""
+    make_missing_demo_corpus()
+    log.info("no --train-data: training on the demo corpus in %s", DEMO)
+    return DEMO
+
+
+def make_missing_demo_corpus() -> None:
+    """One process of several calls this before the others look for it."""
     if not (DEMO / "metadata.csv").exists():
         log.info("no --train-data: making the demo corpus in %s (by espeak-ng, some seconds)", DEMO)
         make_demo_corpus(DEMO, **DEMO_ARGUMENTS)
-    log.info("no --train-data: training on the demo corpus in %s", DEMO)
-    return DEMO

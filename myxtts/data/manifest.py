@@ -23,9 +23,10 @@ from myxtts.data.header import UnusableAudio, read_header, require_finite
 from myxtts.data.wave_file import resampled_length
 from myxtts.errors import DataError
 from myxtts.files import write_whole
+from myxtts.text.ctc import frames_needed
 from myxtts.text.symbols import SymbolTable
 
-CACHE_FORMAT = 1  # raise it when the columns or the checks change
+CACHE_FORMAT = 2  # raise it when the columns or the checks change
 DIGEST_BYTES = 32
 CHUNK_ROWS = 256  # rows that a thread takes at a time
 WORDS = ("ids", "paths", "texts")
@@ -55,6 +56,26 @@ class Tables:
 
 def _joined(names: Iterable[str], others: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*names, *others)))
+
+
+class Alignment(NamedTuple):
+    """How many mel frames a text needs, so that it can be aligned with its audio.
+
+    Attributes:
+        ctc: symbols are told apart by blanks (Graves et al. 2006), which equal neighbours need; else each takes a
+            frame, and so do begin and end.
+        subsampling: frames that become one before that.
+    """
+
+    ctc: bool = False
+    subsampling: int = 1
+
+    def frames_needed(self, symbols: Sequence[str]) -> int:
+        needed = frames_needed(symbols) if self.ctc else len(symbols) + 2
+        return (needed - 1) * self.subsampling + 1
+
+
+VOICE = Alignment()
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,6 +154,7 @@ def build_manifest(
     max_seconds: float,
     frontend: str,
     symbols_of: SymbolsOf,
+    alignment: Alignment = VOICE,
     tables: Tables | None = None,
     grow: bool = False,
     cache: Path | None = None,
@@ -146,6 +168,7 @@ def build_manifest(
         min_seconds, max_seconds: shorter and longer utterances are rejected.
         frontend: given to `symbols_of`.
         symbols_of: turns text into symbols; called on this thread.
+        alignment: utterances with fewer frames than it needs are rejected.
         tables: of the training manifest, for a validation corpus: rows with another symbol or language are
             rejected, other speakers are added behind. Without it the tables are made from the usable rows.
         grow: add other symbols and languages behind those of `tables`, too, instead of rejecting their rows.
@@ -157,12 +180,12 @@ def build_manifest(
         the manifest (empty where no row is usable), its tables, and the rejected rows by line,
         without those in `rows.rejected`.
     """
-    key = _cache_key(rows, (min_seconds, max_seconds, frontend, grow), tables, workers) if cache else ""
+    key = _cache_key(rows, (min_seconds, max_seconds, frontend, alignment, grow), tables, workers) if cache else ""
     if cache and (kept := _load(cache, key)):
         return kept
     rejections = _Rejections(str(rows.metadata))
     audio = _usable_audio(rows, rejections, min_seconds, max_seconds, workers, progress)
-    spoken = list(_spoken(audio, rejections, symbols_of, frontend, None if grow else tables, progress))
+    spoken = list(_spoken(audio, rejections, symbols_of, frontend, alignment, None if grow else tables, progress))
     manifest, tables = _columns(spoken, tables)
     rejected = sorted(rejections.rejected, key=lambda row: row.line)
     if cache:
@@ -253,6 +276,7 @@ def _spoken(
     rejections: _Rejections,
     symbols_of: SymbolsOf,
     frontend: str,
+    alignment: Alignment,
     tables: Tables | None,
     progress: bool,
 ) -> Iterator[tuple[_Audio, list[str]]]:
@@ -266,15 +290,16 @@ def _spoken(
             except DataError as error:
                 rejections.add(row, "text cannot be read", str(error))
                 continue
-            tokens, frames = len(symbols) + 2, frame_count(one.samples)  # begin and end
+            frames = frame_count(one.samples)
             if not symbols:
                 rejections.add(row, "no text", row.text)
             elif tables and row.language not in tables.languages:
                 rejections.add(row, "language unknown to the training corpus", row.language)
             elif tables and (unknown := tables.symbols.unknown(symbols)):
                 rejections.add(row, "symbol unknown to the training corpus", " ".join(unknown))
-            elif frames < tokens:
-                rejections.add(row, "audio too short for its text", f"{frames} frames, {tokens} tokens")
+            elif frames < (needed := alignment.frames_needed(symbols)):
+                detail = f"{frames} frames, {len(symbols)} symbols need {needed}"
+                rejections.add(row, "audio too short for its text", detail)
             else:
                 yield one, symbols
 

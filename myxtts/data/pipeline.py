@@ -1,6 +1,7 @@
-"""Stages A to E joined: a feed of batches on the model device, from any position of the plan."""
+"""Stages A to E joined: rounds of batches on the model devices, from any position of the plan."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Literal
 
@@ -12,55 +13,107 @@ from myxtts.data.corpora import Corpus
 from myxtts.data.feed import Feed
 from myxtts.data.pcm_cache import open_cache
 from myxtts.data.planned import PlannedBatch, Position, planned_batches
-from myxtts.data.producer import Delivery, deliveries, trace_produce, waves_of_plan
+from myxtts.data.producer import Delivery, Recipe, deliveries, trace_produce, waves_of_plan
 from myxtts.data.reading import name_culprit, rows_from_cache, rows_from_files, wave_batches
 from myxtts.placement.routes import Route
 
+Round = tuple[Delivery, ...]  # a batch for each replica of this process, in the order of its routes
+
 
 class Pipeline:
-    """Opens feeds over a corpus along a route.
+    """Opens feeds over a corpus along the routes of this process.
 
     Args:
-        corpus: manifest and plan.
-        route: where batches are made, and where they are handed to.
+        corpus: manifest and plan; the plan counts the replicas of all processes.
+        routes: where batches are made and where they are handed to, one for each replica of this process.
         data: the settings of reading.
         seed: of the batches' randomness.
         cache_folder: for the decoded corpus, if the settings ask for one.
-        voice_augmentation: see `produce`; for training alone, so that it is not taken from the settings of reading.
+        recipe: how the task's batches are made.
         settle: see `deliveries`.
+        first_replica: the number of the first of them among all.
+
+    Attributes:
+        producers: one for each data device.
     """
 
     def __init__(
         self,
         corpus: Corpus,
-        route: Route,
+        routes: Sequence[Route],
         data: Data,
         seed: int,
         cache_folder: Path,
-        voice_augmentation: float = 0.0,
+        recipe: Recipe,
         settle: bool = False,
+        first_replica: int = 0,
     ):
         manifest = corpus.manifest
-        self._corpus, self._route, self._seed, self._data = corpus, route, seed, data
-        self._reference_samples = int(data.reference_seconds * SAMPLE_RATE_HZ) // HOP_SAMPLES * HOP_SAMPLES
         if data.cache_dataset:
-            self._read_rows = rows_from_cache(manifest, open_cache(manifest, cache_folder, data.num_workers))
+            read_rows = rows_from_cache(manifest, open_cache(manifest, cache_folder, data.num_workers))
         else:
-            self._read_rows = rows_from_files(manifest, data.use_tf_native_loading)
-        self.produce = trace_produce(route.data, voice_augmentation)
-        self._settle = settle
+            read_rows = rows_from_files(manifest, data.use_tf_native_loading)
+        self._depth = data.prefetch_buffer_size
+        own = {}  # data device -> places of its routes
+        for place, route in enumerate(routes):
+            own.setdefault(route.data, []).append(place)
+        self._places = list(own.values())
+        self.producers = [
+            Producer(
+                corpus,
+                [routes[place] for place in places],
+                [first_replica + place for place in places],
+                data,
+                seed,
+                read_rows,
+                recipe,
+                settle,
+            )
+            for places in self._places
+        ]
+
+    def open_feed(
+        self, start: Position, epochs: int | None = None, mean_over: Literal["step", "epoch"] = "step"
+    ) -> "Rounds":
+        """Rounds of batches on the model devices, for each of the steps of the plan."""
+        feeds = [Feed(producer.rounds(start, epochs, mean_over), self._depth) for producer in self.producers]
+        return Rounds(feeds, self._places)
+
+
+class Producer:
+    """Makes batches on one data device for the replicas that it feeds, by turns.
+
+    Args:
+        routes: all from this data device.
+        replicas: their numbers among all.
+        read_rows: see `wave_batches`.
+        others: see Pipeline.
+
+    Attributes:
+        device: the data device.
+        produce: waves -> features on it.
+    """
+
+    def __init__(self, corpus, routes, replicas, data: Data, seed: int, read_rows, recipe: Recipe, settle: bool):
+        self._corpus, self._routes, self._replicas, self._data = corpus, routes, replicas, data
+        self._seed, self._read_rows, self._recipe, self._settle = seed, read_rows, recipe, settle
+        self._reference_samples = int(data.reference_seconds * SAMPLE_RATE_HZ) // HOP_SAMPLES * HOP_SAMPLES
+        self.device = routes[0].data
+        self.produce = trace_produce(self.device, recipe)
 
     def planned(
         self, start: Position, epochs: int | None = None, mean_over: Literal["step", "epoch"] = "step"
     ) -> Iterator[PlannedBatch]:
         """The plan of the batches from a position on; see `planned_batches`."""
         corpus, samples = self._corpus, self._reference_samples
-        return planned_batches(corpus.plan, corpus.manifest, start, self._seed, samples, epochs, mean_over)
+        return planned_batches(
+            corpus.plan, corpus.manifest, start, self._seed, samples, epochs, mean_over, self._replicas
+        )
 
     def open_waves(
         self, start: Position, epochs: int | None = None, mean_over: Literal["step", "epoch"] = "step"
     ) -> tf.data.Dataset:
-        """Stages B and C alone: WAVES on the data device, for each batch of `planned`."""
+        """Stages B and C alone: waves on the data device, for each batch of `planned`."""
         data = self._data
         return wave_batches(
             lambda: self.planned(start, epochs, mean_over),
@@ -68,27 +121,73 @@ class Pipeline:
             self._reference_samples,
             data.num_workers,
             data.buffer_size,
-            self._route.data,
+            self.device,
             data.prefetch_buffer_size,
+            self._recipe.waves,
         )
 
     def read(self, start: Position) -> Iterator[tuple[PlannedBatch, dict]]:
-        """Batches of `planned` with their WAVES, without end; an utterance that cannot be read is named."""
+        """Batches of `planned` with their waves, without end; an utterance that cannot be read is named."""
         return waves_of_plan(self.planned(start), self.open_waves(start), self._explain)
 
-    def _explain(self, planned: PlannedBatch, error: Exception) -> Exception:
-        return name_culprit(self._corpus.manifest, planned, error)
-
-    def open_feed(
+    def rounds(
         self, start: Position, epochs: int | None = None, mean_over: Literal["step", "epoch"] = "step"
-    ) -> Feed[Delivery]:
-        """Batches on the model device, for each of `planned`."""
+    ) -> Iterator[Round]:
+        """Batches on the model devices, one for each replica that it feeds at a time."""
         delivered = deliveries(
             self.planned(start, epochs, mean_over),
             self.open_waves(start, epochs, mean_over),
-            self._route,
+            self._routes,
+            self._recipe,
             self.produce,
             self._explain,
             self._settle,
         )
-        return Feed(delivered, self._data.prefetch_buffer_size)
+        with closing(delivered):
+            yield from zip(*[delivered] * len(self._routes), strict=True)
+
+    def _explain(self, planned: PlannedBatch, error: Exception) -> Exception:
+        return name_culprit(self._corpus.manifest, planned, error)
+
+
+class Rounds:
+    """The feeds of all producers as one: the next batch of each replica, in the order of the routes.
+
+    Args:
+        feeds: each gives a part of every round.
+        places: where in the round the batches of each feed belong.
+    """
+
+    def __init__(self, feeds: Sequence[Feed[Round]], places: Sequence[Sequence[int]]):
+        self._feeds = feeds
+        after_each_other = [place for own in places for place in own]
+        self._order = sorted(range(len(after_each_other)), key=after_each_other.__getitem__)
+        self._opened = ExitStack()
+
+    def __enter__(self) -> "Rounds":
+        with ExitStack() as opened:
+            for feed in self._feeds:
+                opened.enter_context(feed)
+            self._opened = opened.pop_all()
+        return self
+
+    def __exit__(self, *raised) -> None:
+        self._opened.close()
+
+    def __iter__(self) -> Iterator[Round]:
+        return self
+
+    def __next__(self) -> Round:
+        parts = [delivery for feed in self._feeds for delivery in next(feed)]
+        return tuple(parts[place] for place in self._order)
+
+    def wait_until_full(self, timeout_s: float) -> float:
+        """Wait until each feed has once been full or has ended, `timeout_s` at the longest.
+
+        Returns:
+            The seconds waited.
+        """
+        waited_s = 0.0
+        for feed in self._feeds:
+            waited_s += feed.wait_until_full(timeout_s - waited_s)
+        return waited_s

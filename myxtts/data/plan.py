@@ -1,6 +1,7 @@
-"""The plan: which utterances make up each step of an epoch, a pure function of (seed, epoch, workers).
+"""The plan: which utterances make up each step of an epoch, a pure function of (seed, epoch, replicas).
 
-Numpy only, no files, no TensorFlow. Nothing is kept between epochs, so resuming is starting at a step.
+Numpy only, no files, no TensorFlow. Nothing is kept between epochs, so resuming is starting at a step; also with
+another number of replicas, which share what the steps taken so far have left of the epoch.
 
 Utterances of like length share a bucket, and a bucket has one padded length. With the utterances sorted by
 length, each bucket is a stretch of them: it takes as many whole steps as it can, and the longest that are
@@ -16,6 +17,8 @@ import numpy as np
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 
 CANDIDATES = 256  # lengths among which the bounds are chosen
+
+Earlier = tuple[tuple[int, int], ...]
 
 
 def bucket_bounds(samples: np.ndarray, buckets: int, step_utterances: int = 1) -> np.ndarray:
@@ -74,7 +77,7 @@ class EpochPlan:
         step_start: int64 [S + 1], step s has order[step_start[s]:step_start[s + 1]].
         step_bucket: int32 [S].
         batch_sizes: int64 [buckets], utterances in a full batch.
-        workers: workers that share each step.
+        replicas: how many share each step.
     """
 
     order: np.ndarray
@@ -82,26 +85,33 @@ class EpochPlan:
     step_start: np.ndarray
     step_bucket: np.ndarray
     batch_sizes: np.ndarray
-    workers: int
+    replicas: int
 
     @property
     def steps(self) -> int:
         return len(self.step_bucket)
 
     def utterances(self, step: int) -> np.ndarray:
-        """int32: all utterances of a step, those of all workers."""
+        """int32: all utterances of a step, those of all replicas."""
         return self.order[self.step_start[step] : self.step_start[step + 1]]
 
-    def batches(self, step: int, worker: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
-        """One worker's batches of a step, each as (utterances, references), int32.
+    def rounds(self, step: int) -> int:
+        """Batches that each replica takes in a step."""
+        utterances = int(self.step_start[step + 1] - self.step_start[step])
+        share = -(-utterances // self.replicas)
+        return -(-share // int(self.batch_sizes[self.step_bucket[step]]))
 
-        A complete step gives each worker `accumulation` full batches. The incomplete one is shared evenly: some
-        batches may be shorter or missing, but worker 0 always has one.
+    def batches(self, step: int, replica: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
+        """One replica's batches of a step, one for each round, each as (utterances, references), int32.
+
+        A complete step gives each replica `accumulation` full batches. The incomplete one is shared evenly: some
+        batches may be shorter or without an utterance, but the first of replica 0 always has one.
         """
         begin, end = self.step_start[step], self.step_start[step + 1]
-        first, last = (int(begin - (begin - end) * part // self.workers) for part in (worker, worker + 1))  # ceil
+        first, last = (int(begin - (begin - end) * part // self.replicas) for part in (replica, replica + 1))  # ceil
         size = int(self.batch_sizes[self.step_bucket[step]])
-        cuts = [slice(at, min(at + size, last)) for at in range(first, last, size)]
+        starts = [min(first + round_ * size, last) for round_ in range(self.rounds(step))]
+        cuts = [slice(at, min(at + size, last)) for at in starts]
         return [(self.order[cut], self.reference[cut]) for cut in cuts]
 
 
@@ -111,6 +121,8 @@ class Plan:
     Attributes:
         bounds: int32 [buckets], padded length of each bucket in samples.
         batch_sizes: int64 [buckets], utterances in a batch.
+        samples: int [N], length of each utterance.
+        replicas: how many share each step.
         steps_per_epoch: the same in every epoch, since it follows from the lengths alone.
     """
 
@@ -125,7 +137,7 @@ class Plan:
         seed: int,
         batch_seconds: float = 0.0,
         accumulation: int = 1,
-        workers: int = 1,
+        replicas: int = 1,
     ):
         """Lays out the steps of an epoch.
 
@@ -135,8 +147,8 @@ class Plan:
             batch_size: utterances in a batch.
             seed: with the epoch, the source of all randomness.
             batch_seconds: audio seconds in a batch, padding included, instead of batch_size; 0 is off.
-            accumulation: batches that a worker takes in one step.
-            workers: how many share each step.
+            accumulation: batches that a replica takes in one step.
+            replicas: how many share each step.
         """
         if samples.max() > bounds[-1]:
             raise ValueError(f"an utterance has {samples.max()} samples, but the longest bucket {bounds[-1]}")
@@ -144,48 +156,67 @@ class Plan:
         self.batch_sizes = np.full(len(bounds), batch_size, np.int64)
         if batch_seconds:
             self.batch_sizes = np.maximum((batch_seconds * SAMPLE_RATE_HZ / bounds).astype(np.int64), 1)
-        self._seed, self._workers = seed, workers
+        self.samples, self.replicas = samples, replicas
+        self._seed, self._accumulation = seed, accumulation
         self._ranked = np.argsort(samples, kind="stable").astype(np.int32)  # by length
         up_to_bound = np.searchsorted(samples[self._ranked], bounds, side="right")
-        self._step_start, self._step_bucket = _lay_out(up_to_bound, self.batch_sizes * accumulation * workers)
         longest_text = np.maximum.accumulate(token_counts[self._ranked])
         self._padded_tokens = np.concatenate([[0], longest_text])[up_to_bound]
-        self._samples_in_all = int(samples.sum(dtype=np.int64))
         self._speakers = _Speakers(speakers)
 
-    @property
+    @cached_property
     def steps_per_epoch(self) -> int:
-        return len(self._step_bucket)
+        return len(self._laid_out(self._ranked, self.replicas)[1])
 
     def shape(self, bucket: int) -> tuple[int, int, int]:
         """(utterances, samples, tokens) of every batch in a bucket, padding included."""
         return int(self.batch_sizes[bucket]), int(self.bounds[bucket]), int(self._padded_tokens[bucket])
 
-    def epoch(self, epoch: int) -> EpochPlan:
-        """The plan of one epoch, counted from 0."""
-        random = np.random.Generator(np.random.PCG64(np.random.SeedSequence([self._seed, epoch])))
-        shuffled = self._ranked.copy()
-        for bucket in np.unique(self._step_bucket):
-            steps = np.flatnonzero(self._step_bucket == bucket)
-            random.shuffle(shuffled[self._step_start[steps[0]] : self._step_start[steps[-1] + 1]])
-        steps = random.permutation(self.steps_per_epoch)
-        sizes = np.diff(self._step_start)[steps]
+    def epoch(self, epoch: int, earlier: Earlier = ()) -> EpochPlan:
+        """The plan of one epoch, counted from 0; of what is left of it where it was begun by others.
+
+        Args:
+            earlier: (replicas, steps) of those that began it, in their order: so many steps were taken by so many
+                replicas, and none of their utterances is in the plan.
+        """
+        left = self._ranked
+        for number, (replicas, steps) in enumerate(earlier):
+            begun = self._drawn(left, replicas, [epoch, *np.ravel(earlier[:number])])
+            left = left[np.isin(left, begun.order[begun.step_start[steps] :])]
+        return self._drawn(left, self.replicas, [epoch, *np.ravel(earlier)])
+
+    def _laid_out(self, ranked: np.ndarray, replicas: int) -> tuple[np.ndarray, np.ndarray]:
+        """`_lay_out` of some utterances, int32 and sorted by length, for a number of replicas."""
+        up_to_bound = np.searchsorted(self.samples[ranked], self.bounds, side="right")
+        return _lay_out(up_to_bound, self.batch_sizes * self._accumulation * replicas)
+
+    def _drawn(self, ranked: np.ndarray, replicas: int, source: list) -> EpochPlan:
+        """Some utterances in an order that is a function of the seed and of `source`, whole numbers."""
+        random = np.random.Generator(np.random.PCG64(np.random.SeedSequence([self._seed, *map(int, source)])))
+        starts, buckets = self._laid_out(ranked, replicas)
+        shuffled = ranked.copy()
+        for bucket in np.unique(buckets):
+            steps = np.flatnonzero(buckets == bucket)
+            random.shuffle(shuffled[starts[steps[0]] : starts[steps[-1] + 1]])
+        steps = random.permutation(len(buckets))
+        sizes = np.diff(starts)[steps]
         step_start = np.concatenate([[0], np.cumsum(sizes)])
-        shift = np.repeat(self._step_start[steps] - step_start[:-1], sizes)
+        shift = np.repeat(starts[steps] - step_start[:-1], sizes)
         order = shuffled[np.arange(len(shuffled)) + shift]
         reference = self._speakers.others(order, random)
-        return EpochPlan(order, reference, step_start, self._step_bucket[steps], self.batch_sizes, self._workers)
+        return EpochPlan(order, reference, step_start, buckets[steps], self.batch_sizes, replicas)
 
     @cached_property
     def padding(self) -> float:
         """Share of an epoch's samples that are padding, rows and batches left empty included."""
         epoch = self.epoch(0)
-        padded = sum(
-            int(epoch.batch_sizes[bucket]) * int(self.bounds[bucket]) * len(epoch.batches(step, worker))
-            for step, bucket in enumerate(epoch.step_bucket)
-            for worker in range(self._workers)
-        )
-        return 1 - self._samples_in_all / padded
+        padded = sum(self.padded_samples(epoch, step) for step in range(epoch.steps))
+        return 1 - int(self.samples.sum(dtype=np.int64)) / padded
+
+    def padded_samples(self, epoch: EpochPlan, step: int) -> int:
+        """Samples of all batches of a step, padding included."""
+        rows, samples, _ = self.shape(epoch.step_bucket[step])
+        return rows * samples * epoch.rounds(step) * epoch.replicas
 
 
 def _lay_out(up_to_bound: np.ndarray, step_sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

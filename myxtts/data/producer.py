@@ -1,7 +1,10 @@
 """Stages D and E of a batch's life: features on the data device, handed to the model device."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import cycle
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +13,7 @@ import tensorflow as tf
 from myxtts.audio.format import MEL_BANDS, frame_count
 from myxtts.audio.mel import log_mel, moved_filter_bank
 from myxtts.audio.pitch import f0
-from myxtts.batch import FEATURES, TEXT, WAVES, check
+from myxtts.batch import FEATURES, HEARD_FEATURES, HEARD_WAVES, TEXT, WAVES, Field, check, specs
 from myxtts.clock import Times
 from myxtts.data.planned import PlannedBatch
 from myxtts.placement import devices
@@ -29,7 +32,44 @@ class Delivery(NamedTuple):
     times: Times
 
 
-def produce(waves: dict, voice_augmentation: float = 0.0) -> dict:
+@dataclass(frozen=True)
+class Recipe:
+    """How a task's batches are made.
+
+    Attributes:
+        waves, features: contracts of what is read and of what is produced.
+        produce: waves -> features, in TensorFlow.
+    """
+
+    waves: dict[str, Field]
+    features: dict[str, Field]
+    produce: Callable[[dict], dict]
+
+
+def voice_recipe(voice_augmentation: float = 0.0) -> Recipe:
+    """Batches of a voice; see `produce_voice`."""
+    return Recipe(WAVES, FEATURES, partial(produce_voice, voice_augmentation=voice_augmentation))
+
+
+def recogniser_recipe(hide: Callable | None = None) -> Recipe:
+    """Batches of a recogniser; see `produce_heard`."""
+    return Recipe(HEARD_WAVES, HEARD_FEATURES, partial(produce_heard, hide=hide))
+
+
+def produce_heard(waves: dict, hide: Callable | None = None) -> dict:
+    """HEARD_WAVES -> HEARD_FEATURES: PCM to float to log-mel.
+
+    Args:
+        hide: (mel, frames, seed) -> mel of which some is hidden, as `spec_augment` does.
+    """
+    frames = frame_count(waves["samples"])
+    mel = log_mel(tf.cast(waves["pcm"], tf.float32) / 32768.0, waves["samples"])
+    if hide is not None:
+        mel = hide(mel, frames, waves["seed"])
+    return {name: waves[name] for name in TEXT} | {"mel": mel, "frames": frames}
+
+
+def produce_voice(waves: dict, voice_augmentation: float = 0.0) -> dict:
     """WAVES -> FEATURES: PCM to float to log-mel and F0.
 
     Args:
@@ -63,18 +103,17 @@ def other_voices(seed, rows, most):
     return factor, moved_filter_bank(factor) * gain[:, None, :]
 
 
-def trace_produce(device: str, voice_augmentation: float = 0.0) -> Callable[[dict], dict]:
-    """`produce` as a compiled function that runs on a device, traced once with symbolic dimensions.
+def trace_produce(device: str, recipe: Recipe) -> Callable[[dict], dict]:
+    """`recipe.produce` as a compiled function that runs on a device, traced once with symbolic dimensions.
 
     Tracing belongs to the main thread; the function that it gives may be called from any.
     """
 
     def produce_on_device(waves: dict) -> dict:
         with tf.device(device):  # one around the tracing would leave no mark on the operations
-            return produce(waves, voice_augmentation)
+            return recipe.produce(waves)
 
-    spec = {name: tf.TensorSpec(field.shape, field.dtype, name=name) for name, field in WAVES.items()}
-    return tf.function(produce_on_device).get_concrete_function(spec)
+    return tf.function(produce_on_device).get_concrete_function(specs(recipe.waves))
 
 
 def waves_of_plan(
@@ -82,11 +121,11 @@ def waves_of_plan(
     waves: Iterable[dict],
     explain: Callable[[PlannedBatch, Exception], Exception],
 ) -> Iterator[tuple[PlannedBatch, dict]]:
-    """Each planned batch with its WAVES.
+    """Each planned batch with its waves.
 
     Args:
         planned: the plan of each element of `waves`.
-        waves: WAVES on the data device.
+        waves: on the data device.
         explain: turns TensorFlow's error at a batch into one that names the utterance.
     """
     source = iter(waves)
@@ -101,15 +140,16 @@ def waves_of_plan(
 
 
 def hand_over(features: dict, device: str) -> dict[str, tf.Tensor]:
-    """FEATURES on a device."""
+    """Features on a device."""
     with tf.device(device):
-        return {name: tf.identity(features[name]) for name in FEATURES}
+        return {name: tf.identity(value) for name, value in features.items()}
 
 
 def deliveries(
     planned: Iterable[PlannedBatch],
     waves: Iterable[dict],
-    route: Route,
+    routes: Sequence[Route],
+    recipe: Recipe,
     produce_on_device: Callable[[dict], dict],
     explain: Callable[[PlannedBatch, Exception], Exception],
     settle: bool = False,
@@ -118,15 +158,17 @@ def deliveries(
 
     Args:
         planned, waves, explain: see `waves_of_plan`.
-        route: the devices.
-        produce_on_device: what `trace_produce` gives for `route.data`.
+        routes: from one data device, taken by turns.
+        recipe: whose contracts the batches have.
+        produce_on_device: what `trace_produce` gives for it on the data device.
         settle: wait until the data device has made each batch, for times of what was done.
 
     Raises:
-        TypeError, PlacementError: the first batch breaks the contract or is on another device.
+        TypeError, PlacementError: the first batch of a route breaks the contract or is on another device.
     """
     began_s = time.perf_counter()
-    for number, (plan, wave) in enumerate(waves_of_plan(planned, waves, explain)):
+    turns = zip(cycle(routes), waves_of_plan(planned, waves, explain), strict=False)
+    for number, (route, (plan, wave)) in enumerate(turns):
         read_s = time.perf_counter()
         with tf.device(route.data):  # decides where results lie; tf.device is per thread
             features = produce_on_device(wave)
@@ -134,10 +176,10 @@ def deliveries(
             devices.settle(features["mel"])
         produced_s = time.perf_counter()
         batch = hand_over(features, route.model)
-        times = Times(began_s, read_s, produced_s, time.perf_counter())
-        if number == 0:
-            check(wave, WAVES, "reading")
-            check(batch, FEATURES, "producing")
+        times = Times(began_s, read_s, produced_s, time.perf_counter(), route.data)
+        if number < len(routes):
+            check(wave, recipe.waves, "reading")
+            check(batch, recipe.features, "producing")
             require_device(route.data, wave.items())
             require_device(route.data, features.items())
             require_device(route.model, batch.items())

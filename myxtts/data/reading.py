@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.batch import TEXT, WAVES
+from myxtts.batch import TEXT, Field
 from myxtts.data.header import read_header
 from myxtts.data.manifest import Manifest
 from myxtts.data.planned import PlannedBatch
@@ -34,8 +34,9 @@ def wave_batches(
     buffer_size: int,
     device: str,
     prefetch_buffer_size: int,
+    fields: dict[str, Field],
 ) -> tf.data.Dataset:
-    """Dataset of WAVES on a device, one element for each planned batch, in their order.
+    """Dataset of waves on a device, one element for each planned batch, in their order.
 
     Args:
         planned: gives the batches anew at each call.
@@ -45,15 +46,17 @@ def wave_batches(
         buffer_size: batches kept ready on the host.
         device: where they are uploaded to.
         prefetch_buffer_size: batches kept ready there (3 is triple buffering).
+        fields: contract of the waves; references are read where it has them.
     """
 
     def read(batch: dict) -> dict:
         starts = tf.zeros_like(batch["row"])
-        waves = {name: batch[name] for name in WAVES if name in batch}
+        waves = {name: batch[name] for name in fields if name in batch}
         waves["pcm"] = read_rows(batch["row"], starts, batch["samples"], batch["padded_samples"])
-        waves["reference_pcm"] = read_rows(
-            batch["reference_row"], batch["reference_start"], batch["reference_samples"], reference_samples
-        )
+        if "reference_pcm" in fields:
+            waves["reference_pcm"] = read_rows(
+                batch["reference_row"], batch["reference_start"], batch["reference_samples"], reference_samples
+            )
         return waves
 
     dataset = tf.data.Dataset.from_generator(lambda: (p.arrays for p in planned()), output_signature=PLANNED_SPEC)
@@ -122,7 +125,7 @@ def rows_from_cache(manifest: Manifest, pcm: np.ndarray) -> ReadRows:
 def name_culprit(manifest: Manifest, planned: PlannedBatch, error: Exception) -> DataError:
     """The error of a batch that could not be read, naming the utterance at fault."""
     rows = np.concatenate([planned.rows, planned.arrays["reference_row"][: len(planned.rows)]])
-    where = f"epoch {planned.position.epoch + 1}, step {planned.position.step + 1}"
+    where = f"epoch {planned.step.position.epoch + 1}, step {planned.step.position.step + 1}"
     for row in rows:
         try:
             read_pcm(manifest.paths[row], int(manifest.samples[row]))

@@ -1,29 +1,28 @@
 """The utterances that a run is measured on, with what its model finds in them."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from pydantic import ValidationError
 
 from myxtts.config.schema import Config
 from myxtts.data.corpora import DEMO, Corpus, load_corpora, make_plan, manifest_of
 from myxtts.data.corpus import read_corpus
-from myxtts.data.manifest import Manifest, report_rejected
+from myxtts.data.manifest import Manifest, Tables, report_rejected
 from myxtts.data.pipeline import Pipeline
 from myxtts.data.plan import bucket_bounds
 from myxtts.data.planned import Position
 from myxtts.data.wave_file import read_wave
-from myxtts.errors import CheckpointError, DataError
+from myxtts.errors import DataError
 from myxtts.models.xtts import XTTS
 from myxtts.placement.routes import Route
 from myxtts.run import about_run
 from myxtts.training.base import known_tables
 from myxtts.training.run_folder import refuse_other_corpus
-from myxtts.training.trained import tables_of
+from myxtts.training.task import task_of
+from myxtts.training.trained import settings_of, tables_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +60,7 @@ def load_again(
         CheckpointError: it has changed since.
     """
     config = settings_of(checkpoint, about)
-    data, training = config.data, config.training
+    data = config.data
     for path in filter(None, (data.train_data, data.val_data)):
         if not Path(path).exists():
             raise DataError(
@@ -69,7 +68,7 @@ def load_again(
                 "the folder in which the run was started."
             )
     known = known_tables(about)
-    corpus, held_out, tables = load_corpora(data, training.seed, training.gradient_accumulation, run, known)
+    corpus, held_out, tables = load_corpora(config, run, known)
     if needs_held_out and held_out is None:
         raise DataError(
             f"{run} is to be measured on utterances that it was not trained on, but none was held out "
@@ -80,8 +79,8 @@ def load_again(
     return config, corpus, held_out
 
 
-def other_recordings(path: Path, config: Config, about: dict[str, Any], folder: Path) -> Manifest:
-    """The recordings of another corpus, in the tables of a run; speakers that it never heard stand behind its own.
+def other_recordings(path: Path, config: Config, about: dict[str, Any], folder: Path) -> tuple[Manifest, Tables]:
+    """The recordings of another corpus, and the tables of a run with speakers that it never heard behind its own.
 
     Args:
         path: as of --train-data.
@@ -92,22 +91,10 @@ def other_recordings(path: Path, config: Config, about: dict[str, Any], folder: 
     """
     data = config.data
     rows = read_corpus(path, data.language)
-    manifest, _, rejected = manifest_of(rows, data, tables_of(about))
+    manifest, tables, rejected = manifest_of(rows, config, tables_of(about))
     folder.mkdir(parents=True, exist_ok=True)
     report_rejected([*rows.rejected, *rejected], [(rows, manifest)], data.max_rejected, folder / "rejected.csv")
-    return manifest
-
-
-def settings_of(checkpoint: Path, about: dict[str, Any]) -> Config:
-    """Raises CheckpointError where another version wrote settings that this one does not have."""
-    try:
-        return Config.model_validate_json(json.dumps(about["settings"]))
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise CheckpointError(
-            f"the settings in {checkpoint} cannot be used: {'.'.join(map(str, first['loc']))}: {first['msg']}. "
-            "Use the version of MyXTTS that wrote it."
-        ) from error
+    return manifest, tables
 
 
 def read_utterances(
@@ -116,11 +103,12 @@ def read_utterances(
     """At most `most` utterances, drawn by the run's seed and aligned by the network."""
     data, seed = config.data, config.training.seed
     # One bucket: XLA compiles the search once.
-    plan = make_plan(manifest, bucket_bounds(manifest.samples, 1), data, seed, 1)
-    pipeline = Pipeline(Corpus(manifest, plan), route, data, seed, folder)
+    plan = make_plan(manifest, bucket_bounds(manifest.samples, 1), config)
+    recipe = task_of(config).recipe(config, training=False)
+    pipeline = Pipeline(Corpus(manifest, plan), [route], data, seed, folder, recipe)
     found: list[Utterance] = []
     with pipeline.open_feed(Position(), epochs=1) as feed:
-        for planned, batch, _ in feed:
+        for ((planned, batch, _),) in feed:
             with tf.device(route.model):
                 _, outputs = network(batch, training=False)
             arrays = {name: value.numpy() for name, value in (batch | {"path": outputs["path"]}).items()}

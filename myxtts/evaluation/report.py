@@ -1,12 +1,15 @@
 """A score as a table, as JSON and as pictures."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from myxtts.evaluation.held_out import Utterance
+from myxtts.errors import ConfigError
+from myxtts.evaluation.held_out import Utterance, folder_of
 from myxtts.evaluation.measures import Sound
+from myxtts.files import write_whole
 from myxtts.observe.pictures import f0_curves, mel_and_alignment, png_bytes
 
 COLUMNS = "voice", "copy_synthesis", "shuffled_texts"
@@ -31,6 +34,8 @@ SHOWN = {
     "duration_within_bounds": ("duration ratio within 0.95–1.05", "%", 100, 0),
     "skipped": ("utterances with something skipped", "count", 1, 0),
     "repeated": ("utterances with something repeated", "count", 1, 0),
+    "character_error_rate": ("character error rate, by the recogniser", "%", 100, 1),
+    "word_error_rate": ("word error rate, by the recogniser", "%", 100, 1),
     "speaker_accuracy_seen": ("speaker accuracy, speakers of the training corpus", "%", 100, 0),
     "speaker_accuracy_unseen": ("speaker accuracy, speakers never heard", "%", 100, 0),
     "real_time_factor": ("real-time factor, text to wave", "s/s", 1, 3),
@@ -79,6 +84,36 @@ class Score:
         """The same, with the unit of each metric; percentages as shares."""
         languages = {language: _with_units(metrics) for language, metrics in self.languages.items()}
         return asdict(self) | {"metrics": _with_units(self.metrics), "languages": languages}
+
+
+class Told(Protocol):
+    """What can be told of a checkpoint."""
+
+    def table(self) -> str:
+        """Markdown."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The same for programs."""
+
+
+def tell(score: Told, json_file: Path | None) -> None:
+    """Print the table, and write the JSON where a file is named."""
+    print(score.table())
+    if json_file is not None:
+        write_whole(json_file, json.dumps(score.to_json(), ensure_ascii=False, indent=1).encode())
+
+
+def folder_for(run: Path, checkpoint: Path, data: Path | None, out: Path | None) -> Path:
+    """Where the files of an evaluation go: `out`, or a folder of the run for this checkpoint and corpus.
+
+    Raises:
+        ConfigError: it is a file.
+    """
+    part = f"-{folder_of(data).name}" if data else ""
+    folder = out or run / "evaluation" / f"{checkpoint.name}{part}"
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"--out {folder} was asked for, but that is a file. Name a folder.")
+    return folder
 
 
 def _line(key: str, metric: Metric, language: str = "") -> str:

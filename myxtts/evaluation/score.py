@@ -1,10 +1,9 @@
 """The honest score of a voice: each figure between copy synthesis and shuffled texts."""
 
-import json
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from myxtts.data.manifest import Manifest
 from myxtts.errors import ConfigError
 from myxtts.evaluation.boundaries import Phoneme, boundaries, boundary_figures, found_s, read_alignments, word_spans
 from myxtts.evaluation.faults import plant
+from myxtts.evaluation.hearing import error_rates, write_hearing
 from myxtts.evaluation.held_out import (
     Utterance,
     folder_of,
@@ -26,17 +26,20 @@ from myxtts.evaluation.held_out import (
     read_utterances,
 )
 from myxtts.evaluation.measures import FAULT_S, Sound, compare, summary
-from myxtts.evaluation.report import SHOWN, Metric, Score, draw
+from myxtts.evaluation.report import SHOWN, Metric, Score, draw, folder_for, tell
 from myxtts.evaluation.sounds import BATCH_UTTERANCES, copy_synthesis, hear, speak
 from myxtts.evaluation.speakers import NearestSpeaker, voice_print
-from myxtts.files import refuse_unwritable, write_whole
+from myxtts.files import refuse_unwritable
 from myxtts.models.xtts import XTTS, Manner
 from myxtts.placement import devices
 from myxtts.placement.routes import Route, plan_routes
+from myxtts.recognition.listener import Listener
 from myxtts.text.symbols import FIRST_SYMBOL_ID, SymbolTable
 from myxtts.training.checkpoint import read_about
-from myxtts.training.trained import choose_checkpoint, load_network, manner_of, tables_of
+from myxtts.training.samples import manner_of
+from myxtts.training.trained import choose_checkpoint, load_network, settings_of, tables_of
 
+MOST_SPOKEN = 50
 DRAWN = 4
 NATURAL_UTTERANCES = 20  # of each speaker, for its centroid
 
@@ -48,40 +51,49 @@ class Choice:
     """What to measure, and how it is said.
 
     Attributes:
-        utterances: the most to measure.
+        utterances: the most to measure; without it MOST_SPOKEN of a voice, and all of a recogniser.
         data: a corpus as of --train-data; the held-out utterances of the run without it.
         steps, guidance: of synthesis; those of the run without them.
+        recogniser: run of one that is to hear the voice.
     """
 
-    utterances: int = 50
+    utterances: int | None = None
     data: Path | None = None
     steps: int | None = None
     guidance: float | None = None
+    recogniser: Path | None = None
 
     def manner(self, own: Manner) -> Manner:
         """The run's own manner with what was chosen."""
         chosen = {"steps": self.steps, "guidance": self.guidance}
         return replace(own, **{name: value for name, value in chosen.items() if value is not None})
 
+    def refuse_for_recogniser(self, run: Path) -> None:
+        """Raises ConfigError where something is chosen that only a voice has."""
+        asked = {"--steps": self.steps, "--guidance": self.guidance, "--recogniser": self.recogniser}
+        wrong = [flag for flag, value in asked.items() if value is not None]
+        if wrong:
+            raise ConfigError(f"{', '.join(wrong)} was asked for, but {run} is a recogniser itself. Leave that out.")
+
 
 def write_score(run: Path, checkpoint: str | None, choice: Choice, json_file: Path | None, out: Path | None) -> None:
     """Measure a run on GPU 0 or, without one, on the CPU; print a table, write JSON and pictures.
+
+    A run of a recogniser is measured as `write_hearing` does.
 
     Raises:
         UserError: the run, a corpus or an output cannot be used.
     """
     chosen = choose_checkpoint(run, checkpoint)
+    if settings_of(chosen, read_about(chosen)).model.task == "recogniser":
+        choice.refuse_for_recogniser(run)
+        write_hearing(run, chosen.name, choice.data, choice.utterances, json_file=json_file, out=out)
+        return
     refuse_unwritable("--json", json_file)
-    part = f"-{folder_of(choice.data).name}" if choice.data else ""
-    folder = out or run / "evaluation" / f"{chosen.name}{part}"
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"--out {folder} was asked for, but that is a file. Name a folder.")
+    folder = folder_for(run, chosen, choice.data, out)
     placement = plan_routes(Placement(), devices.gpu_count())
     devices.configure(placement)
-    score = score_of(run, chosen, choice, placement.routes[0], folder)
-    print(score.table())
-    if json_file is not None:
-        write_whole(json_file, json.dumps(score.to_json(), ensure_ascii=False, indent=1).encode())
+    tell(score_of(run, chosen, choice, placement.routes[0], folder), json_file)
     log.info("pictures       %s", folder)
 
 
@@ -94,10 +106,12 @@ def score_of(run: Path, checkpoint: Path, choice: Choice, route: Route, pictures
     """
     about = read_about(checkpoint)
     config, corpus, held_out = load_again(checkpoint, about, run, needs_held_out=choice.data is None)
-    manifest = other_recordings(choice.data, config, about, pictures) if choice.data else held_out.manifest
+    manifest = other_recordings(choice.data, config, about, pictures)[0] if choice.data else held_out.manifest
     network = load_network(checkpoint, about, route.model)
     device, manner = route.model, choice.manner(manner_of(config.model))
-    found = read_utterances(network, manifest, config, route, run, choice.utterances)
+    listener = Listener(choice.recogniser, device) if choice.recogniser else None
+    found = read_utterances(network, manifest, config, route, run, choice.utterances or MOST_SPOKEN)
+    texts = [listener.form(one.text, about["languages"][one.language]) for one in found] if listener else []
     log.info("evaluation     %s, %d utterances", checkpoint, len(found))
     waves, real_time_factor = spoken(network, found, about, manner, device)
     source = f"utterances of {choice.data}" if choice.data else "held-out utterances"
@@ -112,7 +126,11 @@ def score_of(run: Path, checkpoint: Path, choice: Choice, route: Route, pictures
     recorded = hear([one.wave for one in found], device)
     sounds = {column: hear(wave, device) for column, wave in waves.items()}
     draw(pictures, found[:DRAWN], recorded[:DRAWN], sounds["voice"][:DRAWN])
-    metrics = distances(recorded, sounds) | {"real_time_factor": Metric(real_time_factor)}
+    said = {column: list(listener.hear(wave)) for column, wave in waves.items()} if listener else {}
+    if listener:
+        notes += recogniser_notes(listener, texts, found)
+    figures = figures_of(recorded, sounds, texts, said)
+    metrics = figures(range(len(found))) | {"real_time_factor": Metric(real_time_factor)}
     alignments = alignments_of(folder_of(choice.data or config.data.val_data or config.data.train_data))
     notes.append(planted_faults(found, recorded, waves["copy_synthesis"], alignments, device))
     for more, note in (
@@ -121,7 +139,7 @@ def score_of(run: Path, checkpoint: Path, choice: Choice, route: Route, pictures
     ):
         metrics |= more
         notes.append(note)
-    by_language = languages_of(found, recorded, sounds, about["languages"])
+    by_language = languages_of(found, about["languages"], figures)
     return Score(str(run), checkpoint.name, len(found), in_order(metrics), by_language, tuple(notes))
 
 
@@ -162,6 +180,23 @@ def another_text_each(utterances: Sequence[Utterance]) -> list[Utterance]:
     return shuffled
 
 
+def figures_of(
+    recorded: Sequence[Sound], sounds: dict[str, list[Sound]], texts: Sequence[str], said: dict[str, list[str]]
+) -> Callable[[Sequence[int]], dict[str, Metric]]:
+    """What gives the figures of the utterances in some places: see `distances` and, where there is one, `misheard`."""
+
+    def chosen(items: Sequence, places: Sequence[int]) -> list:
+        return [items[place] for place in places]
+
+    def figures(places: Sequence[int]) -> dict[str, Metric]:
+        found = distances(chosen(recorded, places), {column: chosen(own, places) for column, own in sounds.items()})
+        if not said:
+            return found
+        return found | misheard(chosen(texts, places), {column: chosen(own, places) for column, own in said.items()})
+
+    return figures
+
+
 def distances(recorded: Sequence[Sound], sounds: dict[str, list[Sound]]) -> dict[str, Metric]:
     """What tells each column's sounds from the recorded ones."""
     by_column = {
@@ -171,25 +206,47 @@ def distances(recorded: Sequence[Sound], sounds: dict[str, list[Sound]]) -> dict
     ceiling = by_column["copy_synthesis"]["mel_cepstral_distortion"]
     for figures in by_column.values():
         figures["relative_distortion"] = figures["mel_cepstral_distortion"] / ceiling if ceiling else None
+    return metrics_of(by_column)
+
+
+def misheard(texts: Sequence[str], said: dict[str, list[str]]) -> dict[str, Metric]:
+    """What tells the texts that a recogniser hears in each column from the true ones."""
+    return metrics_of({column: error_rates(texts, heard) for column, heard in said.items()})
+
+
+def metrics_of(by_column: dict[str, dict[str, float | None]]) -> dict[str, Metric]:
+    """The figures of each column as the columns of each figure."""
     keys = by_column["voice"]
     return {key: Metric(**{column: figures[key] for column, figures in by_column.items()}) for key in keys}
 
 
+def recogniser_notes(listener: Listener, texts: Sequence[str], found: Sequence[Utterance]) -> list[str]:
+    """Who hears, how well it hears the recordings themselves, and for whom it is too kind."""
+    rates = error_rates(texts, list(listener.hear(one.wave for one in found)))
+    characters, words = rates["character_error_rate"], rates["word_error_rate"]
+    return [
+        f"the recogniser is {listener.run}, {listener.checkpoint.name}; of the recordings it has a character "
+        f"error rate of {characters:.1%} and a word error rate of {words:.1%}",
+        "its figures are optimistic where it was trained on the corpus of the voice or on speech of the same "
+        "synthesiser: compare voices by one recogniser only",
+    ]
+
+
 def languages_of(
-    found: Sequence[Utterance], recorded: Sequence[Sound], sounds: dict[str, list[Sound]], names: Sequence[str]
+    found: Sequence[Utterance], names: Sequence[str], figures: Callable[[Sequence[int]], dict[str, Metric]]
 ) -> dict[str, dict[str, Metric]]:
-    """The distances of each language, where there are several."""
+    """The figures of each language, where there are several.
+
+    Args:
+        names: of the languages.
+        figures: of the utterances in these places of `found`.
+    """
     places = defaultdict(list)
     for place, one in enumerate(found):
         places[names[one.language]].append(place)
     if len(places) < 2:
         return {}
-    return {
-        language: in_order(
-            distances([recorded[i] for i in own], {column: [heard[i] for i in own] for column, heard in sounds.items()})
-        )
-        for language, own in sorted(places.items())
-    }
+    return {language: in_order(figures(own)) for language, own in sorted(places.items())}
 
 
 def alignments_of(folder: Path) -> dict[str, list[Phoneme]]:

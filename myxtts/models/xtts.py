@@ -16,6 +16,7 @@ from keras import layers
 
 from myxtts.audio.format import DECIBELS_PER_NEPER, LOUD_DB, MEL_BANDS
 from myxtts.audio.mel import SILENCE
+from myxtts.batch import FEATURES
 from myxtts.models import flow
 from myxtts.models.alignment import (
     frame_score,
@@ -141,6 +142,7 @@ class XTTS(keras.Model):
         recompute: compute the blocks' activations again in the backward pass instead of keeping them.
     """
 
+    BATCH = FEATURES
     LOSSES = ("mel", "flow", "prior", "duration", "pitch", "energy")
 
     def __init__(
@@ -189,6 +191,13 @@ class XTTS(keras.Model):
     @staticmethod
     def _conv_blocks(name, count, channels, dropout, kernel=KERNEL):
         return [ConvBlock(channels, kernel, dropout, name=f"{name}_conv_{i}") for i in range(count)]
+
+    def tables(self) -> dict[str, tuple[str, int]]:
+        """The variables with a row for each name of a table: path -> table, axis of its rows."""
+        return {
+            self.symbol_embedding.embeddings.path: ("symbols", 0),
+            self.language_embedding.embeddings.path: ("languages", 0),
+        }
 
     def parts(self) -> dict[str, list[layers.Layer]]:
         """The layers of each part that can be frozen; each layer is in one."""

@@ -36,6 +36,29 @@ def mel_and_alignment(recorded: np.ndarray, spoken: np.ndarray, path: np.ndarray
     return _drawn(figure)
 
 
+def mel_and_posteriors(mel: np.ndarray, posteriors: dict[str, np.ndarray], title: str) -> np.ndarray:
+    """The mel above what a recogniser took each moment for.
+
+    Args:
+        mel: float32 [frames, 80] log-mel.
+        posteriors: name of a symbol -> its probabilities, float [steps].
+
+    Returns:
+        uint8 [height, width, 3].
+    """
+    figure = Figure(figsize=(9, 7), dpi=80, layout="constrained")
+    axes = figure.subplots(2, 1)
+    seconds = len(mel) * FRAME_S
+    axes[0].imshow(mel.T, origin="lower", aspect="auto", extent=(0, seconds, 0, mel.shape[1]), vmin=-11.5, vmax=1.0)
+    axes[0].set(ylabel="mel band", title="heard")
+    extent = (0, seconds, len(posteriors) - 0.5, -0.5)
+    axes[1].imshow(np.array(list(posteriors.values())), aspect="auto", extent=extent, vmin=0.0, vmax=1.0)
+    axes[1].set(xlabel="s", title="probability of each symbol")
+    axes[1].set_yticks(range(len(posteriors)), list(posteriors))
+    _entitle(figure, title)
+    return _drawn(figure)
+
+
 def f0_curves(f0_hz: dict[str, np.ndarray], title: str) -> np.ndarray:
     """F0 of several sounds over time, with gaps where it is NaN.
 

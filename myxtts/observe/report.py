@@ -41,7 +41,14 @@ class Reporter:
         if "loss" in metrics:
             log.info("%s", console_line(step, metrics))
         if "validation_loss" in metrics:
-            log.info("step %6d | validation loss %.3f", step, metrics["validation_loss"])
+            log.info("step %6d | validation loss %.3f%s", step, metrics["validation_loss"], console_rates(metrics))
+
+
+def console_rates(metrics: dict[str, float | str]) -> str:
+    """` | character error rate 1.2 %`, for each rate that a validation has found."""
+    rates = {name.removeprefix("validation_"): value for name, value in metrics.items() if name.endswith("_rate")}
+    rates.pop("learning_rate", None)
+    return "".join(f" | {name.replace('_', ' ')} {100 * value:.1f} %" for name, value in rates.items())
 
 
 def console_line(step: int, metrics: dict[str, float | str]) -> str:

@@ -20,13 +20,15 @@ def require_device(device: str, named: Iterable[tuple[str, object]]) -> None:
     TensorFlow copies between devices and moves operations in silence; this makes it speak.
 
     Args:
-        device: such as `/GPU:1`.
+        device: such as `/GPU:1`, or with job and task.
         named: pairs of a name for the message and a tensor, `tf.Variable` or Keras variable.
 
     Raises:
         PlacementError: naming up to five that are elsewhere.
     """
-    strays = [f"{name} on {_device(value)}" for name, value in named if _device(value) != device]
+    asked = tf.DeviceSpec.from_string(device)
+    found = ((name, _device(value)) for name, value in named)
+    strays = [f"{name} on {_shown(one, asked)}" for name, one in found if one.make_merged_spec(asked) != one]
     if strays:
         more = f" and {len(strays) - 5} more" if len(strays) > 5 else ""
         raise PlacementError(
@@ -35,11 +37,13 @@ def require_device(device: str, named: Iterable[tuple[str, object]]) -> None:
         )
 
 
-def _device(value) -> str:
+def _shown(found: tf.DeviceSpec, asked: tf.DeviceSpec) -> str:
+    return found.to_string() if asked.job else f"/{found.device_type}:{found.device_index}"
+
+
+def _device(value) -> tf.DeviceSpec:
     tensor = getattr(value, "value", value)
-    full = tensor.device if isinstance(tensor, tf.Variable | tf.Tensor) else value.device
-    spec = tf.DeviceSpec.from_string(full)
-    return f"/{spec.device_type}:{spec.device_index}"
+    return tf.DeviceSpec.from_string(tensor.device if isinstance(tensor, tf.Variable | tf.Tensor) else value.device)
 
 
 class HostOperation(NamedTuple):

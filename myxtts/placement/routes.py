@@ -43,6 +43,20 @@ class Placement:
         return self.devices[0].name.startswith("/GPU")
 
 
+def only_route(placement: Placement, what: str) -> Route:
+    """The route of what can be done for one replica alone.
+
+    Raises:
+        PlacementError: there are several.
+    """
+    if len(placement.routes) > 1:
+        raise PlacementError(
+            f"{what} of {len(placement.routes)} replicas ({placement.name}) was asked for, but it is of one. Give one "
+            "GPU by --model-gpu; utilities/plan_placement.py compares placements with several."
+        )
+    return placement.routes[0]
+
+
 def plan_routes(placement, gpu_count: int) -> Placement:
     """Turn what was asked for into routes.
 

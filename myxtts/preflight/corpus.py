@@ -33,12 +33,9 @@ class Loaded:
     folder: Path
 
 
-def load(config: Config, start: Start, folder: Path) -> Loaded:
+def load(config: Config, start: Start, folder: Path, replicas: int = 1) -> Loaded:
     """Raises UserError where no run could start on this corpus."""
-    training = config.training
-    corpus, held_out, tables = load_corpora(
-        config.data, training.seed, training.gradient_accumulation, folder, start.known
-    )
+    corpus, held_out, tables = load_corpora(config, folder, start.known, replicas)
     refuse_missing_validation(config, corpus, held_out)
     return Loaded(config, start, corpus, held_out, tables, folder)
 

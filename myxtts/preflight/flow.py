@@ -10,7 +10,7 @@ from myxtts.data.planned import Position
 from myxtts.placement.audit import audit, knows_gpu_kernels
 from myxtts.preflight.check import Check, check, remark
 from myxtts.preflight.model import Bench, take_step
-from myxtts.run import make_schedule
+from myxtts.run import is_dual, make_schedule
 from myxtts.training import loop
 
 LEAST_STEPS = 4
@@ -27,8 +27,9 @@ class Flow:
     """What happened when, from the beginning of the first step.
 
     Attributes:
-        made: of each batch, from asking for its samples until it lay on the model device: the producer's thread.
-        worked: of each batch, from having its samples on: the data device.
+        made: of each batch of the first producer, from asking for its samples until it lay on the model device: the
+            producer's thread.
+        worked: of each of these, from having its samples on: the data device.
         trained: of each step, until its losses were read.
         interval: of all steps after the first.
         traced: steps that traced a new shape, which takes far longer than the step.
@@ -82,7 +83,7 @@ def overlap_s(left: Sequence[Stretch], right: Sequence[Stretch]) -> float:
 
 def check_flow(bench: Bench, steps: int) -> Iterator[Check]:
     flow = run_flow(bench, steps)
-    dual = bench.route.data != bench.route.model
+    dual = is_dual(bench.placement)
     finite = all(map(math.isfinite, flow.losses))
     yield check(
         finite,
@@ -108,8 +109,8 @@ def check_flow(bench: Bench, steps: int) -> Iterator[Check]:
         f"{100 * flow.interval.wait_share:.1f} %; the slowest stage is {flow.interval.bottleneck}",
         "utilities/dual_gpu_bottleneck_profiler.py measures each stage and says what to change.",
     )
-    yield check_operations("audit of the producer", [bench.pipeline.produce])
-    yield check_operations("audit of the step", bench.step.functions(bench.batch))
+    yield check_operations("audit of the producer", [producer.produce for producer in bench.pipeline.producers])
+    yield check_operations("audit of the step", bench.step.functions(bench.batches))
 
 
 def check_overlap(flow: Flow, dual: bool) -> Check:
@@ -130,7 +131,7 @@ def check_overlap(flow: Flow, dual: bool) -> Check:
 
 def run_flow(bench: Bench, steps: int) -> Flow:
     """Steps as a run takes them, from the beginning of the plan, each until its losses are read."""
-    schedule = make_schedule(bench.config, bench.corpus)
+    schedule = make_schedule(bench.config, bench.corpus, bench.state)
     made, worked, trained, losses = [], [], [], []
     clock, traces = Clock(), bench.step.traces
     with bench.pipeline.open_feed(Position()) as feed:
@@ -138,17 +139,17 @@ def run_flow(bench: Bench, steps: int) -> Flow:
             if number >= LEAST_STEPS and time.perf_counter() > trained[0][0] + LONGEST_S:
                 break
             with clock.wait():
-                batches = loop.next_step(feed)
+                rounds = loop.next_step(feed)
             if not trained:
                 clock.forget()  # the time in which the first batch of all was read
             began_s = time.perf_counter()
-            losses.append(take_step(bench.state, bench.step, batches, schedule)["loss"])
+            losses.append(take_step(bench.state, bench.step, rounds, schedule)["loss"])
             trained.append((began_s, time.perf_counter()))
-            planned = [one.planned for one in batches]
-            audio_s, padded_s = sum(p.audio_s for p in planned), sum(p.padded_s for p in planned)
-            clock.finish_step(audio_s, padded_s, [one.times for one in batches])
-            made += [(one.times.began_s, one.times.handed_s) for one in batches]
-            worked += [(one.times.read_s, one.times.handed_s) for one in batches]
+            planned, times = rounds[0][0].planned.step, [one.times for own in rounds for one in own]
+            clock.finish_step(planned.audio_s, planned.padded_s, times)
+            own = [one for one in times if one.producer == bench.pipeline.producers[0].device]
+            made += [(one.began_s, one.handed_s) for one in own]
+            worked += [(one.read_s, one.handed_s) for one in own]
     return Flow(made, worked, trained, losses, clock.report(), bench.step.traces - traces)
 
 

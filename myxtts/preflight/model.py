@@ -17,20 +17,20 @@ from tensorflow.python.client import pywrap_tf_session
 from tensorflow.python.eager import context
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.batch import smallest
 from myxtts.config.schema import Config
 from myxtts.data.corpora import Corpus
-from myxtts.data.pipeline import Pipeline
+from myxtts.data.pipeline import Pipeline, Round
 from myxtts.data.plan import Plan
 from myxtts.data.planned import Position
-from myxtts.data.producer import Delivery
 from myxtts.errors import TrainingError
-from myxtts.models.build import smallest_batch
 from myxtts.models.layers import parameter_count
 from myxtts.placement.audit import require_device
-from myxtts.placement.routes import Placement, Route
+from myxtts.placement.replicas import make_replicas
+from myxtts.placement.routes import Placement
 from myxtts.preflight.check import Check, check, remark
 from myxtts.preflight.corpus import Loaded
-from myxtts.run import build_state, describe_batch, explain_out_of_memory, make_schedule, make_step
+from myxtts.run import build_state, describe_batch, explain_out_of_memory, make_pipeline, make_schedule, make_step
 from myxtts.training import loop
 from myxtts.training.state import TrainingState
 from myxtts.training.step import Step, is_scaled
@@ -45,17 +45,17 @@ class Bench:
 
     Attributes:
         step_s: seconds of a heaviest step, traced and warm.
-        batch: FEATURES of it on the model device.
+        batches: of its last round, one on each model device.
     """
 
     config: Config
-    route: Route
+    placement: Placement
     corpus: Corpus
     pipeline: Pipeline
     state: TrainingState
     step: Step
     step_s: float
-    batch: dict[str, tf.Tensor]
+    batches: list[dict[str, tf.Tensor]]
 
 
 class Taken(NamedTuple):
@@ -68,55 +68,55 @@ class Taken(NamedTuple):
 
 def check_model(loaded: Loaded, placement: Placement) -> Generator[Check, None, Bench | None]:
     """Builds what a run builds, and takes steps on the heaviest batches; gives None where that failed."""
-    config, corpus, route = loaded.config, loaded.corpus, placement.routes[0]
+    config, corpus = loaded.config, loaded.corpus
     used_before_mib = process_peak_mib()
-    state = build_state(config, loaded.tables, route.model, loaded.start.base)
+    replicas = make_replicas(placement.routes)
+    state = build_state(config, loaded.tables, replicas, loaded.start.base)
     yield check_variables(state, config.model.model_size)
     yield check_outputs(state)
     yield check_checkpoint_room(state, config)
-    pipeline = Pipeline(
-        corpus, route, config.data, config.training.seed, loaded.folder, config.data.voice_augmentation, settle=True
-    )
+    pipeline = make_pipeline(config, corpus, replicas, loaded.folder, settle=True)
     step = make_step(config, state)
-    for name in {route.data, route.model} if placement.on_gpu else ():
+    for name in used_devices(placement) if placement.on_gpu else ():
         tf.config.experimental.reset_memory_stats(name[1:])
     built_mib = process_peak_mib()
     for bucket in heaviest_buckets(corpus.plan):
-        batches = full_step(bucket, corpus.plan, pipeline, config.training.gradient_accumulation)
+        rounds = full_step(bucket, corpus.plan, pipeline, config.training.gradient_accumulation)
         try:
             magnitudes = magnitudes_of(state)
-            taken = take_steps(state, step, batches, make_schedule(config, corpus))
+            taken = take_steps(state, step, rounds, make_schedule(config, corpus, state))
         except tf.errors.ResourceExhaustedError as error:
             refused = loop.StepOutOfMemory(state.step + 1, bucket, error)
             raise TrainingError(explain_out_of_memory(error, placement, describe_batch(refused, corpus))) from error
         rows, samples, tokens = corpus.plan.shape(bucket)
-        shape = f"{len(batches)} x {rows} utterances of up to {samples / SAMPLE_RATE_HZ:.1f} s and {tokens} tokens"
+        shape = f"{len(rounds)} x {rows} utterances of up to {samples / SAMPLE_RATE_HZ:.1f} s and {tokens} tokens"
         yield check_update(state, taken, magnitudes, shape)
     if placement.on_gpu:
-        yield from check_gpu_memory(route)
+        yield from check_gpu_memory(placement)
     else:
         yield check_process_memory(used_before_mib, built_mib)
-    return Bench(config, route, corpus, pipeline, state, step, taken.last_s, batches[0].batch)
+    return Bench(config, placement, corpus, pipeline, state, step, taken.last_s, loop.batches_of(rounds)[-1])
 
 
 def check_variables(state: TrainingState, size: str) -> Check:
-    """Everything that a step changes lies on the model device, or `build_state` had raised PlacementError."""
+    """Everything that a step changes lies on the model devices, or `build_state` had raised PlacementError."""
     groups = {"variables": state.model.variables, "optimizer slots": state.optimizer.variables}
     groups["averages"] = state.averages
-    require_device(state.device, ((name, variable) for name, group in groups.items() for variable in group))
+    state.require_devices()
+    models = " and ".join(state.replicas.devices)
     counts = ", ".join(f"{len(group)} {name}" for name, group in groups.items() if group)
     return check(
         True,
         "variables",
-        f"the model '{size}', its optimizer and averages on {state.device}",
-        f"{parameter_count(state.model):,} parameters; {counts}, all on {state.device}",
+        f"the model '{size}', its optimizer and averages on {models}",
+        f"{parameter_count(state.model):,} parameters; {counts}, all on {models}",
     )
 
 
 def check_outputs(state: TrainingState) -> Check:
     """A forward pass op by op, so that each output has a device that can be asked."""
     with tf.device(state.device):
-        losses, outputs = state.model(smallest_batch())
+        losses, outputs = state.model(smallest(state.model.BATCH))
     named = {**losses, **outputs}
     require_device(state.device, named.items())
     return check(True, "outputs", f"those of a forward pass on {state.device}", f"{', '.join(named)}, all there")
@@ -149,34 +149,32 @@ def heaviest_buckets(plan: Plan) -> list[int]:
     return [int(longest)] if longest == most else [int(longest), int(most)]
 
 
-def full_step(bucket: int, plan: Plan, pipeline: Pipeline, accumulation: int) -> list[Delivery]:
-    """The batches of a step of a bucket, one of them several times where the corpus has no complete step of it."""
+def full_step(bucket: int, plan: Plan, pipeline: Pipeline, accumulation: int) -> list[Round]:
+    """The rounds of a step of a bucket, one of them several times where the corpus has no complete step of it."""
     epoch = plan.epoch(0)
     utterances = np.where(epoch.step_bucket == bucket, np.diff(epoch.step_start), -1)
     with pipeline.open_feed(Position(0, int(utterances.argmax()))) as feed:
-        batches = loop.next_step(feed)
-    return [batches[number % len(batches)] for number in range(accumulation)]
+        rounds = loop.next_step(feed)
+    return [rounds[number % len(rounds)] for number in range(accumulation)]
 
 
-def take_steps(state: TrainingState, step: Step, batches: Sequence[Delivery], schedule: loop.Schedule) -> Taken:
+def take_steps(state: TrainingState, step: Step, rounds: Sequence[Round], schedule: loop.Schedule) -> Taken:
     """Two steps, or as many as a loss scale takes to settle; the first of them may trace."""
     seconds = []
     for _ in range(WITH_LOSS_SCALE if is_scaled(state.optimizer) else 2):
         started_s, done = time.perf_counter(), int(state.optimizer.iterations)
-        outcome = take_step(state, step, batches, schedule)
+        outcome = take_step(state, step, rounds, schedule)
         seconds.append(time.perf_counter() - started_s)
         if len(seconds) > 1 and int(state.optimizer.iterations) > done:
             break
     return Taken(outcome, seconds[0], seconds[-1])
 
 
-def take_step(
-    state: TrainingState, step: Step, batches: Sequence[Delivery], schedule: loop.Schedule
-) -> dict[str, float]:
+def take_step(state: TrainingState, step: Step, rounds: Sequence[Round], schedule: loop.Schedule) -> dict[str, float]:
     """One step at the learning rate of a run's first, until its losses are read."""
     rate, decay = schedule.learning_rate(0), schedule.ema_decay(0)
-    outcome = step.read(step([one.batch for one in batches], state.step + 1, rate, decay))
-    state.advance(batches[-1].planned.following)
+    outcome = step.read(step(loop.batches_of(rounds), state.step + 1, rate, decay))
+    state.advance(rounds[0][0].planned.step.following)
     return outcome
 
 
@@ -203,9 +201,18 @@ def check_update(state: TrainingState, taken: Taken, before: np.ndarray, shape: 
     )
 
 
-def check_gpu_memory(route: Route) -> Iterator[Check]:
+def used_devices(placement: Placement) -> dict[str, str]:
+    """Name of each device of the routes, and what it does."""
+    roles: dict[str, list[str]] = {}
+    for route in placement.routes:
+        roles.setdefault(route.data, []).append("batches")
+        roles.setdefault(route.model, []).append("model")
+    return {name: " and ".join(dict.fromkeys(own)) for name, own in roles.items()}
+
+
+def check_gpu_memory(placement: Placement) -> Iterator[Check]:
     """The most that was in use on each device while the heaviest steps were made and taken."""
-    for role, name in {"batches": route.data, "model": route.model}.items():
+    for name, role in used_devices(placement).items():
         peak_mib = tf.config.experimental.get_memory_info(name[1:])["peak"] / 2**20
         limit_mib = device_memory_mib(name)
         headroom_mib = limit_mib - peak_mib

@@ -32,8 +32,9 @@ def check_placement(config: Config) -> Generator[Check, None, Placement | None]:
             describe(same, placement) if same else "no such device",
             "This is a defect of the program: report it with this output.",
         )
-    route = placement.routes[0]
-    for role, name in {"batches are made": route.data, "the model is trained": route.model}.items():
+    roles = [("batches are made", route.data) for route in placement.routes]
+    roles += [("the model is trained", route.model) for route in placement.routes]
+    for role, name in dict.fromkeys(roles):
         yield from check_alive(role, name, placement)
     policy, soft = tf.config.experimental.get_device_policy(), tf.config.get_soft_device_placement()
     do = "Configure devices by myxtts.placement.devices alone."

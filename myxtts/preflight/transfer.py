@@ -22,15 +22,15 @@ ROUNDS = 5
 
 
 def check_transfer(bench: Bench, placement: Placement) -> Iterator[Check]:
-    route = bench.route
-    if route.data == route.model:
-        yield Check("holds", "copies", "none: one device makes batches and trains", f"{route.data} is both")
-        return
-    yield check_integrity(route)
-    yield check_rate(route.data, route.model, placement.simulated)
-    yield check_rate(route.model, route.data, placement.simulated)
-    yield check_share(bench)
-    yield check_peer_access(placement)
+    for route, batch in zip(placement.routes, bench.batches, strict=True):
+        if route.data == route.model:
+            yield Check("holds", "copies", "none: one device makes batches and trains", f"{route.data} is both")
+            continue
+        yield check_integrity(route)
+        yield check_rate(route.data, route.model, placement.simulated)
+        yield check_rate(route.model, route.data, placement.simulated)
+        yield check_share(route, batch, bench.step_s)
+        yield check_peer_access(placement, route)
 
 
 def check_integrity(route: Route) -> Check:
@@ -95,25 +95,24 @@ def copy_s(size_bytes: int, source: str, target: str) -> float:
     return median(rounds_s[1:]) / COPIES
 
 
-def check_share(bench: Bench) -> Check:
+def check_share(route: Route, batch: dict[str, tf.Tensor], step_s: float) -> Check:
     """The heaviest batch's copy against its step: what a copy may take without becoming the slowest stage."""
-    size_bytes = sum(tensor.shape.num_elements() * tensor.dtype.size for tensor in bench.batch.values())
-    seconds = copy_s(size_bytes, bench.route.data, bench.route.model)
+    size_bytes = sum(tensor.shape.num_elements() * tensor.dtype.size for tensor in batch.values())
+    seconds = copy_s(size_bytes, route.data, route.model)
     return remark(
-        seconds < bench.step_s,
+        seconds < step_s,
         "heaviest batch",
-        f"copied in less time than its step takes, {1e3 * bench.step_s:,.1f} ms",
-        f"{size_bytes / 2**20:,.2f} MiB in {1e3 * seconds:,.2f} ms, {100 * seconds / bench.step_s:.2f} % of it",
+        f"copied in less time than its step takes, {1e3 * step_s:,.1f} ms",
+        f"{size_bytes / 2**20:,.2f} MiB in {1e3 * seconds:,.2f} ms, {100 * seconds / step_s:.2f} % of it",
         "One device for both would be faster: the same index as --data-gpu and --model-gpu.",
     )
 
 
-def check_peer_access(placement: Placement) -> Check:
+def check_peer_access(placement: Placement, route: Route) -> Check:
     name, expected = "peer access", "one GPU reads the other's memory, without a way through the host"
     if not placement.on_gpu:
         return Check("holds", name, "does not apply: the devices share the host's memory", "no GPU is used")
     gpu_of = {device.name: device.physical for device in placement.devices}
-    route = placement.routes[0]
     data, model = gpu_of[route.data], gpu_of[route.model]
     if data == model:
         return Check("holds", name, expected, f"both devices are parts of GPU {data}")

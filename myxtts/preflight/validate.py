@@ -4,9 +4,8 @@ import tempfile
 from pathlib import Path
 
 from myxtts.config.schema import Config
-from myxtts.config.settings import SETTINGS
 from myxtts.errors import UserError
-from myxtts.placement.routes import plan_routes
+from myxtts.placement.routes import Placement, plan_routes
 from myxtts.preflight.check import Check, Report, refused
 from myxtts.preflight.corpus import Loaded, check_corpus, check_rejected, load
 from myxtts.preflight.flow import check_flow
@@ -33,7 +32,7 @@ def validate(config: Config, steps: int) -> Report:
     """
     config = with_dual(config)
     plan_routes(config.placement, MOST_GPUS)
-    refuse_useless_freeze(config, SETTINGS["freeze"].choices)
+    refuse_useless_freeze(config)
     report = Report()
     with tempfile.TemporaryDirectory(prefix="myxtts-preflight-") as name:
         config, start = find_start(config, RunFolder(Path(name)))
@@ -42,7 +41,7 @@ def validate(config: Config, steps: int) -> Report:
         missing = "" if placement else "the placement cannot be had"
 
         asked = config.data.train_data is not None
-        loaded, faults = try_load(config, start, Path(name)) if placement or asked else (None, [])
+        loaded, faults = try_load(config, start, Path(name), placement) if placement or asked else (None, [])
         missing = missing or ("" if loaded else "the corpus cannot be used")
         bench = report.run("Model", check_model(loaded, placement), missing)
         missing = missing or ("" if bench else "the model could not be trained")
@@ -63,10 +62,12 @@ def with_dual(config: Config) -> Config:
     return config.model_copy(update={"placement": asked.model_copy(update={"data_gpu": 0, "model_gpu": 1})})
 
 
-def try_load(config: Config, start: Start, folder: Path) -> tuple[Loaded | None, list[Check]]:
+def try_load(
+    config: Config, start: Start, folder: Path, placement: Placement | None
+) -> tuple[Loaded | None, list[Check]]:
     """The corpus, or what is wrong with it."""
     try:
-        return load(config, start, folder), []
+        return load(config, start, folder, len(placement.routes) if placement else 1), []
     except UserError as error:
         listing = folder / "rejected.csv"
         told = str(error).replace(f"; {listing} lists them", "")  # it does not stay

@@ -2,6 +2,7 @@
 
 import logging
 import multiprocessing
+import os
 import signal
 import sys
 from multiprocessing.connection import Connection
@@ -9,16 +10,17 @@ from pathlib import Path
 
 import numpy as np
 
-from myxtts.config.schema import Config, Data
+from myxtts.config.schema import Config
 from myxtts.errors import PlacementError, TrainingError, UserError
 from myxtts.placement import devices
-from myxtts.profiling.measure import times_alone
-from myxtts.profiling.planner import REPLICAS, Forecast, candidates, forecasts, resampled, table
-from myxtts.profiling.queue import Depths, Stages
+from myxtts.placement.cluster import find_cluster
+from myxtts.profiling.measure import Alone, times_alone
+from myxtts.profiling.planner import Forecast, candidates, fastest_first, forecast, resampled, table
+from myxtts.profiling.queue import STAGES, Depths, Stages
 from myxtts.training.run_folder import RunFolder
 
 STEPS = 40  # that are measured: some seconds of a large model
-BATCHES = 1000  # that are simulated: filling the queues is at most 1 % of them
+ROUNDS = 1000  # that are simulated: filling the queues is at most 1 % of them
 
 log = logging.getLogger(__name__)
 
@@ -27,23 +29,29 @@ def choose_placement(config: Config) -> Config:
     """The same settings, with the placement of which most batches a second are predicted in place of `auto`.
 
     Raises:
-        PlacementError: a placement was named as well.
+        PlacementError: a placement was named as well, or this is one of several workers.
         UserError: a run with these settings could not start, or not go on.
     """
     asked = config.placement
     refuse_named(asked)
+    refuse_workers()
     RunFolder(Path(config.run.runs_dir) / config.run.run).refuse_existing(config.run.resume)
     gpus = asked.simulate_gpus or devices.gpu_count()
     if gpus < 2:
         log.info("placement auto there is one device: nothing to choose")
         return placed(config, {})
     log.info("placement auto %d steps are measured, batches made on GPU 0 and trained on GPU 1", STEPS)
-    alone_s = measure_apart(placed(config, {"data_gpu": 0, "model_gpu": 1}))
-    ranked = rank(alone_s, gpus, config.data)
-    for line in table(ranked, []):
+    alone = measure_apart(placed(config, {"data_gpu": 0, "model_gpu": 1}))
+    ranked = rank(alone, gpus, config)
+    for line in (told(alone, config), *table(ranked, [])):
         log.info("  %s", line)
-    best = ranked[0].candidate.settings
-    return placed(config, {"data_gpu": best.data_gpu, "model_gpus": best.model_gpus})
+    best = ranked[0].candidate
+    if best.replicas > 1:
+        log.info(
+            "placement auto a step of %d replicas has %d times the utterances: --batch-size is for each of them",
+            *(best.replicas,) * 2,
+        )
+    return placed(config, {"data_gpu": best.settings.data_gpu, "model_gpus": best.settings.model_gpus})
 
 
 def refuse_named(asked) -> None:
@@ -59,26 +67,54 @@ def refuse_named(asked) -> None:
         )
 
 
+def refuse_workers() -> None:
+    cluster = find_cluster(os.environ)
+    if cluster is not None:
+        raise PlacementError(
+            f"--placement auto was asked for by {cluster.name()} of {cluster.count}, but it knows one machine, and "
+            "each worker would choose by itself. Name the same placement for all by --data-gpu, --model-gpu or "
+            "--model-gpus."
+        )
+
+
 def placed(config: Config, settings: dict) -> Config:
     placement = config.placement.model_copy(update={"placement": "manual", **settings})
     return config.model_copy(update={"placement": placement})
 
 
-def rank(alone_s: dict[str, np.ndarray], gpus: int, data: Data) -> list[Forecast]:
-    """What is predicted for each placement that this version trains, the fastest first.
+def rank(alone: Alone, gpus: int, config: Config) -> list[Forecast]:
+    """What is predicted for each placement that can train with these settings, the fastest first."""
+    stages = stages_of(alone, config)
+    reduce_s = alone.all_reduce_s / config.training.gradient_accumulation  # once a step, shared by its rounds
+    most = 1 if config.training.compile == "xla" else gpus  # replicas
+    return fastest_first(
+        forecast(one, resampled(stages, alone.bucket, one.replicas, ROUNDS), Depths.of(config.data), reduce_s)
+        for one in candidates(gpus)
+        if one.replicas <= most
+    )
 
-    Args:
-        alone_s: seconds of each batch by stage; of reading by all workers together.
-    """
+
+def stages_of(alone: Alone, config: Config) -> Stages:
+    """The measured batches; of reading the mean, by one reader."""
     # Batches arrive in bursts, as several workers read: of reading only the pace is known.
-    one_reader_s = np.full_like(alone_s["read"], data.num_workers * alone_s["read"].mean())
-    stages = Stages(one_reader_s, alone_s["produce"], alone_s["transfer"], alone_s["step"])
-    trained = [one for one in candidates(gpus) if one.replicas <= REPLICAS]
-    return forecasts(trained, resampled(stages, BATCHES), Depths.of(data))
+    read_s = alone.stages_s["read"]
+    return Stages(
+        read_s=np.full_like(read_s, config.data.num_workers * read_s.mean()),
+        **{f"{stage}_s": alone.stages_s[stage] for stage in STAGES if stage != "read"},
+    )
 
 
-def measure_apart(config: Config) -> dict[str, np.ndarray]:
-    """Seconds of each batch by stage, measured in another process, which leaves no device set up and no memory taken.
+def told(alone: Alone, config: Config) -> str:
+    """What was measured, by the letters of the table."""
+    stages = stages_of(alone, config)
+    mean_s = {letter: getattr(stages, f"{stage}_s").mean() for letter, stage in zip("RPTC", STAGES, strict=True)}
+    mean_s["A"] = alone.all_reduce_s / config.training.gradient_accumulation
+    figures = ", ".join(f"{letter} {1e3 * seconds:.4g}" for letter, seconds in mean_s.items())
+    return f"milliseconds of a batch: {figures}, the all-reduce of two replicas"
+
+
+def measure_apart(config: Config) -> Alone:
+    """What `times_alone` gives, from another process, which leaves no device set up and no memory taken.
 
     Raises:
         UserError: as `times_alone`.

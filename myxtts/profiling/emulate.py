@@ -176,11 +176,11 @@ class _Turns:
 
 
 class _Reading:
-    """Threads that read batches in order, into a queue with a bound for each data device."""
+    """Threads that read the batches of a data device in order, into a queue with a bound."""
 
-    def __init__(self, rounds: Rounds, depths: Depths, read: Callable[[int], None]):
-        self._rounds, self._read = rounds, read
-        self._ready = {data: Queue(depths.host + depths.uploaded) for data in rounds.feeds}
+    def __init__(self, batches: list[int], depths: Depths, read: Callable[[int], None]):
+        self._batches, self._read = batches, read
+        self._ready = Queue(depths.host + depths.uploaded)
         self._stopping = threading.Event()
         self._turns = [threading.Semaphore(0) for _ in range(depths.workers)]
         self._turns[0].release()
@@ -196,21 +196,20 @@ class _Reading:
         for turn in self._turns:
             turn.release()
         while any(thread.is_alive() for thread in self._threads):
-            for ready in self._ready.values():
-                while not ready.empty():
-                    ready.get_nowait()  # frees a reader that is blocked on a full queue
+            while not self._ready.empty():
+                self._ready.get_nowait()  # frees a reader that is blocked on a full queue
             time.sleep(0.001)
 
-    def take(self, data: str) -> None:
-        self._ready[data].get()
+    def take(self) -> None:
+        self._ready.get()
 
     def _work(self, worker: int) -> None:
-        for batch in range(worker, self._rounds.batches, len(self._turns)):
+        for batch in self._batches[worker :: len(self._turns)]:
             self._read(batch)
             self._turns[worker].acquire()
             if self._stopping.is_set():
                 return
-            self._ready[self._rounds.routes[batch % len(self._rounds.routes)][0]].put(batch)
+            self._ready.put(batch)
             self._turns[(worker + 1) % len(self._turns)].release()
 
 
@@ -231,10 +230,12 @@ class _Emulated:
         with ExitStack() as opened:
             in_parallel = opened.enter_context(ThreadPoolExecutor(replicas)).map if replicas > 1 else map
             self._start_s = time.perf_counter()
-            take = None
+            take = dict.fromkeys(rounds.feeds)
             if self._stages.read_s.any():
-                take = opened.enter_context(_Reading(rounds, self._depths, self._read)).take
-            produced = [self._produced(data, take) for data in rounds.feeds]
+                for data in rounds.feeds:
+                    reading = _Reading(rounds.batches_of(data), self._depths, self._read)
+                    take[data] = opened.enter_context(reading).take
+            produced = [self._produced(data, take[data]) for data in rounds.feeds]
             feeds = [opened.enter_context(Feed(batches, self._depths.device)) for batches in produced]
             for device in self._device.values():
                 opened.callback(device.open)
@@ -261,13 +262,13 @@ class _Emulated:
         self._device[model].acquire()  # released after the all-reduce
         self._work("step", batch, self._stages.step_s[batch], model)
 
-    def _produced(self, data: str, take: Callable[[str], None] | None) -> Iterator[int]:
+    def _produced(self, data: str, take: Callable[[], None] | None) -> Iterator[int]:
         rounds, stages = self._rounds, self._stages
         for round_ in range(rounds.count):
             for route in rounds.feeds[data]:
                 batch, model = rounds.batch(round_, route), rounds.model_devices[route]
                 if take:
-                    take(data)
+                    take()
                 self._device[data].acquire()
                 self._work("produce", batch, stages.produce_s[batch], data)
                 self._device[data].release()

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from myxtts.config.schema import Config
-from myxtts.errors import ConfigError, PlacementError
-from myxtts.placement.routes import Placement, plan_routes
+from myxtts.errors import ConfigError
+from myxtts.placement.routes import Placement, only_route, plan_routes
 from myxtts.profiling.emulate import Emulation, emulate, sleep
 from myxtts.profiling.queue import Depths, Stages
 from myxtts.profiling.verdict import Measurement, Pass
@@ -65,11 +65,7 @@ def emulated_placement(config: Config) -> Placement:
     there = max(asked.simulate_gpus, 2, *(gpu + 1 for gpu in named))
     dual = {} if named else {"data_gpu": 0, "model_gpu": 1}
     placement = plan_routes(asked.model_copy(update={"simulate_gpus": there, **dual}), gpu_count=0)
-    if len(placement.routes) > 1:
-        raise PlacementError(
-            f"{len(placement.routes)} replicas were asked for, but a profile is of one. Give one GPU by --model-gpu; "
-            "utilities/plan_placement.py compares placements with several."
-        )
+    only_route(placement, "a profile")
     return placement
 
 

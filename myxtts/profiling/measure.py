@@ -7,32 +7,32 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from myxtts.batch import FEATURES
 from myxtts.clock import Clock, Times
 from myxtts.config.schema import Config
-from myxtts.config.settings import SETTINGS
 from myxtts.data.corpora import Corpus, load_corpora
-from myxtts.data.pipeline import Pipeline
+from myxtts.data.pipeline import Pipeline, Round
 from myxtts.data.planned import Position
-from myxtts.data.producer import Delivery, hand_over
+from myxtts.data.producer import hand_over
 from myxtts.errors import TrainingError
 from myxtts.observe.advice import candidates
 from myxtts.placement import devices
-from myxtts.placement.routes import Placement, Route
+from myxtts.placement.replicas import make_replicas
+from myxtts.placement.routes import Placement, Route, only_route
 from myxtts.profiling.emulate import Span
 from myxtts.profiling.flops import matmul_rate, step_flops
 from myxtts.profiling.nvml import Watch
 from myxtts.profiling.report import Findings
 from myxtts.profiling.verdict import Measurement, Pass
-from myxtts.run import build_state, configure_devices, explain_out_of_memory, find_start, make_step
+from myxtts.run import build_state, configure_devices, explain_out_of_memory, find_start, make_pipeline, make_step
 from myxtts.training import loop
 from myxtts.training.base import refuse_useless_freeze
 from myxtts.training.run_folder import RunFolder
+from myxtts.training.samples import first_rows
 from myxtts.training.schedule import ema_decay
 from myxtts.training.state import TrainingState
 from myxtts.training.step import Step
@@ -42,6 +42,7 @@ WARM_UP = 5  # steps before the clock is read: of those that follow, none fills 
 KEPT = 2  # batches of each bucket that the stages alone are measured on, so that memory has a bound
 WORTH_A_TRIAL = 0.9  # of the slowest stage's time: what takes so much is tried with other settings, too
 TRIALS = 5
+REDUCTIONS = 20  # of which the median is taken
 LEARNING_RATE = 1e-8  # the weights stay as they were, and finite
 PRODUCT_TYPES = {"float32": "float32", "mixed_bfloat16": "bfloat16", "mixed_float16": "float16"}
 
@@ -74,8 +75,9 @@ class Bench:
 
     def pipeline(self, settle: bool, **changes: Any) -> Pipeline:
         """As a run has it, or with other settings of reading."""
-        data, seed = self.config.data.model_copy(update=changes), self.config.training.seed
-        return Pipeline(self.corpus, self.route, data, seed, self.folder, data.voice_augmentation, settle)
+        data = self.config.data.model_copy(update=changes)
+        config = self.config.model_copy(update={"data": data})
+        return make_pipeline(config, self.corpus, self.state.replicas, self.folder, settle)
 
 
 @dataclass(frozen=True)
@@ -109,32 +111,77 @@ def profile(config: Config, steps: int) -> tuple[Measurement, Findings, Placemen
         return *measure(bench, steps), bench.placement
 
 
-def times_alone(config: Config, steps: int) -> dict[str, np.ndarray]:
-    """Seconds of each batch in each stage alone, float [batches] by stage; of `read` as in Measurement.
+class Alone(NamedTuple):
+    """What a placement of several replicas can be predicted from, each part measured by itself.
+
+    Attributes:
+        stages_s: by stage, float [batches]; of `read` as in Measurement.
+        bucket: int [batches], of each batch.
+        all_reduce_s: of two replicas, for a step.
+    """
+
+    stages_s: dict[str, np.ndarray]
+    bucket: np.ndarray
+    all_reduce_s: float
+
+
+def times_alone(config: Config, steps: int) -> Alone:
+    """The stages of one replica on `steps` steps, and the all-reduce between its two devices.
 
     Raises:
         UserError: as `profile`.
     """
     with set_up(config) as bench:
         pipeline = bench.pipeline(settle=not bench.single)
-        return measure_alone(bench, pipeline, stretch_of(pipeline, steps + WARM_UP))[0]
+        stretch = stretch_of(pipeline, steps + WARM_UP)
+        stages_s, _ = measure_alone(bench, pipeline, stretch)
+        gradients = [(v.shape, v.dtype) for v in bench.state.trained]
+        reduce_s = time_all_reduce((bench.route.data, bench.route.model), gradients)
+        return Alone(stages_s, stretch.bucket[stretch.measured], reduce_s)
+
+
+def time_all_reduce(models: Sequence[str], gradients: Sequence[tuple[Sequence[int], str]]) -> float:
+    """Median seconds in which replicas on some devices add up gradients, as `Step` does.
+
+    Args:
+        gradients: shape and dtype of each.
+    """
+    replicas = make_replicas(tuple(Route(model, model) for model in models))
+    own = []
+    for model in models:
+        with tf.device(model):
+            own.append([tf.zeros(*gradient) for gradient in gradients])
+
+    @tf.function
+    def added(own):
+        summed = replicas.strategy.run(
+            lambda gradients: tf.distribute.get_replica_context().all_reduce("SUM", gradients), (replicas.spread(own),)
+        )
+        return [replicas.parts(one) for one in summed]
+
+    times_s = []
+    for _ in range(REDUCTIONS + 1):
+        started_s = time.perf_counter()
+        for part in added(own)[-1]:
+            devices.settle(part)
+        times_s.append(time.perf_counter() - started_s)
+    return float(np.median(times_s[1:]))  # the first traces
 
 
 @contextmanager
 def set_up(config: Config) -> Iterator[Bench]:
     """All that a run has before its first step, with a run folder that does not stay."""
-    refuse_useless_freeze(config, SETTINGS["freeze"].choices)
+    refuse_useless_freeze(config)
     with tempfile.TemporaryDirectory(prefix="myxtts-profile-") as name:
         folder = RunFolder(Path(name))
         config = config.model_copy(update={"run": config.run.model_copy(update={"resume": False})})
         config, start = find_start(config, folder)
         placement = configure_devices(config)
+        only_route(placement, "a profile")
         try:
-            data, training = config.data, config.training
-            corpus, _, tables = load_corpora(
-                data, training.seed, training.gradient_accumulation, folder.path, start.known
-            )
-            state = build_state(config, tables, placement.routes[0].model, start.base)
+            replicas = make_replicas(placement.routes)
+            corpus, _, tables = load_corpora(config, folder.path, start.known, replicas.count)
+            state = build_state(config, tables, replicas, start.base)
             yield Bench(config, placement, corpus, state, make_step(config, state), folder.path)
         except loop.StepOutOfMemory as error:
             raise TrainingError(explain_out_of_memory(error.cause, placement)) from error
@@ -197,8 +244,8 @@ def measure(bench: Bench, steps: int) -> tuple[Measurement, Findings]:
 def stretch_of(pipeline: Pipeline, steps: int) -> Stretch:
     """The first `steps` steps of the plan, over the end of an epoch where it is short."""
     columns, step = [], 0
-    for planned in pipeline.planned(Position()):
-        columns.append((step, planned.bucket, planned.audio_s, planned.padded_s))
+    for planned in pipeline.producers[0].planned(Position()):
+        columns.append((step, planned.step.bucket, planned.audio_s, planned.padded_s))
         step += planned.last
         if step == steps:
             break
@@ -209,7 +256,7 @@ def stretch_of(pipeline: Pipeline, steps: int) -> Stretch:
 def time_reading(pipeline: Pipeline, stretch: Stretch) -> tuple[np.ndarray, Kept]:
     """Seconds from one batch on the data device to the next, float [measured batches], and some of the batches."""
     times_s, kept = [], {}
-    for bucket, (_, wave) in zip(stretch.bucket.tolist(), pipeline.read(Position()), strict=False):
+    for bucket, (_, wave) in zip(stretch.bucket.tolist(), pipeline.producers[0].read(Position()), strict=False):
         devices.settle(wave["pcm"])
         times_s.append(time.perf_counter())
         if len(kept.setdefault(bucket, [])) < KEPT:
@@ -234,7 +281,7 @@ def time_each(
 def produced(pipeline: Pipeline, wave: dict[str, tf.Tensor], device: str) -> dict[str, tf.Tensor]:
     """Features, when they lie on the device."""
     with tf.device(device):
-        features = pipeline.produce(wave)
+        features = pipeline.producers[0].produce(wave)
     devices.settle(features["mel"])
     return features
 
@@ -263,7 +310,8 @@ def time_steps(bench: Bench, step: Step, stretch: Stretch, kept: Kept) -> np.nda
 def take_step(bench: Bench, step: Step, batches: Sequence[dict[str, tf.Tensor]]) -> float:
     """Seconds of a step, until the device is done with it."""
     started_s = time.perf_counter()
-    step(batches, bench.state.step + 1, LEARNING_RATE, ema_decay(bench.state.step, bench.config.training.ema)).numpy()
+    decay = ema_decay(bench.state.step, bench.config.training.ema)
+    step([[batch] for batch in batches], bench.state.step + 1, LEARNING_RATE, decay).numpy()
     return time.perf_counter() - started_s
 
 
@@ -290,7 +338,7 @@ def try_steps(bench: Bench, batch: dict[str, tf.Tensor]) -> dict[str, float | No
     static_step = make_step(bench.config.model_copy(update={"data": static}), bench.state)
     rows = len(batch["tokens"])
     with tf.device(bench.route.model):
-        half = {name: value[: rows // 2] if "batch" in FEATURES[name].dims else value for name, value in batch.items()}
+        half = first_rows(batch, bench.state.model.BATCH, rows // 2)
     variants = [(bench.step, batch), (static_step, batch), (bench.step, half if rows > 1 else batch)]
     times_s = [[take_step(bench, step, [own]) for step, own in variants] for _ in range(TRIALS + 1)]
     # The first traces. Of the others the best: what else runs on the machine only ever adds time.
@@ -326,11 +374,11 @@ def run_watched(bench: Bench, pipeline: Pipeline, steps: int) -> Pass:
     )
 
 
-def run_loop(bench: Bench, step: Callable, feed: Iterator[Delivery], steps: int) -> dict[str, float | str]:
+def run_loop(bench: Bench, step: Callable, feed: Iterator[Round], steps: int) -> dict[str, float | str]:
     """Metrics of `steps` steps after WARM_UP of them, as a run would report them."""
     state, reports = bench.state, []
     actions = loop.Actions(
-        first_step=lambda state, batches, outcome: outcome.numpy(),
+        first_step=lambda state, rounds, outcome: outcome.numpy(),
         validate=None,
         report=lambda state, metrics: reports.append(metrics),
         sample=None,
@@ -365,11 +413,11 @@ class WatchedStep:
         return outcome
 
 
-def noted(feed: Iterator[Delivery], notes: list[tuple[Times, bool]]) -> Iterator[Delivery]:
+def noted(feed: Iterator[Round], notes: list[tuple[Times, bool]]) -> Iterator[Round]:
     """The feed's batches, with their times and whether each is the last of its step written down."""
-    for delivery in feed:
-        notes.append((delivery.times, delivery.planned.last))
-        yield delivery
+    for one in feed:
+        notes.append((one[0].times, one[0].planned.last))
+        yield one
 
 
 def spans_of(notes: Sequence[tuple[Times, bool]], step: WatchedStep) -> Iterator[Span]:

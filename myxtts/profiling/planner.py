@@ -1,7 +1,8 @@
 """Every placement that some GPUs allow, with the throughput that a simulation predicts for each. No TensorFlow."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +14,6 @@ from myxtts.errors import ConfigError, PlacementError
 from myxtts.placement.routes import Placement, plan_routes
 from myxtts.profiling.queue import STAGES, USUAL, Depths, Outcome, Stages, simulate, varying
 
-REPLICAS = 1  # that this version trains
 MOST_MS = 60_000.0
 MOST_VARIATION = 10.0
 ALIKE = 0.01  # no GPU is worth less, and no prediction this near
@@ -110,19 +110,25 @@ class Forecast:
 def forecasts(
     candidates: Sequence[Candidate], stages: Stages, depths: Depths = USUAL, all_reduce_s: float = 0.0
 ) -> list[Forecast]:
-    """A forecast of each placement that can be had, the fastest first; of those within ALIKE, that with fewer GPUs.
+    """A forecast of each placement that can be had, in the order of `fastest_first`.
 
     Args:
         stages: the same sequence of batches for all placements.
         all_reduce_s: between two replicas; see `ring_s`.
     """
-    found = [forecast(candidate, stages, depths, all_reduce_s) for candidate in candidates if not candidate.lack]
-    found.sort(key=lambda one: (-round(one.batches_per_s, 6), one.candidate.gpus))
+    return fastest_first(
+        forecast(candidate, stages, depths, all_reduce_s) for candidate in candidates if not candidate.lack
+    )
+
+
+def fastest_first(found: Iterable[Forecast]) -> list[Forecast]:
+    """The fastest first; of those within ALIKE, that with fewer GPUs and then that with the smaller step."""
+    left = sorted(found, key=lambda one: -one.batches_per_s)
     ranked = []
-    while found:
-        alike = [one for one in found if one.batches_per_s >= (1.0 - ALIKE) * found[0].batches_per_s]
-        ranked.append(min(alike, key=lambda one: one.candidate.gpus))
-        found.remove(ranked[-1])
+    while left:
+        alike = [one for one in left if one.batches_per_s >= (1.0 - ALIKE) * left[0].batches_per_s]
+        ranked.append(min(alike, key=lambda one: (one.candidate.gpus, one.candidate.replicas)))
+        left.remove(ranked[-1])
     return ranked
 
 
@@ -193,7 +199,8 @@ def arithmetic(
 ) -> tuple[str, float]:
     """Mean seconds for a batch where nothing varies and all queues are deep: the busiest part of a round decides.
 
-    Parts are each device, each producer's thread (which waits for the transfer, too), and all readers together.
+    Parts are each device, each producer's thread (which waits for the transfer, too), and the readers of each data
+    device.
     R, P, T, C and A are the seconds of reading, producing, transfer, step (to consume) and all-reduce.
 
     Returns:
@@ -205,8 +212,8 @@ def arithmetic(
     parts = {
         _sum(counts): sum(n * seconds[letter] for letter, n in counts.items()) for counts in _parts(routes, seconds)
     }
-    if seconds["R"]:
-        parts[f"{_times(replicas, 'R')} / {depths.workers}"] = replicas * seconds["R"] / depths.workers
+    for n in Counter(data for data, _ in routes).values() if seconds["R"] else ():
+        parts[f"{_times(n, 'R')} / {depths.workers}"] = n * seconds["R"] / depths.workers
     bound_s = max(parts.values()) / replicas
     numbers = [f"{1e3 * part_s:.4g}" for part_s in parts.values()]
     if len(parts) == 1 and replicas == 1:
@@ -248,10 +255,23 @@ def stages_of(costs: dict[str, Cost], n: int, seed: int = 0) -> Stages:
     return Stages(*(varying(random, cost.seconds, cost.variation, n) for cost in named))
 
 
-def resampled(stages: Stages, n: int, seed: int = 0) -> Stages:
-    """`n` batches drawn from measured ones, with replacement; the times of a batch stay together."""
-    rows = np.random.default_rng(seed).integers(len(stages), size=n)
-    return Stages(*(getattr(stages, f"{name}_s")[rows] for name in STAGES))
+def resampled(stages: Stages, buckets: np.ndarray, replicas: int, rounds: int, seed: int = 0) -> Stages:
+    """Rounds of batches drawn from measured ones; the times of a batch stay together.
+
+    The batches of a round are of one bucket, as the plan has them. The first of them are all measured batches, each
+    equally often and in random order, so that the mean of what is drawn depends on chance only within a bucket.
+
+    Args:
+        buckets: int [batches], of the measured batches.
+        rounds: at least so many.
+    """
+    random = np.random.default_rng(seed)
+    first = random.permutation(np.tile(np.arange(len(stages)), -(-rounds // len(stages))))
+    by_bucket = np.argsort(buckets, kind="stable")
+    begin, end = (np.searchsorted(buckets[by_bucket], buckets[first], side)[:, None] for side in ("left", "right"))
+    others = by_bucket[random.integers(begin, end, (len(first), replicas - 1))]
+    drawn = np.column_stack([first, others]).ravel()
+    return Stages(*(getattr(stages, f"{name}_s")[drawn] for name in STAGES))
 
 
 def read_profile(path: Path) -> dict[str, Cost]:
@@ -309,16 +329,5 @@ def table(ranked: Sequence[Forecast], all_candidates: Sequence[Candidate]) -> li
     for lack in dict.fromkeys(candidate.lack for candidate in lacking):
         names = dict.fromkeys(candidate.name for candidate in lacking if candidate.lack == lack)
         lines.append(f"left out: {'; '.join(names)}: {lack}")
-    return [*lines, *_choice(ranked)]
-
-
-def _choice(ranked: Sequence[Forecast]) -> Iterator[str]:
     best = ranked[0]
-    yield f"best: {_told(best)}"
-    trained = next((one for one in ranked if one.candidate.replicas <= REPLICAS), None)
-    if trained is not None and trained is not best:
-        yield f"best with {REPLICAS} replica, as this version trains: {_told(trained)}"
-
-
-def _told(one: Forecast) -> str:
-    return f"{one.candidate.name}, {one.batches_per_s:.2f} batches/s (flags: {one.candidate.flags})"
+    return [*lines, f"best: {best.candidate.name}, {best.batches_per_s:.2f} batches/s (flags: {best.candidate.flags})"]

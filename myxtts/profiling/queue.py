@@ -5,7 +5,7 @@ that yields what it waits for (seconds, or a place in a queue).
 """
 
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
@@ -105,7 +105,7 @@ class Depths:
         device: rounds in each feed (`--prefetch-buffer-size`).
         uploaded: batches on each data device (the same setting).
         host: batches on the host for each data device (`--buffer-size`).
-        workers: readers, shared by all data devices (`--num-workers`).
+        workers: readers of each data device (`--num-workers`).
 
     Raises:
         ValueError: one is below 1.
@@ -169,8 +169,9 @@ def simulate(
 ) -> Outcome:
     """Run batches along routes, in a model of time.
 
-    Batches go to the routes in turn. A producer serves all routes of one data device: it takes the batches of a round
-    one after the other, and puts the round into its feed. The trainer takes a round from every feed; all model
+    Batches go to the routes in turn. Each data device has readers of its own, which deliver in order, and a producer
+    that serves all its routes: it takes their batches of a round one after the other, and puts them into its feed. The
+    trainer takes a round from every feed; all model
     devices step, and then add up their gradients. A device does one thing at a time, whoever asked first; it is held
     while it waits for the other replicas and during the all-reduce.
 
@@ -214,6 +215,10 @@ class Rounds:
     def batch(self, round_: int, route: int) -> int:
         return round_ * len(self.routes) + route
 
+    def batches_of(self, data: str) -> list[int]:
+        """The batches that a data device makes, in order."""
+        return [self.batch(round_, route) for round_ in range(self.count) for route in self.feeds[data]]
+
     def outcome(self, seconds: float, wait_s: float, blocked_s: float, busy_s: dict[str, float]) -> Outcome:
         return Outcome(seconds, self.count, self.batches, wait_s, blocked_s, busy_s, self.model_devices)
 
@@ -248,13 +253,11 @@ class _World:
         self._read = {data: _Queue(depths.host + depths.uploaded) for data in rounds.feeds}
         self._feed = {data: _Queue(depths.device) for data in rounds.feeds}
         self._link = _Queue(1, FREE)
-        self._turns = [_Queue() for _ in range(depths.workers)]
-        self._turns[0].items.append(FREE)
         columns = (stages.read_s, stages.produce_s, stages.transfer_s, stages.step_s)
         read_s, produce_s, transfer_s, step_s = (column.tolist() for column in columns)
-        for worker in range(depths.workers):
-            self._start(self._reader(worker, read_s))
         for data in rounds.feeds:
+            for reader in self._readers(data, depths.workers, read_s):
+                self._start(reader)
             self._start(self._producer(data, produce_s, transfer_s))
         self._start(self._trainer(step_s))
 
@@ -303,17 +306,24 @@ class _World:
         else:
             queue.items.append(item)
 
-    def _reader(self, worker: int, read_s: list[float]) -> Process:
-        """Every workers-th batch. It may leave in its turn only, as from a `Dataset.map` that keeps the order."""
-        rounds, following = self._rounds, self._turns[(worker + 1) % len(self._turns)]
-        for batch in range(worker, rounds.batches, len(self._turns)):
+    def _readers(self, data: str, workers: int, read_s: list[float]) -> Iterator[Process]:
+        """Those of a data device. Each reads every workers-th of its batches."""
+        batches, turns = self._rounds.batches_of(data), [_Queue() for _ in range(workers)]
+        turns[0].items.append(FREE)
+        for worker, turn in enumerate(turns):
+            following = turns[(worker + 1) % workers]
+            yield self._reader(data, batches[worker::workers], read_s, turn, following)
+
+    def _reader(self, data: str, batches: list[int], read_s: list[float], turn: _Queue, following: _Queue) -> Process:
+        """A batch may leave in its turn only, as from a `Dataset.map` that keeps the order."""
+        for batch in batches:
             yield read_s[batch]
             if self._link_s:
                 yield self._link
                 yield self._link_s
                 yield self._link, FREE
-            yield self._turns[worker]
-            yield self._read[rounds.routes[batch % len(rounds.routes)][0]], batch
+            yield turn
+            yield self._read[data], batch
             yield following, FREE
 
     def _producer(self, data: str, produce_s: list[float], transfer_s: list[float]) -> Process:

@@ -11,17 +11,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 
 from myxtts.config.schema import Config
 from myxtts.data.manifest import Tables
 from myxtts.errors import CheckpointError, ConfigError
-from myxtts.models.xtts import XTTS
 from myxtts.text.symbols import FIRST_SYMBOL_ID, SymbolTable
 from myxtts.training.checkpoint import read_about, read_arrays
-from myxtts.training.trained import choose_checkpoint, tables_of, weights_file
+from myxtts.training.task import task_of
+from myxtts.training.trained import choose_checkpoint, settings_of, tables_of, weights_file
 
-INHERITED = {"data": ("text_frontend",), "model": ("model_size",)}  # what weights and symbols mean
+INHERITED = {  # what weights and symbols mean
+    "data": ("text_frontend",),
+    "model": ("task", "model_size"),
+    "recogniser": ("encoder", "subsampling"),
+}
 SHOWN_NAMES = 12
 
 
@@ -110,7 +115,7 @@ def inherit(config: Config, checkpoint: Path) -> Config:
     Raises:
         ConfigError: it names another value of one of them.
     """
-    settings, changed = read_about(checkpoint)["settings"], {}
+    settings, changed = settings_of(checkpoint, read_about(checkpoint)).model_dump(mode="json"), {}
     own = checkpoint.is_relative_to(Path(config.run.runs_dir, config.run.run))
     start, other = ("goes on", "start another run by --run") if own else ("starts", "start from another by --init-from")
     for section, names in INHERITED.items():
@@ -126,9 +131,14 @@ def inherit(config: Config, checkpoint: Path) -> Config:
     return config.model_copy(update=changed)
 
 
-def refuse_useless_freeze(config: Config, parts: Sequence[str]) -> None:
-    """Raises ConfigError where weights were to be kept that are random, or where none is left to train."""
-    asked = ", ".join(config.training.freeze)
+def refuse_useless_freeze(config: Config) -> None:
+    """Raises ConfigError where weights were to be kept that are random or not there, or where none is left to train."""
+    asked, parts = ", ".join(config.training.freeze), task_of(config).parts
+    if unknown := set(config.training.freeze).difference(parts):
+        raise ConfigError(
+            f"--freeze was asked for with {', '.join(sorted(unknown))}, but a {config.model.task} has "
+            f"{', '.join(parts)}. Name some of these."
+        )
     if asked and config.training.init_from is None:
         raise ConfigError(
             f"--freeze was asked for ({asked}), but the run starts from nothing, and these parts would stay random. "
@@ -140,7 +150,7 @@ def refuse_useless_freeze(config: Config, parts: Sequence[str]) -> None:
         )
 
 
-def start_from(base: Base, network: XTTS, tables: Tables, freeze: Sequence[str] = ()) -> None:
+def start_from(base: Base, network: keras.Model, tables: Tables, freeze: Sequence[str] = ()) -> None:
     """Give a new network the weights of its base.
 
     A row that the base lacks becomes the mean of the base's named rows and its own small random row (Hewitt 2021,
@@ -157,22 +167,29 @@ def start_from(base: Base, network: XTTS, tables: Tables, freeze: Sequence[str] 
     """
     known = base.tables
     new = known.symbols.unknown(tables.symbols.symbols)
-    if new and "text_encoder" in freeze:
-        raise ConfigError(
-            f"--freeze text_encoder was asked for, but the corpus has symbols that {base.run} does not know "
-            f"({shown(new)}), and these would never be learnt. Leave text_encoder out of --freeze."
-        )
-    names = {
-        network.symbol_embedding.embeddings.path: (known.symbols.symbols, tables.symbols.symbols, FIRST_SYMBOL_ID),
-        network.language_embedding.embeddings.path: (known.languages, tables.languages, 0),
+    frozen = {v.path: part for part in freeze for layer in network.parts()[part] for v in layer.variables}
+    named = {
+        "symbols": (known.symbols.symbols, tables.symbols.symbols, FIRST_SYMBOL_ID),
+        "languages": (known.languages, tables.languages, 0),
     }
-    variables = {v.path: v.value for v in network.trainable_variables}
-    shapes = {path: tuple(v.shape) for path, v in variables.items()}
-    grown = {path: (special + len(old), shapes[path][1]) for path, (old, _, special) in names.items()}
-    refuse_other_shapes(base, shapes | grown)
+    variables = {v.path: v.value for v in network.variables}
+    shapes, rows = {path: tuple(v.shape) for path, v in variables.items()}, network.tables()
+    for path, (table, axis) in rows.items():
+        if table == "symbols" and new and path in frozen:
+            raise ConfigError(
+                f"--freeze {frozen[path]} was asked for, but the corpus has symbols that {base.run} does not know "
+                f"({shown(new)}), and these would never be learnt. Leave {frozen[path]} out of --freeze."
+            )
+        old, _, special = named[table]
+        shapes[path] = (*shapes[path][:axis], special + len(old), *shapes[path][axis + 1 :])
+    refuse_other_shapes(base, shapes)
     for path, variable in variables.items():
         weights = base.weights[path]
-        variable.assign(grown_rows(weights, variable.numpy(), *names[path]) if path in names else weights)
+        if path in rows:
+            table, axis = rows[path]
+            fresh = np.moveaxis(variable.numpy(), axis, 0)
+            weights = np.moveaxis(grown_rows(np.moveaxis(weights, axis, 0), fresh, *named[table]), 0, axis)
+        variable.assign(weights)
 
 
 def refuse_other_shapes(base: Base, expected: dict[str, tuple[int, ...]]) -> None:
@@ -191,12 +208,12 @@ def grown_rows(
     """The known rows by name, and the mean of the named ones plus the fresh one for each other name.
 
     Args:
-        known: float32 [special + K, C], rows of `known_names` behind the special ones.
-        fresh: float32 [special + N, C], random rows of `names` behind the special ones.
+        known: float32 [special + K, …], rows of `known_names` behind the special ones.
+        fresh: float32 [special + N, …], random rows of `names` behind the special ones.
         special: rows without a name, which stay and are not in the mean: that of the padding is never learnt.
 
     Returns:
-        float32 [special + N, C], rows of `names` behind the special ones.
+        float32 [special + N, …], rows of `names` behind the special ones.
     """
     place = {name: row for row, name in enumerate(known_names, special)}
     rows = known[special:].mean(axis=0) + fresh

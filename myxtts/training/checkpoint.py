@@ -6,6 +6,7 @@ checkpoints/step-000500/
 """
 
 import json
+import logging
 import math
 import os
 import shutil
@@ -21,6 +22,8 @@ from myxtts.files import sync_folder, write_whole
 from myxtts.training.state import TrainingState
 
 FORMAT = 3
+
+log = logging.getLogger(__name__)
 
 
 class Best(NamedTuple):
@@ -58,8 +61,15 @@ class Checkpoints:
         temporary = partial_of(target)
         temporary.mkdir(parents=True)
         for group, variables in state.variables().items():
-            write_arrays(temporary / f"{group}.npz", {name: v.numpy() for name, v in variables.items()})
-        about = {"format": FORMAT, "step": state.step, "position": state.position, "best": self.best}
+            arrays = {name: state.replicas.parts(v)[0].numpy() for name, v in variables.items()}
+            write_arrays(temporary / f"{group}.npz", arrays)
+        about = {
+            "format": FORMAT,
+            "step": state.step,
+            "position": state.position,
+            "replicas": state.replicas.count,
+            "best": self.best,
+        }
         text = json.dumps(about | self._about, ensure_ascii=False, indent=1)
         write_whole(temporary / "state.json", text.encode())
         sync_folder(temporary)
@@ -140,7 +150,15 @@ def restore(checkpoint: Path, state: TrainingState) -> None:
     for group, variables in state.variables().items():
         restore_variables(checkpoint / f"{group}.npz", variables)
     state.step = about["step"]
-    state.position = Position(*about["position"])
+    state.position, before = position_of(about), about.get("replicas", 1)
+    if before != state.replicas.count:
+        log.info("replicas       %d now, %d before: they share what is left of the epoch", state.replicas.count, before)
+        state.position = state.position.with_other_replicas(before)
+
+
+def position_of(about: dict[str, Any]) -> Position:
+    epoch, step, *earlier = about["position"]
+    return Position(epoch, step, *(tuple(map(tuple, one)) for one in earlier))
 
 
 def restore_variables(path: Path, variables: dict) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from myxtts.clock import Clock
-from myxtts.data.producer import Delivery
+from myxtts.data.pipeline import Round
 from myxtts.errors import TrainingError, UserError
 from myxtts.training.state import TrainingState
 from myxtts.training.step import Step
@@ -31,7 +31,7 @@ class Actions:
     """What the loop calls between two steps.
 
     Attributes:
-        first_step: (state, batches of the step, outcome); looks at the devices.
+        first_step: (state, rounds of the step, outcome); looks at the devices.
         validate: (state) -> losses on held-out utterances, `loss` among them.
         report: (state, metrics).
         sample: (state); speaks and draws.
@@ -39,12 +39,24 @@ class Actions:
         improves: (validation loss) -> whether it is the best so far.
     """
 
-    first_step: Callable[[TrainingState, Sequence[Delivery], tf.Tensor], None]
+    first_step: Callable[[TrainingState, Sequence[Round], tf.Tensor], None]
     validate: Callable[[TrainingState], dict[str, float]]
     report: Callable[[TrainingState, dict[str, float | str]], None]
     sample: Callable[[TrainingState], None]
     save: Callable[[TrainingState, float | None], object]
     improves: Callable[[float], bool]
+
+
+def only_steps(first_step) -> Actions:
+    """Of a worker that leaves all else to the chief: nothing but the first look at its devices."""
+    return Actions(
+        first_step=first_step,
+        validate=None,
+        report=lambda state, metrics: None,
+        sample=None,
+        save=lambda state, loss: None,
+        improves=None,
+    )
 
 
 @dataclass(frozen=True)
@@ -59,7 +71,7 @@ class Schedule:
 def train(
     state: TrainingState,
     step: Step,
-    feed: Iterator[Delivery],
+    feed: Iterator[Round],
     schedule: Schedule,
     periods: Periods,
     actions: Actions,
@@ -78,26 +90,24 @@ def train(
         UserError: a batch could not be made; a checkpoint of the steps before it was written.
     """
     started_at = saved_at = state.step
-    while state.step < schedule.total_steps and stop.signal is None:
+    while state.step < schedule.total_steps and not stop.due():
         try:
             with clock.wait():
-                batches = next_step(feed)
+                rounds = next_step(feed)
         except UserError:  # an utterance could not be read: what was learnt before it is kept
             save_unsaved(state, saved_at, actions)
             raise
-        planned = [delivery.planned for delivery in batches]
-        learning_rate = schedule.learning_rate(state.step)
+        planned = rounds[0][0].planned.step
+        learning_rate, ema_decay = schedule.learning_rate(state.step), schedule.ema_decay(state.step)
         try:
-            outcome = step(
-                [delivery.batch for delivery in batches], state.step + 1, learning_rate, schedule.ema_decay(state.step)
-            )
+            outcome = step(batches_of(rounds), state.step + 1, learning_rate, ema_decay, stop.asked)
         except tf.errors.ResourceExhaustedError as error:
-            raise StepOutOfMemory(state.step + 1, planned[0].bucket, error) from error
-        state.advance(planned[-1].following)
-        audio_s, padded_s = sum(p.audio_s for p in planned), sum(p.padded_s for p in planned)
-        clock.finish_step(audio_s, padded_s, [delivery.times for delivery in batches])
+            raise StepOutOfMemory(state.step + 1, planned.bucket, error) from error
+        state.advance(planned.following)
+        stop.look(outcome)
+        clock.finish_step(planned.audio_s, planned.padded_s, [one.times for own in rounds for one in own])
         if state.step == started_at + 1:
-            actions.first_step(state, batches, outcome)
+            actions.first_step(state, rounds, outcome)
 
         log, validate, sample, checkpoint = (
             periods.due(period, state.step, last=state.step == schedule.total_steps)
@@ -110,7 +120,7 @@ def train(
         require_finite(state)
         metrics, loss = {}, None
         if log:
-            metrics = {"epoch": planned[-1].position.epoch, **step.read(outcome), "learning_rate": learning_rate}
+            metrics = {"epoch": planned.position.epoch, **step.read(outcome), "learning_rate": learning_rate}
             metrics |= clock.report().metrics()
         with clock.pause():
             if validate:
@@ -134,12 +144,17 @@ def save_unsaved(state: TrainingState, saved_at: int, actions: Actions) -> None:
         actions.save(state, None)
 
 
-def next_step(feed: Iterator[Delivery]) -> list[Delivery]:
-    """The batches of one step."""
-    batches = [next(feed)]
-    while not batches[-1].planned.last:
-        batches.append(next(feed))
-    return batches
+def next_step(feed: Iterator[Round]) -> list[Round]:
+    """The rounds of one step."""
+    rounds = [next(feed)]
+    while not rounds[-1][0].planned.last:
+        rounds.append(next(feed))
+    return rounds
+
+
+def batches_of(rounds: Sequence[Round]) -> list[list[dict[str, tf.Tensor]]]:
+    """What a step takes."""
+    return [[delivery.batch for delivery in one] for one in rounds]
 
 
 def require_finite(state: TrainingState) -> None:

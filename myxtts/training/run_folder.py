@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from myxtts.config.schema import Config
 from myxtts.errors import CheckpointError, ConfigError
 from myxtts.files import write_whole
 from myxtts.training.checkpoint import read_about
@@ -28,7 +29,8 @@ FIXED = {
         *("text_frontend", "batch_size", "batch_seconds", "buckets", "reference_seconds"),
         *("validation_share", "min_seconds", "max_seconds"),
     ),
-    "model": ("model_size",),
+    "model": ("task", "model_size"),
+    "recogniser": ("encoder", "subsampling"),
     # A checkpoint holds moments and averages of the trained weights only, so what is frozen is fixed, too.
     "training": ("seed", "gradient_accumulation", "precision", "ema", "init_from", "freeze"),
 }
@@ -78,10 +80,11 @@ class RunFolder:
             yield
 
 
-def refuse_other_settings(checkpoint: Path, kept: dict, asked: dict) -> None:
+def refuse_other_settings(checkpoint: Path, kept: Config, asked: Config) -> None:
+    """Raises CheckpointError where a run that has a checkpoint is to go on with another value of what is fixed."""
     for section, names in FIXED.items():
         for name in names:
-            before, now = kept[section][name], asked[section][name]
+            before, now = (getattr(getattr(config, section), name) for config in (kept, asked))
             if _without_order(before) != _without_order(now):
                 raise CheckpointError(
                     f"{section}.{name} is {now}, but {checkpoint} was written with {before}, and a run keeps it. "
@@ -91,7 +94,7 @@ def refuse_other_settings(checkpoint: Path, kept: dict, asked: dict) -> None:
 
 def _without_order(value: Any) -> Any:
     """The only list among the FIXED names parts of the network, in any order."""
-    return set(value) if isinstance(value, list) else value
+    return set(value) if isinstance(value, tuple) else value
 
 
 def refuse_other_corpus(checkpoint: Path, about: dict[str, Any]) -> None:

@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.audio.griffin_lim import waves_of
-from myxtts.batch import FEATURES
+from myxtts.batch import FEATURES, Field
+from myxtts.config.schema import Model
 from myxtts.models.xtts import Manner
 from myxtts.observe.metrics import TensorBoard
 from myxtts.observe.pictures import mel_and_alignment, png_bytes
@@ -18,7 +19,7 @@ from myxtts.training.state import TrainingState
 UTTERANCES = 4
 
 
-class Samples:
+class VoiceSamples:
     """Speaks the same held-out utterances whenever it is called.
 
     Args:
@@ -38,8 +39,7 @@ class Samples:
         tensorboard: TensorBoard,
     ):
         count = min(UTTERANCES, len(ids))
-        per_row = {name for name, field in FEATURES.items() if field.dims[:1] == ("batch",)}
-        self._batch = {name: value[:count] if name in per_row else value for name, value in batch.items()}
+        self._batch = first_rows(batch, FEATURES, count)
         self._ids, self._texts = ids[:count], texts[:count]
         self._folder = folder
         self._manner = manner
@@ -72,3 +72,13 @@ class Samples:
             self._tensorboard.sound(state.step, f"spoken/{name}", wave)
         shutil.rmtree(target, ignore_errors=True)
         os.replace(temporary, target)
+
+
+def manner_of(model: Model) -> Manner:
+    """How a run with these settings speaks where nothing else is asked for."""
+    return Manner(steps=model.synthesis_steps, guidance=model.guidance)
+
+
+def first_rows(batch: dict, fields: dict[str, Field], count: int) -> dict:
+    """The first rows of a batch of a contract."""
+    return {name: value[:count] if fields[name].dims[:1] == ("batch",) else value for name, value in batch.items()}

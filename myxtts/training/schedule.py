@@ -20,7 +20,6 @@ def ema_decay(step: int, decay: float) -> float:
     return min(decay, (1.0 + step) / (10.0 + step))
 
 
-def total_steps(max_steps: int, epochs: int, steps_per_epoch: int) -> int:
+def total_steps(max_steps: int, by_epochs: int) -> int:
     """Length of the run: the nearer of the two bounds, of which 0 is none."""
-    bounds = [bound for bound in (max_steps, epochs * steps_per_epoch) if bound]
-    return min(bounds)
+    return min(bound for bound in (max_steps, by_epochs) if bound)

@@ -8,20 +8,21 @@ import tensorflow as tf
 
 from myxtts.data.planned import Position
 from myxtts.placement.audit import require_device
+from myxtts.placement.replicas import Replicas
 
 UNDECAYED = ["bias", "gamma", "beta", "embeddings"]  # names of variables, which do not hold those of their layers
 
 
 class TrainingState:
-    """Model, optimizer, moving average and position of a run, all on one device.
+    """Model, optimizer, moving average and position of a run, all on the device of each replica.
 
-    Build it inside `tf.device(device)`: Keras' optimizer would put its own counters elsewhere.
+    Build it inside `replicas.scope()`: Keras' optimizer would put its own counters elsewhere.
 
     Args:
         model: built, that is called once.
         optimizer: as `make_optimizer` gives it.
         averaged: keep a moving average of the weights.
-        device: such as `/GPU:1`.
+        replicas: which have the same values after each step.
         frozen: parts of the model, by its `parts()`, that keep their weights.
 
     Attributes:
@@ -36,22 +37,38 @@ class TrainingState:
         model: keras.Model,
         optimizer: keras.optimizers.Optimizer,
         averaged: bool,
-        device: str,
+        replicas: Replicas,
         frozen: Collection[str] = (),
     ):
         self.model = model
         self.optimizer = optimizer
-        self.device = device
+        self.replicas = replicas
         kept = {v.path for part in frozen for layer in model.parts()[part] for v in layer.variables}
         self.trained = [v for v in model.trainable_variables if v.path not in kept]
+        require_device(self.device, ((v.path, replicas.parts(v.value)[0]) for v in model.variables))  # or Keras fails
         optimizer.build(self.trained)
         self.averages = [tf.Variable(v.value, trainable=False) for v in self.trained] if averaged else []
         self.bad_step = tf.Variable(0, dtype=tf.int64, trainable=False)  # the first one with a non-finite loss
         self.step = 0
         self.position = Position()
-        require_device(device, ((v.path, v) for v in model.variables))
-        require_device(device, ((v.path, v) for v in optimizer.variables))
-        require_device(device, (("moving average", v) for v in (*self.averages, self.bad_step)))
+        self.require_devices()
+
+    def require_devices(self) -> None:
+        """Raises PlacementError where a variable is on another device than its replica."""
+        for place, device in enumerate(self.replicas.devices):
+            require_device(device, self._named(place))
+
+    @property
+    def device(self) -> str:
+        """Of the replica that validates and speaks for all."""
+        return self.replicas.device
+
+    def _named(self, place: int) -> Iterator[tuple[str, tf.Variable]]:
+        """Every variable of one replica."""
+        for v in (*self.model.variables, *self.optimizer.variables):
+            yield v.path, self.replicas.parts(v.value)[place]
+        for v in (*self.averages, self.bad_step):
+            yield "moving average", self.replicas.parts(v)[place]
 
     def advance(self, following: Position) -> None:
         self.step += 1
@@ -64,7 +81,7 @@ class TrainingState:
             "optimizer": {v.path: v.value for v in self.optimizer.variables},
         }
         if self.averages:
-            weights = {v.path: v.value for v in self.model.trainable_variables}  # a frozen one is its own average
+            weights = {v.path: v.value for v in self.model.variables}  # what is not trained is its own average
             averages = zip((v.path for v in self.trained), self.averages, strict=True)
             groups["averages"] = weights | dict(averages)
         return groups
@@ -84,13 +101,20 @@ class TrainingState:
                     variable.assign(weights)
 
 
+class SummedAdamW(keras.optimizers.AdamW):
+    """AdamW on gradients that are summed over the replicas already: their norm, which clips them, needs the sum."""
+
+    def _all_reduce_sum_gradients(self, grads_and_vars):
+        return grads_and_vars
+
+
 def make_optimizer(weight_decay: float, precision: str) -> keras.optimizers.Optimizer:
     """AdamW (Loshchilov & Hutter 2019); with a scaled loss where the precision is mixed_float16.
 
-    The learning rate is set at each step. Names are fixed, as checkpoints go by them: Keras' own count the
-    optimizers of a process.
+    Gradients come to it summed over all replicas. The learning rate is set at each step. Names are fixed, as
+    checkpoints go by them: Keras' own count the optimizers of a process.
     """
     # 0.99: the second moment follows within 100 steps, which short runs need; Adam's own 0.999 takes 1,000.
-    optimizer = keras.optimizers.AdamW(1e-3, weight_decay=weight_decay, beta_1=0.9, beta_2=0.99, name="adamw")
+    optimizer = SummedAdamW(1e-3, weight_decay=weight_decay, beta_1=0.9, beta_2=0.99, name="adamw")
     optimizer.exclude_from_weight_decay(var_names=UNDECAYED)
     return keras.optimizers.LossScaleOptimizer(optimizer, name="scaled") if precision == "mixed_float16" else optimizer

@@ -5,30 +5,30 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from myxtts.batch import FEATURES
+from myxtts.batch import specs
 from myxtts.placement.audit import require_device
 from myxtts.training.state import TrainingState
 
-FEATURES_SPEC = {name: tf.TensorSpec(field.shape, field.dtype, name=name) for name, field in FEATURES.items()}
 SCALAR = tf.TensorSpec([], tf.float32)
-CONTROLS_SPEC = {"number": tf.TensorSpec([], tf.int64), "learning_rate": SCALAR, "ema_decay": SCALAR}
+CONTROLS_SPEC = {"number": tf.TensorSpec([], tf.int64), "learning_rate": SCALAR, "ema_decay": SCALAR, "stop": SCALAR}
 
 
 class Step:
-    """The training step of a state.
+    """The training step of a state, on all its replicas.
 
-        outcome = step(batches, number=1, learning_rate=1e-3, ema_decay=0.9)
+        outcome = step(rounds, number=1, learning_rate=1e-3, ema_decay=0.9)
         step.read(outcome)  # {"mel": …, "prior": …, "duration": …, "loss": …, "gradient_norm": …}
 
-    `batches` are the step's FEATURES, one for each accumulated batch. Their gradients are summed,
-    and since each loss is already a share of the whole step's, the sum is that of one large batch.
+    Each of the `rounds` has a batch for each replica of this process. Their gradients are summed over rounds and
+    replicas, and since each loss is already a share of the whole step's, the sum is that of one large batch.
 
     Args:
-        state: what the step changes. Its model's call gives (losses, outputs), the losses by `model.LOSSES`.
+        state: what the step changes. Its model's call gives (losses, outputs), the losses by `model.LOSSES`, of
+            batches by the contract `model.BATCH`.
         gradient_clip: largest global norm; 0 does not clip.
-        accumulation: batches of a full step.
+        accumulation: rounds of a full step.
         static_shapes: trace once for each shape instead of once for all.
-        compile_xla: compile with XLA.
+        compile_xla: compile with XLA; for one replica.
     """
 
     def __init__(
@@ -37,58 +37,109 @@ class Step:
         self._state = state
         self._clip = gradient_clip
         self._variables = [v.value for v in state.trained]
-        with tf.device(state.device):
-            self._sums = [tf.Variable(tf.zeros_like(v), trainable=False) for v in self._variables if accumulation > 1]
-            self._no_losses = tf.zeros([len(state.model.LOSSES)])
-        require_device(state.device, (("sum of gradients", v) for v in self._sums))
-        specs = [FEATURES_SPEC, tf.TensorSpec(self._no_losses.shape, tf.float32), CONTROLS_SPEC]
-        self._accumulate = self._traced(self._add_gradients, specs[:2], static_shapes, compile_xla)
-        self._finish = self._traced(self._apply_gradients, specs, static_shapes, compile_xla)
+        replicas = state.replicas
+        with replicas.scope():
+            self._sums = [self._sum_of(v) for v in self._variables if accumulation > 1]
+        self._no_losses = []
+        for device in replicas.devices:
+            with tf.device(device):
+                self._no_losses.append(tf.zeros([len(state.model.LOSSES)]))
+        for place, device in enumerate(replicas.devices):
+            require_device(device, (("sum of gradients", replicas.parts(v)[place]) for v in self._sums))
+        batches = [specs(state.model.BATCH)] * len(replicas.devices)
+        losses = [tf.TensorSpec(one.shape, one.dtype) for one in self._no_losses]
+        self._accumulate = self._traced(self._add_round, [batches, losses], static_shapes, compile_xla)
+        self._finish = self._traced(self._take_last_round, [batches, losses, CONTROLS_SPEC], static_shapes, compile_xla)
 
     @staticmethod
-    def _traced(function, specs, static_shapes, compile_xla):
-        signature = None if static_shapes else specs
+    def _sum_of(variable):
+        """Zeros for each replica, which adds its own gradients."""
+        return tf.Variable(
+            tf.zeros_like(variable),
+            trainable=False,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.SUM,
+        )
+
+    @staticmethod
+    def _traced(function, signature, static_shapes, compile_xla):
+        signature = None if static_shapes else signature
         return tf.function(function, input_signature=signature, jit_compile=True if compile_xla else None)
 
-    def __call__(self, batches: Sequence[dict], number: int, learning_rate: float, ema_decay: float) -> tf.Tensor:
-        """Take step `number`; gives a float32 vector on the model device, which `read` names."""
+    def __call__(
+        self, rounds: Sequence[Sequence[dict]], number: int, learning_rate: float, ema_decay: float, stop: bool = False
+    ) -> tf.Tensor:
+        """Take step `number`; gives a float32 vector on the first model device, which `read` names.
+
+        Args:
+            stop: whether this process was asked to stop; see `asked_to_stop`.
+        """
         with tf.device(self._state.device):
-            controls = self._controls(number, learning_rate, ema_decay)
+            controls = self._controls(number, learning_rate, ema_decay, stop)
             losses = self._no_losses
-            for batch in batches[:-1]:
-                losses = self._accumulate(batch, losses)
-            return self._finish(batches[-1], losses, controls)
+            for batches in rounds[:-1]:
+                losses = self._accumulate(list(batches), losses)
+            return self._finish(list(rounds[-1]), losses, controls)
 
     @staticmethod
-    def _controls(number: int, learning_rate: float, ema_decay: float) -> dict[str, tf.Tensor]:
+    def _controls(number: int, learning_rate: float, ema_decay: float, stop: bool) -> dict[str, tf.Tensor]:
         return {
             "number": tf.constant(number, tf.int64),
             "learning_rate": tf.constant(learning_rate, tf.float32),
             "ema_decay": tf.constant(ema_decay, tf.float32),
+            "stop": tf.constant(float(stop), tf.float32),
         }
 
-    def functions(self, batch: dict) -> list:
-        """The concrete functions that steps on such a batch run, for the audit; takes no step.
+    def functions(self, batches: Sequence[dict]) -> list:
+        """The concrete functions that steps on such batches, one for each replica, run; for the audit. Takes no step.
 
         One that such a step has run is not traced again.
         """
         with tf.device(self._state.device):
-            finish = self._finish.get_concrete_function(batch, self._no_losses, self._controls(0, 0.0, 0.0))
+            finish = self._finish.get_concrete_function(
+                list(batches), self._no_losses, self._controls(0, 0.0, 0.0, False)
+            )
             if not self._sums:
                 return [finish]
-            return [self._accumulate.get_concrete_function(batch, self._no_losses), finish]
+            return [self._accumulate.get_concrete_function(list(batches), self._no_losses), finish]
 
     def read(self, outcome: tf.Tensor) -> dict[str, float]:
         """The values of an outcome, in one copy to the host; waits for the device."""
         names = (*self._state.model.LOSSES, "loss", "gradient_norm")
-        return dict(zip(names, outcome.numpy().tolist(), strict=True))
+        return dict(zip(names, outcome[:-1].numpy().tolist(), strict=True))
+
+    @staticmethod
+    def asked_to_stop(outcome: tf.Tensor) -> bool:
+        """Whether any process was asked to stop when it took the step: the same in all; waits for the device."""
+        return bool(outcome[-1].numpy() > 0)
 
     @property
     def traces(self) -> int:
         return self._finish.experimental_get_tracing_count()
 
+    def _add_round(self, batches, losses_so_far):
+        """All replicas: losses so far of each."""
+        replicas = self._state.replicas
+        arguments = replicas.spread(batches), replicas.spread(losses_so_far)
+        return list(replicas.parts(replicas.strategy.run(self._add_gradients, arguments)))
+
+    def _take_last_round(self, batches, losses_so_far, controls):
+        """All replicas: gradients of the step, and its update."""
+        state, replicas = self._state, self._state.replicas
+        set_learning_rate(state.optimizer, controls["learning_rate"])
+        arguments = replicas.spread(batches), replicas.spread(losses_so_far)
+        outcome, fine = replicas.strategy.run(self._apply_gradients, (*arguments, controls["stop"]))
+        outcome, fine = replicas.parts(outcome)[0], replicas.parts(fine)[0]
+        for average, variable in zip(state.averages, self._variables, strict=bool(state.averages)):
+            replicas.strategy.extended.update(
+                average, lambda a, v: a.assign_sub((1.0 - controls["ema_decay"]) * (a - v)), (variable,), group=False
+            )
+        first_bad = ~fine & (state.bad_step == 0)
+        state.bad_step.assign(tf.where(first_bad, controls["number"], state.bad_step))
+        return outcome
+
     def _gradients(self, batch):
-        """Losses float32 [losses] and gradients of their (scaled) sum."""
+        """One replica: losses float32 [losses] and gradients of their (scaled) sum."""
         # Only what is trained is watched, so that no gradient passes through what lies before it and is frozen.
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self._variables)
@@ -99,37 +150,37 @@ class Step:
         return losses, [tf.convert_to_tensor(gradient) for gradient in gradients]  # embeddings give slices
 
     def _add_gradients(self, batch, losses_so_far):
+        """One replica: losses so far."""
         losses, gradients = self._gradients(batch)
         for total, gradient in zip(self._sums, gradients, strict=True):
             total.assign_add(gradient)
         return losses_so_far + losses
 
-    def _apply_gradients(self, batch, losses_so_far, controls):
-        state = self._state
+    def _apply_gradients(self, batch, losses_so_far, stop):
+        """One replica: losses, loss, norm and stop of all as one vector, and whether they are finite."""
+        optimizer = self._state.optimizer
         losses, gradients = self._gradients(batch)
         losses += losses_so_far
         if self._sums:
             gradients = [total + gradient for total, gradient in zip(self._sums, gradients, strict=True)]
             for total in self._sums:
                 total.assign(tf.zeros_like(total))
+        told = tf.concat([losses, [stop]], axis=0)
+        told, *gradients = tf.distribute.get_replica_context().all_reduce("SUM", [told, *gradients])
+        losses, stop = told[:-1], told[-1]
 
-        scale = loss_scale(state.optimizer)
+        scale = loss_scale(optimizer)
         norm = tf.linalg.global_norm(gradients)
         if self._clip:
             gradients, _ = tf.clip_by_global_norm(gradients, self._clip * scale, use_norm=norm)
-        set_learning_rate(state.optimizer, controls["learning_rate"])
-        state.optimizer.apply(gradients, state.trained)
-        for average, variable in zip(state.averages, self._variables, strict=bool(state.averages)):
-            average.assign_sub((1.0 - controls["ema_decay"]) * (average - variable))
+        optimizer.apply(gradients, self._state.trained)
 
         loss = tf.reduce_sum(losses)
         # A scaled loss overflows now and then: the optimizer skips that update and halves the scale, which is no
         # error until nothing is left to halve.
-        overflows = is_scaled(state.optimizer) & (scale >= 1.0)
+        overflows = is_scaled(optimizer) & (scale >= 1.0)
         fine = tf.math.is_finite(loss) & (tf.math.is_finite(norm) | overflows)
-        first_bad = ~fine & (state.bad_step == 0)
-        state.bad_step.assign(tf.where(first_bad, controls["number"], state.bad_step))
-        return tf.concat([losses, [loss, norm / scale]], axis=0)
+        return tf.concat([losses, [loss, norm / scale, stop]], axis=0), fine
 
 
 def is_scaled(optimizer: keras.optimizers.Optimizer) -> bool:

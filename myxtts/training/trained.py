@@ -1,19 +1,21 @@
 """A trained run, read back: which checkpoint, and the network with its weights."""
 
+import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import keras
 import tensorflow as tf
+from pydantic import ValidationError
 
-from myxtts.config.schema import Model
+from myxtts.config.schema import Config
 from myxtts.data.manifest import Tables
 from myxtts.errors import CheckpointError
-from myxtts.models.build import build_xtts
-from myxtts.models.xtts import XTTS, Manner
 from myxtts.text.symbols import SymbolTable
 from myxtts.training.checkpoint import checkpoint_of, latest, list_checkpoints, read_best, restore_variables
+from myxtts.training.task import TASKS
 
 log = logging.getLogger(__name__)
 
@@ -52,30 +54,43 @@ def _named(run: Path, name: str) -> Path:
     )
 
 
-def load_network(checkpoint: Path, about: dict[str, Any], device: str) -> XTTS:
+def load_network(checkpoint: Path, about: dict[str, Any], device: str, task: str = "voice") -> keras.Model:
     """The network of a checkpoint on a device, in float32; with the averaged weights where the run has them.
 
     Args:
         about: its state.json, by `read_about`.
+        task: that it is to be of.
 
     Raises:
-        CheckpointError: the weights are damaged or of another architecture.
+        CheckpointError: the weights are damaged, or of another task or architecture.
     """
-    tables = tables_of(about)
+    config = settings_of(checkpoint, about)
+    if config.model.task != task:
+        raise CheckpointError(
+            f"{checkpoint} was to be used as a {task}, but it is a {config.model.task}. "
+            f"Give a run that was trained with --task {task}."
+        )
     with tf.device(device):
-        network = build_xtts(about["settings"]["model"]["model_size"], len(tables.symbols), len(tables.languages))
-    restore_variables(weights_file(checkpoint, about), {v.path: v.value for v in network.trainable_variables})
+        network = TASKS[task].build(config, tables_of(about), training=False)
+    restore_variables(weights_file(checkpoint, about), {v.path: v.value for v in network.variables})
     return network
+
+
+def settings_of(checkpoint: Path, about: dict[str, Any]) -> Config:
+    """Raises CheckpointError where another version wrote settings that this one does not have."""
+    try:
+        return Config.model_validate_json(json.dumps(about["settings"]))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise CheckpointError(
+            f"the settings in {checkpoint} cannot be used: {'.'.join(map(str, first['loc']))}: {first['msg']}. "
+            "Use the version of MyXTTS that wrote it."
+        ) from error
 
 
 def tables_of(about: Mapping[str, Any]) -> Tables:
     """The tables of a run by the state.json of one of its checkpoints."""
     return Tables(SymbolTable.from_list(about["symbols"]), tuple(about["speakers"]), tuple(about["languages"]))
-
-
-def manner_of(model: Model) -> Manner:
-    """How a run with these settings speaks where nothing else is asked for."""
-    return Manner(steps=model.synthesis_steps, guidance=model.guidance)
 
 
 def weights_file(checkpoint: Path, about: dict[str, Any]) -> Path:

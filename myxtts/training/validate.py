@@ -2,12 +2,23 @@
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from typing import Protocol
 
 import tensorflow as tf
 
-from myxtts.data.producer import Delivery
+from myxtts.batch import specs
+from myxtts.data.pipeline import Round
 from myxtts.training.state import TrainingState
-from myxtts.training.step import FEATURES_SPEC
+
+
+class Judge(Protocol):
+    """Measures what a task is for, beside the loss, over one pass."""
+
+    def add(self, batch: dict, outputs: dict) -> None:
+        """Look at one batch and the model's outputs for it."""
+
+    def figures(self) -> dict[str, float]:
+        """What was found, by name."""
 
 
 class Validation:
@@ -16,20 +27,33 @@ class Validation:
     Args:
         model: its call gives (losses, outputs).
         open_feed: opens the batches of one pass; their losses are shares of the whole corpus' mean.
+        judge: makes a judge for each pass, if the task has one.
     """
 
-    def __init__(self, model, open_feed: Callable[[], AbstractContextManager[Iterable[Delivery]]]):
+    def __init__(
+        self,
+        model,
+        open_feed: Callable[[], AbstractContextManager[Iterable[Round]]],
+        judge: Callable[[], Judge] | None = None,
+    ):
         def losses_of(batch):
-            by_name, _ = model(batch, training=False)
-            return tf.stack([by_name[name] for name in model.LOSSES])
+            by_name, outputs = model(batch, training=False)
+            return tf.stack([by_name[name] for name in model.LOSSES]), outputs if judge else {}
 
         self._names = model.LOSSES
-        self._losses = tf.function(losses_of, input_signature=[FEATURES_SPEC])
+        self._losses = tf.function(losses_of, input_signature=[specs(model.BATCH)])
         self._open_feed = open_feed
+        self._judge = judge
 
     def __call__(self, state: TrainingState) -> dict[str, float]:
-        """Each loss of the model, and their sum as `loss`."""
+        """Each loss of the model, their sum as `loss`, and the figures of the judge."""
+        judge, shares = self._judge and self._judge(), []
         with state.averaged_weights(), self._open_feed() as feed, tf.device(state.device):
-            total = tf.add_n([self._losses(delivery.batch) for delivery in feed])
+            for (delivery,) in feed:
+                share, outputs = self._losses(delivery.batch)
+                shares.append(share)
+                if judge:
+                    judge.add(delivery.batch, outputs)
+            total = tf.add_n(shares)
         losses = dict(zip(self._names, total.numpy().tolist(), strict=True))
-        return losses | {"loss": sum(losses.values())}
+        return losses | {"loss": sum(losses.values())} | (judge.figures() if judge else {})

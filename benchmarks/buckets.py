@@ -1,0 +1,115 @@
+"""What it gains that the replicas of a step take batches of one bucket.
+
+    python benchmarks/buckets.py
+    python benchmarks/buckets.py --real-time --replicas 2 4 8
+
+The batches are those of the demo corpus' plan, and producing and the step take as long as their padded length says.
+As planned, all replicas of a step take one bucket. Against it each replica draws its bucket by itself: the plan is then
+that of one replica, and its batches go to the replicas in turn. Each GPU makes its own batches. Both are simulated, and
+run with threads that sleep, as benchmarks/planner.py does.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import nullcontext
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.planner import MOST_RUNS, emulated
+from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.cli import bounded, report_errors
+from myxtts.config.schema import Config, Data
+from myxtts.data.corpora import DEMO, load_corpora, make_missing_demo_corpus
+from myxtts.data.plan import Plan
+from myxtts.data.planned import Position, planned_steps
+from myxtts.profiling.emulate import real_time
+from myxtts.profiling.queue import USUAL, Stages, simulate
+
+COLUMNS = (
+    "replicas | buckets | padding, planned | drawn | simulated batches/s, planned | drawn | gain in speech/s | "
+    "emulated batches/s, planned | drawn | gain in speech/s"
+)
+
+
+class Way(NamedTuple):
+    """Batches of the replicas, round by round, and the speech in one of them."""
+
+    stages: Stages
+    speech_s: float
+    padding: float
+
+
+def main() -> int:
+    asked = parse()
+    make_missing_demo_corpus()
+    print(f"| {COLUMNS} |\n{'|---' * (1 + COLUMNS.count(' | '))}|")
+    with tempfile.TemporaryDirectory() as folder:
+        for replicas in asked.replicas:
+            for buckets in asked.buckets:
+                plans = [plan_of(buckets, sharing, asked.batch_size, Path(folder)) for sharing in (replicas, 1)]
+                with real_time() if asked.real_time else nullcontext():
+                    print(f"| {' | '.join(cells(asked, replicas, buckets, *plans))} |", flush=True)
+    return 0
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    count, milliseconds = bounded(int, 1, 64), bounded(float, 0.0, 1000.0)
+    parser.add_argument("--replicas", type=bounded(int, 2, 64), nargs="+", default=[2, 4])
+    parser.add_argument("--buckets", type=count, nargs="+", default=[4, 8])
+    parser.add_argument("--batch-size", type=count, default=8, help="utterances in a batch")
+    parser.add_argument("--produce-ms", type=milliseconds, default=4.0, help="mean of one replica's plan")
+    parser.add_argument("--step-ms", type=bounded(float, 0.1, 1000.0), default=20.0, help="the same")
+    parser.add_argument("--rounds", type=bounded(int, 10, 10_000), default=60, help="steps of all replicas")
+    parser.add_argument("--real-time", action="store_true", help="before all other programs of a busy machine")
+    return parser.parse_args()
+
+
+def plan_of(buckets: int, replicas: int, batch_size: int, folder: Path) -> Plan:
+    """Of the demo corpus."""
+    config = Config(data=Data(train_data=str(DEMO), buckets=buckets, batch_size=batch_size))
+    corpus, _, _ = load_corpora(config, folder, replicas=replicas)
+    return corpus.plan
+
+
+def cells(asked: argparse.Namespace, replicas: int, buckets: int, planned: Plan, alone: Plan) -> Iterator[str]:
+    """A row of the table."""
+    routes = [(str(device), str(device)) for device in range(replicas)]
+    usual_s = np.mean(padded_s(alone, alone.steps_per_epoch))
+    ways = [way_of(asked, plan, asked.rounds * replicas, usual_s) for plan in (planned, alone)]
+    yield from (str(replicas), str(buckets), *(f"{way.padding:.1%}" for way in ways))
+    simulated = [simulate(routes, way.stages) for way in ways]
+    run = [emulated(routes, way.stages, USUAL, 0.0, MOST_RUNS) for way in ways]
+    for outcomes in (simulated, run):
+        rates = [outcome.batches_per_s for outcome in outcomes]
+        speech = [rate * way.speech_s for rate, way in zip(rates, ways, strict=True)]
+        yield from (*(f"{rate:.1f}" for rate in rates), f"{speech[0] / speech[1] - 1.0:+.1%}")
+
+
+def way_of(asked: argparse.Namespace, plan: Plan, batches: int, usual_s: float) -> Way:
+    """The first batches of a plan; those with `usual_s` of padded speech take the times that were asked for."""
+    share = padded_s(plan, batches) / usual_s
+    nothing = np.zeros(batches)
+    stages = Stages(nothing, share * asked.produce_ms / 1e3, nothing, share * asked.step_ms / 1e3)
+    speech_s = plan.samples.sum(dtype=np.int64) / SAMPLE_RATE_HZ / (plan.steps_per_epoch * plan.replicas)
+    return Way(stages, float(speech_s), plan.padding)
+
+
+def padded_s(plan: Plan, batches: int) -> np.ndarray:
+    """Padded length of the first batches of a plan, float [batches]: step by step, those of all replicas."""
+    steps = islice(planned_steps(plan, Position()), -(-batches // plan.replicas))
+    lengths = [plan.bounds[step.bucket] / SAMPLE_RATE_HZ for _, _, step in steps for _ in range(plan.replicas)]
+    return np.array(lengths[:batches])
+
+
+if __name__ == "__main__":
+    sys.exit(report_errors(main))

@@ -1,0 +1,129 @@
+"""Replicas against one device: the same batches, taken by several replicas at once or by one device one after another.
+
+    python benchmarks/replicas.py
+    python benchmarks/replicas.py --tasks recogniser --replicas 2 --precisions mixed_bfloat16 --accumulations 2
+
+Trains 20 steps of each case on the demo corpus, on simulated GPUs, and prints by how much weights, averages and losses
+differ at most. The corpus is so small that some steps are incomplete: batches in them are shorter or empty.
+Exit code 1 where weights of float32 differ by more than 1e-5.
+"""
+
+import argparse
+import itertools
+import logging
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from myxtts.cli import report_errors
+from myxtts.config.load import load
+from myxtts.config.schema import Config
+
+STEPS = 20
+MOST = 1e-5
+BATCH_SIZE = 3
+SECONDS = 2.6  # utterances up to so long: 84 of the demo corpus, which make 2 to 14 steps an epoch
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Replicas against one device, on the same batches.")
+    parser.add_argument("--tasks", nargs="+", choices=("voice", "recogniser"), default=("voice", "recogniser"))
+    parser.add_argument("--replicas", nargs="+", type=int, choices=range(2, 9), default=(2, 4))
+    parser.add_argument(
+        "--precisions", nargs="+", choices=("float32", "mixed_bfloat16", "mixed_float16"), default=("float32",)
+    )
+    parser.add_argument("--accumulations", nargs="+", type=int, default=(1, 2))
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    asked = parse(arguments)
+    logging.getLogger("myxtts").setLevel(logging.ERROR)
+    from myxtts.config.schema import Placement
+    from myxtts.placement import devices
+    from myxtts.placement.routes import plan_routes
+
+    devices.configure(plan_routes(Placement(simulate_gpus=max(asked.replicas)), 0))
+    print("| task | replicas | accumulation | precision | weights | averages | loss |\n|---|---|---|---|---|---|---|")
+    failed = False
+    for case in itertools.product(asked.tasks, asked.replicas, asked.accumulations, asked.precisions):
+        weights, averages, loss = differences(*case)
+        print(f"| {' | '.join(map(str, case))} | {weights:.1e} | {averages:.1e} | {loss:.1e} |", flush=True)
+        failed |= case[-1] == "float32" and weights > MOST
+    return int(failed)
+
+
+def differences(task: str, replicas: int, accumulation: int, precision: str) -> tuple[float, float, float]:
+    """The largest difference after STEPS steps, of weights, of averages and of losses on the way."""
+    config = settings(task, accumulation, precision)
+    several = trained(config, replicas, together=True)
+    alone = trained(config, replicas, together=False)
+    return tuple(
+        max(float(np.abs(one - other).max()) for one, other in zip(*pair, strict=True))
+        for pair in zip(several, alone, strict=True)
+    )
+
+
+def settings(task: str, accumulation: int, precision: str) -> Config:
+    return load(
+        None,
+        {
+            "task": task,
+            "model_size": "tiny",
+            "text_frontend": "characters",
+            "batch_size": BATCH_SIZE,
+            "buckets": 2,
+            "max_seconds": SECONDS,
+            "max_rejected": 1.0,
+            "gradient_accumulation": accumulation,
+            "precision": precision,
+            "warmup_steps": 5,
+            "ema": 0.9,
+        },
+    )
+
+
+def trained(config: Config, replicas: int, together: bool) -> tuple[list[np.ndarray], ...]:
+    """Weights, averages and losses of STEPS steps of a plan for some replicas.
+
+    Args:
+        together: on as many devices; else the first one takes the batches of all, one after another.
+    """
+    from myxtts.data.corpora import load_corpora
+    from myxtts.data.pipeline import Pipeline
+    from myxtts.data.planned import Position
+    from myxtts.placement.replicas import make_replicas
+    from myxtts.placement.routes import Route
+    from myxtts.run import build_state, make_schedule, make_step
+    from myxtts.training import loop
+    from myxtts.training.task import task_of
+
+    names = [f"/CPU:{number if together else 0}" for number in range(replicas)]
+    routes = tuple(Route(name, name) for name in names)
+    with tempfile.TemporaryDirectory() as folder:
+        corpus, _, tables = load_corpora(config, Path(folder), replicas=replicas)
+        state = build_state(config, tables, make_replicas(routes if together else routes[:1]))
+        if not together:  # every batch of a step is a round
+            accumulated = config.training.model_copy(update={"gradient_accumulation": 2})
+            step = make_step(config.model_copy(update={"training": accumulated}), state)
+        else:
+            step = make_step(config, state)
+        schedule, losses = make_schedule(config, corpus, state), []
+        recipe = task_of(config).recipe(config, training=True)
+        with Pipeline(corpus, routes, config.data, 0, Path(folder), recipe).open_feed(Position()) as feed:
+            for number in range(STEPS):
+                rounds = loop.batches_of(loop.next_step(feed))
+                if not together:  # replica by replica, as one device accumulates them
+                    rounds = [[batch] for own in zip(*rounds, strict=True) for batch in own]
+                outcome = step(rounds, number + 1, schedule.learning_rate(number), schedule.ema_decay(number))
+                losses.append(np.array(step.read(outcome)["loss"]))
+    weights = [state.replicas.parts(v.value)[-1].numpy() for v in state.trained]
+    return weights, [state.replicas.parts(v)[-1].numpy() for v in state.averages], losses
+
+
+if __name__ == "__main__":
+    sys.exit(report_errors(main))

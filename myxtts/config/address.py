@@ -1,0 +1,39 @@
+"""Addresses of the servers that a run is told of."""
+
+import re
+
+from myxtts.errors import ConfigError
+
+EXAMPLE = "127.0.0.1:5050"
+_HOST = re.compile(r"[A-Za-z0-9_.-]{1,253}")
+_PORT = re.compile(r"[0-9]{1,5}")
+
+
+def host_and_port(text: str, name: str, scheme: str = "") -> tuple[str, int]:
+    """The two parts of `HOST:PORT`; the host is a name or an IPv4 address.
+
+    Args:
+        name: the flag or setting, for the message.
+        scheme: what stands before the host.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    host, _, port = text.removeprefix(scheme).rpartition(":")
+    good = text.startswith(scheme) and is_host(host) and _PORT.fullmatch(port) and 1 <= int(port) <= 65535
+    if not good:
+        raise ConfigError(
+            f"{name} is {text[:80]!r}, but must be {scheme}HOST:PORT, such as {scheme}{EXAMPLE}, "
+            "with a host name or IPv4 address and a port from 1 to 65535."
+        )
+    return host, int(port)
+
+
+def is_host(text: str) -> bool:
+    """Whether a text can be a host name or an IPv4 address."""
+    return bool(_HOST.fullmatch(text))
+
+
+def service_address(text: str) -> tuple[str, int]:
+    """Host and port of the dispatcher of a data service, as the setting `data_service` gives them: grpc://HOST:PORT."""
+    return host_and_port(text, "data_service", "grpc://")

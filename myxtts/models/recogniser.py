@@ -1,0 +1,314 @@
+"""A speech recogniser with CTC: log-mel spectrogram in, symbols out.
+
+mel → normalised → convolutions, one frame of two → blocks: LMU, GRU or convolution, both ways in time → logits
+
+Shape legend: B batch, T frames, T' frames after the subsampling, C channels, V symbols.
+"""
+
+from dataclasses import dataclass
+
+import keras
+import tensorflow as tf
+from keras import layers
+
+from myxtts.batch import HEARD_FEATURES
+from myxtts.models.layers import SeededDropout, length_mask
+from myxtts.models.lmu import LegendreMemory
+from myxtts.models.xtts import MEL_MEAN, MEL_STD
+from myxtts.text.ctc import BLANK_ID, subsampled
+
+
+@dataclass(frozen=True)
+class Size:
+    """Dimensions of the recogniser; `memory` channels of order `order` in each direction of a block."""
+
+    channels: int
+    blocks: int
+    memory: int
+    order: int
+
+
+SIZES = {
+    "tiny": Size(channels=192, blocks=4, memory=48, order=8),
+    "small": Size(channels=256, blocks=6, memory=64, order=8),
+    "normal": Size(channels=352, blocks=7, memory=104, order=8),
+    "big": Size(channels=512, blocks=12, memory=128, order=8),
+}
+ENCODERS = ("lmu", "gru", "conv")
+SUBSAMPLINGS = (1, 2, 4)
+KERNEL = 5
+WINDOW_FRAMES = 16  # of each memory, 0.37 s; with 32 twice as many characters were wrong after 300 steps
+MOMENTUM = 0.95  # of the normalisation's statistics, which follow within 20 steps
+
+
+class Recogniser(keras.Model):
+    """The network.
+
+    Args:
+        size: dimensions, see SIZES; the encoders of one size have as many parameters as each other, within 5 %.
+        symbols: rows of the symbol table; BLANK_ID, which is no label, is the blank.
+        encoder: one of ENCODERS.
+        subsampling: one of SUBSAMPLINGS; frames of the mel for each of the encoder.
+        dropout: share of activations dropped in training.
+        sync_batch_norm: normalise over the frames of all replicas, where the encoder is `conv`.
+    """
+
+    BATCH = HEARD_FEATURES
+    LOSSES = ("ctc",)
+
+    def __init__(
+        self,
+        size: Size,
+        symbols: int,
+        encoder: str,
+        subsampling: int = 2,
+        dropout: float = 0.0,
+        sync_batch_norm: bool = False,
+    ):
+        if encoder not in ENCODERS or subsampling not in SUBSAMPLINGS:
+            raise ValueError(
+                f"encoder {encoder!r} and subsampling {subsampling!r} are not of {ENCODERS}, {SUBSAMPLINGS}"
+            )
+        # The mel stays float32 in mixed precision; the layers cast their own inputs.
+        super().__init__(name="recogniser", autocast=False)
+        self.subsampling = subsampling
+        self.convs = [
+            layers.Conv1D(size.channels, KERNEL, strides=stride, activation="silu", name=f"subsampling_{i}")
+            for i, stride in enumerate({1: (1, 1), 2: (2, 1), 4: (2, 2)}[subsampling])
+        ]
+        self.blocks = [
+            self._block(encoder, size, dropout, sync_batch_norm, name=f"{encoder}_{i}") for i in range(size.blocks)
+        ]
+        self.out_norm = layers.LayerNormalization(name="out_norm")
+        self.out = layers.Dense(symbols, name="out")
+
+    @staticmethod
+    def _block(encoder, size, dropout, sync_batch_norm, name):
+        if encoder == "lmu":
+            return LMUBlock(size.channels, size.memory, size.order, dropout, name=name)
+        if encoder == "gru":
+            return GRUBlock(size.channels, gru_units(size), dropout, name=name)
+        return ConvBlock(size.channels, conv_channels(size), dropout, sync_batch_norm, name=name)
+
+    def tables(self) -> dict[str, tuple[str, int]]:
+        """The variables with a row or column for each name of a table: path -> table, axis of its names."""
+        return {self.out.kernel.path: ("symbols", 1), self.out.bias.path: ("symbols", 0)}
+
+    def parts(self) -> dict[str, list[keras.layers.Layer]]:
+        """The layers of each part that can be frozen."""
+        return {"subsampling": [*self.convs], "encoder": [*self.blocks], "output": [self.out_norm, self.out]}
+
+    def call(self, batch, training=False):
+        """The loss of a batch of features, a share of the whole step's.
+
+        The sum over all batches and replicas of a step is its mean over that step's tokens: nothing is averaged over
+        batches of different sizes. A row without an utterance, or without a label, adds nothing.
+
+        Returns:
+            Losses: `ctc`, float32 scalar, the negative log-likelihood of the labels over all paths.
+            Outputs: `logits` float32 [B, T', V]; `frames` int32 [B], the real ones of them.
+
+        Raises:
+            tf.errors.InvalidArgumentError: on the CPU, a row has fewer frames than `text.ctc.frames_needed`.
+        """
+        logits, frames = self.recognise(batch["mel"], batch["frames"], batch["seed"] if training else None)
+        labels, count = labels_of(batch["tokens"], batch["token_count"])
+        loss = tf.reduce_sum(ctc_losses(logits, frames, labels, count)) / batch["step_tokens"]
+        return {"ctc": loss}, {"logits": logits, "frames": frames}
+
+    def recognise(self, mel, frames, seed=None):
+        """Log-mels float32 [B, T, 80] of `frames` int32 [B] -> logits float32 [B, T', V] and their frames int32 [B].
+
+        With a seed, as in training: with dropout, and convolutions are normalised by the batch.
+        """
+        x = (mel - MEL_MEAN) / MEL_STD
+        for conv in self.convs:
+            x = x * length_mask(frames, tf.shape(x)[1], x.dtype)
+            # Not padding="same": with strides it begins one frame earlier or later as the padded length is odd or even.
+            x = conv(tf.pad(x, [[0, 0], [KERNEL // 2, KERNEL // 2], [0, 0]]))
+            frames = subsampled(frames, conv.strides[0])
+        mask = length_mask(frames, tf.shape(x)[1], x.dtype)
+        for block in self.blocks:
+            x = block(x, mask, frames, seed)
+        return tf.cast(self.out(self.out_norm(x)), tf.float32), frames
+
+
+class LMUBlock(layers.Layer):
+    """Residual Legendre memories of both directions: a few channels are remembered, and mixed with what is there."""
+
+    def __init__(self, channels: int, memory: int, order: int, dropout: float, **kwargs):
+        super().__init__(**kwargs)
+        self.norm = layers.LayerNormalization(name="norm")
+        self.write = layers.Dense(2 * memory, use_bias=False, name="write")
+        self.past = LegendreMemory(order, WINDOW_FRAMES, name="past")
+        self.future = LegendreMemory(order, WINDOW_FRAMES, backward=True, name="future")
+        self.mix = layers.Dense(channels, activation="silu", name="mix")
+        self.dropout = SeededDropout(dropout, drawn_as=self.name, name="dropout")
+        self.out = layers.Dense(channels, name="out")
+
+    def call(self, x, mask, frames, seed=None):
+        """x [B, T, C], mask [B, T, 1], frames int32 [B] -> [B, T, C]."""
+        normed = self.norm(x)
+        before, after = tf.split(self.write(normed) * mask, 2, axis=2)
+        memory = tf.concat([self.past(before), self.future(after)], axis=2)
+        hidden = self.mix(tf.concat([normed, tf.cast(memory, normed.dtype)], axis=2))
+        return x + self.out(self.dropout(hidden, seed))
+
+
+class GRUBlock(layers.Layer):
+    """Residual gated recurrent units (Cho et al. 2014) of both directions, in one loop over time.
+
+    Not Keras' layer: it holds a random generator under a name that counts those of the process, and with cuDNN it
+    refuses rows without a frame.
+    """
+
+    def __init__(self, channels: int, units: int, dropout: float, **kwargs):
+        super().__init__(**kwargs)
+        self.units = units
+        self.norm = layers.LayerNormalization(name="norm")
+        self.write = layers.Dense(6 * units, name="write")
+        self.dropout = SeededDropout(dropout, drawn_as=self.name, name="dropout")
+        self.out = layers.Dense(channels, name="out")
+
+    def build(self, shape):
+        self.recurrent = [
+            self.add_weight(shape=(self.units, 3 * self.units), initializer="orthogonal", name=f"recurrent_{way}")
+            for way in ("past", "future")
+        ]
+        self.recurrent_bias = self.add_weight(shape=(2, 1, self.units), initializer="zeros", name="recurrent_bias")
+
+    def call(self, x, mask, frames, seed=None):
+        """x [B, T, C], mask [B, T, 1], frames int32 [B] -> [B, T, C]."""
+        forward, backward = tf.split(self.write(self.norm(x)), 2, axis=2)
+        # Only the real frames are turned round: behind the end nothing is left that could reach them.
+        both = tf.stack([forward, tf.reverse_sequence(backward, frames, seq_axis=1)])
+        recurrent = tf.stack([tf.cast(weight, both.dtype) for weight in self.recurrent])
+        bias = tf.cast(self.recurrent_bias, both.dtype)
+
+        def following(state, gates):
+            update, reset, candidate = tf.split(gates, 3, axis=2)
+            update_state, reset_state, candidate_state = tf.split(tf.matmul(state, recurrent), 3, axis=2)
+            update, reset = tf.sigmoid(update + update_state), tf.sigmoid(reset + reset_state)
+            candidate = tf.tanh(candidate + reset * (candidate_state + bias))
+            return update * state + (1 - update) * candidate
+
+        start = tf.zeros([2, tf.shape(x)[0], self.units], both.dtype)
+        states = tf.scan(following, tf.transpose(both, [2, 0, 1, 3]), start)  # [T, 2, B, units]
+        past, future = tf.unstack(tf.transpose(states, [1, 2, 0, 3]))
+        hidden = tf.concat([past, tf.reverse_sequence(future, frames, seq_axis=1)], axis=2)
+        return x + self.out(self.dropout(hidden, seed))
+
+
+class ConvBlock(layers.Layer):
+    """Residual convolution with batch normalisation."""
+
+    def __init__(self, channels: int, hidden: int, dropout: float, synchronized: bool, **kwargs):
+        super().__init__(**kwargs)
+        self.conv = layers.Conv1D(hidden, KERNEL, padding="same", use_bias=False, name="conv")
+        self.norm = MaskedBatchNorm(synchronized, name="norm")
+        self.dropout = SeededDropout(dropout, drawn_as=self.name, name="dropout")
+        self.out = layers.Dense(channels, name="out")
+
+    def call(self, x, mask, frames, seed=None):
+        """x [B, T, C], mask [B, T, 1], frames int32 [B] -> [B, T, C]."""
+        hidden = tf.nn.silu(self.norm(self.conv(x * mask), mask, training=seed is not None))
+        return x + self.out(self.dropout(hidden, seed))
+
+
+class MaskedBatchNorm(layers.Layer):
+    """Batch normalisation (Ioffe & Szegedy 2015) over real frames, of one replica or of all.
+
+    Not Keras' layer: with a mask it leaves the other replicas out, whatever `synchronized` says (Keras 3.15), and an
+    empty batch pulls its statistics towards 0.
+    """
+
+    def __init__(self, synchronized: bool, **kwargs):
+        super().__init__(**kwargs)
+        self.synchronized = synchronized
+
+    def build(self, shape):
+        def weight(name, initializer, **options):
+            return self.add_weight(shape=(shape[-1],), initializer=initializer, name=name, **options)
+
+        self.gamma, self.beta = weight("gamma", "ones"), weight("beta", "zeros")
+        moving = {"trainable": False, "aggregation": "mean", "autocast": False}  # over the replicas of a step
+        self.moving_mean = weight("moving_mean", "zeros", **moving)
+        self.moving_variance = weight("moving_variance", "ones", **moving)
+
+    def call(self, x, mask, training=False):
+        """x [B, T, C], mask [B, T, 1] -> [B, T, C]; statistics in float32."""
+        mean, variance = self.moving_mean.value, self.moving_variance.value
+        if training:
+            mean, variance = self._moments(tf.cast(x, tf.float32), tf.cast(mask, tf.float32))
+        scale = tf.cast(self.gamma, tf.float32) * tf.math.rsqrt(variance + 1e-3)
+        shift = tf.cast(self.beta, tf.float32) - mean * scale
+        return x * tf.cast(scale, x.dtype) + tf.cast(shift, x.dtype)
+
+    def _moments(self, x, mask):
+        """Mean and variance [C] over the real frames; the moving ones follow them."""
+        sums = tf.concat(
+            [tf.reduce_sum(x * mask, [0, 1]), tf.reduce_sum(x * x * mask, [0, 1]), [tf.reduce_sum(mask)]], axis=0
+        )
+        if self.synchronized:
+            sums = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, sums)
+        count = sums[-1]
+        mean, square = tf.split(sums[:-1] / tf.maximum(count, 1.0), 2)
+        variance = tf.maximum(square - mean * mean, 0.0)
+        rate = (1.0 - MOMENTUM) * tf.cast(count > 0.0, tf.float32)
+        for moving, now in ((self.moving_mean, mean), (self.moving_variance, variance)):
+            moving.assign(moving + rate * (tf.stop_gradient(now) - moving))
+        return mean, variance
+
+
+def labels_of(tokens, token_count):
+    """Tokens int32 [B, N] between begin and end -> labels int32 [B, N - 2], padded with the blank, and their count."""
+    count = tf.maximum(token_count - 2, 0)
+    labels = tokens[:, 1:-1]
+    return tf.where(tf.sequence_mask(count, tf.shape(labels)[1]), labels, BLANK_ID), count
+
+
+def ctc_losses(logits, frames, labels, count):
+    """Negative log-likelihood of each row's labels, float32 [B] (Graves et al. 2006); 0 for a row without any.
+
+    Labels are sparse: on the CPU that is 8.7 times as fast as dense ones, and on a GPU it is cuDNN's kernel, which
+    TensorFlow puts in its place. As kernels differ in what they do with lengths of 0, a row without labels is one
+    frame and one label long, and then left out.
+
+    Args:
+        logits: float32 [B, T', V].
+        frames: int32 [B].
+        labels: int32 [B, U], padded with the blank.
+        count: int32 [B].
+    """
+    said = count > 0
+    some = tf.pad(tf.ones_like(labels[:, :1]), [[0, 0], [0, tf.shape(labels)[1] - 1]])
+    labels = tf.where(said[:, None], labels, some)
+    place = tf.where(labels != BLANK_ID)
+    sparse = tf.SparseTensor(place, tf.gather_nd(labels, place), tf.shape(labels, out_type=tf.int64))
+    losses = tf.nn.ctc_loss(
+        labels=sparse,
+        logits=tf.transpose(logits, [1, 0, 2]),
+        label_length=None,
+        logit_length=tf.where(said, frames, 1),
+        blank_index=BLANK_ID,
+    )
+    return tf.where(said, losses, 0.0)
+
+
+def block_parameters(size: Size) -> int:
+    """Of an LMU block: norm, write, mix and out, which the other encoders are held to."""
+    c, remembered = size.channels, 2 * size.memory * size.order
+    return 2 * c + 2 * c * size.memory + (c + remembered + 1) * c + (c + 1) * c
+
+
+def gru_units(size: Size) -> int:
+    """Units of a GRU whose block, 2 C + 6 U (C + 1) + 6 U² + 2 U + (2 U + 1) C, has as many parameters."""
+    c = size.channels
+    linear, constant = 8 * c + 8, 3 * c - block_parameters(size)
+    return round((-linear + (linear**2 - 24 * constant) ** 0.5) / 12)
+
+
+def conv_channels(size: Size) -> int:
+    """Channels of a convolution whose block, 5 C W + 2 W + (W + 1) C, has as many parameters."""
+    c = size.channels
+    return round((block_parameters(size) - c) / ((KERNEL + 1) * c + 2))

@@ -1,0 +1,70 @@
+"""The check of a cluster: what two workers find, and what it makes of findings."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+from unittest import mock
+
+from myxtts.errors import ConfigError
+from myxtts.preflight.distributed import REPETITIONS, Findings, Speed, checks_of, table_of
+from utilities import check_distributed
+
+SCRIPT = Path(check_distributed.__file__)
+GOOD = Findings(2, 2, "CPU", 0.0, (Speed(1 << 20, 0.002),), (1e-7, 2e-7), 0.2)
+
+
+class TwoWorkersTest(unittest.TestCase):
+    def test_two_workers_compute_what_one_does(self):
+        done = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, timeout=240.0)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn("[worker 0] 2 workers, 2 replicas, each on a CPU", done.stdout)
+        self.assertEqual(done.stdout.count("✅"), 2)
+        rows = re.findall(r"^\[worker 0\] +([\d,]+) +([\d.]+) ms +([\d.]+)$", done.stdout, re.MULTILINE)
+        self.assertEqual([int(row[0].replace(",", "")) for row in rows], list(REPETITIONS))
+        self.assertTrue(all(float(row[1]) > 0 for row in rows))
+
+
+class FindingsTest(unittest.TestCase):
+    def test_good_findings_hold(self):
+        self.assertTrue(GOOD.holds)
+
+    def test_each_fault_fails_its_check(self):
+        faults = {
+            "all-reduce": {"wrong_sum": 1.0},
+            "training": {"differences": (1e-7, 2e-5)},  # of one replica among all
+        }
+        for name, fault in faults.items():
+            found = GOOD._replace(**fault)
+            self.assertFalse(found.holds)
+            self.assertEqual([made.name for made in checks_of(found) if made.state == "fails"], [name])
+        self.assertFalse(GOOD._replace(differences=(float("nan"), 0.0)).holds)
+        self.assertFalse(GOOD._replace(moved=0.0).holds)  # weights that did not move are equal, too
+
+    def test_speed_is_of_the_tensor(self):
+        self.assertEqual(GOOD.speeds[0].bytes_per_s, (1 << 20) / 0.002)
+        self.assertEqual(list(table_of(GOOD))[1].split(), ["1,048,576", "2.00", "ms", "0.524"])
+
+
+class MistakeTest(unittest.TestCase):
+    def test_mistakes_are_explained(self):
+        task = json.dumps({"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 1}})
+        mistakes = [
+            ("one worker was asked for", ["--workers", "1"], {}),
+            ("--node-rank is missing", ["--nodes", "a:1,b:2"], {}),
+            (r"this is worker 1 \(b:2\) of 2", ["--workers", "2"], {"TF_CONFIG": task}),
+        ]
+        for message, flags, environ in mistakes:
+            with (
+                self.subTest(message=message),
+                mock.patch.dict(os.environ, environ),
+                self.assertRaisesRegex(ConfigError, message),
+            ):
+                check_distributed.main(flags)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,118 @@
+"""CTC: what fits, and what is read from logits."""
+
+import unittest
+from itertools import groupby
+
+import numpy as np
+import tensorflow as tf
+
+from myxtts.models.ctc import beam, greedy, texts
+from myxtts.text.ctc import frames_needed, subsampled
+from myxtts.text.symbols import SymbolTable
+from tests.two_devices import MODEL
+
+TABLE = SymbolTable(("a", "b", "c"))  # ids 3, 4, 5
+BLANK = 0
+
+
+def logits_of(*rows, symbols=6):
+    """Logits whose likeliest symbols are these."""
+    padded = max(map(len, rows))
+    logits = np.zeros([len(rows), padded, symbols], np.float32)
+    for row, path in enumerate(rows):
+        logits[row, np.arange(len(path)), path] = 5.0
+    return tf.constant(logits), tf.constant([len(path) for path in rows])
+
+
+def decoded(decode, logits, frames, **options):
+    with tf.device(MODEL):
+        ids, counts = decode(logits, frames, **options)
+    return [row[:count].tolist() for row, count in zip(ids.numpy(), counts.numpy(), strict=True)]
+
+
+def loss_of(labels, frames):
+    """Infinite, or refused, where they do not fit."""
+    sparse = tf.sparse.from_dense(np.array([labels], np.int32))
+    try:
+        return tf.nn.ctc_loss(sparse, tf.zeros([9, 1, 6]), None, [frames], blank_index=0).numpy()[0]
+    except tf.errors.InvalidArgumentError:
+        return np.inf
+
+
+class Feasibility(unittest.TestCase):
+    def test_one_frame_for_each_label_and_one_between_equal_ones(self):
+        for labels, frames in (([], 0), ([3], 1), ([3, 4], 2), ([3, 3], 3), ([3, 3, 3, 4, 4], 8), ([3, 4, 3], 3)):
+            self.assertEqual(frames_needed(np.array(labels, np.int32)), frames, labels)
+
+    def test_is_where_the_loss_becomes_finite(self):
+        for labels in ([3], [3, 3], [3, 4, 4, 4]):
+            least = frames_needed(np.array(labels))
+            self.assertTrue(np.isfinite(loss_of(labels, least)), labels)
+            self.assertFalse(np.isfinite(loss_of(labels, least - 1)), labels)
+
+    def test_subsampled_frames_are_rounded_up(self):
+        self.assertEqual([subsampled(frames, 2) for frames in (0, 1, 2, 3)], [0, 1, 1, 2])
+        np.testing.assert_array_equal(subsampled(np.arange(9), 4), [0, 1, 1, 1, 1, 2, 2, 2, 2])
+        np.testing.assert_array_equal(subsampled(subsampled(tf.range(20), 2), 2), subsampled(tf.range(20), 4))
+        self.assertEqual(subsampled(7, 1), 7)
+
+
+class Greedy(unittest.TestCase):
+    def test_joins_repeats_and_leaves_blanks_out(self):
+        logits, frames = logits_of([3, 3, 0, 3, 4, 4, 5], [0, 0, 5], [0])
+        self.assertEqual(decoded(greedy, logits, frames), [[3, 3, 4, 5], [5], []])
+
+    def test_reads_no_frame_behind_the_end(self):
+        logits, _ = logits_of([3, 4, 5, 5], [3, 4, 0, 5])
+        self.assertEqual(decoded(greedy, logits, tf.constant([2, 0])), [[3, 4], []])
+
+    def test_is_that_of_the_definition(self):
+        random = np.random.default_rng(0)
+        paths = random.integers(0, 6, (20, 30))
+        logits, _ = logits_of(*paths.tolist())
+        frames = random.integers(0, 31, 20).astype(np.int32)
+        expected = [
+            [symbol for symbol, _ in groupby(path[:n]) if symbol != BLANK]
+            for path, n in zip(paths.tolist(), frames, strict=True)
+        ]
+        self.assertEqual(decoded(greedy, logits, tf.constant(frames)), expected)
+
+    def test_of_no_rows_and_of_no_frames_is_empty(self):
+        self.assertEqual(decoded(greedy, tf.zeros([0, 7, 6]), tf.zeros([0], tf.int32)), [])
+        self.assertEqual(decoded(greedy, tf.zeros([2, 0, 6]), tf.zeros([2], tf.int32)), [[], []])
+
+    def test_is_traced_once_for_all_lengths(self):
+        function = tf.function(
+            greedy, input_signature=[tf.TensorSpec([None, None, 6]), tf.TensorSpec([None], tf.int32)]
+        )
+        for paths in (([3, 4],), ([3, 0, 3], [4, 4, 4])):
+            self.assertEqual(decoded(function, *logits_of(*paths)), decoded(greedy, *logits_of(*paths)))
+        self.assertEqual(function.experimental_get_tracing_count(), 1)
+
+
+class Beam(unittest.TestCase):
+    def test_of_clear_speech_is_greedy(self):
+        logits, frames = logits_of([3, 3, 0, 3, 4, 4, 5], [0, 0, 5], [0])
+        self.assertEqual(decoded(beam, logits, frames, width=4), decoded(greedy, logits, frames))
+
+    def test_sums_over_paths_where_greedy_takes_one(self):
+        """Two frames, each blank with 0.6 and a with 0.4: silence has 0.36, and a by three paths 0.64 (Graves 2012)."""
+        probability = np.full([1, 2, 6], 1e-9, np.float32)
+        probability[..., [0, 3]] = 0.6, 0.4
+        logits, frames = tf.constant(np.log(probability)), tf.constant([2])
+        self.assertEqual(decoded(greedy, logits, frames), [[]])
+        self.assertEqual(decoded(beam, logits, frames, width=4), [[3]])
+
+    def test_reads_no_frame_behind_the_end(self):
+        logits, _ = logits_of([3, 4, 5, 5], [3, 4, 0, 5])
+        self.assertEqual(decoded(beam, logits, tf.constant([2, 0]), width=4), [[3, 4], []])
+
+
+class Texts(unittest.TestCase):
+    def test_are_the_symbols_without_begin_end_and_padding(self):
+        ids, counts = tf.constant([[1, 3, 4, 2], [5, 5, 0, 3], [0, 0, 0, 0]]), tf.constant([4, 2, 0])
+        self.assertEqual(texts(ids, counts, TABLE), ["ab", "cc", ""])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,392 @@
+"""Batches that workers of a tf.data service read: the same ones, once each and in order, whatever dies."""
+
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import unittest
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from unittest import mock
+
+from tests.two_devices import DATA
+
+# isort: split
+
+import numpy as np
+import tensorflow as tf
+
+from myxtts.batch import HEARD_WAVES, WAVES, check
+from myxtts.config.address import service_address
+from myxtts.config.schema import Data
+from myxtts.data import service
+from myxtts.data.planned import Position, planned_batches
+from myxtts.data.producer import waves_of_plan
+from myxtts.data.reading import name_culprit, rows_from_files, wave_batches
+from myxtts.data.service import DataService, _Job
+from myxtts.data.service_server import dispatcher, is_loopback, listening_sockets, worker
+from myxtts.errors import ConfigError, DataError
+from tests.sine_corpus import planned_corpus, write_corpus
+
+PROGRAM = Path(__file__).parents[1] / "utilities" / "data_service.py"
+REFERENCE_SAMPLES = 6_400
+
+
+def start(*arguments: str) -> subprocess.Popen:
+    command = [sys.executable, "-u", PROGRAM, *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+
+def port_said_by(program: subprocess.Popen) -> int:
+    for line in program.stdout:
+        if "listens on port" in line:
+            return int(line.split()[-1])
+    raise AssertionError("the program ended without listening")
+
+
+class Corpus:
+    """Utterances of 0.3 to 0.5 s with a plan of 6 batches of 4 an epoch."""
+
+    def __init__(self, folder: Path):
+        self.manifest = write_corpus(folder, [0.3 + 0.01 * i for i in range(22)])
+        self.plan = planned_corpus(self.manifest, Data(batch_size=4, buckets=2)).plan
+
+    def planned(self, epochs: int, start: Position = Position()):  # noqa: B008
+        return planned_batches(self.plan, self.manifest, start, 3, REFERENCE_SAMPLES, epochs)
+
+    def read_here(self, epochs: int, fields=WAVES, start: Position = Position()):  # noqa: B008
+        rows = rows_from_files(self.manifest, native_loading=True)
+        return wave_batches(lambda: self.planned(epochs, start), rows, REFERENCE_SAMPLES, 1, 1, DATA, 1, fields)
+
+    def read_by(self, data_service, epochs: int, fields=WAVES, start: Position = Position(), depth: int = 2):  # noqa: B008
+        return data_service.batches(
+            self.planned(epochs, start), self.manifest, fields, REFERENCE_SAMPLES, 2, depth, DATA, 1
+        )
+
+
+class ServiceCase(unittest.TestCase):
+    """With jobs of 5 batches, so that 4 epochs are several jobs, and no job ends with an epoch."""
+
+    @classmethod
+    def setUpClass(cls):
+        folder = Path(tempfile.mkdtemp(prefix="with space "))
+        cls.addClassCleanup(shutil.rmtree, folder)
+        cls.corpus = Corpus(folder)
+
+    def setUp(self):
+        for name, value in (("JOB_BATCHES", 5), ("TRIAL_BATCHES", 2)):
+            patched = mock.patch.object(service, name, value)
+            patched.start()
+            self.addCleanup(patched.stop)
+        self.addCleanup(self.assert_no_thread)
+
+    def assert_no_thread(self):
+        ours = [thread for thread in threading.enumerate() if thread.name.startswith("myxtts")]
+        for thread in ours:
+            thread.join(5.0)
+        self.assertFalse([thread.name for thread in ours if thread.is_alive()])
+
+    def servers(self, workers: int = 2) -> tuple[ExitStack, str]:
+        servers = ExitStack()
+        self.addCleanup(servers.close)
+        port = servers.enter_context(dispatcher("127.0.0.1", 0))
+        for _ in range(workers):
+            servers.enter_context(worker("127.0.0.1", port, "127.0.0.1", 0))
+        return servers, f"grpc://127.0.0.1:{port}"
+
+    def assert_same(self, found, expected, fields=WAVES):
+        found, expected = list(found), list(expected)
+        self.assertEqual(len(found), len(expected))
+        for one, other in zip(found, expected, strict=True):
+            check(one, fields, "reading")
+            for name in fields:
+                self.assertEqual(one[name].device, other[name].device)
+                np.testing.assert_array_equal(one[name], other[name], err_msg=name, strict=True)
+
+
+class OrderTest(ServiceCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        servers = ExitStack()
+        cls.addClassCleanup(servers.close)
+        port = servers.enter_context(dispatcher("127.0.0.1", 0))
+        for _ in range(2):
+            servers.enter_context(worker("127.0.0.1", port, "127.0.0.1", 0))
+        cls.address = f"grpc://127.0.0.1:{port}"
+
+    def test_batches_are_those_that_are_read_here_in_their_order(self):
+        for fields in (WAVES, HEARD_WAVES):
+            with self.subTest(len(fields)), self.assertNoLogs("myxtts", "WARNING"):
+                self.assert_same(
+                    self.corpus.read_by(DataService(self.address), 4, fields), self.corpus.read_here(4, fields), fields
+                )
+
+    def test_any_position_can_be_started_from(self):
+        start = Position(1, 4)
+        with self.assertNoLogs("myxtts", "WARNING"):
+            found = self.corpus.read_by(DataService(self.address), 3, start=start)
+            self.assert_same(found, self.corpus.read_here(3, start=start))
+
+    def test_no_python_runs_on_a_worker(self):
+        request = service._Request(self.corpus.manifest, WAVES, REFERENCE_SAMPLES, 2, 2)
+        dataset = request.dataset(list(self.corpus.planned(1)), self.address)
+        graph = tf.compat.v1.GraphDef.FromString(dataset._input_dataset._as_serialized_graph().numpy())
+        types = {node.op for nodes in (graph.node, *(f.node_def for f in graph.library.function)) for node in nodes}
+        self.assertIn("DecodeWav", types)
+        self.assertFalse([name for name in types if "PyFunc" in name])
+
+    def test_closing_in_the_middle_leaves_no_thread(self):
+        for taken in (0, 1, 4):
+            batches = self.corpus.read_by(DataService(self.address), 4)
+            with closing(batches):
+                self.assertEqual(len(list(islice(batches, taken))), taken)
+            self.assert_no_thread()
+
+    def test_files_that_tensorflow_cannot_decode_are_counted_and_the_first_is_named(self):
+        manifest = self.corpus.manifest
+        self.addCleanup(setattr, self.corpus, "manifest", manifest)
+        self.corpus.manifest = replace(manifest, native=np.arange(22) < 19)
+        with self.assertRaisesRegex(DataError, "but 3 of 22 files are of another kind, the first .*/u19.wav"):
+            self.corpus.read_by(DataService(self.address), 1)
+
+    def test_an_utterance_that_is_gone_is_named_at_its_batch(self):
+        planned = list(self.corpus.planned(4))
+        at = 9  # in the third job, of those after the trial
+        row = planned[at].rows[0]
+        path = Path(self.corpus.manifest.paths[row])
+        first = next(i for i, plan in enumerate(planned) if row in plan.rows or row in plan.arrays["reference_row"])
+        data_service, taken = DataService(self.address), 0
+        self.addCleanup(path.with_suffix(".away").rename, path)
+        path.rename(path.with_suffix(".away"))
+        explained = waves_of_plan(
+            planned,
+            self.corpus.read_by(data_service, 4),
+            lambda plan, error: name_culprit(self.corpus.manifest, plan, error),
+        )
+        with self.assertRaisesRegex(DataError, f"utterance '.*' .*{path.name} cannot be read: No such file"):
+            for _ in explained:
+                taken += 1
+        self.assertEqual(taken, first)
+
+    def test_workers_that_do_not_find_the_corpus_are_an_error_that_names_the_file(self):
+        part_of = service._part
+
+        def elsewhere(manifest, rows):
+            return replace(part_of(manifest, rows), paths=("/nowhere/u.wav",) * len(rows))
+
+        with (
+            mock.patch.object(service, "_part", elsewhere),
+            self.assertRaisesRegex(DataError, "could not read what this machine can: .*/nowhere/u.wav; No such file"),
+        ):
+            list(self.corpus.read_by(DataService(self.address), 1))
+
+
+class LossTest(ServiceCase):
+    def test_a_worker_that_is_killed_costs_no_batch(self):
+        servers, address = self.servers(workers=1)
+        program = start("worker", "--dispatcher", address.removeprefix("grpc://"))
+        self.addCleanup(program.stdout.close)
+        self.addCleanup(program.wait)
+        self.addCleanup(program.kill)
+        port_said_by(program)
+        data_service = DataService(address, stall_s=1.0)
+        batches = self.corpus.read_by(data_service, 12)
+        with closing(batches):
+            found = list(islice(batches, 20))
+            program.kill()
+            found += batches
+        self.assert_same(found, self.corpus.read_here(12))
+        servers.close()  # ends the requests that the dead worker owes
+
+    def test_without_any_worker_the_run_goes_on_here_and_says_so(self):
+        servers, address = self.servers(workers=0)
+        workers = servers.enter_context(ExitStack())
+        workers.enter_context(worker(*service_address(address), "127.0.0.1", 0))
+        batches = self.corpus.read_by(DataService(address, stall_s=0.2), 8)
+        with self.assertLogs("myxtts.data", "WARNING") as told, closing(batches):
+            found = list(islice(batches, 10))
+            workers.close()
+            found += batches
+        self.assert_same(found, self.corpus.read_here(8))
+        self.assertRegex("\n".join(told.output), r"[1-5] of [2-5] batches were read on this machine")
+        servers.close()
+
+    def test_a_dispatcher_that_comes_back_is_used_again(self):
+        first, address = self.servers()
+        port = service_address(address)[1]
+        data_service = DataService(address, stall_s=0.2)
+        batches = self.corpus.read_by(data_service, 30)
+        with closing(batches), self.assertLogs("myxtts.data", "WARNING") as told:
+            found = list(islice(batches, 12))
+            first.close()
+            found += islice(batches, 30)
+            self.assertIn("Connection refused", "\n".join(told.output))
+            with dispatcher("127.0.0.1", port), worker("127.0.0.1", port, "127.0.0.1", 0):
+                with mock.patch.object(data_service, "note", wraps=data_service.note) as noted:
+                    found += batches
+                self.assertEqual(noted.call_args.args[0].arrived, len(noted.call_args.args[0].batches))
+        self.assert_same(found, self.corpus.read_here(30))
+
+    def test_nothing_at_the_address_is_an_error_at_once(self):
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))  # and never listens
+            address = f"grpc://127.0.0.1:{taken.getsockname()[1]}"
+            with self.assertRaisesRegex(DataError, "nothing answers there: Connection refused. Start `python util"):
+                list(self.corpus.read_by(DataService(address, start_s=60.0), 1))
+
+    def test_a_dispatcher_without_workers_is_an_error_in_time(self):
+        servers, address = self.servers(workers=0)
+        with self.assertRaisesRegex(DataError, "gave no batch within 0.3 s: it has no worker"):
+            list(self.corpus.read_by(DataService(address, start_s=0.3), 1))
+        servers.close()
+
+    def test_another_server_at_the_address_is_an_error_in_time(self):
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            address = f"grpc://127.0.0.1:{silent.getsockname()[1]}"
+            with self.assertRaisesRegex(DataError, "gave no batch within 0.3 s.* or is something else"):
+                list(self.corpus.read_by(DataService(address, start_s=0.3), 1))
+        # A request to it ends only where a dispatcher takes its place.
+        servers = ExitStack()
+        self.addCleanup(servers.close)
+        port = servers.enter_context(dispatcher("127.0.0.1", service_address(address)[1]))
+        servers.enter_context(worker("127.0.0.1", port, "127.0.0.1", 0))
+        self.assert_no_thread()
+
+
+class JobTest(unittest.TestCase):
+    """One job, whose batches come as a test says."""
+
+    def job(self, places, depth=2, window=4, batches=8) -> _Job:
+        self.asked = []
+
+        def come():
+            for place in places:
+                self.asked.append(place)
+                if callable(place):
+                    place()
+                else:
+                    yield {"place": place, "pcm": place}
+
+        job = _Job([None] * batches, come, depth, window)
+        self.addCleanup(job.close, 5.0)
+        return job
+
+    def taken(self, job, patience_s=5.0) -> list[int | None]:
+        return [(job.take(place, patience_s) or {}).get("pcm") for place in range(len(job.batches))]
+
+    def test_batches_come_out_in_order_however_they_come_in(self):
+        self.assertEqual(self.taken(self.job([1, 0, 3, 2, 5, 7, 6, 4])), list(range(8)))
+
+    def test_a_batch_that_a_window_of_others_waits_for_is_given_up_and_dropped_when_it_comes(self):
+        job = self.job([1, 2, 3, 4, 0, 5, 6, 7])
+        self.assertEqual(self.taken(job), [None, 1, 2, 3, 4, 5, 6, 7])
+
+    def test_what_never_comes_is_given_up_at_the_end(self):
+        self.assertEqual(self.taken(self.job([0, 2, 3, 4, 6, 7])), [0, None, 2, 3, 4, None, 6, 7])
+
+    def test_what_does_not_come_in_time_is_given_up_and_waited_for_once(self):
+        held = threading.Event()
+        self.addCleanup(held.set)
+        job = self.job([0, 1, held.wait])
+        self.assertEqual(self.taken(job, patience_s=0.05), [0, 1] + [None] * 6)
+        self.assertTrue(job.alive)
+
+    def test_no_more_than_the_depth_is_asked_for_ahead(self):
+        job = self.job(range(8))
+        self.assertEqual(job.take(0, 5.0)["pcm"], 0)
+        job._thread.join(0.1)
+        self.assertLessEqual(len(self.asked), 4)  # the one taken, two ready, and the one asked for before it was taken
+        self.assertEqual([job.take(place, 5.0)["pcm"] for place in range(1, 8)], list(range(1, 8)))
+
+    def test_an_error_ends_it_after_what_came_before(self):
+        def fail():
+            raise tf.errors.NotFoundError(None, None, "gone")
+
+        job = self.job([1, 0, fail])
+        self.assertEqual(self.taken(job), [0, 1] + [None] * 6)
+        self.assertIsInstance(job.error, tf.errors.NotFoundError)
+
+    def test_it_ends_when_all_came_without_asking_for_more(self):
+        job = self.job([*range(8), self.fail])
+        self.taken(job)
+        job.close(5.0)
+        self.assertFalse(job.alive)
+        self.assertIsNone(job.error)
+
+
+def interfaces(port: int) -> set[bytes]:
+    """Names of those that this process listens on; an empty one means all."""
+    found = [own.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16) for own in listening_sockets(port)]
+    return {name.rstrip(b"\0") for name in found}
+
+
+class ServerTest(unittest.TestCase):
+    def test_a_port_that_is_taken_is_refused(self):
+        with dispatcher("127.0.0.1", 0) as port:
+            for server in (lambda: dispatcher("127.0.0.1", port), lambda: worker("127.0.0.1", port, "127.0.0.1", port)):
+                with self.assertRaisesRegex(ConfigError, f"--port {port} .*Address already in use"), server():
+                    pass
+
+    def test_a_server_on_a_loopback_address_hears_the_loopback_interface_alone(self):
+        with dispatcher("127.0.0.1", 0) as port:
+            self.assertEqual(interfaces(port), {b"lo"})
+            socket.create_connection(("127.0.0.1", port), 5.0).close()
+
+    def test_a_server_for_other_machines_warns(self):
+        with self.assertLogs("myxtts.data", "WARNING") as told, dispatcher("0.0.0.0", 0) as port:
+            self.assertEqual(interfaces(port), {b""})
+        self.assertIn("without encryption", told.output[0])
+
+    def test_a_worker_that_nobody_could_reach_is_refused(self):
+        for at, host in (("node1", "127.0.0.1"), ("10.0.0.1", "localhost"), ("10.0.0.1", "0.0.0.0")):
+            with self.assertRaisesRegex(ConfigError, "--host"), worker(at, 5050, host, 0):
+                pass
+
+    def test_what_loopback_is(self):
+        self.assertTrue(all(map(is_loopback, ("127.0.0.1", "127.1.2.3", "localhost"))))
+        self.assertFalse(any(map(is_loopback, ("0.0.0.0", "10.0.0.1", "node1", "127.0.0.1.example.org"))))
+
+
+class ProgramTest(unittest.TestCase):
+    def test_it_says_where_it_listens_and_ends_on_signals(self):
+        ended = ((signal.SIGINT, 130), (signal.SIGTERM, 143))
+        programs = [start("dispatcher", "--port", "0") for _ in ended]
+        for program, (number, code) in zip(programs, ended, strict=True):
+            with program:
+                port = port_said_by(program)
+                self.assertIn(f"--data-service grpc://127.0.0.1:{port}", program.stdout.readline())
+                program.send_signal(number)
+                self.assertEqual(program.wait(20.0), code)
+
+    def test_what_is_wrong_with_the_command_line_is_said_without_tensorflow(self):
+        for arguments, message in (
+            (("worker", "--dispatcher", "node1"), "--dispatcher is 'node1', but must be HOST:PORT"),
+            (("dispatcher", "--host", "a b"), "--host is 'a b', but must be a host name"),
+        ):
+            told = subprocess.run([sys.executable, PROGRAM, *arguments], capture_output=True, text=True, timeout=60)
+            self.assertEqual((told.returncode, told.stderr.startswith(f"error: {message}")), (2, True), told.stderr)
+
+
+class AddressTest(unittest.TestCase):
+    def test_an_address_is_a_host_and_a_port(self):
+        self.assertEqual(service_address("grpc://node-1.example.org:5050"), ("node-1.example.org", 5050))
+        self.assertEqual(service_address("grpc://10.0.0.1:1"), ("10.0.0.1", 1))
+
+    def test_anything_else_is_refused(self):
+        for text in (
+            *("", "grpc://", "node1:5050", "http://node1:5050", "grpc://node1", "grpc://:5050", "grpc://node1:"),
+            *("grpc://node1:0", "grpc://node1:65536", "grpc://node1:5050/", "grpc://a b:1", "grpc://node1:5050\n"),
+            *("grpc://node1:٥٠٥٠", "grpc://[::1]:5050", "grpc://grpc://node1:1"),
+        ):
+            with self.subTest(text), self.assertRaisesRegex(ConfigError, "data_service is .* must be grpc://HOST:PORT"):
+                service_address(text)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,208 @@
+"""The launcher of workers, with programs that take no time."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+LAUNCHER = ROOT / "utilities" / "launch_workers.py"
+INDEX = "import json, os, signal, sys, time\nindex = json.loads(os.environ['TF_CONFIG'])['task']['index']\n"
+DEADLINE_S = 30.0
+
+
+class LauncherTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def command(self, source: str, *flags: str) -> list[str]:
+        """A command that runs a program of this source on each worker; it knows its `index`."""
+        program = self.folder / "program.py"
+        program.write_text(INDEX + source)
+        flags = flags or ("--workers", "2")
+        return [sys.executable, str(LAUNCHER), "--logs", str(self.folder / "logs"), *flags, "--", str(program), "--x"]
+
+    def run_workers(self, source: str, *flags: str, **environ: str) -> subprocess.CompletedProcess:
+        return run(self.command(source, *flags), **environ)
+
+    def test_each_worker_has_its_place_in_the_cluster(self):
+        done = self.run_workers("print(os.environ['TF_CONFIG'], sys.argv[1:])", "--workers", "3")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        lines = sorted(done.stdout.splitlines())
+        ports = set()
+        for index, line in enumerate(lines):
+            name, _, rest = line.partition("] ")
+            self.assertEqual(name, f"[worker {index}")
+            self.assertIn(f'"task": {{"type": "worker", "index": {index}}}', rest)
+            self.assertTrue(rest.endswith("['--x']"))
+            ports.add(rest.partition("]")[0])
+        self.assertEqual((len(lines), len(ports)), (3, 1))  # all of them have the same cluster
+
+    def test_one_worker_of_each_node(self):
+        nodes = ("--nodes", "node1:2222, node2:2222", "--node-rank", "1")
+        done = self.run_workers("print(os.environ['TF_CONFIG'])", *nodes)
+        self.assertEqual(
+            done.stdout,
+            '[worker 1] {"cluster": {"worker": ["node1:2222", "node2:2222"]}, '
+            '"task": {"type": "worker", "index": 1}}\n',
+        )
+
+    def test_logs_are_kept_from_one_job_to_the_next(self):
+        for word in ("first", "second"):
+            self.run_workers(f"print('{word}', index)")
+        for index in (0, 1):
+            lines = (self.folder / "logs" / f"worker-{index}.log").read_text().splitlines()
+            self.assertEqual(lines[1::2], [f"first {index}", f"second {index}"])
+            self.assertTrue(all(line.startswith("=== ") for line in lines[::2]))
+
+    def test_a_line_that_is_written_over_and_one_without_end_are_shown_as_a_terminal_would(self):
+        done = self.run_workers(r"sys.stdout.write('10 %\r90 %\r100 %\nend')", "--workers", "1")
+        self.assertEqual(done.stdout, "[worker 0] 100 %\n[worker 0] end\n")
+
+    def test_a_killed_worker_ends_all_and_is_named_with_its_last_lines(self):
+        source = "print('at step', 7)\n" + "if index == 1: os.kill(os.getpid(), signal.SIGKILL)\n" + NOTICES
+        done = self.run_workers(source)
+        self.assertEqual(done.returncode, 128 + signal.SIGKILL)
+        self.assertRegex(done.stderr, r"error: worker 1 \(127\.0\.0\.1:\d+\) was killed by SIGKILL; its last lines")
+        self.assertIn("\n  | at step 7\n", done.stderr)
+        self.assertIn(str(self.folder / "logs" / "worker-1.log"), done.stderr)
+
+    def test_a_defect_is_blamed_and_not_those_who_lost_its_worker(self):
+        done = self.run_workers("if index == 1:\n    time.sleep(1.0)\n    raise ValueError('17')\n" + NOTICES)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("error: worker 1", done.stderr)
+        self.assertIn("  | ValueError: 17", done.stderr)
+
+    def test_a_mistake_of_the_user_is_said_once(self):
+        done = self.run_workers("print('error: no such corpus', file=sys.stderr)\nsys.exit(2)", "--workers", "3")
+        self.assertEqual(done.returncode, 2)
+        self.assertEqual(done.stdout.count("no such corpus"), 1)
+        self.assertRegex(done.stderr, r"^error: worker \d \(\S+\) ended with exit code 2, for the reason above")
+
+    def test_what_a_dead_worker_started_ends_with_it(self):
+        source = "import subprocess\nprint(subprocess.Popen(['sleep', '60']).pid, flush=True)\nsys.exit(3)"
+        done = self.run_workers(source, "--workers", "1")
+        self.assertEqual(done.returncode, 3)
+        self.assertTrue(ends(int(done.stdout.split()[-1])))
+
+    def test_ctrl_c_and_sigterm_let_all_save(self):
+        for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+            with self.subTest(signal=number), self.started(SAVES) as launcher:
+                launcher.send_signal(number)
+                told, _ = launcher.communicate(timeout=DEADLINE_S)
+                self.assertEqual(launcher.returncode, code)
+                self.assertEqual(sorted(told.splitlines()), ["[worker 0] saved", "[worker 1] saved"])
+
+    def test_a_worker_that_fails_to_save_is_named(self):
+        with self.started(SAVES.replace("print('saved')", "1 / index")) as launcher:
+            launcher.send_signal(signal.SIGINT)
+            told, _ = launcher.communicate(timeout=DEADLINE_S)
+        self.assertEqual(launcher.returncode, 1)
+        self.assertIn("error: worker 0", told)
+
+    def test_a_second_ctrl_c_kills(self):
+        with self.started(STUCK) as launcher:
+            launcher.send_signal(signal.SIGINT)
+            self.assertIn("asked", launcher.stdout.readline())
+            launcher.send_signal(signal.SIGINT)
+            launcher.communicate(timeout=DEADLINE_S)
+        self.assertEqual(launcher.returncode, 130)
+        self.assertTrue(all(ends(pid) for pid in self.pids))
+
+    @unittest.skipUnless(sys.platform == "linux", "needs PR_SET_PDEATHSIG")
+    def test_workers_die_with_a_launcher_that_is_killed(self):
+        with self.started(STUCK) as launcher:
+            launcher.kill()
+            launcher.communicate(timeout=DEADLINE_S)
+        self.assertTrue(all(ends(pid) for pid in self.pids))
+
+    def started(self, source: str) -> subprocess.Popen:
+        """A launcher whose workers have run this source, told their process numbers, and now sleep."""
+        command = self.command(source + "\nprint('pid', os.getpid())\ntime.sleep(60)")
+        launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.pids = []
+        while len(self.pids) < 2:
+            words = launcher.stdout.readline().split()
+            self.pids += [int(words[3])] if words[2:3] == ["pid"] else []
+        return launcher
+
+    @unittest.skipUnless(hasattr(os, "sched_setaffinity"), "cannot pin")
+    def test_workers_are_pinned_to_cores_of_their_own(self):
+        cores = sorted(os.sched_getaffinity(0))
+        if len(cores) < 2:
+            self.skipTest("one core")
+        flags = ("--workers", "2", "--cores-per-worker", "1")
+        done = self.run_workers("print(*os.sched_getaffinity(0))", *flags)
+        self.assertEqual(sorted(done.stdout.splitlines()), [f"[worker {i}] {cores[i]}" for i in (0, 1)])
+        done = self.run_workers("", "--workers", "2", "--cores-per-worker", str(len(cores)))
+        self.assertEqual(done.returncode, 2)
+        self.assertIn(f"may use {len(cores)} cores", done.stderr)
+
+    def test_workers_see_gpus_of_their_own(self):
+        source = "print(os.environ['CUDA_VISIBLE_DEVICES'])"
+        for each, seen in (("2", ["4,5", "6,7"]), ("0", ["-1", "-1"])):
+            flags = ("--workers", "2", "--gpus-per-worker", each)
+            done = self.run_workers(source, *flags, CUDA_VISIBLE_DEVICES="4,5,6,7")
+            self.assertEqual(sorted(done.stdout.splitlines()), [f"[worker {i}] {seen[i]}" for i in (0, 1)])
+        done = self.run_workers(source, "--gpus-per-worker", "1", CUDA_VISIBLE_DEVICES="4")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("sees 1 GPUs", done.stderr)
+
+
+class MistakeTest(unittest.TestCase):
+    def test_mistakes_are_explained(self):
+        mistakes = {
+            "no program was named": ["--workers", "2"],
+            "there is no such file": ["--workers", "2", "--", "nowhere.py"],
+            "there is none of that name": ["--workers", "2", "--", "-m", "nowhere"],
+            "0 is not from 1 to 1000": ["--workers", "0", "--", str(LAUNCHER)],
+            "not allowed with": ["--workers", "2", "--nodes", "a:1", "--", str(LAUNCHER)],
+            "--node-rank is missing": ["--nodes", "a:1,b:2", "--", str(LAUNCHER)],
+            "--node-rank is 2": ["--nodes", "a:1,b:2", "--node-rank", "2", "--", str(LAUNCHER)],
+            "without --nodes": ["--node-rank", "0", "--", str(LAUNCHER)],
+            "'a:1' 2 times": ["--nodes", "a:1,a:1", "--node-rank", "0", "--", str(LAUNCHER)],
+            "a file is there": ["--logs", str(LAUNCHER), "--", str(LAUNCHER)],
+        }
+        for message, flags in mistakes.items():
+            with self.subTest(message=message):
+                done = run([sys.executable, str(LAUNCHER), *flags])
+                self.assertEqual(done.returncode, 2)
+                self.assertIn(message, done.stderr)
+                self.assertNotIn("Traceback", done.stderr)
+
+
+NOTICES = "time.sleep(0.5)\nprint('error: worker 1 is gone', file=sys.stderr)\nsys.exit(2)"
+ON_SIGNALS = """
+for one in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(one, handler)
+"""
+SAVES = "def handler(number, frame):\n    print('saved')\n    sys.exit(128 + number)" + ON_SIGNALS
+STUCK = "def handler(number, frame):\n    print('asked')\n    time.sleep(60)" + ON_SIGNALS
+
+
+def run(command: list[str], **environ: str) -> subprocess.CompletedProcess:
+    env = {**os.environ, **environ}
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=DEADLINE_S)
+
+
+def ends(pid: int) -> bool:
+    """Whether a process has ended within some seconds, reaped or not."""
+    until_s = time.monotonic() + 5.0
+    while time.monotonic() < until_s:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,272 @@
+"""Several replicas take the steps that one device takes; those who go on with another number of them lose nothing."""
+
+import itertools
+import json
+import unittest
+from unittest import mock
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from myxtts.batch import HEARD_FEATURES
+from myxtts.data.plan import Plan, bucket_bounds
+from myxtts.data.planned import Position, planned_steps, steps_left
+from myxtts.models import recogniser
+from myxtts.models.build import build_recogniser
+from myxtts.placement.replicas import Replicas, make_replicas
+from myxtts.placement.routes import Route
+from myxtts.training.state import TrainingState, make_optimizer
+from myxtts.training.step import Step
+from tests.tiny import BARE, SYMBOLS, Workplace, arrays_of, features, small_models, toy_for_run, toy_models
+from tests.two_devices import FOUR
+
+FULL = [(5, 30), (6, 38), (4, 20)]  # tokens and frames
+SHORT = [(5, 25), (0, 0), (0, 0)]
+EMPTY = [(0, 0)] * 3
+SMALL = recogniser.Size(channels=16, blocks=1, memory=4, order=4)
+
+
+def replicas_of(count: int) -> Replicas:
+    return make_replicas(tuple(Route(device.name, device.name) for device in FOUR.devices[:count]))
+
+
+def built(build, replicas: Replicas, precision: str = "float32", accumulation: int = 1) -> tuple[TrainingState, Step]:
+    keras.utils.set_random_seed(0)
+    with replicas.scope():
+        state = TrainingState(build(precision), make_optimizer(0.01, precision), True, replicas)
+    return state, Step(state, 1.0, accumulation, static_shapes=False, compile_xla=False)
+
+
+def toy(precision: str) -> keras.Model:
+    return toy_for_run("tiny", SYMBOLS, 1, precision=precision)
+
+
+def voice(precision: str) -> keras.Model:
+    from myxtts.models.build import build_xtts
+
+    with small_models(BARE):
+        return build_xtts("tiny", SYMBOLS, 2, precision=precision, dropout=0.1)
+
+
+def listener(precision: str, encoder: str = "lmu", dropout: float = 0.1) -> keras.Model:
+    with mock.patch.dict(recogniser.SIZES, tiny=SMALL):
+        return build_recogniser("tiny", SYMBOLS, encoder, 2, precision, dropout=dropout, sync_batch_norm=True)
+
+
+def steps_of(batches: int, steps: int) -> list[list[dict]]:
+    """The batches of some steps; now and then the last is short, or empty, or all but the first are."""
+    made = []
+    for step in range(steps):
+        shapes = [FULL] * batches
+        if step % 4 == 1:
+            shapes = [*shapes[:-1], SHORT]
+        elif step % 4 == 2:
+            shapes = [*shapes[:-1], EMPTY]
+        elif step % 4 == 3:
+            shapes = [SHORT, *[EMPTY] * (batches - 1)]
+        tokens, frames = np.sum([np.sum(shape, axis=0) for shape in shapes], axis=0)
+        whole = {"step_tokens": np.float32(tokens), "step_frames": np.float32(frames)}
+        made.append([features(one, (8, 40), seed=10 * step + i) | whole for i, one in enumerate(shapes)])
+    return made
+
+
+def trained(build, count: int, steps: list[list[dict]], accumulation: int = 1, precision: str = "float32"):
+    """State, step and losses after the steps; one replica takes all batches of a step one after another."""
+    replicas = replicas_of(count)
+    state, step = built(build, replicas, precision, accumulation if count > 1 else 2)
+    losses = []
+    for number, batches in enumerate(steps, 1):
+        placed = [
+            on(replicas.devices[place // accumulation if count > 1 else 0], batch, state.model.BATCH)
+            for place, batch in enumerate(batches)
+        ]
+        rounds = (
+            [placed[round_::accumulation] for round_ in range(accumulation)] if count > 1 else [[b] for b in placed]
+        )
+        losses.append(step.read(step(rounds, number, 1e-2, 0.9))["loss"])
+    return state, step, losses
+
+
+def on(device: str, batch: dict, fields: dict) -> dict:
+    with tf.device(device):
+        return {name: tf.identity(batch[name]) for name in fields}
+
+
+def values(state: TrainingState, place: int = 0) -> list[np.ndarray]:
+    """Weights, optimizer and averages of one replica."""
+    variables = [v.value for v in (*state.model.variables, *state.optimizer.variables)]
+    return [state.replicas.parts(v)[place].numpy() for v in (*variables, *state.averages)]
+
+
+class SameStep(unittest.TestCase):
+    def assert_same(self, build, count, steps=20, accumulation=1, precision="float32", most=1e-5):
+        batches = steps_of(count * accumulation, steps)
+        several, step, losses = trained(build, count, batches, accumulation, precision)
+        alone, _, expected = trained(build, 1, batches, accumulation, precision)
+        np.testing.assert_allclose(losses, expected, rtol=most)
+        for one, other in zip(values(several), values(alone), strict=True):
+            np.testing.assert_allclose(one, other, atol=most)
+        for place in range(1, count):
+            for one, other in zip(values(several), values(several, place), strict=True):
+                np.testing.assert_array_equal(one, other, "replicas differ")
+        self.assertEqual(step.traces, 1)
+
+    def test_two_replicas_take_the_steps_of_one_device_short_and_empty_batches_included(self):
+        self.assert_same(toy, 2)
+
+    def test_four_replicas_with_accumulation_do(self):
+        self.assert_same(toy, 4, accumulation=2)
+
+    def test_in_mixed_precision_they_do(self):
+        self.assert_same(toy, 2, precision="mixed_bfloat16", most=1e-3)
+        self.assert_same(toy, 2, accumulation=2, precision="mixed_float16", most=1e-3)
+
+    def test_both_tasks_do(self):
+        for build in (voice, listener):
+            with self.subTest(task=build.__name__):
+                self.assert_same(build, 2, steps=4)
+
+    def test_batches_are_normalised_over_all_replicas_where_that_is_asked_for(self):
+        (batches,) = steps_of(2, 1)
+        several, _, losses = trained(lambda precision: listener(precision, "conv", dropout=0.0), 2, [batches])
+        state, step = built(lambda precision: listener(precision, "conv", dropout=0.0), replicas_of(1))
+        whole = {name: batches[0][name] for name in ("seed", "step_tokens", "step_frames")}
+        joined = {
+            name: np.concatenate([batch[name] for batch in batches]) for name in HEARD_FEATURES if name not in whole
+        }
+        loss = step.read(step([[on(state.device, joined | whole, HEARD_FEATURES)]], 1, 1e-2, 0.9))["loss"]
+        self.assertAlmostEqual(losses[0], loss, places=5)
+        moving = [v.path for v in state.model.variables if "moving" in v.path]
+        self.assertTrue(moving)
+        for one, other in zip(several.model.variables, state.model.variables, strict=True):
+            if one.path in moving:
+                np.testing.assert_allclose(several.replicas.parts(one.value)[0], other.value, atol=1e-5)
+
+
+class Devices(unittest.TestCase):
+    def test_products_of_each_replica_are_on_its_own_device_with_accumulation_too(self):
+        state, step = built(toy, replicas_of(2), accumulation=2)
+        batches = [on(device, steps_of(1, 1)[0][0], state.model.BATCH) for device in state.replicas.devices]
+        for function in step.functions(batches):
+            found = [operation.device for operation in function.graph.get_operations() if operation.type == "MatMul"]
+            counts = [sum(device.endswith(name[1:]) for device in found) for name in state.replicas.devices]
+            self.assertGreater(counts[0], 0)
+            self.assertEqual(counts, [len(found) / 2] * 2)
+
+    def test_outcome_is_on_the_first_device(self):
+        state, step = built(toy, replicas_of(2))
+        batches = [on(device, steps_of(1, 1)[0][0], state.model.BATCH) for device in state.replicas.devices]
+        self.assertTrue(step([batches], 1, 1e-2, 0.9).device.endswith("CPU:0"))
+
+    def test_all_have_tells_whether_replicas_agree(self):
+        self.assertTrue(replicas_of(2).all_have("ab12cd34ef"))
+
+
+class RestOfAnEpoch(unittest.TestCase):
+    """200 utterances; an epoch is begun by some replicas and ended by others."""
+
+    def setUp(self):
+        random = np.random.default_rng(0)
+        self.samples = random.integers(20_000, 90_000, 200).astype(np.int32)
+
+    def plan(self, replicas, accumulation=1):
+        return Plan(
+            self.samples,
+            self.samples // 1000,
+            np.zeros(200, np.int32),
+            bounds=bucket_bounds(self.samples, 4, 4),
+            batch_size=4,
+            seed=3,
+            accumulation=accumulation,
+            replicas=replicas,
+        )
+
+    def take(self, replicas, start, steps, accumulation=1):
+        """Utterances of so many steps from a position on, and the position after them."""
+        found = list(itertools.islice(planned_steps(self.plan(replicas, accumulation), start), steps))
+        return np.concatenate([step.utterances for _, _, step in found]), found[-1][2].following
+
+    def test_it_holds_what_is_left_and_nothing_twice(self):
+        for accumulation in (1, 2):
+            first, position = self.take(2, Position(epoch=1), 5, accumulation)
+            second, position = self.take(3, position.with_other_replicas(2), 3, accumulation)
+            position = position.with_other_replicas(3)
+            left = steps_left(self.plan(1, accumulation), position, epochs=2)
+            third, position = self.take(1, position, left, accumulation)
+            np.testing.assert_array_equal(np.sort(np.concatenate([first, second, third])), np.arange(200))
+            self.assertEqual(position, Position(2))
+
+    def test_it_is_a_function_of_how_it_was_begun(self):
+        start = Position(1, 0, ((2, 5), (3, 3)))
+        np.testing.assert_array_equal(self.take(1, start, 9)[0], self.take(1, start, 9)[0])
+        self.assertFalse(np.array_equal(self.take(1, start, 9)[0], self.take(1, Position(1, 0, ((2, 5),)), 9)[0]))
+
+    def test_it_is_left_alone_where_no_step_was_taken(self):
+        self.assertEqual(Position(4).with_other_replicas(2), Position(4))
+
+    def test_any_step_of_it_can_be_started_from(self):
+        start = Position(0, 0, ((2, 5),))
+        whole, _ = self.take(4, start, 6)
+        begun, position = self.take(4, start, 2)
+        rest, _ = self.take(4, position, 4)
+        np.testing.assert_array_equal(whole, np.concatenate([begun, rest]))
+
+    def test_every_replica_has_as_many_batches_and_they_share_the_step(self):
+        epoch = self.plan(3, accumulation=2).epoch(0)
+        for step in range(epoch.steps):
+            shares = [epoch.batches(step, replica) for replica in range(3)]
+            self.assertEqual({len(share) for share in shares}, {epoch.rounds(step)})
+            rows = np.concatenate([rows for share in shares for rows, _ in share])
+            np.testing.assert_array_equal(rows, epoch.utterances(step))
+
+
+class Runs(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.place = Workplace.made(cls.addClassCleanup)
+        models = toy_models()
+        models.__enter__()
+        cls.addClassCleanup(models.__exit__, None, None, None)
+
+    def about(self, run, step):
+        return json.loads((self.place.run(run) / f"checkpoints/step-{step:06d}/state.json").read_text())
+
+    def arrays(self, run, step):
+        return dict(arrays_of(self.place.run(run) / f"checkpoints/step-{step:06d}"))
+
+    def test_run_of_two_replicas_goes_on_with_one_and_takes_each_utterance_once(self):
+        begun = self.place.train("shared", "--model-gpus", "0", "1", "--batch-size", "2", "--max-steps", "2")
+        self.assertEqual(begun.code, 0, begun.err)
+        self.assertIn("replicated", begun.out)
+        self.assertIn("2 replicas with", begun.out)
+        self.assertEqual((self.about("shared", 2)["position"], self.about("shared", 2)["replicas"]), ([0, 2, []], 2))
+        ended = self.place.train("shared", "--batch-size", "2", "--max-steps", "4", "--resume")
+        self.assertEqual(ended.code, 0, ended.err)
+        self.assertIn("1 now, 2 before", ended.out)
+        self.assertEqual(self.about("shared", 4)["position"], [1, 0, []])  # 12 utterances: 2 x 4, then 2 x 2
+
+    def test_one_producer_feeds_all_replicas_what_they_would_make_themselves(self):
+        flags = ("--batch-size", "2", "--max-steps", "3")
+        own = self.place.train("own", "--model-gpus", "1", "2", *flags)
+        fed = self.place.train("fed", "--data-gpu", "0", "--model-gpus", "1", "2", *flags)
+        self.assertEqual((own.code, fed.code), (0, 0), own.err + fed.err)
+        for name, array in self.arrays("own", 3).items():
+            np.testing.assert_array_equal(array, self.arrays("fed", 3)[name], name)
+
+    def test_learning_rate_is_scaled_where_that_is_asked_for(self):
+        flags = ("--model-gpus", "0", "1", "--batch-size", "2", "--max-steps", "2", "--warmup-steps", "0")
+        for name, more, expected in (("plain", (), 1e-3), ("scaled", ("--scale-learning-rate",), 2e-3)):
+            self.assertEqual(self.place.train(name, *flags, *more).code, 0)
+            first = json.loads((self.place.run(name) / "metrics.jsonl").read_text().splitlines()[0])
+            self.assertAlmostEqual(first["learning_rate"], expected)
+
+    def test_xla_with_replicas_is_refused(self):
+        asked = ("--model-gpus", "0", "1", "--compile", "xla", "--enable-static-shapes")
+        refused = self.place.train("compiled", *asked)
+        self.assertEqual(refused.code, 2)
+        self.assertIn("--compile xla was asked for with 2 replicas", refused.err)
+
+
+if __name__ == "__main__":
+    unittest.main()

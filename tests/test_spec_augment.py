@@ -1,0 +1,84 @@
+"""SpecAugment: what is masked, with what, and what never is."""
+
+import unittest
+
+import numpy as np
+import tensorflow as tf
+
+from myxtts.audio.mel import SILENCE
+from myxtts.audio.spec_augment import spec_augment
+from tests.two_devices import DATA
+
+FRAMES = np.array([100, 40, 3, 0, 100], np.int32)
+SETTINGS = {"time_masks": 2, "time_share": 0.2, "frequency_masks": 2, "frequency_bands": 20}
+NONE = dict.fromkeys(SETTINGS, 0)
+
+
+def log_mels():
+    mel = np.random.default_rng(0).normal(-5.5, 2.1, (len(FRAMES), 110, 80)).astype(np.float32)
+    mel[np.arange(110)[None, :] >= FRAMES[:, None]] = SILENCE
+    return mel
+
+
+def augmented(mel, seed=(1, 2), frames=FRAMES, **settings):
+    with tf.device(DATA):
+        return spec_augment(tf.constant(mel), tf.constant(frames), tf.constant(seed), **NONE | settings).numpy()
+
+
+class SpecAugment(unittest.TestCase):
+    def setUp(self):
+        self.mel = log_mels()
+
+    def masked(self, **options):
+        return augmented(self.mel, **options) != self.mel
+
+    def test_masks_whole_frames_and_whole_bands(self):
+        masked = self.masked(**SETTINGS)
+        for row, frames in zip(masked, FRAMES, strict=True):
+            real = row[:frames]
+            time, bands = real.all(axis=1), real.all(axis=0)
+            np.testing.assert_array_equal(real, time[:, None] | bands[None, :])
+        self.assertTrue(masked[0].any() and masked[1].any())
+
+    def test_leaves_what_is_behind_the_end(self):
+        for seed in range(5):
+            masked = self.masked(seed=(seed, 0), **SETTINGS)
+            self.assertFalse(masked[np.arange(110)[None, :] >= FRAMES[:, None]].any())
+
+    def test_masks_are_as_wide_as_asked_at_most_and_lie_everywhere(self):
+        frames = np.full(2000, 50, np.int32)
+        mel = np.random.default_rng(0).normal(size=(2000, 50, 80)).astype(np.float32)
+        masked = augmented(mel, frames=frames, time_masks=1, time_share=0.2) != mel
+        time = masked.all(axis=2)
+        widths = time.sum(axis=1)
+        self.assertEqual((widths.min(), widths.max()), (0, 10))
+        self.assertAlmostEqual(widths.mean(), 5.0, delta=0.3)
+        self.assertTrue((np.abs(np.diff(time, axis=1)).sum(axis=1) <= 2).all())  # one stretch
+        self.assertTrue(time.any(axis=0).all())
+        masked = augmented(mel, frames=frames, frequency_masks=1, frequency_bands=80) != mel
+        widths = masked.all(axis=1).sum(axis=1)
+        self.assertEqual((widths.min(), widths.max()), (0, 80))
+
+    def test_a_masked_value_is_the_mean_of_its_band(self):
+        found = augmented(self.mel, **SETTINGS)
+        for row, frames in enumerate(FRAMES):
+            mean = np.broadcast_to(self.mel[row, :frames].mean(axis=0) if frames else 0.0, (110, 80))
+            masked = found[row] != self.mel[row]
+            np.testing.assert_allclose(found[row][masked], mean[masked], rtol=1e-5)
+
+    def test_is_a_function_of_the_seed_and_differs_between_rows(self):
+        first = self.masked(**SETTINGS)
+        np.testing.assert_array_equal(first, self.masked(**SETTINGS))
+        self.assertFalse(np.array_equal(first, self.masked(seed=(1, 3), **SETTINGS)))
+        self.assertFalse(np.array_equal(first[0], first[4]))
+
+    def test_padding_does_not_move_the_masks(self):
+        longer = np.pad(self.mel, [(0, 0), (0, 13), (0, 0)], constant_values=SILENCE)
+        np.testing.assert_array_equal(augmented(longer, **SETTINGS)[:, :110], augmented(self.mel, **SETTINGS))
+
+    def test_none_masks_nothing(self):
+        self.assertFalse(self.masked().any())
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,11 +1,16 @@
 """The cluster that an environment tells of, and how its workers meet."""
 
 import json
+import re
 import socket
 import unittest
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from unittest import mock
 
+import yaml
+
+from myxtts import cli
 from myxtts.errors import PlacementError
 from myxtts.placement import meeting
 from myxtts.placement.cluster import Cluster, expand_counts, expand_hosts, find_cluster
@@ -70,6 +75,26 @@ class TfConfigTest(unittest.TestCase):
         for reason, environ in refused.items():
             with self.subTest(reason=reason), self.assertRaisesRegex(PlacementError, reason):
                 find_cluster(environ)
+
+
+class KubernetesTest(unittest.TestCase):
+    def test_the_job_of_the_docs_tells_each_pod_its_place(self):
+        page = (Path(__file__).parents[1] / "docs" / "distributed.md").read_text(encoding="utf-8")
+        documents = yaml.safe_load_all(re.search(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[1])
+        service, job, policy = documents
+        spec = job["spec"]
+        pod = spec["template"]["spec"]
+        name, count = job["metadata"]["name"], spec["completions"]
+        self.assertEqual((service["spec"]["selector"], spec["parallelism"]), ({"job-name": name}, count))
+        self.assertEqual(policy["spec"]["podSelector"]["matchLabels"], {"job-name": name})
+        number, place = pod["containers"][0]["env"]  # the second names the first, which Kubernetes replaces
+        self.assertEqual(place["name"], "TF_CONFIG")
+        for index in range(count):
+            environ = {"TF_CONFIG": place["value"].replace(f"$({number['name']})", str(index))}
+            hosts = [f"{name}-{i}.{pod['subdomain']}:2222" for i in range(count)]  # as Kubernetes names the pods
+            self.assertEqual(find_cluster(environ), Cluster(tuple(hosts), index))
+        self.assertEqual(pod["subdomain"], service["metadata"]["name"])
+        cli.parse(pod["containers"][0]["command"][2:])
 
 
 class SlurmTest(unittest.TestCase):

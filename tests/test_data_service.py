@@ -1,5 +1,6 @@
 """Batches that workers of a tf.data service read: the same ones, once each and in order, whatever dies."""
 
+import logging
 import shutil
 import signal
 import socket
@@ -33,6 +34,7 @@ from myxtts.data.service_server import dispatcher, is_loopback, listening_socket
 from myxtts.errors import ConfigError, DataError
 from tests.sine_corpus import planned_corpus, write_corpus
 
+log = logging.getLogger("myxtts.data.test")
 PROGRAM = Path(__file__).parents[1] / "utilities" / "data_service.py"
 REFERENCE_SAMPLES = 6_400
 
@@ -88,7 +90,7 @@ class ServiceCase(unittest.TestCase):
     def assert_no_thread(self):
         ours = [thread for thread in threading.enumerate() if thread.name.startswith("myxtts")]
         for thread in ours:
-            thread.join(5.0)
+            thread.join(20.0)
         self.assertFalse([thread.name for thread in ours if thread.is_alive()])
 
     def servers(self, workers: int = 2) -> tuple[ExitStack, str]:
@@ -188,49 +190,62 @@ class OrderTest(ServiceCase):
 
 
 class LossTest(ServiceCase):
+    """Nothing ends a request to a service that is gone but a service that takes its place, so each test starts one."""
+
     def test_a_worker_that_is_killed_costs_no_batch(self):
         servers, address = self.servers(workers=1)
         program = start("worker", "--dispatcher", address.removeprefix("grpc://"))
         self.addCleanup(program.stdout.close)
         self.addCleanup(program.wait)
         self.addCleanup(program.kill)
-        port_said_by(program)
-        data_service = DataService(address, stall_s=1.0)
-        batches = self.corpus.read_by(data_service, 12)
-        with closing(batches):
+        port = port_said_by(program)
+        with (
+            self.assertLogs("myxtts.data") as told,
+            closing(self.corpus.read_by(DataService(address, stall_s=3.0), 12)) as batches,
+        ):
             found = list(islice(batches, 20))
             program.kill()
             found += batches
+            log.info("")  # there need be no other line
         self.assert_same(found, self.corpus.read_here(12))
-        servers.close()  # ends the requests that the dead worker owes
+        self.assertNotIn("worker could not read", "\n".join(told.output))
+        program.wait()
+        servers.enter_context(worker(*service_address(address), "127.0.0.1", port))
+        self.assert_no_thread()
 
     def test_without_any_worker_the_run_goes_on_here_and_says_so(self):
         servers, address = self.servers(workers=0)
-        workers = servers.enter_context(ExitStack())
-        workers.enter_context(worker(*service_address(address), "127.0.0.1", 0))
-        batches = self.corpus.read_by(DataService(address, stall_s=0.2), 8)
-        with self.assertLogs("myxtts.data", "WARNING") as told, closing(batches):
-            found = list(islice(batches, 10))
-            workers.close()
+        with (
+            closing(self.corpus.read_by(DataService(address, stall_s=0.2), 8)) as batches,
+            self.assertLogs("myxtts.data", "WARNING") as told,
+        ):
+            with worker(*service_address(address), "127.0.0.1", 0):
+                found = list(islice(batches, 10))
             found += batches
         self.assert_same(found, self.corpus.read_here(8))
         self.assertRegex("\n".join(told.output), r"[1-5] of [2-5] batches were read on this machine")
-        servers.close()
+        servers.enter_context(worker(*service_address(address), "127.0.0.1", 0))
+        self.assert_no_thread()
 
     def test_a_dispatcher_that_comes_back_is_used_again(self):
-        first, address = self.servers()
+        servers, address = self.servers()
         port = service_address(address)[1]
         data_service = DataService(address, stall_s=0.2)
-        batches = self.corpus.read_by(data_service, 30)
-        with closing(batches), self.assertLogs("myxtts.data", "WARNING") as told:
+        with (
+            closing(self.corpus.read_by(data_service, 30)) as batches,
+            self.assertLogs("myxtts.data", "WARNING"),
+            mock.patch.object(data_service, "note", wraps=data_service.note) as noted,
+        ):
             found = list(islice(batches, 12))
-            first.close()
+            servers.close()
             found += islice(batches, 30)
-            self.assertIn("Connection refused", "\n".join(told.output))
             with dispatcher("127.0.0.1", port), worker("127.0.0.1", port, "127.0.0.1", 0):
-                with mock.patch.object(data_service, "note", wraps=data_service.note) as noted:
-                    found += batches
-                self.assertEqual(noted.call_args.args[0].arrived, len(noted.call_args.args[0].batches))
+                data_service._unanswered._thread.join(30.0)
+                data_service._stall_s = 30.0
+                found += batches
+                (last,) = noted.call_args.args
+                self.assertEqual(last.arrived, len(last.batches))
+                self.assert_no_thread()
         self.assert_same(found, self.corpus.read_here(30))
 
     def test_nothing_at_the_address_is_an_error_at_once(self):
@@ -238,25 +253,22 @@ class LossTest(ServiceCase):
             taken.bind(("127.0.0.1", 0))  # and never listens
             address = f"grpc://127.0.0.1:{taken.getsockname()[1]}"
             with self.assertRaisesRegex(DataError, "nothing answers there: Connection refused. Start `python util"):
-                list(self.corpus.read_by(DataService(address, start_s=60.0), 1))
+                list(self.corpus.read_by(DataService(address), 1))
 
     def test_a_dispatcher_without_workers_is_an_error_in_time(self):
         servers, address = self.servers(workers=0)
         with self.assertRaisesRegex(DataError, "gave no batch within 0.3 s: it has no worker"):
             list(self.corpus.read_by(DataService(address, start_s=0.3), 1))
-        servers.close()
+        servers.enter_context(worker(*service_address(address), "127.0.0.1", 0))
+        self.assert_no_thread()
 
     def test_another_server_at_the_address_is_an_error_in_time(self):
         with socket.create_server(("127.0.0.1", 0)) as silent:
             address = f"grpc://127.0.0.1:{silent.getsockname()[1]}"
             with self.assertRaisesRegex(DataError, "gave no batch within 0.3 s.* or is something else"):
                 list(self.corpus.read_by(DataService(address, start_s=0.3), 1))
-        # A request to it ends only where a dispatcher takes its place.
-        servers = ExitStack()
-        self.addCleanup(servers.close)
-        port = servers.enter_context(dispatcher("127.0.0.1", service_address(address)[1]))
-        servers.enter_context(worker("127.0.0.1", port, "127.0.0.1", 0))
-        self.assert_no_thread()
+        with dispatcher(*service_address(address)) as port, worker("127.0.0.1", port, "127.0.0.1", 0):
+            self.assert_no_thread()
 
 
 class JobTest(unittest.TestCase):

@@ -45,10 +45,16 @@ def scripts() -> list[str]:
 
 
 def commands(text: str) -> Iterator[tuple[str, list[str]]]:
-    """(script, arguments) of each command in the code blocks of a page."""
+    """(script, arguments) of each command in the code blocks of a page, and of what a command launches behind --."""
     for block in FENCED.findall(text.replace("\\\n", " ")):
         for script, arguments in COMMAND.findall(block):
-            yield script, shlex.split(arguments, comments=True)
+            own, launched = shlex.split(arguments, comments=True), []
+            if "--" in own:
+                at = own.index("--")
+                own, launched = own[:at], own[at + 1 :]
+            yield script, own
+            if launched:
+                yield launched[0], launched[1:]
 
 
 def with_shipped_files(arguments: list[str]) -> list[str]:

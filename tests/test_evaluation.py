@@ -3,7 +3,6 @@
 import contextlib
 import io
 import json
-import shutil
 import tempfile
 import unittest
 from dataclasses import replace
@@ -62,7 +61,7 @@ from myxtts.text.symbols import SymbolTable
 from myxtts.training.samples import manner_of
 from myxtts.training.trained import choose_checkpoint
 from tests.tiny import SECONDS, arrays_of, loaded_once, network_of, whole_run
-from tests.tiny_recogniser import listeners_loaded_once, recogniser_run
+from tests.tiny_recogniser import listener_of, listeners_loaded_once, recogniser_run
 from utilities import evaluate
 
 
@@ -452,15 +451,16 @@ class WholeEvaluation(unittest.TestCase):
             score_of(self.run_folder, self.checkpoint, choice, TWO.routes[0], self.pictures.with_name("refused"))
 
     def test_a_text_that_the_recogniser_cannot_know_is_refused_before_anything_is_spoken(self):
-        run = Path(shutil.copytree(recogniser_run().folder, self.place.run("deaf")))
-        self.addCleanup(shutil.rmtree, run)
-        file = choose_checkpoint(run) / "state.json"
-        about = json.loads(file.read_text(encoding="utf-8"))
-        file.write_text(json.dumps(about | {"languages": ["ka"]}), encoding="utf-8")
-        with mock.patch("myxtts.evaluation.score.spoken") as spoken:
-            with self.assertRaisesRegex(DataError, "a text in 'en' was to be heard, but .*deaf was trained on ka"):
-                self.measure(recogniser=run, pictures=self.pictures.with_name("deaf"))
-            spoken.assert_not_called()
+        run = recogniser_run().folder
+        listener = listener_of(run)
+        foreign = replace(listener.tables, languages=("ka",))
+        with (
+            mock.patch.object(listener, "tables", foreign),
+            mock.patch("myxtts.evaluation.score.spoken") as spoken,
+            self.assertRaisesRegex(DataError, "a text in 'en' was to be heard, but .*heard was trained on ka"),
+        ):
+            self.measure(recogniser=run, pictures=self.pictures.with_name("foreign"))
+        spoken.assert_not_called()
 
     def test_a_run_of_a_recogniser_is_measured_as_such(self):
         run, file = recogniser_run().folder, self.pictures.with_name("rates.json")

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import yaml
 from pydantic import ValidationError
 
+from myxtts.config.address import service_address
 from myxtts.config.schema import Config
 from myxtts.config.settings import SECTIONS, SETTINGS, in_section, nearest
 from myxtts.errors import ConfigError
@@ -283,3 +284,13 @@ def _check_together(config: Config) -> None:
         raise ConfigError("max_steps and epochs are both 0: the run would never be done. Set --max-steps or --epochs.")
     if training.compile == "xla" and not data.enable_static_shapes:
         raise ConfigError("compile is 'xla', but XLA needs known shapes. Add --enable-static-shapes or --compile off.")
+    if config.recogniser.subsampling == 3:
+        raise ConfigError("subsampling is 3, but frames are halved once or twice. Give 1, 2 or 4.")
+    if data.data_service is not None:
+        service_address(data.data_service)
+        if data.cache_dataset or not data.use_tf_native_loading:
+            what = "cache_dataset" if data.cache_dataset else "no-use-tf-native-loading"
+            raise ConfigError(
+                f"data_service and {what} were both asked for, but the workers of the service read the files "
+                f"themselves, by TensorFlow's own operations. Leave out --{what.replace('_', '-')} or --data-service."
+            )

@@ -1,6 +1,6 @@
 """Stages A to E joined: rounds of batches on the model devices, from any position of the plan."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Literal
@@ -15,6 +15,7 @@ from myxtts.data.pcm_cache import open_cache
 from myxtts.data.planned import PlannedBatch, Position, planned_batches
 from myxtts.data.producer import Delivery, Recipe, deliveries, trace_produce, waves_of_plan
 from myxtts.data.reading import name_culprit, rows_from_cache, rows_from_files, wave_batches
+from myxtts.data.service import DataService
 from myxtts.placement.routes import Route
 
 Round = tuple[Delivery, ...]  # a batch for each replica of this process, in the order of its routes
@@ -49,7 +50,10 @@ class Pipeline:
         first_replica: int = 0,
     ):
         manifest = corpus.manifest
-        if data.cache_dataset:
+        service, read_rows = None, None
+        if data.data_service is not None:
+            service = DataService(data.data_service)
+        elif data.cache_dataset:
             read_rows = rows_from_cache(manifest, open_cache(manifest, cache_folder, data.num_workers))
         else:
             read_rows = rows_from_files(manifest, data.use_tf_native_loading)
@@ -66,6 +70,7 @@ class Pipeline:
                 data,
                 seed,
                 read_rows,
+                service,
                 recipe,
                 settle,
             )
@@ -87,6 +92,7 @@ class Producer:
         routes: all from this data device.
         replicas: their numbers among all.
         read_rows: see `wave_batches`.
+        service: reads in its place, where there is one.
         others: see Pipeline.
 
     Attributes:
@@ -94,9 +100,10 @@ class Producer:
         produce: waves -> features on it.
     """
 
-    def __init__(self, corpus, routes, replicas, data: Data, seed: int, read_rows, recipe: Recipe, settle: bool):
+    def __init__(self, corpus, routes, replicas, data: Data, seed: int, read_rows, service, recipe, settle):
         self._corpus, self._routes, self._replicas, self._data = corpus, routes, replicas, data
-        self._seed, self._read_rows, self._recipe, self._settle = seed, read_rows, recipe, settle
+        self._seed, self._recipe, self._settle = seed, recipe, settle
+        self._read_rows, self._service = read_rows, service
         self._reference_samples = int(data.reference_seconds * SAMPLE_RATE_HZ) // HOP_SAMPLES * HOP_SAMPLES
         self.device = routes[0].data
         self.produce = trace_produce(self.device, recipe)
@@ -112,9 +119,20 @@ class Producer:
 
     def open_waves(
         self, start: Position, epochs: int | None = None, mean_over: Literal["step", "epoch"] = "step"
-    ) -> tf.data.Dataset:
+    ) -> Iterable[dict[str, tf.Tensor]]:
         """Stages B and C alone: waves on the data device, for each batch of `planned`."""
         data = self._data
+        if self._service is not None:
+            return self._service.batches(
+                self.planned(start, epochs, mean_over),
+                self._corpus.manifest,
+                self._recipe.waves,
+                self._reference_samples,
+                data.num_workers,
+                data.buffer_size,
+                self.device,
+                data.prefetch_buffer_size,
+            )
         return wave_batches(
             lambda: self.planned(start, epochs, mean_over),
             self._read_rows,
@@ -134,16 +152,20 @@ class Producer:
         self, start: Position, epochs: int | None = None, mean_over: Literal["step", "epoch"] = "step"
     ) -> Iterator[Round]:
         """Batches on the model devices, one for each replica that it feeds at a time."""
+        waves = self.open_waves(start, epochs, mean_over)
         delivered = deliveries(
             self.planned(start, epochs, mean_over),
-            self.open_waves(start, epochs, mean_over),
+            waves,
             self._routes,
             self._recipe,
             self.produce,
             self._explain,
             self._settle,
         )
-        with closing(delivered):
+        with ExitStack() as opened:
+            if hasattr(waves, "close"):  # of a service
+                opened.callback(waves.close)
+            opened.enter_context(closing(delivered))
             yield from zip(*[delivered] * len(self._routes), strict=True)
 
     def _explain(self, planned: PlannedBatch, error: Exception) -> Exception:

@@ -167,7 +167,7 @@ def _bind_to_loopback(port: int) -> bool:
 
 
 def listening_sockets(port: int) -> Iterator[socket.socket]:
-    """Those of this process that listen on a port, whoever made them; each a duplicate, closed when the next is asked for."""
+    """Those of this process that listen on a port, whoever made them; each is closed when the next is asked for."""
     for name in os.listdir("/proc/self/fd"):
         try:
             if not stat.S_ISSOCK(os.stat(f"/proc/self/fd/{name}").st_mode):

@@ -143,6 +143,8 @@ def times_alone(config: Config, steps: int) -> Alone:
 def time_all_reduce(models: Sequence[str], gradients: Sequence[tuple[Sequence[int], str]]) -> float:
     """Median seconds in which replicas on some devices add up gradients, as `Step` does.
 
+    In a process without another strategy of several devices: TensorFlow would take both for parts of one all-reduce.
+
     Args:
         gradients: shape and dtype of each.
     """

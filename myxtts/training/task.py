@@ -13,7 +13,8 @@ from myxtts.audio.spec_augment import spec_augment
 from myxtts.config.schema import Config
 from myxtts.data.manifest import Tables
 from myxtts.data.producer import Recipe, recogniser_recipe, voice_recipe
-from myxtts.models import recogniser, xtts
+from myxtts.models import recogniser as recognisers
+from myxtts.models import xtts
 from myxtts.models.build import build_recogniser, build_xtts
 from myxtts.training.samples import VoiceSamples, manner_of
 from myxtts.training.state import TrainingState
@@ -86,36 +87,36 @@ class Recogniser:
     parts = ("subsampling", "encoder", "output")
 
     def recipe(self, config: Config, training: bool) -> Recipe:
-        hidden = config.recogniser
-        if not training or not (hidden.time_masks or hidden.frequency_masks):
+        recogniser = config.recogniser
+        if not training or not (recogniser.time_masks or recogniser.frequency_masks):
             return recogniser_recipe()
         return recogniser_recipe(
             partial(
                 spec_augment,
-                time_masks=hidden.time_masks,
-                time_share=hidden.time_mask_share,
-                frequency_masks=hidden.frequency_masks,
-                frequency_bands=hidden.frequency_mask_bands,
+                time_masks=recogniser.time_masks,
+                time_share=recogniser.time_mask_share,
+                frequency_masks=recogniser.frequency_masks,
+                frequency_bands=recogniser.frequency_mask_bands,
             )
         )
 
     def build(self, config: Config, tables: Tables, training: bool = True) -> keras.Model:
-        own = config.recogniser
+        recogniser = config.recogniser
         settings = {
             "precision": config.training.precision,
             "dropout": config.model.dropout,
-            "sync_batch_norm": own.sync_batch_norm,
+            "sync_batch_norm": recogniser.sync_batch_norm,
         }
         return build_recogniser(
             config.model.model_size,
             len(tables.symbols),
-            own.encoder,
-            own.subsampling,
+            recogniser.encoder,
+            recogniser.subsampling,
             **(settings if training else {}),
         )
 
     def describe(self, config: Config) -> str:
-        return described(f"recogniser, {config.recogniser.encoder}", config, recogniser.SIZES)
+        return described(f"recogniser, {config.recogniser.encoder}", config, recognisers.SIZES)
 
     def judge(self, tables: Tables) -> Callable[[], Judge]:
         return partial(TranscriptJudge, tables.symbols)

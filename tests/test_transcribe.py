@@ -106,15 +106,22 @@ class ListenerTest(RunOfRecogniser):
         self.assertEqual(together, [text for wave in waves for text in self.hear(wave)])
         self.assertEqual(together[::-1], self.hear(*waves[::-1]))
 
+    def test_padding_changes_no_text(self):
+        wave = noise(2.0)
+        with mock.patch("myxtts.recognition.pieces.PADDED_S", (LONGEST_S,)):
+            padded_more = self.hear(wave)
+        self.assertEqual(self.hear(wave), padded_more)
+
     def test_a_long_wave_is_heard_part_by_part(self):
         wave = noise(45.0)
         parts = cut(wave)
         self.assertGreater(len(parts), 2)
         self.assertEqual(self.hear(noise(1.0), wave)[1], " ".join(self.hear(*parts)))
 
-    def test_what_is_hardly_a_sound_has_a_text_too(self):
+    def test_what_is_shorter_than_a_mel_is_heard_with_silence_behind_it(self):
         texts = self.hear(*(np.zeros(samples, np.float32) for samples in (0, 1, 384, 385)))
-        self.assertEqual([type(text) for text in texts], [str] * 4)
+        self.assertEqual(texts, texts[-1:] * 4)
+        self.assertNotEqual(texts[-1], "")
         self.assertEqual(self.hear(), [])
 
     def test_waves_are_taken_as_their_texts_are_asked_for(self):

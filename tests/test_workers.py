@@ -54,7 +54,7 @@ def main():
             print("sum", float(add()[0]))
             if cluster.index == 1 and count == 3:
                 time.sleep(0.5)  # the other waits for the next sum: it need not wait for the heartbeat
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid(), signal.SIGTERM)  # which TensorFlow would swallow
 
 sys.exit(report_errors(main))
 """
@@ -71,6 +71,14 @@ class NameTest(unittest.TestCase):
 
     def test_all_that_are_silent_are_named(self):
         self.assertRegex(self.lost(SILENT), r"^worker 0 \(a:1\) and worker 1 \(b:2\) sent no sign of life for 20 s")
+
+    def test_who_dies_while_the_others_wait_at_the_end_is_named(self):
+        text = (
+            "Barrier failed because: task is set to ERROR: UNAVAILABLE: Task /job:worker/replica:0/task:1 heartbeat "
+            "timeout. This indicates that the remote task has failed. Barrier Id: end::0, Task: "
+            "/job:worker/replica:0/task:1\n\nRPC: /tensorflow.CoordinationService/Barrier"
+        )
+        self.assertRegex(self.lost(text), r"^worker 1 \(b:2\) sent no sign of life")
 
     def test_a_silent_chief_is_named(self):
         for text in (
@@ -115,8 +123,8 @@ class DeathTest(unittest.TestCase):
             )
         self.assertIn("[worker 0] sum 3.0", done.stdout)
         self.assertRegex(done.stdout, r"\[worker 0\] error: worker 1 \(127\.0\.0\.1:\d+\) is gone")
-        self.assertRegex(done.stderr, r"error: worker 1 \S+ was killed by SIGKILL")
-        self.assertEqual(done.returncode, 128 + signal.SIGKILL)
+        self.assertRegex(done.stderr, r"error: worker 1 \S+ was killed by SIGTERM")
+        self.assertEqual(done.returncode, 128 + signal.SIGTERM)
 
 
 if __name__ == "__main__":

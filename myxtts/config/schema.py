@@ -73,13 +73,13 @@ class Data(Section):
     reference_seconds: Annotated[float, Field(ge=0.5, le=30.0)] = 3.0
     """Longest stretch of the reference utterance that the model hears."""
     num_workers: Count = 2
-    """Batches that are read and decoded at the same time."""
+    """Batches that are read and decoded at the same time, for each data device."""
     use_tf_native_loading: bool = True
     """Decode 16-bit WAV with TensorFlow's own operations; off reads everything with soundfile."""
     data_service: str | None = None
     """Address of a tf.data service whose workers read and decode instead of this machine: grpc://HOST:PORT."""
     buffer_size: Count = 8
-    """Batches kept ready on the host."""
+    """Batches kept ready on the host, for each data device."""
     prefetch_buffer_size: Count = 3
     """Batches kept ready on the data device, and again on the model device."""
     voice_augmentation: Annotated[float, Field(ge=0.0, le=0.3)] = 0.0

@@ -88,7 +88,7 @@ def audit(function) -> Audit:
         function: as `get_concrete_function` gives it.
     """
     _register_xla_kernels()
-    library = {one.signature.name: one for one in function.graph.as_graph_def().library.function}
+    library = _on_gpus({one.signature.name: one for one in function.graph.as_graph_def().library.function})
     entry = function.function_def
     bodies = list(_bodies(entry, library | {entry.signature.name: entry}))
     found = [
@@ -100,6 +100,17 @@ def audit(function) -> Audit:
         if node.op not in library and not _has_kernel(node, XLA if compiled else GPU)
     ]
     return Audit(sum(len(body.node_def) for body, _ in bodies), tuple(found))
+
+
+def _on_gpus(library: dict) -> dict:
+    """Name -> definition, as a GPU has them.
+
+    Of functions that implement one API, as those of `tf.nn.ctc_loss` do, TensorFlow calls the one for the device at
+    hand, whichever was traced.
+    """
+    apis = {name: one.attr["api_implements"].s for name, one in library.items()}
+    own = {apis[name]: one for name, one in library.items() if one.attr["api_preferred_device"].s == b"GPU"}
+    return {name: own.get(apis[name], one) if apis[name] else one for name, one in library.items()}
 
 
 @cache

@@ -25,8 +25,10 @@ from typing import BinaryIO
 from myxtts.errors import ConfigError, PlacementError
 from myxtts.placement.cluster import Cluster
 
-NOTICE_S = 10.0  # for the others to notice by themselves that one has died, and to say so
-SAVE_S = 20.0  # to save and end, once they are asked to; then they are killed
+NOTICE_S = (
+    25.0  # for the others to notice by themselves that one has died, by its heartbeat at the latest, and to say so
+)
+SAVE_S = 15.0  # to save and end, once they are asked to; then they are killed
 POLL_S = 0.1
 LAST_LINES = 20
 NVIDIA_SMI_S = 20.0  # with a driver that hangs, it never returns

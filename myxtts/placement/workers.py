@@ -5,6 +5,8 @@ of all others when one is missing; a closed connection breaks them at once.
 """
 
 import re
+import signal
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
@@ -31,7 +33,7 @@ _BROKEN = (
 )
 _SAID = re.compile(r"<<(worker \d+ .*?)>>")  # by `_report`, however many passed it on
 _TASKS = r"((?:/job:worker/replica:0/task:\d+\s*)+)"
-_SILENT = re.compile(r"stopped sending heartbeats\):\s*" + _TASKS)
+_SILENT = re.compile(rf"stopped sending heartbeats\):\s*{_TASKS}|Task {_TASKS}heartbeat timeout")
 _LATE = re.compile(r"Barrier timed out\. Id: (\S*?)::.*timed out task names:\s*" + _TASKS, re.DOTALL)
 _REMOTE = re.compile(r"remote target (/job:worker/replica:0/task:\d+)")
 _TO_LEADER = re.compile(r"RPC: /tensorflow\.CoordinationService/|Failed to send RPC to coordination service")
@@ -102,7 +104,11 @@ def worker_strategy(cluster: Cluster, gpus: int) -> tf.distribute.MultiWorkerMir
     )
     kinds = tf.distribute.experimental.CommunicationImplementation
     options = tf.distribute.experimental.CommunicationOptions(implementation=kinds.NCCL if gpus else kinds.RING)
-    return tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
+    before = signal.getsignal(signal.SIGTERM)
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)  # TensorFlow has put its own in place, which does nothing with it
+    return strategy
 
 
 def _configure_coordination(cluster: Cluster) -> None:
@@ -124,7 +130,7 @@ def lost_worker(error: tf.errors.OpError, cluster: Cluster) -> str | None:
     if said := _SAID.search(text):
         return said[1]
     if silent := _SILENT.search(text):
-        return _lost(cluster, silent[1], f"sent no sign of life for {HEARTBEAT_TIMEOUT_S} s")
+        return _lost(cluster, silent[1] or silent[2], f"sent no sign of life for {HEARTBEAT_TIMEOUT_S} s")
     if late := _LATE.search(text):
         within = f"come to the end within {END_TIMEOUT_S}" if late[1] == END else f"start within {REGISTER_TIMEOUT_S}"
         return _lost(cluster, late[2], f"did not {within} s of the others")

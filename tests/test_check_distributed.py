@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import unittest
 from pathlib import Path
 from unittest import mock
@@ -19,7 +20,8 @@ GOOD = Findings(2, 2, "CPU", 0.0, (Speed(1 << 20, 0.002),), (1e-7, 2e-7), 0.2)
 
 class TwoWorkersTest(unittest.TestCase):
     def test_two_workers_compute_what_one_does(self):
-        done = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, timeout=240.0)
+        with tempfile.TemporaryDirectory() as folder:  # where it puts its logs
+            done = subprocess.run([sys.executable, SCRIPT], cwd=folder, capture_output=True, text=True, timeout=240.0)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertIn("[worker 0] 2 workers, 2 replicas, each on a CPU", done.stdout)
         self.assertEqual(done.stdout.count("✅"), 2)

@@ -72,7 +72,7 @@ class Corpus:
 
 
 class ServiceCase(unittest.TestCase):
-    """With jobs of 5 batches, so that 4 epochs are several jobs, and no job ends with an epoch."""
+    """With jobs of 8 batches, so that 4 epochs are several jobs, and no job ends with an epoch."""
 
     @classmethod
     def setUpClass(cls):
@@ -81,7 +81,7 @@ class ServiceCase(unittest.TestCase):
         cls.corpus = Corpus(folder)
 
     def setUp(self):
-        for name, value in (("JOB_BATCHES", 5), ("TRIAL_BATCHES", 2)):
+        for name, value in (("JOB_BATCHES", 8), ("TRIAL_BATCHES", 2)):
             patched = mock.patch.object(service, name, value)
             patched.start()
             self.addCleanup(patched.stop)
@@ -137,8 +137,8 @@ class OrderTest(ServiceCase):
 
     def test_no_python_runs_on_a_worker(self):
         request = service._Request(self.corpus.manifest, WAVES, REFERENCE_SAMPLES, 2, 2)
-        dataset = request.dataset(list(self.corpus.planned(1)), self.address)
-        graph = tf.compat.v1.GraphDef.FromString(dataset._input_dataset._as_serialized_graph().numpy())
+        dataset = request.dataset(list(self.corpus.planned(1)))
+        graph = tf.compat.v1.GraphDef.FromString(dataset._as_serialized_graph().numpy())
         types = {node.op for nodes in (graph.node, *(f.node_def for f in graph.library.function)) for node in nodes}
         self.assertIn("DecodeWav", types)
         self.assertFalse([name for name in types if "PyFunc" in name])
@@ -159,8 +159,7 @@ class OrderTest(ServiceCase):
 
     def test_an_utterance_that_is_gone_is_named_at_its_batch(self):
         planned = list(self.corpus.planned(4))
-        at = 9  # in the third job, of those after the trial
-        row = planned[at].rows[0]
+        row = planned[9].rows[0]
         path = Path(self.corpus.manifest.paths[row])
         first = next(i for i, plan in enumerate(planned) if row in plan.rows or row in plan.arrays["reference_row"])
         data_service, taken = DataService(self.address), 0
@@ -223,7 +222,7 @@ class LossTest(ServiceCase):
                 found = list(islice(batches, 10))
             found += batches
         self.assert_same(found, self.corpus.read_here(8))
-        self.assertRegex("\n".join(told.output), r"[1-5] of [2-5] batches were read on this machine")
+        self.assertRegex("\n".join(told.output), r"[1-8] of [2-8] batches were read on this machine")
         servers.enter_context(worker(*service_address(address), "127.0.0.1", 0))
         self.assert_no_thread()
 
@@ -232,21 +231,22 @@ class LossTest(ServiceCase):
         port = service_address(address)[1]
         data_service = DataService(address, stall_s=0.2)
         with (
-            closing(self.corpus.read_by(data_service, 30)) as batches,
+            closing(self.corpus.read_by(data_service, 9)) as batches,
             self.assertLogs("myxtts.data", "WARNING"),
             mock.patch.object(data_service, "note", wraps=data_service.note) as noted,
         ):
-            found = list(islice(batches, 12))
+            found = list(islice(batches, 10))
             servers.close()
-            found += islice(batches, 30)
+            found += islice(batches, 20)
             with dispatcher("127.0.0.1", port), worker("127.0.0.1", port, "127.0.0.1", 0):
-                data_service._unanswered._thread.join(30.0)
+                if data_service._unanswered is not None:
+                    data_service._unanswered._thread.join(60.0)
                 data_service._stall_s = 30.0
                 found += batches
                 (last,) = noted.call_args.args
                 self.assertEqual(last.arrived, len(last.batches))
                 self.assert_no_thread()
-        self.assert_same(found, self.corpus.read_here(30))
+        self.assert_same(found, self.corpus.read_here(9))
 
     def test_nothing_at_the_address_is_an_error_at_once(self):
         with socket.socket() as taken:
@@ -304,8 +304,8 @@ class JobTest(unittest.TestCase):
 
     def test_what_does_not_come_in_time_is_given_up_and_waited_for_once(self):
         held = threading.Event()
-        self.addCleanup(held.set)
         job = self.job([0, 1, held.wait])
+        self.addCleanup(held.set)
         self.assertEqual(self.taken(job, patience_s=0.05), [0, 1] + [None] * 6)
         self.assertTrue(job.alive)
 
@@ -366,13 +366,18 @@ class ServerTest(unittest.TestCase):
 
 
 class ProgramTest(unittest.TestCase):
-    def test_it_says_where_it_listens_and_ends_on_signals(self):
-        ended = ((signal.SIGINT, 130), (signal.SIGTERM, 143))
-        programs = [start("dispatcher", "--port", "0") for _ in ended]
-        for program, (number, code) in zip(programs, ended, strict=True):
-            with program:
-                port = port_said_by(program)
-                self.assertIn(f"--data-service grpc://127.0.0.1:{port}", program.stdout.readline())
+    def test_servers_say_where_they_listen_and_end_on_signals(self):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{free.getsockname()[1]}"
+        dealer, reader = start("dispatcher", "--port", address[10:]), start("worker", "--dispatcher", address)
+        with dealer, reader:
+            self.addCleanup(dealer.kill)
+            self.addCleanup(reader.kill)
+            self.assertEqual(port_said_by(dealer), int(address[10:]))
+            self.assertIn(f"--data-service grpc://{address}", dealer.stdout.readline())
+            self.assertGreater(port_said_by(reader), 0)
+            for program, number, code in ((reader, signal.SIGINT, 130), (dealer, signal.SIGTERM, 143)):
                 program.send_signal(number)
                 self.assertEqual(program.wait(20.0), code)
 

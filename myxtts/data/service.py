@@ -30,7 +30,7 @@ from myxtts.data.planned import PlannedBatch
 from myxtts.data.reading import ReadRows, rows_from_files
 from myxtts.errors import DataError
 
-JOB_BATCHES = 128  # to start a job takes the service 0.1 to 0.3 s, while batches of the one before still come
+JOB_BATCHES = 256  # to make a job's graph takes 0.14 s, so that shorter jobs cost more of each batch
 TRIAL_BATCHES = 8  # of the first jobs of a run, which show whether the service can do it
 WINDOW = 4  # times buffer_size: how many batches may wait for an earlier one before that is read here
 CONNECT_S = 5.0
@@ -146,10 +146,10 @@ class _Request(NamedTuple):
             waves["reference_pcm"] = read_rows(*stretches, self.reference_samples)
         return waves
 
-    def dataset(self, batches: list[PlannedBatch], address: str) -> tf.data.Dataset:
-        """The job of these batches: elements of WAVES' pcm with the `place` that they have among the batches.
+    def dataset(self, batches: list[PlannedBatch]) -> tf.data.Dataset:
+        """What has to be read of these batches, each with its `place` among them, by operations without Python.
 
-        The names of just the files that it needs travel with it, since nothing else of the manifest is on a worker.
+        Of the manifest it holds just the files of these batches, since it is sent to the workers.
         """
         sizes = [len(batch.arrays["row"]) for batch in batches]
         table = {name: np.zeros((len(batches), max(sizes)), np.int32) for name in self.columns}
@@ -173,15 +173,7 @@ class _Request(NamedTuple):
         dataset = dataset.map(read, num_parallel_calls=self.num_workers, deterministic=False)
         options = tf.data.Options()
         options.autotune.enabled = False  # every depth and width is a setting
-        service = tf.data.experimental.service
-        return dataset.with_options(options).apply(
-            service.distribute(
-                service.ShardingPolicy.DYNAMIC,
-                address,
-                max_outstanding_requests=self.buffer_size,
-                compression=None,  # see docs/data_service.md
-            )
-        )
+        return dataset.with_options(options)
 
 
 def _part(manifest: Manifest, rows: np.ndarray) -> Manifest:
@@ -235,7 +227,14 @@ class _Reading:
 
     def _open(self, batches: list[PlannedBatch]) -> tf.data.Iterator:
         self._service.connect()  # TensorFlow itself would try without end
-        return iter(self._request.dataset(batches, self._service.address))
+        service = tf.data.experimental.service
+        distributed = service.distribute(
+            service.ShardingPolicy.DYNAMIC,
+            self._service.address,
+            max_outstanding_requests=self._request.buffer_size,
+            compression=None,
+        )
+        return iter(self._request.dataset(batches).apply(distributed))
 
     def _end(self, job: "_Job", read_here: int) -> None:
         job.close()

@@ -149,16 +149,6 @@ def _lost(cluster: Cluster, tasks: str, what: str) -> str:
     )
 
 
-def lost_meanwhile(cluster: Cluster) -> str | None:
-    """Which other worker has died, as the coordination service knows it now; for the chief during long work alone.
-
-    A worker that waits in a collective needs not ask: the collective fails.
-    """
-    states = context.context().get_task_states([("worker", cluster.count)])
-    dead = [state for state in states if state is not None]
-    return lost_worker(dead[0], cluster) if dead else None
-
-
 def _report(cluster: Cluster, error: BaseException) -> None:
     """Tell the others why this worker ends, so that they end now and say so."""
     # Who was in no collective would blame this worker, where it only noticed that another is lost.

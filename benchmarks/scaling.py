@@ -35,7 +35,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--workers", type=bounded(int, 2, 64), default=2, help="that train together (default 2)")
     parser.add_argument("--rounds", type=bounded(int, 1, 20), default=2, help="runs of each kind, by turns (default 2)")
     parser.add_argument("--steps", type=bounded(int, 40), default=160, help="of each run (default 160)")
-    parser.add_argument("--batch-size", type=bounded(int, 1), default=8, help="of each worker (default 8)")
+    parser.add_argument("--batch-size", type=bounded(int, 1), default=16, help="of each worker (default 16)")
     return parser.parse_args(arguments)
 
 

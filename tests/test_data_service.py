@@ -34,7 +34,6 @@ from myxtts.data.service_server import dispatcher, is_loopback, listening_socket
 from myxtts.errors import ConfigError, DataError
 from tests.sine_corpus import planned_corpus, write_corpus
 
-log = logging.getLogger("myxtts.data.test")
 PROGRAM = Path(__file__).parents[1] / "utilities" / "data_service.py"
 REFERENCE_SAMPLES = 6_400
 
@@ -191,27 +190,6 @@ class OrderTest(ServiceCase):
 class LossTest(ServiceCase):
     """Nothing ends a request to a service that is gone but a service that takes its place, so each test starts one."""
 
-    def test_a_worker_that_is_killed_costs_no_batch(self):
-        servers, address = self.servers(workers=1)
-        program = start("worker", "--dispatcher", address.removeprefix("grpc://"))
-        self.addCleanup(program.stdout.close)
-        self.addCleanup(program.wait)
-        self.addCleanup(program.kill)
-        port = port_said_by(program)
-        with (
-            self.assertLogs("myxtts.data") as told,
-            closing(self.corpus.read_by(DataService(address, stall_s=3.0), 12)) as batches,
-        ):
-            found = list(islice(batches, 20))
-            program.kill()
-            found += batches
-            log.info("")  # there need be no other line
-        self.assert_same(found, self.corpus.read_here(12))
-        self.assertNotIn("worker could not read", "\n".join(told.output))
-        program.wait()
-        servers.enter_context(worker(*service_address(address), "127.0.0.1", port))
-        self.assert_no_thread()
-
     def test_without_any_worker_the_run_goes_on_here_and_says_so(self):
         servers, address = self.servers(workers=0)
         with (
@@ -261,14 +239,6 @@ class LossTest(ServiceCase):
             list(self.corpus.read_by(DataService(address, start_s=0.3), 1))
         servers.enter_context(worker(*service_address(address), "127.0.0.1", 0))
         self.assert_no_thread()
-
-    def test_another_server_at_the_address_is_an_error_in_time(self):
-        with socket.create_server(("127.0.0.1", 0)) as silent:
-            address = f"grpc://127.0.0.1:{silent.getsockname()[1]}"
-            with self.assertRaisesRegex(DataError, "gave no batch within 0.3 s.* or is something else"):
-                list(self.corpus.read_by(DataService(address, start_s=0.3), 1))
-        with dispatcher(*service_address(address)) as port, worker("127.0.0.1", port, "127.0.0.1", 0):
-            self.assert_no_thread()
 
 
 class JobTest(unittest.TestCase):
@@ -365,21 +335,37 @@ class ServerTest(unittest.TestCase):
         self.assertFalse(any(map(is_loopback, ("0.0.0.0", "10.0.0.1", "node1", "127.0.0.1.example.org"))))
 
 
-class ProgramTest(unittest.TestCase):
-    def test_servers_say_where_they_listen_and_end_on_signals(self):
+class ProgramTest(ServiceCase):
+    def test_a_worker_that_is_killed_costs_no_batch_and_the_others_end_by_their_signals(self):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             address = f"127.0.0.1:{free.getsockname()[1]}"
-        dealer, reader = start("dispatcher", "--port", address[10:]), start("worker", "--dispatcher", address)
-        with dealer, reader:
-            self.addCleanup(dealer.kill)
-            self.addCleanup(reader.kill)
-            self.assertEqual(port_said_by(dealer), int(address[10:]))
-            self.assertIn(f"--data-service grpc://{address}", dealer.stdout.readline())
-            self.assertGreater(port_said_by(reader), 0)
-            for program, number, code in ((reader, signal.SIGINT, 130), (dealer, signal.SIGTERM, 143)):
-                program.send_signal(number)
-                self.assertEqual(program.wait(20.0), code)
+        names = ["dispatcher", "--port", address[10:]], *[["worker", "--dispatcher", address]] * 2
+        dealer, reader, victim = programs = [start(*arguments) for arguments in names]
+        for program in programs:
+            self.addCleanup(program.stdout.close)
+            self.addCleanup(program.wait)
+            self.addCleanup(program.kill)
+        ports = [port_said_by(program) for program in programs]
+        self.assertEqual(ports[0], int(address[10:]))
+        self.assertIn(f"--data-service grpc://{address}", dealer.stdout.readline())
+
+        logging.getLogger("myxtts.data").addHandler(quiet := logging.NullHandler())
+        self.addCleanup(logging.getLogger("myxtts.data").removeHandler, quiet)
+        with closing(self.corpus.read_by(DataService(f"grpc://{address}", stall_s=2.0), 8)) as batches:
+            found = list(islice(batches, 16))
+            victim.kill()
+            found += batches
+        self.assert_same(found, self.corpus.read_here(8))
+
+        victim.wait()
+        with worker(
+            *service_address(f"grpc://{address}"), "127.0.0.1", ports[2]
+        ):  # what the dead one owes ends with it
+            self.assert_no_thread()
+        for program, number, code in ((reader, signal.SIGINT, 130), (dealer, signal.SIGTERM, 143)):
+            program.send_signal(number)
+            self.assertEqual(program.wait(20.0), code)
 
     def test_what_is_wrong_with_the_command_line_is_said_without_tensorflow(self):
         for arguments, message in (

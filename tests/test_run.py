@@ -221,7 +221,8 @@ class Stopped(Case):
         self.assertRegex(
             message, r" \(bucket [12] of 2\): OOM when allocating tensor \(the model is on /CPU:1; limits: "
         )
-        self.assertIn("/CPU:0 4096 MiB; /CPU:1 8192 MiB). --resume with a higher --model-gpu-memory", message)
+        self.assertIn("limits: /CPU:0 4096 MiB; /CPU:1 8192 MiB; ", message)  # and those that no route uses
+        self.assertIn("). --resume with a higher --model-gpu-memory", message)
 
     def test_by_a_full_memory_before_the_first_step_names_no_batch(self):
         full = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")

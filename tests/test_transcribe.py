@@ -107,10 +107,11 @@ class ListenerTest(RunOfRecogniser):
         self.assertEqual(together[::-1], self.hear(*waves[::-1]))
 
     def test_padding_changes_no_text(self):
-        wave = noise(2.0)
-        with mock.patch("myxtts.recognition.pieces.PADDED_S", (LONGEST_S,)):
-            padded_more = self.hear(wave)
-        self.assertEqual(self.hear(wave), padded_more)
+        texts = set()
+        for seconds in (2.0, 3.0, LONGEST_S):
+            with mock.patch("myxtts.recognition.pieces.PADDED_S", (seconds,)):
+                texts.update(self.hear(noise(2.0)))
+        self.assertEqual(len(texts), 1)
 
     def test_a_long_wave_is_heard_part_by_part(self):
         wave = noise(45.0)

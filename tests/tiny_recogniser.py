@@ -52,9 +52,13 @@ def recogniser_run() -> RecogniserRun:
     return RecogniserRun(place, run)
 
 
-@cache
 def listener_of(run: Path, beam_width: int = 0) -> Listener:
     """Loaded and traced once for all tests of a process."""
+    return _loaded(run, beam_width)
+
+
+@cache
+def _loaded(run: Path, beam_width: int) -> Listener:
     with small_recognisers():
         return Listener(run, MODEL, beam_width=beam_width)
 

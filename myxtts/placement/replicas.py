@@ -67,6 +67,16 @@ class Replicas:
         total, squares = self.parts(self.strategy.run(sums))[0].numpy()
         return total**2 == squares * self.count
 
+    def summed(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The sums over all replicas of some float32 tensors, inside a replica."""
+        context = tf.distribute.get_replica_context()
+        if self.count == len(self.routes):
+            return context.all_reduce("SUM", list(tensors))
+        # Between processes each tensor would be a message around the ring.
+        total = context.all_reduce("SUM", tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], axis=0))
+        parts = tf.split(total, [tensor.shape.num_elements() for tensor in tensors])
+        return [tf.reshape(part, tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
     def spread(self, values: Sequence[Any]) -> Any:
         """One value for each replica of this process, as arguments of `strategy.run`."""
         left = iter(values)

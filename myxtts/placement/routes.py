@@ -86,7 +86,7 @@ def plan_routes(placement, gpu_count: int) -> Placement:
     model_slots = [(gpu, "model") for gpu in model_gpus]
     slots = {*data_slots, *model_slots}
     if placement.simulate_gpus:  # all of them are made: /CPU:2 is simulated GPU 2, as unused GPUs cost nothing here
-        slots |= {(gpu, "model") for gpu in range(found)} if limit_of["data"] is None else set()
+        slots |= {(gpu, "model") for gpu in set(range(found)).difference(data_gpus, model_gpus)}
     slots = sorted(slots)
     kind = "/CPU" if placement.simulate_gpus else "/GPU"
     name_of = {slot: f"{kind}:{i}" for i, slot in enumerate(slots)}

@@ -147,7 +147,8 @@ class Step:
             losses = tf.stack([by_name[name] for name in self._state.model.LOSSES])
             scaled = self._state.optimizer.scale_loss(tf.reduce_sum(losses))
         gradients = tape.gradient(scaled, self._variables)
-        return losses, [tf.convert_to_tensor(gradient) for gradient in gradients]  # embeddings give slices
+        shapes = [variable.shape for variable in self._variables]  # of which some gradients know nothing
+        return losses, [tf.ensure_shape(one, shape) for one, shape in zip(gradients, shapes, strict=True)]
 
     def _add_gradients(self, batch, losses_so_far):
         """One replica: losses so far."""
@@ -166,7 +167,7 @@ class Step:
             for total in self._sums:
                 total.assign(tf.zeros_like(total))
         told = tf.concat([losses, [stop]], axis=0)
-        told, *gradients = tf.distribute.get_replica_context().all_reduce("SUM", [told, *gradients])
+        told, *gradients = self._state.replicas.summed([told, *gradients])
         losses, stop = told[:-1], told[-1]
 
         scale = loss_scale(optimizer)

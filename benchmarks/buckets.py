@@ -26,7 +26,7 @@ from benchmarks.planner import MOST_RUNS, emulated
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.cli import bounded, report_errors
 from myxtts.config.schema import Config, Data
-from myxtts.data.corpora import DEMO, load_corpora, make_missing_demo_corpus
+from myxtts.data.corpora import DEMO, demo_corpus, load_corpora
 from myxtts.data.plan import Plan
 from myxtts.data.planned import Position, planned_steps
 from myxtts.profiling.emulate import real_time
@@ -48,7 +48,7 @@ class Way(NamedTuple):
 
 def main() -> int:
     asked = parse()
-    make_missing_demo_corpus()
+    demo_corpus()
     print(f"| {COLUMNS} |\n{'|---' * (1 + COLUMNS.count(' | '))}|")
     with tempfile.TemporaryDirectory() as folder:
         for replicas in asked.replicas:

@@ -28,7 +28,8 @@ from myxtts.config.schema import Config, Data
 
 SERVER = Path(__file__).resolve().parents[1] / "utilities" / "data_service.py"
 REFERENCE_SAMPLES = 65_536
-WARM_UP = 64  # batches before the clock starts, which are compared
+WARM_UP = 600  # batches before the clock starts, so that the jobs are long ones
+COMPARED = 64
 
 
 class Measured(NamedTuple):
@@ -37,6 +38,7 @@ class Measured(NamedTuple):
     batches_per_s: float
     mib_per_s: float
     cpu_ms: float  # of this process, for a batch
+    growth_mib: float  # of the dispatcher
     first: list[dict]
 
 
@@ -49,10 +51,9 @@ def main() -> int:
     print(row("this process", here, "–"), flush=True)
     for workers in asked.workers:
         with service(workers) as (address, dispatcher):
-            before_mib = memory_mib(dispatcher)
-            served = measured(lambda address=address: read_by(address), asked.batches)
-            growth = (memory_mib(dispatcher) - before_mib) * 1000 / (WARM_UP + asked.batches)
-        print(row(f"{workers} worker{'s' * (workers > 1)}", served, f"{growth:.1f}"), flush=True)
+            served = measured(lambda address=address: read_by(address), asked.batches, dispatcher)
+        growth = f"{served.growth_mib * 1000 / asked.batches:.1f}"
+        print(row(f"{workers} worker{'s' * (workers > 1)}", served, growth), flush=True)
         if not same(here.first, served.first):
             print("error: the service gave other batches", file=sys.stderr)
             return 1
@@ -103,15 +104,19 @@ def readers(asked: argparse.Namespace) -> tuple[Callable[[], Iterator[dict]], Ca
     return read_here, read_by
 
 
-def measured(read: Callable[[], Iterator[dict]], batches: int) -> Measured:
+def measured(read: Callable[[], Iterator[dict]], batches: int, dispatcher: int | None = None) -> Measured:
     source = read()
-    first = list(islice(source, WARM_UP))
+    first = list(islice(source, COMPARED))
+    for _ in islice(source, WARM_UP - COMPARED):
+        pass
+    before_mib = memory_mib(dispatcher)
     started_s, cpu_s = time.perf_counter(), cpu_seconds()
     read_bytes = sum(wave[name].numpy().nbytes for wave in islice(source, batches) for name in ("pcm", "reference_pcm"))
     elapsed_s, cpu_s = time.perf_counter() - started_s, cpu_seconds() - cpu_s
     if hasattr(source, "close"):
         source.close()
-    return Measured(batches / elapsed_s, read_bytes / elapsed_s / 2**20, 1e3 * cpu_s / batches, first)
+    growth_mib = memory_mib(dispatcher) - before_mib
+    return Measured(batches / elapsed_s, read_bytes / elapsed_s / 2**20, 1e3 * cpu_s / batches, growth_mib, first)
 
 
 def cpu_seconds() -> float:
@@ -140,7 +145,9 @@ def service(workers: int) -> Iterator[tuple[str, int]]:
             program.wait()
 
 
-def memory_mib(process: int) -> float:
+def memory_mib(process: int | None) -> float:
+    if process is None:
+        return 0.0
     pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 

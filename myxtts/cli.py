@@ -133,7 +133,7 @@ def parse(argv: Sequence[str]) -> Arguments:
     """Flags over the file of --config over the defaults. Raises ConfigError; --help prints and exits with 0."""
     parser = settings_parser(
         prog="train_main.py",
-        description="Train a voice: batches are made on one device while the model trains on another.",
+        description="Train a voice or a recogniser: batches are made on one device while the model trains on another.",
     )
     parser.add_argument("--print-config", action="store_true", help="print the resolved settings as YAML, and stop")
     config, own = read_settings(parser, argv)

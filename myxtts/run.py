@@ -18,22 +18,30 @@ from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.clock import Clock
 from myxtts.config.load import dump
 from myxtts.config.schema import Config
-from myxtts.data.corpora import Corpus, load_corpora, make_missing_demo_corpus
+from myxtts.data.corpora import DEMO, Corpus, load_corpora
 from myxtts.data.manifest import Tables
 from myxtts.data.pipeline import Pipeline, Round
 from myxtts.data.planned import Position, planned_steps, steps_left
-from myxtts.errors import ConfigError, DataError, PlacementError, TrainingError
+from myxtts.errors import CheckpointError, ConfigError, DataError, PlacementError, TrainingError
 from myxtts.models.layers import parameter_count
 from myxtts.observe.advice import LongWait
 from myxtts.observe.html import write_report
 from myxtts.observe.report import Reporter
 from myxtts.placement import devices
 from myxtts.placement.audit import require_device
-from myxtts.placement.cluster import find_cluster
+from myxtts.placement.cluster import Cluster, find_cluster
 from myxtts.placement.replicas import Replicas, joined_replicas
 from myxtts.placement.routes import Placement, plan_routes
 from myxtts.training import loop, schedule
-from myxtts.training.base import Base, inherit, known_tables, read_base, refuse_useless_freeze, start_from
+from myxtts.training.base import (
+    Base,
+    digest_of,
+    inherit,
+    known_tables,
+    read_base,
+    refuse_useless_freeze,
+    start_from,
+)
 from myxtts.training.checkpoint import Checkpoints, latest, read_about, restore
 from myxtts.training.run_folder import RunFolder, refuse_other_corpus, refuse_other_settings
 from myxtts.training.state import TrainingState, make_optimizer
@@ -60,13 +68,15 @@ def train(config: Config) -> int:
     started_s = time.perf_counter()
     run, cluster = config.run, find_cluster(os.environ)
     folder = RunFolder(Path(run.runs_dir) / run.run)
-    if cluster is None or cluster.is_chief:
+    if cluster is None:
         folder.refuse_existing(run.resume)
-        if config.data.train_data is None:
-            make_missing_demo_corpus()
-    refuse_useless_freeze(config)
+    if cluster is not None and config.data.train_data is None and not DEMO.exists():
+        raise ConfigError(
+            f"{cluster.count} workers were started without --train-data, and there is no {DEMO}, which one process has "
+            f"to make. Run `python utilities/make_demo_corpus.py --out {DEMO}` on every host first, or give a corpus."
+        )
     config, start = find_start(config, folder)
-    placement = configure_devices(config)
+    placement = configure_devices(config, cluster)
     try:
         with joined_replicas(placement, cluster, shared_settings(config, start)) as replicas:
             return train_on(placement, replicas, config, folder, start, started_s)
@@ -76,7 +86,7 @@ def train(config: Config) -> int:
 
 def shared_settings(config: Config, start: "Start") -> dict[str, str]:
     """What all workers of a job have in common: the settings that a step depends on, and where they start."""
-    left_out = {"placement": True, "data": OWN_OF_A_MACHINE, "run": {"runs_dir"}}
+    left_out = {"placement": True, "data": OWN_OF_A_MACHINE, "training": {"init_from"}, "run": {"runs_dir"}}
     sections = config.model_dump(mode="json", exclude=left_out)
     settings = {f"{section}.{name}": str(value) for section, own in sections.items() for name, value in own.items()}
     return settings | {"checkpoint": start.checkpoint.name if start.checkpoint else "none"}
@@ -111,7 +121,9 @@ def find_start(config: Config, folder: RunFolder) -> tuple[Config, Start]:
     if checkpoint is not None:
         about = read_about(checkpoint)
         refuse_other_settings(checkpoint, settings_of(checkpoint, about), config)
+        refuse_useless_freeze(config)
         return config, Start(checkpoint, None, known_tables(about), about.get("ancestor"))
+    refuse_useless_freeze(config)
     return config, Start(None, base, base.tables, base.ancestor()) if base else Start()
 
 
@@ -121,6 +133,8 @@ def train_on(
     """Corpus, state, feed and loop, on devices that are set up; files are written by the chief of several workers."""
     run, data = config.run, config.data
     caches = folder.path if replicas.is_chief else folder.path / f"worker-{replicas.first // len(replicas.devices)}"
+    if replicas.joined and replicas.is_chief:  # only now, so that the others are told
+        folder.refuse_existing(run.resume)
     with ExitStack() as opened:
         corpus, held_out, tables = load_corpora(config, caches, start.known, replicas.count)
         refuse_missing_validation(config, corpus, held_out)
@@ -136,6 +150,7 @@ def train_on(
             log.info("resumed        %s", start.checkpoint)
         elif start.base is not None:
             log.info("start          %s", start.base.describe(tables))
+        refuse_other_weights(replicas, state)
         plan = make_schedule(config, corpus, state)
         if replicas.is_chief:
             describe(config, corpus, held_out, tables, state, plan)
@@ -156,8 +171,8 @@ def train_on(
         # Between two devices the hand-over waits for what was produced in any case; settling tells the two apart.
         pipeline = make_pipeline(config, corpus, replicas, caches, settle=dual)
         feed = opened.enter_context(pipeline.open_feed(state.position))
-        alone = replicas.count == len(replicas.devices)
-        stop = opened.enter_context(stop_on_signals(StopRequest() if alone else SharedStopRequest(step.asked_to_stop)))
+        request = SharedStopRequest(step.asked_to_stop) if replicas.joined else StopRequest()
+        stop = opened.enter_context(stop_on_signals(request))
         began = state.step, state.position
         log.info("feed           filled in %.1f s", feed.wait_until_full(data.model_start_delay))
         try:
@@ -175,13 +190,16 @@ def train_on(
     return stop.exit_code
 
 
-def configure_devices(config: Config) -> Placement:
+def configure_devices(config: Config, cluster: Cluster | None = None) -> Placement:
     placement = plan_routes(config.placement, devices.gpu_count())
-    if len(placement.routes) > 1 and config.training.compile == "xla":
+    replicas = len(placement.routes) * (cluster.count if cluster else 1)
+    if replicas > 1 and config.training.compile == "xla":
         raise PlacementError(
-            f"--compile xla was asked for with {len(placement.routes)} replicas ({placement.name}), but XLA compiles "
+            f"--compile xla was asked for with {replicas} replicas ({placement.name}), but XLA compiles "
             "for one device. Leave out --compile, or give one GPU by --model-gpu."
         )
+    if config.model.task == "recogniser" and config.training.compile == "xla":
+        raise ConfigError("--compile xla was asked for, but XLA cannot compile the loss of a recogniser. Leave it out.")
     devices.configure(placement)
     if config.training.deterministic:
         tf.config.experimental.enable_op_determinism()
@@ -194,6 +212,16 @@ def refuse_other_corpora(replicas: Replicas, corpus: Corpus) -> None:
         raise DataError(
             f"all workers have to read the same corpus, but not all of them found the {len(corpus.manifest)} usable "
             "utterances that this one did. Give every host the same files; rejected.csv of each says what it left out."
+        )
+
+
+def refuse_other_weights(replicas: Replicas, state: TrainingState) -> None:
+    """Raises CheckpointError where the workers begin with different weights: nothing would bring them together."""
+    weights = {v.path: replicas.parts(v.value)[0].numpy() for v in state.model.variables} if replicas.joined else {}
+    if not replicas.all_have(digest_of(weights)):
+        raise CheckpointError(
+            "all workers have to begin with the same weights, but they do not. Give all of them the same run folder, "
+            "or the same --init-from: a copy on one host may be of another attempt."
         )
 
 

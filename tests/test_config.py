@@ -2,6 +2,7 @@
 
 import ast
 import os
+import shutil
 import tempfile
 import unittest
 from pathlib import Path
@@ -12,6 +13,7 @@ from myxtts.config.load import MAX_BYTES, MAX_FILES, dump, load
 from myxtts.config.schema import Config, Model
 from myxtts.config.settings import SECTIONS, SETTINGS
 from myxtts.errors import ConfigError
+from myxtts.placement.routes import plan_routes
 
 ROOT = Path(__file__).parents[1]
 
@@ -324,6 +326,20 @@ class SchemaTest(unittest.TestCase):
     def test_every_default_is_allowed(self):
         defaults = Config().model_dump()
         self.assertEqual(Config.model_validate(defaults, strict=True), Config())
+
+    def test_shipped_files_compose(self):
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(shutil.copytree(ROOT / "configs", Path(name) / "configs"))
+            for more, expected in (
+                ("multi_gpu", [("/GPU:0", "/GPU:0"), ("/GPU:1", "/GPU:1")]),
+                ("distributed", [("/GPU:0", "/GPU:0")]),
+                ("dual_gpu", [("/GPU:0", "/GPU:1")]),
+            ):
+                (folder / "own.yaml").write_text(f"defaults: [asr_lmu, {more}]\nplacement: {{simulate_gpus: 0}}\n")
+                config = load(folder / "own.yaml")
+                routes = plan_routes(config.placement, gpu_count=2).routes
+                self.assertEqual([(route.data, route.model) for route in routes], expected)
+                self.assertEqual(config.model.task, "recogniser")
 
     def test_shipped_configurations_load(self):
         paths = sorted((ROOT / "configs").glob("*.yaml"))

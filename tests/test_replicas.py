@@ -163,6 +163,21 @@ class Devices(unittest.TestCase):
         self.assertTrue(replicas_of(2).all_have("ab12cd34ef"))
 
 
+class Frozen(unittest.TestCase):
+    def test_statistics_of_a_frozen_encoder_stay(self):
+        replicas = replicas_of(1)
+        with replicas.scope():
+            model = listener("float32", "conv")
+            state = TrainingState(model, make_optimizer(0.01, "float32"), True, replicas, frozen=("encoder",))
+        step = Step(state, 1.0, 1, static_shapes=False, compile_xla=False)
+        frozen = [v for layer in model.parts()["encoder"] for v in layer.variables]
+        self.assertTrue(any("moving" in v.path for v in frozen))
+        before = [v.numpy() for v in frozen]
+        step([[on(state.device, steps_of(1, 1)[0][0], HEARD_FEATURES)]], 1, 1e-2, 0.9)
+        for variable, value in zip(frozen, before, strict=True):
+            np.testing.assert_array_equal(variable.numpy(), value, variable.path)
+
+
 class RestOfAnEpoch(unittest.TestCase):
     """200 utterances; an epoch is begun by some replicas and ended by others."""
 

@@ -19,9 +19,10 @@ import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.errors import CheckpointError, DataError
-from myxtts.evaluation.hearing import Transcript, error_rates, rates_by, write_hearing
+from myxtts.evaluation.hearing import Transcript, rates_by, write_hearing
 from myxtts.recognition.listener import Listener
 from myxtts.recognition.pieces import BATCH_S, LONGEST_S, PADDED_S, batches, cut, groups, quietest
+from myxtts.text.edit_distance import error_rates
 from myxtts.training.trained import choose_checkpoint
 from tests.sine_corpus import sine, write_sound
 from tests.test_synthesis import reported

@@ -159,7 +159,7 @@ class Training(Section):
     precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] = "float32"
     """Number format of the computation; variables stay float32."""
     ema: Share = 0.999
-    """Decay of the moving average of the weights, used for validation and speech; 0 turns it off."""
+    """Decay of the moving average of the weights, used for validation and whatever the model is for; 0 turns it off."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Source of all randomness: initial weights, order of the utterances, dropout."""
     init_from: str | None = None
@@ -192,7 +192,7 @@ class Run(Section):
     validate_every: Period = 1000
     """Steps between two validations."""
     sample_every: Period = 1000
-    """Steps between two sets of spoken samples and pictures."""
+    """Steps between two sets of samples: speech of a voice, texts of a recogniser, and pictures."""
 
 
 class Config(Section):

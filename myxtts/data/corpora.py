@@ -111,13 +111,8 @@ def make_plan(manifest: Manifest, bounds: np.ndarray, config: Config, accumulati
 
 def demo_corpus() -> Path:
     """The demo corpus' folder; the corpus is made where it is missing."""
-    make_missing_demo_corpus()
-    log.info("no --train-data: training on the demo corpus in %s", DEMO)
-    return DEMO
-
-
-def make_missing_demo_corpus() -> None:
-    """One process of several calls this before the others look for it."""
     if not (DEMO / "metadata.csv").exists():
         log.info("no --train-data: making the demo corpus in %s (by espeak-ng, some seconds)", DEMO)
         make_demo_corpus(DEMO, **DEMO_ARGUMENTS)
+    log.info("no --train-data: training on the demo corpus in %s", DEMO)
+    return DEMO

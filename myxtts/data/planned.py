@@ -144,7 +144,9 @@ def planned_batches(
                 rows, references = share[round_]
                 # Its place in the step: accumulated or shared by replicas, the same batches draw the same numbers.
                 place = replica * step.rounds + round_
-                random = np.random.default_rng([seed, step.position.epoch, number, place, *np.ravel(step.position[2])])
+                random = np.random.default_rng(
+                    [seed, step.position.epoch, number, place, *np.ravel(step.position.earlier)]
+                )
                 arrays = _arrays(manifest, rows, references, shape, reference_samples, random) | totals
                 yield PlannedBatch(
                     step=step,

@@ -124,6 +124,8 @@ def rows_from_cache(manifest: Manifest, pcm: np.ndarray) -> ReadRows:
 
 def name_culprit(manifest: Manifest, planned: PlannedBatch, error: Exception) -> DataError:
     """The error of a batch that could not be read, naming the utterance at fault."""
+    if not len(planned.rows):
+        return DataError(f"a batch without an utterance could not be made: {error}.")
     rows = np.concatenate([planned.rows, planned.arrays["reference_row"][: len(planned.rows)]])
     where = f"epoch {planned.step.position.epoch + 1}, step {planned.step.position.step + 1}"
     for row in rows:

@@ -18,7 +18,7 @@ from myxtts.files import refuse_unwritable
 from myxtts.placement import devices
 from myxtts.placement.routes import plan_routes
 from myxtts.recognition.listener import Listener
-from myxtts.text.edit_distance import error_rate
+from myxtts.text.edit_distance import error_rates
 from myxtts.training.checkpoint import read_about
 from myxtts.training.trained import choose_checkpoint, settings_of
 
@@ -76,15 +76,6 @@ class Hearing:
     def to_json(self) -> dict[str, Any]:
         """The same, rates as shares, and every text."""
         return asdict(self) | {"transcripts": [one._asdict() for one in self.transcripts]}
-
-
-def error_rates(true: Sequence[str], heard: Sequence[str]) -> dict[str, float]:
-    """Of characters and of words."""
-    words = [(one.split(), said.split()) for one, said in zip(true, heard, strict=True)]
-    return {
-        "character_error_rate": error_rate(zip(true, heard, strict=True)),
-        "word_error_rate": error_rate(words),
-    }
 
 
 def write_hearing(

@@ -60,7 +60,9 @@ def load_again(
         CheckpointError: it has changed since.
     """
     config = settings_of(checkpoint, about)
-    data = config.data
+    # How its batches were read was a matter of the machine.
+    data = config.data.model_copy(update={"data_service": None, "cache_dataset": False})
+    config = config.model_copy(update={"data": data})
     for path in filter(None, (data.train_data, data.val_data)):
         if not Path(path).exists():
             raise DataError(

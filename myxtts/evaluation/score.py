@@ -16,7 +16,7 @@ from myxtts.data.manifest import Manifest
 from myxtts.errors import ConfigError
 from myxtts.evaluation.boundaries import Phoneme, boundaries, boundary_figures, found_s, read_alignments, word_spans
 from myxtts.evaluation.faults import plant
-from myxtts.evaluation.hearing import error_rates, write_hearing
+from myxtts.evaluation.hearing import write_hearing
 from myxtts.evaluation.held_out import (
     Utterance,
     folder_of,
@@ -34,6 +34,7 @@ from myxtts.models.xtts import XTTS, Manner
 from myxtts.placement import devices
 from myxtts.placement.routes import Route, plan_routes
 from myxtts.recognition.listener import Listener
+from myxtts.text.edit_distance import error_rates
 from myxtts.text.symbols import FIRST_SYMBOL_ID, SymbolTable
 from myxtts.training.checkpoint import read_about
 from myxtts.training.samples import manner_of

@@ -238,7 +238,7 @@ class MaskedBatchNorm(layers.Layer):
     def call(self, x, mask, training=False):
         """x [B, T, C], mask [B, T, 1] -> [B, T, C]; statistics in float32."""
         mean, variance = self.moving_mean.value, self.moving_variance.value
-        if training:
+        if training and self.trainable:
             mean, variance = self._moments(tf.cast(x, tf.float32), tf.cast(mask, tf.float32))
         scale = tf.cast(self.gamma, tf.float32) * tf.math.rsqrt(variance + 1e-3)
         shift = tf.cast(self.beta, tf.float32) - mean * scale

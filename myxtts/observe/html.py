@@ -23,16 +23,17 @@ audio {{ display: block; margin: .5rem 0; }}
 pre {{ overflow-x: auto; background: #f4f4f4; padding: 1rem; }}
 </style>
 <h1>{name}</h1>
-<p>Step {step}. Each sound was spoken by the model, with another utterance of the speaker as its reference.</p>
+<p>Step {step}. A sound was spoken by the model, with another utterance of the speaker as its reference.</p>
 <figure><img alt="losses by step" src="data:image/png;base64,{picture}"></figure>
 {samples}
 <h2>Settings</h2>
 <pre>{config}</pre>
 </html>
 """
+SOUND = '<audio controls src="{sound}"></audio>'
 SAMPLE = """<figure>
-<audio controls src="{sound}"></audio>
-<img alt="recorded and spoken mel, alignment" src="{picture}">
+{sound}
+<img alt="{name}" src="{picture}">
 </figure>"""
 
 
@@ -63,6 +64,13 @@ def _samples(folder: Path) -> list[str]:
     newest = max((folder / "samples").glob("step-*"), key=lambda path: (len(path.name), path.name), default=None)
     if newest is None:
         return []
-    names = [sound.relative_to(folder).with_suffix("").as_posix() for sound in sorted(newest.glob("*.wav"))]
-    figures = [SAMPLE.format(sound=quote(f"{n}.wav"), picture=quote(f"{n}.png")) for n in names]
-    return [f"<h2>Spoken at step {int(newest.name.removeprefix('step-'))}</h2>", *figures]
+    texts = [f"<pre>{html.escape(one.read_text(encoding='utf-8'))}</pre>" for one in newest.glob("*.txt")]
+    figures = [_figure(folder, picture) for picture in sorted(newest.glob("*.png"))]
+    return [f"<h2>Step {int(newest.name.removeprefix('step-'))}</h2>", *texts, *figures]
+
+
+def _figure(folder: Path, picture: Path) -> str:
+    """A picture, below the sound of its name where there is one."""
+    place, sound = picture.relative_to(folder).as_posix(), picture.with_suffix(".wav")
+    player = SOUND.format(sound=quote(sound.relative_to(folder).as_posix())) if sound.exists() else ""
+    return SAMPLE.format(sound=player, name=html.escape(picture.stem), picture=quote(place))

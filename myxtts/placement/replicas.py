@@ -20,8 +20,7 @@ class Replicas:
     Attributes:
         strategy: of one device, of several (mirrored), or of several processes.
         routes: of this process, by names that no other process has a device of.
-        first: number of the first of them among all.
-        count: of all processes.
+        first: number of the first of them among those of all processes.
     """
 
     strategy: tf.distribute.Strategy
@@ -35,6 +34,7 @@ class Replicas:
 
     @property
     def count(self) -> int:
+        """Replicas of all processes."""
         return self.strategy.num_replicas_in_sync
 
     @property
@@ -55,8 +55,15 @@ class Replicas:
         """Whether this process writes what a run leaves."""
         return self.first == 0
 
+    @property
+    def joined(self) -> bool:
+        """Whether other processes take part."""
+        return self.count > len(self.routes)
+
     def all_have(self, digest: str) -> bool:
         """Whether all processes call this with the same hexadecimal digest."""
+        if not self.joined:
+            return True
         number = tf.constant(int(digest[:6], 16), tf.float64)  # its square is exact
 
         @tf.function
@@ -70,7 +77,7 @@ class Replicas:
     def summed(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The sums over all replicas of some float32 tensors, inside a replica."""
         context = tf.distribute.get_replica_context()
-        if self.count == len(self.routes):
+        if not self.joined:
             return context.all_reduce("SUM", list(tensors))
         # Between processes each tensor would be a message around the ring.
         total = context.all_reduce("SUM", tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], axis=0))

@@ -14,7 +14,6 @@ from myxtts.preflight.place import check_placement
 from myxtts.preflight.prerequisites import check_prerequisites
 from myxtts.preflight.transfer import check_transfer
 from myxtts.run import Start, find_start
-from myxtts.training.base import refuse_useless_freeze
 from myxtts.training.run_folder import RunFolder
 
 MOST_GPUS = 1024  # an index is below it
@@ -32,7 +31,6 @@ def validate(config: Config, steps: int) -> Report:
     """
     config = with_dual(config)
     plan_routes(config.placement, MOST_GPUS)
-    refuse_useless_freeze(config)
     report = Report()
     with tempfile.TemporaryDirectory(prefix="myxtts-preflight-") as name:
         config, start = find_start(config, RunFolder(Path(name)))

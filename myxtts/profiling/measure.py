@@ -30,7 +30,6 @@ from myxtts.profiling.report import Findings
 from myxtts.profiling.verdict import Measurement, Pass
 from myxtts.run import build_state, configure_devices, explain_out_of_memory, find_start, make_pipeline, make_step
 from myxtts.training import loop
-from myxtts.training.base import refuse_useless_freeze
 from myxtts.training.run_folder import RunFolder
 from myxtts.training.samples import first_rows
 from myxtts.training.schedule import ema_decay
@@ -173,7 +172,6 @@ def time_all_reduce(models: Sequence[str], gradients: Sequence[tuple[Sequence[in
 @contextmanager
 def set_up(config: Config) -> Iterator[Bench]:
     """All that a run has before its first step, with a run folder that does not stay."""
-    refuse_useless_freeze(config)
     with tempfile.TemporaryDirectory(prefix="myxtts-profile-") as name:
         folder = RunFolder(Path(name))
         config = config.model_copy(update={"run": config.run.model_copy(update={"resume": False})})

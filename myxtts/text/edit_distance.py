@@ -39,3 +39,12 @@ def error_rate(pairs: Iterable[tuple[Sequence[Hashable], Sequence[Hashable]]]) -
     if not length:
         raise ValueError("an error rate needs a reference that is not empty")
     return edits / length
+
+
+def error_rates(true: Sequence[str], heard: Sequence[str]) -> dict[str, float]:
+    """Of characters and of words, over all texts."""
+    words = [(one.split(), said.split()) for one, said in zip(true, heard, strict=True)]
+    return {
+        "character_error_rate": error_rate(zip(true, heard, strict=True)),
+        "word_error_rate": error_rate(words),
+    }

@@ -43,7 +43,11 @@ class TrainingState:
         self.model = model
         self.optimizer = optimizer
         self.replicas = replicas
-        kept = {v.path for part in frozen for layer in model.parts()[part] for v in layer.variables}
+        layers = [layer for part in frozen for layer in model.parts()[part]]
+        kept = {v.path for layer in layers for v in layer.variables}
+        for layer in layers:
+            if layer.non_trainable_variables:  # statistics of batches, which are kept then, too
+                layer.trainable = False
         self.trained = [v for v in model.trainable_variables if v.path not in kept]
         require_device(self.device, ((v.path, replicas.parts(v.value)[0]) for v in model.variables))  # or Keras fails
         optimizer.build(self.trained)

@@ -12,7 +12,7 @@ from myxtts.models.ctc import greedy, texts
 from myxtts.observe.metrics import TensorBoard
 from myxtts.observe.pictures import mel_and_posteriors, png_bytes
 from myxtts.text.ctc import BLANK_ID
-from myxtts.text.edit_distance import error_rate
+from myxtts.text.edit_distance import error_rates
 from myxtts.text.symbols import FIRST_SYMBOL_ID, SymbolTable
 from myxtts.training.samples import first_rows
 from myxtts.training.state import TrainingState
@@ -35,15 +35,17 @@ class TranscriptJudge:
 
     def __init__(self, symbols: SymbolTable):
         self._symbols = symbols
-        self._pairs: list[tuple[str, str]] = []
+        self._true: list[str] = []
+        self._heard: list[str] = []
 
     def add(self, batch: dict, outputs: dict) -> None:
-        pairs = zip(references(batch, self._symbols), heard(outputs, self._symbols), strict=True)
-        self._pairs += [(true, said) for true, said in pairs if true]
+        for true, said in zip(references(batch, self._symbols), heard(outputs, self._symbols), strict=True):
+            if true:
+                self._true.append(true)
+                self._heard.append(said)
 
     def figures(self) -> dict[str, float]:
-        words = [(true.split(), said.split()) for true, said in self._pairs]
-        return {"character_error_rate": error_rate(self._pairs), "word_error_rate": error_rate(words)}
+        return error_rates(self._true, self._heard)
 
 
 class Transcripts:

@@ -5,8 +5,8 @@
 
 Trains on the demo corpus by utilities/launch_workers.py, one worker and several by turns, and as many runs at the same
 time that do not talk to each other ("apart"): what the machine itself allows, whose cores share memory and cache.
-Compares how many audio seconds are trained on in a second: medians over the reports of all rounds, the first of each run left
-out. The all-reduce is measured on tensors of the model's size.
+Compares how many audio seconds are trained on in a second: medians over the reports of all rounds, the first of each
+run left out. The all-reduce is measured on tensors of the model's size.
 """
 
 import argparse

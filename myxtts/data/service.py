@@ -8,6 +8,7 @@ missing, and none comes twice.
 
 import logging
 import re
+import secrets
 import socket
 import threading
 import time
@@ -111,14 +112,17 @@ class DataService:
 
     def connect(self) -> None:
         """Raises OSError where nothing answers at the address, or where the last request was not answered at all."""
-        if self._unanswered is not None and self._unanswered.alive:
+        if self._unanswered is not None and not self._unanswered.answered_within(CONNECT_S):
             raise TimeoutError("it has not answered the last request")
         socket.create_connection(self._host_and_port, CONNECT_S).close()
 
     def note(self, job: "_Job") -> None:
         """See a job that is over for its reader; a job without an answer is waited for before the next is begun."""
+        if job.read_here and (self.proven or job.arrived):
+            counts = (job.read_here, len(job.batches))
+            log.warning("data service %s: %d of %d batches were read on this machine", self.address, *counts)
         self.proven |= job.arrived > 0
-        if job.alive and not job.arrived:
+        if not job.arrived and not job.answered_within(0.0):
             self._unanswered = job
 
 
@@ -146,8 +150,8 @@ class _Request(NamedTuple):
             waves["reference_pcm"] = read_rows(*stretches, self.reference_samples)
         return waves
 
-    def dataset(self, batches: list[PlannedBatch]) -> tf.data.Dataset:
-        """What has to be read of these batches, each with its `place` among them, by operations without Python.
+    def dataset(self, batches: list[PlannedBatch], job: int) -> tf.data.Dataset:
+        """What has to be read of these batches, by operations without Python: each with its place and the job's number.
 
         Of the manifest it holds just the files of these batches, since it is sent to the workers.
         """
@@ -163,9 +167,8 @@ class _Request(NamedTuple):
         read_rows = rows_from_files(_part(self.manifest, used), native_loading=True)
 
         def read(place, size, padded_samples, columns):
-            return {"place": place} | self.read(
-                {name: column[:size] for name, column in columns.items()}, padded_samples, read_rows
-            )
+            columns = {name: column[:size] for name, column in columns.items()}
+            return {"job": tf.constant(job, tf.int64), "place": place} | self.read(columns, padded_samples, read_rows)
 
         padded = np.array([batch.arrays["padded_samples"] for batch in batches], np.int32)
         elements = (np.arange(len(batches)), np.array(sizes), padded, table)
@@ -197,7 +200,6 @@ class _Reading:
         self._begin_next()
         while self._jobs:
             job = self._jobs[0]
-            read_here = 0
             for place, plan in enumerate(job.batches):
                 if len(self._jobs) == 1 and len(job.batches) - place <= WINDOW * self._request.buffer_size:
                     self._begin_next()
@@ -205,27 +207,30 @@ class _Reading:
                 if self._closed:
                     return
                 if waves is None:
-                    self._explain(job, place, first=not read_here)
+                    job.read_here += 1
+                    self._explain(job, place)
                     waves = self._read_here(plan)
-                    read_here += 1
                 yield plan, waves
-            self._end(job, read_here)
+            self._jobs.remove(job)
+            job.close()
+            self._service.note(job)
 
     def close(self) -> None:
         self._closed = True
         for job in tuple(self._jobs):
             job.close(CLOSE_S)
+            self._service.note(job)
 
     def _begin_next(self) -> None:
         batches = list(islice(self._planned, JOB_BATCHES if self._service.proven else TRIAL_BATCHES))
         if batches and not self._closed:
             depth = self._request.buffer_size
-            job = _Job(batches, lambda: self._open(batches), depth, WINDOW * depth)
+            job = _Job(batches, lambda number: self._open(batches, number), depth, WINDOW * depth)
             self._jobs.append(job)
             if self._closed:  # meanwhile, without this one
                 job.close()
 
-    def _open(self, batches: list[PlannedBatch]) -> tf.data.Iterator:
+    def _open(self, batches: list[PlannedBatch], number: int) -> tf.data.Iterator:
         self._service.connect()  # TensorFlow itself would try without end
         service = tf.data.experimental.service
         distributed = service.distribute(
@@ -234,15 +239,7 @@ class _Reading:
             max_outstanding_requests=self._request.buffer_size,
             compression=None,
         )
-        return iter(self._request.dataset(batches).apply(distributed))
-
-    def _end(self, job: "_Job", read_here: int) -> None:
-        job.close()
-        self._service.note(job)
-        self._jobs.remove(job)
-        if read_here:
-            address, count = self._service.address, len(job.batches)
-            log.warning("data service %s: %d of %d batches were read on this machine", address, read_here, count)
+        return iter(self._request.dataset(batches, number).apply(distributed))
 
     def _read_here(self, plan: PlannedBatch) -> Waves:
         columns = {name: plan.arrays[name] for name in self._request.columns}
@@ -255,13 +252,13 @@ class _Reading:
         read = tf.function(lambda columns, padded_samples: self._request.read(columns, padded_samples, read_rows))
         return read.get_concrete_function(columns, tf.TensorSpec([], tf.int32))
 
-    def _explain(self, job: "_Job", place: int, first: bool) -> None:
+    def _explain(self, job: "_Job", place: int) -> None:
         """Say why a batch is read here, or raise DataError where it is a mistake in how the service was started."""
         address, error = self._service.address, job.error
         if error is not None and not isinstance(error, tf.errors.OpError | OSError):
             raise error
         if self._service.proven or (error is None and job.arrived):
-            if first:
+            if job.read_here == 1:
                 reason = _in_short(error) if error else "a batch did not come; a worker died or is late"
                 log.warning("data service %s: %s. What does not come is read on this machine", address, reason)
         elif isinstance(error, OSError):
@@ -298,11 +295,14 @@ class _Job:
     Attributes:
         batches: the stretch.
         arrived: batches that came.
+        read_here: batches that did not come in time, as its reader counts them.
+        number: its own among all jobs of all trainings.
         error: why no more will come, if that is known.
     """
 
-    def __init__(self, batches: list[PlannedBatch], open_job: Callable[[], Iterator[dict]], depth: int, window: int):
-        self.batches, self.arrived = batches, 0
+    def __init__(self, batches: list[PlannedBatch], open_job: Callable[[int], Iterator[dict]], depth: int, window: int):
+        self.batches, self.arrived, self.read_here = batches, 0, 0
+        self.number = secrets.randbits(62)
         self.error: BaseException | None = None
         self._open, self._depth, self._window = open_job, depth, window
         self._held: dict[int, Waves] = {}
@@ -313,10 +313,10 @@ class _Job:
         self._thread = threading.Thread(target=self._run, name="myxtts-data-service", daemon=True)
         self._thread.start()
 
-    @property
-    def alive(self) -> bool:
-        """Whether the service has still to answer; nothing ends a request to it."""
-        return self._thread.is_alive()
+    def answered_within(self, timeout_s: float) -> bool:
+        """Whether the service owes no answer any more; nothing else ends a request to it."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def take(self, place: int, patience_s: float) -> Waves | None:
         """The batch of a place, each of which is asked for once and in order; None if it is to be read elsewhere.
@@ -344,7 +344,7 @@ class _Job:
 
     def _run(self) -> None:
         try:
-            self._pull(self._open())
+            self._pull(self._open(self.number))
         except (tf.errors.OpError, OSError) as error:
             self.error = error.with_traceback(None)  # whose frames would keep the job on the workers
         except BaseException as error:  # a defect
@@ -359,6 +359,8 @@ class _Job:
             if waves is None:  # the service has no more, whatever is missing
                 return
             place = int(waves.pop("place"))
+            if int(waves.pop("job")) != self.number:  # a new dispatcher gives the numbers of the old one's jobs again
+                raise ConnectionError("its dispatcher was started anew")
             with self._changed:
                 self.arrived += 1
                 if place >= self._wanted and not self._over:

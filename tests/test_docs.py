@@ -35,8 +35,14 @@ def setting_flags() -> set[str]:
 @cache
 def script_flags(script: str) -> set[str]:
     """What the --help of a script names."""
-    told = subprocess.run([sys.executable, ROOT / script, "--help"], capture_output=True, text=True, check=True)
-    return set(FLAG.findall(told.stdout))
+    told = help_of(script)
+    commands = re.findall(r"^  \{([\w,]+)\}", told, re.MULTILINE)
+    return set(FLAG.findall("".join([told, *(help_of(script, one) for names in commands for one in names.split(","))])))
+
+
+def help_of(script: str, *command: str) -> str:
+    line = [sys.executable, ROOT / script, *command, "--help"]
+    return subprocess.run(line, capture_output=True, text=True, check=True).stdout
 
 
 def scripts() -> list[str]:

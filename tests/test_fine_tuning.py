@@ -193,7 +193,7 @@ class Frozen(Runs):
         resumed = tune("order", "--freeze", "prosody", "decoder", "--resume")
         self.assertEqual((resumed.code, resumed.err), (0, ""))
         self.assertIn("training.freeze is ", self.refusal("order", "--freeze", "prosody", "--resume"))
-        self.assertIn("training.freeze is ()", self.refusal("order", "--resume"))
+        self.assertIn("training.freeze is nothing", self.refusal("order", "--resume"))
 
     def test_parts_need_a_base_and_something_must_be_left(self):
         self.assertIn("would stay random", self.place.train("none", "--freeze", "decoder").err)

@@ -87,9 +87,14 @@ def refuse_other_settings(checkpoint: Path, kept: Config, asked: Config) -> None
             before, now = (getattr(getattr(config, section), name) for config in (kept, asked))
             if _without_order(before) != _without_order(now):
                 raise CheckpointError(
-                    f"{section}.{name} is {now}, but {checkpoint} was written with {before}, and a run keeps it. "
-                    f"Set it to {before}, or start another run by --run."
+                    f"{section}.{name} is {_shown(now)}, but {checkpoint} was written with {_shown(before)}, and a run "
+                    f"keeps it. Set it to {_shown(before)}, or start another run by --run."
                 )
+
+
+def _shown(value: Any) -> str:
+    """As a flag takes it."""
+    return (" ".join(value) or "nothing") if isinstance(value, tuple) else str(value)
 
 
 def _without_order(value: Any) -> Any:

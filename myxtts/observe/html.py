@@ -65,12 +65,13 @@ def _samples(folder: Path) -> list[str]:
     if newest is None:
         return []
     texts = [f"<pre>{html.escape(one.read_text(encoding='utf-8'))}</pre>" for one in newest.glob("*.txt")]
-    figures = [_figure(folder, picture) for picture in sorted(newest.glob("*.png"))]
+    names = {path.with_suffix("") for kind in ("*.png", "*.wav") for path in newest.glob(kind)}
+    figures = [_figure(folder, name) for name in sorted(names)]
     return [f"<h2>Step {int(newest.name.removeprefix('step-'))}</h2>", *texts, *figures]
 
 
-def _figure(folder: Path, picture: Path) -> str:
-    """A picture, below the sound of its name where there is one."""
-    place, sound = picture.relative_to(folder).as_posix(), picture.with_suffix(".wav")
-    player = SOUND.format(sound=quote(sound.relative_to(folder).as_posix())) if sound.exists() else ""
-    return SAMPLE.format(sound=player, name=html.escape(picture.stem), picture=quote(place))
+def _figure(folder: Path, name: Path) -> str:
+    """The picture of a sample, below its sound where there is one."""
+    place = name.relative_to(folder).as_posix()
+    sound = SOUND.format(sound=quote(f"{place}.wav")) if Path(f"{name}.wav").exists() else ""
+    return SAMPLE.format(sound=sound, name=html.escape(name.name), picture=quote(f"{place}.png"))

@@ -74,15 +74,13 @@ def parse() -> argparse.Namespace:
 def readers(asked: argparse.Namespace) -> tuple[Callable[[], Iterator[dict]], Callable[[str], Iterator[dict]]]:
     """The batches of a voice without end, as this process reads them, and as the service at an address does."""
     from myxtts.batch import WAVES
-    from myxtts.data.corpora import DEMO, load_corpora, make_missing_demo_corpus
+    from myxtts.data.corpora import demo_corpus, load_corpora
     from myxtts.data.planned import Position, planned_batches
     from myxtts.data.reading import rows_from_files, wave_batches
     from myxtts.data.service import DataService
 
-    if asked.train_data is None:
-        make_missing_demo_corpus()
     data = Data(
-        train_data=asked.train_data or str(DEMO),
+        train_data=asked.train_data or str(demo_corpus()),
         batch_size=asked.batch_size,
         validation_share=0.0,
         text_frontend="characters",

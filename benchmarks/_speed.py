@@ -21,7 +21,7 @@ from myxtts.placement.routes import Placement as Devices
 from myxtts.placement.routes import Route, plan_routes
 from myxtts.profiling.flops import matmul_rate, step_flops
 from myxtts.run import build_state
-from myxtts.training.checkpoint import read_about
+from myxtts.training.archive import read_about
 from myxtts.training.samples import manner_of
 from myxtts.training.step import Step
 from myxtts.training.task import task_of

@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -33,16 +33,17 @@ from myxtts.placement.cluster import Cluster, find_cluster
 from myxtts.placement.replicas import Replicas, joined_replicas
 from myxtts.placement.routes import Placement, plan_routes
 from myxtts.training import loop, schedule
+from myxtts.training.archive import digest_of, latest, read_about
 from myxtts.training.base import (
     Base,
-    digest_of,
     inherit,
     known_tables,
     read_base,
     refuse_useless_freeze,
     start_from,
 )
-from myxtts.training.checkpoint import Checkpoints, latest, read_about, restore
+from myxtts.training.checkpoint import Checkpoints, restore
+from myxtts.training.exchange import Exchange, Outer, Place
 from myxtts.training.run_folder import RunFolder, refuse_other_corpus, refuse_other_settings
 from myxtts.training.state import TrainingState, make_optimizer
 from myxtts.training.step import Step
@@ -52,7 +53,7 @@ from myxtts.training.trained import settings_of
 from myxtts.training.validate import Validation
 
 OWN_OF_A_MACHINE = {  # paths, and how batches are read
-    *("train_data", "val_data", "num_workers", "use_tf_native_loading", "data_service"),
+    *("train_data", "val_data", "audio_root", "num_workers", "use_tf_native_loading", "data_service"),
     *("buffer_size", "prefetch_buffer_size", "cache_dataset", "model_start_delay"),
 }
 
@@ -74,6 +75,11 @@ def train(config: Config) -> int:
         raise ConfigError(
             f"{cluster.count} workers were started without --train-data, and there is no {DEMO}, which one process has "
             f"to make. Run `python utilities/make_demo_corpus.py --out {DEMO}` on every host first, or give a corpus."
+        )
+    if cluster is not None and config.independent.merge_every:
+        raise ConfigError(
+            f"--merge-every was asked for with {cluster.count} workers, which take each step together already. "
+            "Leave out one of the two."
         )
     config, start = find_start(config, folder)
     placement = configure_devices(config, cluster)
@@ -99,12 +105,14 @@ class Start:
     Attributes:
         known: rows that its tables begin with.
         ancestor: what its checkpoints keep of its base.
+        digest: of its first weights, where it has a checkpoint.
     """
 
     checkpoint: Path | None = None
     base: Base | None = None
     known: Tables | None = None
     ancestor: dict[str, Any] | None = None
+    digest: str | None = None
 
 
 def find_start(config: Config, folder: RunFolder) -> tuple[Config, Start]:
@@ -122,7 +130,7 @@ def find_start(config: Config, folder: RunFolder) -> tuple[Config, Start]:
         about = read_about(checkpoint)
         refuse_other_settings(checkpoint, settings_of(checkpoint, about), config)
         refuse_useless_freeze(config)
-        return config, Start(checkpoint, None, known_tables(about), about.get("ancestor"))
+        return config, Start(checkpoint, None, known_tables(about), about["ancestor"], about["start"])
     refuse_useless_freeze(config)
     return config, Start(None, base, base.tables, base.ancestor()) if base else Start()
 
@@ -143,7 +151,7 @@ def train_on(
             opened.enter_context(folder.locked())
 
         state = build_state(config, tables, replicas, start.base)
-        about = about_run(config, corpus, tables, start.ancestor)
+        about = about_run(config, corpus, tables, start.ancestor, start.digest or digest_of(weights_of(state)))
         if start.checkpoint is not None:
             refuse_other_corpus(start.checkpoint, about)
             restore(start.checkpoint, state)
@@ -154,7 +162,7 @@ def train_on(
         plan = make_schedule(config, corpus, state)
         if replicas.is_chief:
             describe(config, corpus, held_out, tables, state, plan)
-        if state.step >= plan.total_steps:
+        if state.step >= plan.total_steps and start.checkpoint is not None:
             log.info("nothing to do: run %s has its %d steps; --max-steps makes it longer", run.run, state.step)
             return 0
         step, first_step, dual = make_step(config, state), FirstStep(started_s), is_dual(placement)
@@ -166,6 +174,11 @@ def train_on(
             long_wait = LongWait(state.step, data, not dual, config.placement.simulate_gpus or devices.gpu_count())
             periods = loop.Periods(run.log_every, run.validate_every, run.sample_every, run.checkpoint_every)
             actions = chief_actions(first_step, reporter, long_wait, checkpoints, held)
+            if config.independent.merge_every:
+                actions = with_merges(actions, config, plan.total_steps, about, state, start.checkpoint is None)
+            if not plan.total_steps:
+                log.info("first weights  %s, and no step", checkpoints.save(state))
+                return 0
         else:
             periods, actions = loop.Periods(run.log_every, 0, 0, 0), loop.only_steps(first_step)
         # Between two devices the hand-over waits for what was produced in any case; settling tells the two apart.
@@ -217,12 +230,15 @@ def refuse_other_corpora(replicas: Replicas, corpus: Corpus) -> None:
 
 def refuse_other_weights(replicas: Replicas, state: TrainingState) -> None:
     """Raises CheckpointError where the workers begin with different weights: nothing would bring them together."""
-    weights = {v.path: replicas.parts(v.value)[0].numpy() for v in state.model.variables} if replicas.joined else {}
-    if not replicas.all_have(digest_of(weights)):
+    if replicas.joined and not replicas.all_have(digest_of(weights_of(state))):
         raise CheckpointError(
             "all workers have to begin with the same weights, but they do not. Give all of them the same run folder, "
             "or the same --init-from: a copy on one host may be of another attempt."
         )
+
+
+def weights_of(state: TrainingState) -> dict[str, np.ndarray]:
+    return {v.path: state.replicas.parts(v.value)[0].numpy() for v in state.model.variables}
 
 
 def refuse_missing_validation(config: Config, corpus: Corpus, held_out: Corpus | None) -> None:
@@ -266,8 +282,14 @@ def make_step(config: Config, state: TrainingState) -> Step:
     )
 
 
-def about_run(config: Config, corpus: Corpus, tables: Tables, ancestor: dict[str, Any] | None = None) -> dict:
-    """What a checkpoint keeps beside the weights: enough to resume, to speak and to merge."""
+def about_run(
+    config: Config, corpus: Corpus, tables: Tables, ancestor: dict[str, Any] | None, start: str
+) -> dict[str, Any]:
+    """What a checkpoint keeps beside the weights: enough to resume, to speak and to merge.
+
+    Args:
+        start: SHA-256 of the weights that the run began with, or the one that it was forked from.
+    """
     return {
         "settings": config.model_dump(mode="json"),
         "symbols": tables.symbols.to_list(),
@@ -275,6 +297,7 @@ def about_run(config: Config, corpus: Corpus, tables: Tables, ancestor: dict[str
         "speakers": tables.speakers,
         "corpus": corpus.manifest.fingerprint,
         "ancestor": ancestor,
+        "start": start,
     }
 
 
@@ -284,7 +307,7 @@ def make_schedule(config: Config, corpus: Corpus, state: TrainingState) -> loop.
     total = schedule.total_steps(training.max_steps, by_epochs)
     peak = training.learning_rate * (replicas if training.scale_learning_rate else 1)
     return loop.Schedule(
-        total_steps=total,
+        total_steps=total if training.stop_at_step is None else min(total, training.stop_at_step),
         learning_rate=lambda step: schedule.learning_rate(
             step, total, peak, training.warmup_steps, training.final_learning_rate
         ),
@@ -307,6 +330,24 @@ def chief_actions(first_step, reporter, long_wait, checkpoints, held: dict) -> l
     return loop.Actions(
         first_step=first_step, report=report, save=checkpoints.save, improves=checkpoints.improves, **held
     )
+
+
+def with_merges(
+    actions: loop.Actions, config: Config, total_steps: int, about: dict[str, Any], state: TrainingState, fresh: bool
+) -> loop.Actions:
+    """The actions of a run that is one of several jobs."""
+    independent = config.independent
+    place = Place(
+        Path(independent.exchange),
+        independent.job,
+        independent.jobs,
+        independent.merge_every,
+        independent.round_timeout,
+    )
+    outer = Outer(independent.outer_learning_rate, independent.outer_momentum)
+    exchange = Exchange(place, outer, independent.merge_optimizer, total_steps, about)
+    exchange.begin(state, fresh)
+    return replace(actions, merge_is_due=exchange.is_due, merge=exchange.merge)
 
 
 def held_out_actions(config, held_out, tables, state, folder, reporter) -> dict:

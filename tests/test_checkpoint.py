@@ -10,8 +10,9 @@ import numpy as np
 
 from myxtts.data.planned import Position
 from myxtts.errors import CheckpointError
-from myxtts.training import checkpoint
-from myxtts.training.checkpoint import Checkpoints, latest, list_checkpoints, read_about, read_best, restore
+from myxtts.training import archive
+from myxtts.training.archive import latest, list_checkpoints, read_about, read_best, write_arrays
+from myxtts.training.checkpoint import Checkpoints, restore
 from tests.tiny import build_model, build_toy, state_of
 
 
@@ -132,7 +133,7 @@ class Atomic(Case):
         for fail_in in ("write_arrays", "write_whole"):
             self.state.step = 20
             full = OSError("No space left on device")
-            with mock.patch.object(checkpoint, fail_in, side_effect=full), self.assertRaises(OSError):
+            with mock.patch.object(archive, fail_in, side_effect=full), self.assertRaises(OSError):
                 self.checkpoints().save(self.state)
             with self.subTest(fail_in=fail_in):
                 self.assertEqual(self.steps(), [10])
@@ -231,7 +232,7 @@ class Damaged(Case):
         path.write_text(json.dumps(json.loads(whole) | {"format": 1}))
         self.assertEqual(
             self.refusal(),
-            f"{self.saved} has format 1, and this version reads format 3. Use the version of MyXTTS that wrote it.",
+            f"{self.saved} has format 1, and this version reads format 4. Use the version of MyXTTS that wrote it.",
         )
 
     def test_another_architecture_is_named_by_its_first_difference(self):
@@ -253,7 +254,7 @@ class Damaged(Case):
                 f"'{kernel}' is only in the model (2 variables there, 3 in the model)",
             ),
         ):
-            checkpoint.write_arrays(path, changed)
+            write_arrays(path, changed.items())
             self.assertEqual(
                 self.refusal(), f"{path}: {message}. Use the settings the run was started with (its config.yaml)."
             )

@@ -16,8 +16,8 @@ from myxtts.config.settings import SETTINGS
 from myxtts.data.manifest import Tables
 from myxtts.errors import CheckpointError, ConfigError
 from myxtts.text.symbols import SymbolTable
+from myxtts.training.archive import latest, read_about, read_arrays, write_arrays
 from myxtts.training.base import Base, digest_of, grown_rows, known_tables, read_base, start_from
-from myxtts.training.checkpoint import latest, read_about, read_arrays, write_arrays
 from myxtts.training.state import TrainingState, make_optimizer
 from myxtts.training.step import Step
 from myxtts.training.task import TASKS
@@ -232,7 +232,7 @@ class Refused(Runs):
         for path in (other / "checkpoints").glob("*/averages.npz"):
             arrays = read_arrays(path)
             arrays["parted/decoder/kernel"] = np.zeros([80, 81], np.float32)
-            write_arrays(path, arrays)
+            write_arrays(path, arrays.items())
         self.assertIn(
             "'parted/decoder/kernel' has shape (80, 81), and this version's has (80, 80)", self.refusal("c", base=other)
         )

@@ -20,8 +20,9 @@ ROWS = (
     ("batch",),
     ("data", "models", "observe"),
     ("training",),
-    ("run", "independent", "recognition"),
+    ("run", "recognition"),
     ("preflight", "profiling", "synthesis", "evaluation"),
+    ("independent",),
     ("cli",),
 )
 HEIGHT = {name: height for height, row in enumerate(ROWS) for name in row}
@@ -37,6 +38,8 @@ WITHOUT_TENSORFLOW = (
     "text",
     "data.manifest",
     "data.plan",
+    "data.corpora",
+    "training.archive",
     "profiling.emulate",
     "profiling.planner",
     "profiling.queue",

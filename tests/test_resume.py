@@ -11,7 +11,7 @@ import unittest
 from pathlib import Path
 
 from myxtts.observe.metrics import read_metrics
-from myxtts.training.checkpoint import latest, read_about
+from myxtts.training.archive import latest, read_about
 from tests.tiny import Workplace, arrays_of, toy_models, whole_run
 
 ROOT = Path(__file__).parents[1]

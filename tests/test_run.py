@@ -19,7 +19,7 @@ from myxtts.errors import CheckpointError, ConfigError
 from myxtts.models.xtts import XTTS
 from myxtts.observe.metrics import MetricsFile, read_metrics
 from myxtts.placement.routes import plan_routes
-from myxtts.training.checkpoint import latest, list_checkpoints, read_about, read_best, write_arrays
+from myxtts.training.archive import latest, list_checkpoints, read_about, read_best, write_arrays
 from myxtts.training.run_folder import FIXED, RunFolder, refuse_other_corpus, refuse_other_settings
 from myxtts.training.trained import settings_of
 from tests.tiny import Workplace, arrays_of, toy_models, whole_run
@@ -200,7 +200,7 @@ class Stopped(Case):
         with np.load(model) as archive:
             arrays = dict(archive)
         next(iter(arrays.values()))[:] = np.nan
-        write_arrays(model, arrays)
+        write_arrays(model, arrays.items())
         before = files_of(self.place.run("nan") / "checkpoints")
         message = self.refusal("nan", "--resume", "--log-every", "50")  # found at step 6, where a checkpoint is due
         self.assertRegex(

@@ -22,7 +22,7 @@ from myxtts.batch import FEATURES, smallest
 from myxtts.models.build import build_xtts
 from myxtts.models.xtts import SIZES, XTTS, Size
 from myxtts.placement.replicas import Replicas, one_replica
-from myxtts.training.checkpoint import read_about
+from myxtts.training.archive import read_about
 from myxtts.training.state import TrainingState, make_optimizer
 from myxtts.training.trained import load_network
 from tests.sine_corpus import write_corpus

@@ -16,6 +16,7 @@ from myxtts.data.corpora import load_corpora
 from myxtts.models.recogniser import SIZES, Size
 from myxtts.recognition.listener import Listener
 from myxtts.run import about_run
+from myxtts.training.archive import digest_of
 from myxtts.training.checkpoint import Checkpoints
 from myxtts.training.task import task_of
 from tests.tiny import Workplace, replicas_on, state_of
@@ -48,7 +49,8 @@ def recogniser_run() -> RecogniserRun:
     with small_recognisers(), replicas_on(MODEL).scope():
         network = task_of(config).build(config, tables)
     network.out.kernel.assign(20.0 * network.out.kernel)  # sure of each symbol, and not of one alone
-    Checkpoints(run / "checkpoints", 1, about_run(config, corpus, tables)).save(state_of(network))
+    about = about_run(config, corpus, tables, None, digest_of({v.path: v.numpy() for v in network.variables}))
+    Checkpoints(run / "checkpoints", 1, about).save(state_of(network))
     return RecogniserRun(place, run)
 
 

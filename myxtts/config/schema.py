@@ -52,6 +52,8 @@ class Data(Section):
     """LJSpeech folder, or CSV/TSV file with columns path, text[, speaker][, language]. Without it: the demo corpus."""
     val_data: str | None = None
     """Held-out corpus of the same forms. Without it, validation_share of train_data is held out."""
+    audio_root: str | None = None
+    """Folder that the paths of CSV and TSV files start from and must lie in. Without it: the folder of each file."""
     validation_share: Share = 0.05
     """Share of the utterances that is held out where val_data is not given."""
     max_rejected: Annotated[float, Field(ge=0.0, le=1.0)] = 0.05
@@ -142,6 +144,8 @@ class Training(Section):
     """Optimizer steps after which the run is done; 0 leaves it to epochs."""
     epochs: Period = 0
     """Passes over the corpus after which the run is done; 0 leaves it to max_steps."""
+    stop_at_step: Annotated[int, Field(ge=0, le=1_000_000_000)] | None = None
+    """Step at which to stop before that, as a common start of several runs does: at 0 with the first weights."""
     learning_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-3
     """Peak learning rate, reached after the warm-up."""
     scale_learning_rate: bool = False
@@ -195,6 +199,27 @@ class Run(Section):
     """Steps between two sets of samples: speech of a voice, texts of a recogniser, and pictures."""
 
 
+class Independent(Section):
+    """The run as one of several jobs that do not talk, but merge their weights every so many steps, by files."""
+
+    merge_every: Period = 0
+    """Steps between two merges with the other jobs; 0 is off."""
+    exchange: str | None = None
+    """Folder that all jobs share, on any storage: what they give and take at each merge."""
+    jobs: Annotated[int, Field(ge=1, le=1024)] = 1
+    """How many jobs there are."""
+    job: Annotated[int, Field(ge=0, le=1023)] = 0
+    """Which of them this run is."""
+    round_timeout: Annotated[float, Field(gt=0.0, le=86400.0)] = 600.0
+    """Longest time in seconds that a merge waits for the others."""
+    outer_learning_rate: Annotated[float, Field(gt=0.0, le=2.0)] = 1.0
+    """Share of the mean change of a round that is taken over; 1 without momentum is plain averaging."""
+    outer_momentum: Share = 0.0
+    """Nesterov momentum of the mean changes over rounds (DiLoCo, Douillard et al. 2023, has 0.9 with a rate of 0.7)."""
+    merge_optimizer: Literal["keep", "average", "reset"] = "keep"
+    """What becomes of each job's own optimizer at a merge."""
+
+
 class Config(Section):
     """One run, whole."""
 
@@ -204,3 +229,4 @@ class Config(Section):
     recogniser: Recogniser = Recogniser()
     training: Training = Training()
     run: Run = Run()
+    independent: Independent = Independent()

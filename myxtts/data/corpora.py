@@ -69,7 +69,8 @@ def load_corpora(
     data, seed, accumulation = config.data, config.training.seed, config.training.gradient_accumulation
     train_path = Path(data.train_data) if data.train_data is not None else demo_corpus()
     validation_path = Path(data.val_data) if data.val_data is not None else None
-    *parts, malformed = read_corpora(train_path, validation_path, data.language, data.validation_share, seed)
+    root = Path(data.audio_root) if data.audio_root is not None else None
+    *parts, malformed = read_corpora(train_path, validation_path, data.language, data.validation_share, seed, root)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -4,7 +4,7 @@ Two forms are read:
     LJSpeech folder   metadata.csv (or metadata_train.csv, metadata_eval.csv) with lines `id|text[|normalised text]`,
                       no header, quotes are literal; audio in wavs/, the id with or without `.wav`
     CSV/TSV file      a header with path,text[,speaker][,language], separated by , ; tab or |; quotes quote;
-                      paths are relative to the file's folder
+                      paths are relative to the file's folder, or to a root that is given
 
 Nothing is opened here but the metadata, and nothing is ever made.
 """
@@ -59,25 +59,32 @@ class Rows(NamedTuple):
 
 
 def read_corpora(
-    train: Path, validation: Path | None, language: str, validation_share: float, seed: int
+    train: Path, validation: Path | None, language: str, validation_share: float, seed: int, root: Path | None = None
 ) -> tuple[Rows, Rows, list[Rejected]]:
     """Training rows, validation rows, and the rows of both whose form is wrong.
 
     Validation is `validation` where it is given, else metadata_eval.csv beside metadata_train.csv, else held out of
-    the training rows. Raises DataError.
+    the training rows. `root` is that of `read_corpus`, for both. Raises DataError.
     """
     if validation is not None:
-        parts = read_corpus(train, language), _read(_metadata_of(validation, "metadata_eval.csv"), language)
+        parts = read_corpus(train, language, root), _read(_metadata_of(validation, "metadata_eval.csv"), language, root)
     elif all(os.path.isfile(train / name) for name in ("metadata_train.csv", "metadata_eval.csv")):
-        parts = read_corpus(train, language), _read(train / "metadata_eval.csv", language)
+        parts = read_corpus(train, language, root), _read(train / "metadata_eval.csv", language, root)
     else:
-        parts = hold_out(read_corpus(train, language), validation_share, seed)
+        parts = hold_out(read_corpus(train, language, root), validation_share, seed)
     return *parts, [row for part in parts for row in part.rejected]
 
 
-def read_corpus(path: Path, language: str) -> Rows:
-    """The rows of the corpus at `path`, those without a language in `language`. Raises DataError."""
-    return _read(_metadata_of(path, "metadata_train.csv"), language)
+def read_corpus(path: Path, language: str, root: Path | None = None) -> Rows:
+    """The rows of the corpus at `path`, those without a language in `language`.
+
+    Args:
+        root: folder that paths of CSV and TSV files start from; that of the file where it is not given.
+
+    Raises:
+        DataError: it cannot be read, or is no corpus.
+    """
+    return _read(_metadata_of(path, "metadata_train.csv"), language, root)
 
 
 def hold_out(rows: Rows, share: float, seed: int) -> tuple[Rows, Rows]:
@@ -111,16 +118,18 @@ def _metadata_of(path: Path, preferred: str) -> Path:
     raise DataError(f"The folder {path} was given as a corpus, but it has no metadata.csv. {FORMS}")
 
 
-def _read(metadata: Path, language: str) -> Rows:
+def _read(metadata: Path, language: str, root: Path | None) -> Rows:
     text = _text_of(metadata)
     first = text.split("\n", 1)[0].strip()
     if separator := _separator(first):
-        folder, found = metadata.parent, _table_rows(text, separator, metadata, language)
+        folder, found = root or metadata.parent, _table_rows(text, separator, metadata, language)
     elif "|" in first:
         folder, found = metadata.parent / "wavs", _ljspeech_rows(text, metadata, language)
     else:
         raise DataError(f"{metadata} should have a header that names path and text, but begins {first[:80]!r}. {FORMS}")
     if not os.path.isdir(folder):
+        if folder == root:
+            raise DataError(f"--audio-root {root} was given, but there is no such folder. Name where the audio lies.")
         raise DataError(f"{metadata} has LJSpeech lines, but there is no folder wavs/ beside it. {FORMS}")
     found = tuple(found)
     if not found:

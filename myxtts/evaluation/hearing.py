@@ -19,7 +19,7 @@ from myxtts.placement import devices
 from myxtts.placement.routes import plan_routes
 from myxtts.recognition.listener import Listener
 from myxtts.text.edit_distance import error_rates
-from myxtts.training.checkpoint import read_about
+from myxtts.training.archive import read_about
 from myxtts.training.trained import choose_checkpoint, settings_of
 
 

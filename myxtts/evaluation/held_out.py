@@ -63,7 +63,7 @@ def load_again(
     # How its batches were read was a matter of the machine.
     data = config.data.model_copy(update={"data_service": None, "cache_dataset": False})
     config = config.model_copy(update={"data": data})
-    for path in filter(None, (data.train_data, data.val_data)):
+    for path in filter(None, (data.train_data, data.val_data, data.audio_root)):
         if not Path(path).exists():
             raise DataError(
                 f"{run} was trained on {path}, which is not found from {Path.cwd()}. Put it back, or work in "
@@ -77,7 +77,7 @@ def load_again(
             f"(validation_share {data.validation_share}). Train with --validation-share or --val-data, or give other "
             "recordings by --data."
         )
-    refuse_other_corpus(checkpoint, about_run(config, corpus, tables, about.get("ancestor")))
+    refuse_other_corpus(checkpoint, about_run(config, corpus, tables, about["ancestor"], about["start"]))
     return config, corpus, held_out
 
 

@@ -36,7 +36,7 @@ from myxtts.placement.routes import Route, plan_routes
 from myxtts.recognition.listener import Listener
 from myxtts.text.edit_distance import error_rates
 from myxtts.text.symbols import FIRST_SYMBOL_ID, SymbolTable
-from myxtts.training.checkpoint import read_about
+from myxtts.training.archive import read_about
 from myxtts.training.samples import manner_of
 from myxtts.training.trained import choose_checkpoint, load_network, settings_of, tables_of
 
@@ -132,7 +132,8 @@ def score_of(run: Path, checkpoint: Path, choice: Choice, route: Route, pictures
         notes += recogniser_notes(listener, texts, found)
     figures = figures_of(recorded, sounds, texts, said)
     metrics = figures(range(len(found))) | {"real_time_factor": Metric(real_time_factor)}
-    alignments = alignments_of(folder_of(choice.data or config.data.val_data or config.data.train_data))
+    held = config.data.audio_root or config.data.val_data or config.data.train_data
+    alignments = alignments_of(folder_of(choice.data or held))
     notes.append(planted_faults(found, recorded, waves["copy_synthesis"], alignments, device))
     for more, note in (
         speaker_accuracy(corpus.manifest, manifest, found, {"natural": recorded, **sounds}, device),

@@ -174,7 +174,7 @@ def take_step(state: TrainingState, step: Step, rounds: Sequence[Round], schedul
     """One step at the learning rate of a run's first, until its losses are read."""
     rate, decay = schedule.learning_rate(0), schedule.ema_decay(0)
     outcome = step.read(step(loop.batches_of(rounds), state.step + 1, rate, decay))
-    state.advance(rounds[0][0].planned.step.following)
+    state.advance(rounds[0][0].planned.step)
     return outcome
 
 

@@ -13,7 +13,7 @@ from myxtts.errors import DataError
 from myxtts.models.ctc import beam, greedy, texts
 from myxtts.recognition.pieces import batches, cut, groups
 from myxtts.text.frontend import symbols_of
-from myxtts.training.checkpoint import read_about
+from myxtts.training.archive import read_about
 from myxtts.training.trained import choose_checkpoint, load_network, tables_of
 
 GROUP_S = 600.0  # what is in memory at a time, or one wave where that is longer

@@ -25,7 +25,7 @@ from myxtts.models.xtts import SPOKEN, XTTS
 from myxtts.placement import devices
 from myxtts.placement.routes import plan_routes
 from myxtts.text.symbols import BEGIN_ID, END_ID, FIRST_SYMBOL_ID, PADDING_ID
-from myxtts.training.checkpoint import read_about
+from myxtts.training.archive import read_about
 from myxtts.training.samples import manner_of
 from myxtts.training.trained import choose_checkpoint, load_network, tables_of
 

@@ -22,7 +22,7 @@ from myxtts.synthesis.reference import read_reference
 from myxtts.text.frontend import symbols_of
 from myxtts.text.sentences import End, Piece, pieces_of
 from myxtts.text.symbols import BEGIN_ID, END_ID, PADDING_ID
-from myxtts.training.checkpoint import read_about
+from myxtts.training.archive import read_about
 from myxtts.training.samples import manner_of
 from myxtts.training.trained import choose_checkpoint, load_network, tables_of
 

@@ -4,8 +4,6 @@ Rows are matched by name: the tables of the new run begin with those of its base
 that the base knows keeps its weights, whether the new corpus has it or not.
 """
 
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +16,7 @@ from myxtts.config.schema import Config
 from myxtts.data.manifest import Tables
 from myxtts.errors import CheckpointError, ConfigError
 from myxtts.text.symbols import FIRST_SYMBOL_ID, SymbolTable
-from myxtts.training.checkpoint import read_about, read_arrays
+from myxtts.training.archive import digest_of, read_about, read_arrays
 from myxtts.training.task import task_of
 from myxtts.training.trained import choose_checkpoint, settings_of, tables_of, weights_file
 
@@ -54,7 +52,8 @@ class Base:
     def ancestor(self) -> dict[str, Any]:
         """What a run that starts here keeps of it: two runs with equal `weights` started from the same ones.
 
-        `weights` is a SHA-256; `symbols` and `languages` count the first rows of the run's tables, which it took over.
+        `weights` is a SHA-256; `symbols`, `languages` and `speakers` count the first rows of the run's tables, which it
+        took over.
         """
         return {
             "run": str(self.run),
@@ -62,6 +61,7 @@ class Base:
             "weights": digest_of(self.weights),
             "symbols": len(self.about["symbols"]),
             "languages": len(self.about["languages"]),
+            "speakers": 0,
         }
 
     def describe(self, tables: Tables) -> str:
@@ -93,17 +93,19 @@ def read_base(run: Path, folder: Path) -> Base:
 
 
 def known_tables(about: dict[str, Any]) -> Tables | None:
-    """The rows that a run took over from its base; None where it had none.
+    """The rows that a run took over from its base, or from the run that it was forked from; None where it had none.
 
     Args:
         about: state.json of one of its checkpoints.
     """
-    ancestor = about.get("ancestor")
+    ancestor = about["ancestor"]
     if ancestor is None:
         return None
     tables = tables_of(about)
     symbols = tables.symbols.symbols[: ancestor["symbols"]]
-    return Tables(SymbolTable(symbols), (), tables.languages[: ancestor["languages"]])
+    return Tables(
+        SymbolTable(symbols), tables.speakers[: ancestor["speakers"]], tables.languages[: ancestor["languages"]]
+    )
 
 
 def inherit(config: Config, checkpoint: Path) -> Config:
@@ -222,15 +224,6 @@ def grown_rows(
         if name in place:
             rows[row] = known[place[name]]
     return rows
-
-
-def digest_of(weights: dict[str, np.ndarray]) -> str:
-    """SHA-256 of names, types, shapes and values."""
-    digest = hashlib.sha256()
-    for name, array in sorted(weights.items()):
-        digest.update(json.dumps([name, str(array.dtype), array.shape]).encode())
-        digest.update(array.tobytes())
-    return digest.hexdigest()
 
 
 def kept_and_new(noun: str, known: Sequence[str], names: Sequence[str]) -> str:

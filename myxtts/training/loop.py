@@ -37,6 +37,8 @@ class Actions:
         sample: (state); speaks and draws.
         save: (state, validation loss or None); writes a checkpoint.
         improves: (validation loss) -> whether it is the best so far.
+        merge_is_due: (state) -> whether weights are to be merged with those of other jobs.
+        merge: (state, stopped) -> whether they were; not where `stopped()` came to be true while it waited.
     """
 
     first_step: Callable[[TrainingState, Sequence[Round], tf.Tensor], None]
@@ -45,6 +47,8 @@ class Actions:
     sample: Callable[[TrainingState], None]
     save: Callable[[TrainingState, float | None], object]
     improves: Callable[[float], bool]
+    merge_is_due: Callable[[TrainingState], bool] = lambda state: False
+    merge: Callable[[TrainingState, Callable[[], bool]], bool] | None = None
 
 
 def only_steps(first_step) -> Actions:
@@ -81,7 +85,7 @@ def train(
     """Train to the end of the schedule or a stop request; leaves a checkpoint of the last step.
 
     After a step, in this order: read the losses (a non-finite one is found before anything is
-    written), validate, report, sample, and the checkpoint last, so that it knows whether the
+    written), merge, validate, report, sample, and the checkpoint last, so that it knows whether the
     validation was the best. The loop waits for the device only where an action needs it.
 
     Raises:
@@ -90,6 +94,9 @@ def train(
         UserError: a batch could not be made; a checkpoint of the steps before it was written.
     """
     started_at = saved_at = state.step
+    if actions.merge_is_due(state) and actions.merge(state, stop.due):  # the run was stopped while it waited for that
+        actions.save(state, None)
+        started_at = saved_at = state.step
     while state.step < schedule.total_steps and not stop.due():
         try:
             with clock.wait():
@@ -103,7 +110,7 @@ def train(
             outcome = step(batches_of(rounds), state.step + 1, learning_rate, ema_decay, stop.asked)
         except tf.errors.ResourceExhaustedError as error:
             raise StepOutOfMemory(state.step + 1, planned.bucket, error) from error
-        state.advance(planned.following)
+        state.advance(planned)
         stop.look(outcome)
         clock.finish_step(planned.audio_s, planned.padded_s, [one.times for own in rounds for one in own])
         if state.step == started_at + 1:
@@ -115,7 +122,8 @@ def train(
         )
         if state.step == started_at + 1 and not log:
             clock.forget()  # most of the first step's time is tracing
-        if not (log or validate or sample or checkpoint):
+        merge = actions.merge_is_due(state)
+        if not (merge or log or validate or sample or checkpoint):
             continue
         require_finite(state)
         metrics, loss = {}, None
@@ -123,6 +131,7 @@ def train(
             metrics = {"epoch": planned.position.epoch, **step.read(outcome), "learning_rate": learning_rate}
             metrics |= clock.report().metrics()
         with clock.pause():
+            merged = merge and actions.merge(state, stop.due)
             if validate:
                 losses = actions.validate(state)
                 loss = losses["loss"]
@@ -131,7 +140,7 @@ def train(
                 actions.report(state, metrics)
             if sample:
                 actions.sample(state)
-            if checkpoint or (loss is not None and actions.improves(loss)):
+            if checkpoint or merged or (loss is not None and actions.improves(loss)):
                 actions.save(state, loss)
                 saved_at = state.step
     save_unsaved(state, saved_at, actions)

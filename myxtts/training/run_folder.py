@@ -21,7 +21,7 @@ from typing import Any
 from myxtts.config.schema import Config
 from myxtts.errors import CheckpointError, ConfigError
 from myxtts.files import write_whole
-from myxtts.training.checkpoint import read_about
+from myxtts.training.archive import read_about
 
 # Settings that fix the plan, the symbols and the weights: a run keeps them for its life.
 FIXED = {
@@ -33,6 +33,7 @@ FIXED = {
     "recogniser": ("encoder", "subsampling"),
     # A checkpoint holds moments and averages of the trained weights only, so what is frozen is fixed, too.
     "training": ("seed", "gradient_accumulation", "precision", "ema", "init_from", "freeze"),
+    "independent": ("merge_every", "jobs", "job"),
 }
 
 
@@ -110,7 +111,7 @@ def refuse_other_corpus(checkpoint: Path, about: dict[str, Any]) -> None:
     """
     kept, asked = read_about(checkpoint), json.loads(json.dumps(about))
     for what in ("symbols", "languages", "corpus"):
-        if kept[what] != asked[what]:
+        if kept[what] != asked[what] and kept[what] is not None:  # a fork or a merge has seen no corpus of its own yet
             raise CheckpointError(
                 f"{checkpoint} was trained on another corpus: not the same {what}. "
                 "Give the corpus the run was started with, or start another run by --run."

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import keras
 import tensorflow as tf
 
-from myxtts.data.planned import Position
+from myxtts.data.planned import PlannedStep, Position
 from myxtts.placement.audit import require_device
 from myxtts.placement.replicas import Replicas
 
@@ -27,6 +27,8 @@ class TrainingState:
 
     Attributes:
         trained: the model's variables that are not frozen: those that gradients, optimizer and averages are of.
+        audio_s: seconds of speech trained on since the weights were last the same in all jobs; since the start where
+            there is only one.
 
     Raises:
         PlacementError: a variable is on another device.
@@ -54,6 +56,7 @@ class TrainingState:
         self.averages = [tf.Variable(v.value, trainable=False) for v in self.trained] if averaged else []
         self.bad_step = tf.Variable(0, dtype=tf.int64, trainable=False)  # the first one with a non-finite loss
         self.step = 0
+        self.audio_s = 0.0
         self.position = Position()
         self.require_devices()
 
@@ -74,9 +77,11 @@ class TrainingState:
         for v in (*self.averages, self.bad_step):
             yield "moving average", self.replicas.parts(v)[place]
 
-    def advance(self, following: Position) -> None:
+    def advance(self, planned: PlannedStep) -> None:
+        """After a step."""
         self.step += 1
-        self.position = following
+        self.audio_s += planned.audio_s
+        self.position = planned.following
 
     def variables(self) -> dict[str, dict[str, tf.Variable]]:
         """What a checkpoint holds: group -> name -> variable."""

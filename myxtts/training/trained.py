@@ -14,7 +14,8 @@ from myxtts.config.schema import Config
 from myxtts.data.manifest import Tables
 from myxtts.errors import CheckpointError
 from myxtts.text.symbols import SymbolTable
-from myxtts.training.checkpoint import checkpoint_of, latest, list_checkpoints, read_best, restore_variables
+from myxtts.training.archive import checkpoint_of, latest, list_checkpoints, read_best
+from myxtts.training.checkpoint import restore_variables
 from myxtts.training.task import TASKS
 
 log = logging.getLogger(__name__)

@@ -1,0 +1,177 @@
+"""Checkpoints as files: folders of numpy archives, written whole or not at all. No TensorFlow.
+
+checkpoints/step-000500/
+    model.npz  averages.npz  optimizer.npz    one array for each variable, by name
+    state.json                                step, position, best so far, tables, corpus, settings
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from myxtts.errors import CheckpointError
+from myxtts.files import sync_folder, write_whole
+
+FORMAT = 4
+
+
+class Best(NamedTuple):
+    """The checkpoint with the lowest validation loss so far."""
+
+    step: int
+    loss: float
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Complete checkpoints, oldest first; folders of other names are left alone."""
+    return sorted((path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdecimal()), key=step_of)
+
+
+def partial_of(checkpoint: Path) -> Path:
+    """The name of a checkpoint while it is not complete."""
+    return checkpoint.with_name(f".partial-{checkpoint.name}")
+
+
+def checkpoint_of(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:06d}"
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-"))
+
+
+def latest(folder: Path) -> Path | None:
+    """The newest complete checkpoint, if there is one."""
+    found = list_checkpoints(folder)
+    return found[-1] if found else None
+
+
+def read_best(checkpoint: Path) -> Best | None:
+    """The best checkpoint up to this one."""
+    best = read_about(checkpoint)["best"]
+    return Best(*best) if best else None
+
+
+def read_about(checkpoint: Path) -> dict[str, Any]:
+    """state.json of a checkpoint.
+
+    Raises:
+        CheckpointError: it is missing, damaged or of another format.
+    """
+    path = checkpoint / "state.json"
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(about, dict):
+            raise ValueError("it holds no JSON object")
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}. {advice(checkpoint)}") from error
+    if about.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{checkpoint} has format {about.get('format')}, and this version reads format {FORMAT}. "
+            "Use the version of MyXTTS that wrote it."
+        )
+    return about
+
+
+def advice(checkpoint: Path) -> str:
+    return f"Remove the folder {checkpoint} to use the checkpoint before it."
+
+
+def write_checkpoint(
+    target: Path, groups: Iterable[tuple[str, Iterable[tuple[str, np.ndarray]]]], about: Mapping[str, Any], by: str = ""
+) -> None:
+    """Write a checkpoint under a temporary name, to the disk, then rename it.
+
+    Args:
+        target: its folder, which must not exist; the folders above it are made.
+        groups: (name of an archive, its arrays by name), taken one after another.
+        about: state.json beside `format`.
+        by: tells apart those who may write the same one at the same time.
+
+    Raises:
+        OSError: the disk refuses, or another one has written it meanwhile (ENOTEMPTY).
+    """
+    temporary = partial_of(target.with_name(target.name + by))
+    if temporary.exists():  # a kill left it
+        shutil.rmtree(temporary)
+    temporary.mkdir(parents=True)
+    for group, arrays in groups:
+        write_arrays(temporary / f"{group}.npz", arrays)
+    text = json.dumps({"format": FORMAT, **about}, ensure_ascii=False, indent=1)
+    write_whole(temporary / "state.json", text.encode())
+    sync_folder(temporary)
+    os.rename(temporary, target)
+    sync_folder(target.parent)
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """What `write_arrays` wrote, whole. Raises CheckpointError where it is missing or damaged."""
+    with opened_arrays(path) as arrays:
+        return dict(arrays)
+
+
+@contextmanager
+def opened_arrays(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
+    """What `write_arrays` wrote, each array read when it is asked for; each has a checksum.
+
+    Raises:
+        CheckpointError: it is missing or damaged.
+    """
+    with _explained(path):
+        with zipfile.ZipFile(path) as archive:  # checksums first: numpy parses a header before it has read the array
+            if damaged := archive.testzip():
+                raise zipfile.BadZipFile(f"the checksum of {damaged} is wrong")
+        opened = np.load(path, allow_pickle=False)
+    with opened:
+        yield _Arrays(path, opened)
+
+
+class _Arrays(Mapping):
+    def __init__(self, path: Path, archive: np.lib.npyio.NpzFile):
+        self._path, self._archive = path, archive
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        with _explained(self._path):
+            return self._archive[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._archive.files)
+
+    def __len__(self) -> int:
+        return len(self._archive.files)
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile) as error:  # RuntimeError: a flag of zip
+        raise CheckpointError(f"{path} cannot be read: {error}. {advice(path.parent)}") from error
+
+
+def write_arrays(path: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
+    """An .npz archive to the disk; holds one array at a time."""
+    with open(path, "wb") as file:
+        with zipfile.ZipFile(file, "w") as archive:
+            for name, array in arrays:
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def digest_of(weights: Mapping[str, np.ndarray]) -> str:
+    """SHA-256 of names, types, shapes and values."""
+    digest = hashlib.sha256()
+    for name, array in sorted(weights.items()):
+        digest.update(json.dumps([name, str(array.dtype), array.shape]).encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,55 @@
+"""Split a corpus into disjoint parts of about equal length, alike in speakers and languages.
+
+python utilities/split_dataset.py --input data/processed/train.csv --parts 2 --out data/parts
+python utilities/split_dataset.py --input corpora/LJSpeech-1.1 --parts 4 --out data/parts --validation-share 0.02
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from myxtts.cli import bounded, report_errors
+from myxtts.config.schema import Config, Data, Training
+from myxtts.independent.split import split_corpus
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="Split a corpus into disjoint parts of about equal length, alike in speakers and languages."
+    )
+    parser.add_argument("--input", type=Path, required=True, help="corpus, as --train-data of train_main.py takes it")
+    parser.add_argument("--parts", type=bounded(int, 2, 1024), default=2, help="how many (default 2)")
+    parser.add_argument("--out", type=Path, required=True, help="folder for part-0.csv, …, train.csv, held_out.csv")
+    parser.add_argument(
+        "--validation-share",
+        type=bounded(float, 0.0, 0.9),
+        default=0.05,
+        help="share of the utterances for held_out.csv, which is in no part (default 0.05)",
+    )
+    parser.add_argument("--seed", type=bounded(int, 0, 2**31 - 1), default=0, help="chooses what is held out")
+    parser.add_argument("--language", default="en", help="of rows that name none (default en)")
+    parser.add_argument("--max-rejected", type=bounded(float, 0.0, 1.0), default=0.05, help="share (default 0.05)")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    asked = parse(arguments)
+    data = Data(
+        train_data=str(asked.input),
+        validation_share=asked.validation_share,
+        language=asked.language,
+        max_rejected=asked.max_rejected,
+        text_frontend="characters",  # quick, and nothing of it is written
+    )
+    parts = split_corpus(Config(data=data, training=Training(seed=asked.seed)), asked.out, asked.parts)
+    print(parts.table)
+    held_out = f" --val-data {parts.held_out}" if parts.held_out else " --validate-every 0 --sample-every 0"
+    print(f"\nTrain part 0:\n  python train_main.py --train-data {parts.parts[0]}{held_out} \\")
+    print(f"      --audio-root {parts.audio_root} --run part0 --init-from START")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(report_errors(main))

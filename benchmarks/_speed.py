@@ -22,10 +22,11 @@ from myxtts.placement.routes import Route, plan_routes
 from myxtts.profiling.flops import matmul_rate, step_flops
 from myxtts.run import build_state
 from myxtts.training.archive import read_about
+from myxtts.training.chosen import choose_checkpoint, tables_of
 from myxtts.training.samples import manner_of
 from myxtts.training.step import Step
 from myxtts.training.task import task_of
-from myxtts.training.trained import choose_checkpoint, load_network, tables_of
+from myxtts.training.trained import load_network
 
 
 def speed_of(run: Path, utterances: int, iterations: int, steps: int) -> dict[str, float]:

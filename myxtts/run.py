@@ -43,13 +43,13 @@ from myxtts.training.base import (
     start_from,
 )
 from myxtts.training.checkpoint import Checkpoints, restore
+from myxtts.training.chosen import settings_of
 from myxtts.training.exchange import Exchange, Outer, Place
 from myxtts.training.run_folder import RunFolder, refuse_other_corpus, refuse_other_settings
 from myxtts.training.state import TrainingState, make_optimizer
 from myxtts.training.step import Step
 from myxtts.training.stop import SharedStopRequest, StopRequest, stop_on_signals
 from myxtts.training.task import task_of
-from myxtts.training.trained import settings_of
 from myxtts.training.validate import Validation
 
 OWN_OF_A_MACHINE = {  # paths, and how batches are read
@@ -452,5 +452,5 @@ def explain_out_of_memory(error: tf.errors.ResourceExhaustedError, placement: Pl
         f"out of memory{batch}: {error.message.splitlines()[0]} (the model is on {placement.routes[0].model}; limits: "
         f"{limits}). --resume with a higher --model-gpu-memory or --data-gpu-memory; or start another run with a lower "
         "--batch-size (and a higher --gradient-accumulation, which keeps the step's size), --max-seconds or "
-        "--model-size, or with --recompute-activations or --precision mixed_bfloat16."
+        "--model-size, or with --precision mixed_bfloat16 or (a voice) --recompute-activations."
     )

@@ -58,8 +58,8 @@ from myxtts.evaluation.speakers import NearestSpeaker, voice_print
 from myxtts.models.xtts import Manner
 from myxtts.profiling.flops import contraction_flops
 from myxtts.text.symbols import SymbolTable
+from myxtts.training.chosen import choose_checkpoint
 from myxtts.training.samples import manner_of
-from myxtts.training.trained import choose_checkpoint
 from tests.tiny import SECONDS, arrays_of, loaded_once, network_of, whole_run
 from tests.tiny_recogniser import listener_of, listeners_loaded_once, recogniser_run
 from utilities import evaluate

@@ -20,8 +20,8 @@ from myxtts.models.xtts import XTTS
 from myxtts.observe.metrics import MetricsFile, read_metrics
 from myxtts.placement.routes import plan_routes
 from myxtts.training.archive import latest, list_checkpoints, read_about, read_best, write_arrays
+from myxtts.training.chosen import settings_of
 from myxtts.training.run_folder import FIXED, RunFolder, refuse_other_corpus, refuse_other_settings
-from myxtts.training.trained import settings_of
 from tests.tiny import Workplace, arrays_of, toy_models, whole_run
 from tests.two_devices import SIMULATED
 

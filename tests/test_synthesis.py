@@ -32,7 +32,7 @@ from myxtts.synthesis.speech import sound_file, write_speech
 from myxtts.synthesis.voice import BATCH_PIECES, Voice
 from myxtts.text.sentences import End
 from myxtts.training.archive import list_checkpoints
-from myxtts.training.trained import choose_checkpoint
+from myxtts.training.chosen import choose_checkpoint
 from tests.sine_corpus import sine, write_sound
 from tests.tiny import loaded_once, small_models, whole_run
 from utilities import synthesize

@@ -23,7 +23,7 @@ from myxtts.evaluation.hearing import Transcript, rates_by, write_hearing
 from myxtts.recognition.listener import Listener
 from myxtts.recognition.pieces import BATCH_S, LONGEST_S, PADDED_S, batches, cut, groups, quietest
 from myxtts.text.edit_distance import error_rates
-from myxtts.training.trained import choose_checkpoint
+from myxtts.training.chosen import choose_checkpoint
 from tests.sine_corpus import sine, write_sound
 from tests.test_synthesis import reported
 from tests.tiny_recogniser import listener_of, listeners_loaded_once, recogniser_run

@@ -20,7 +20,7 @@ from myxtts.placement.routes import plan_routes
 from myxtts.recognition.listener import Listener
 from myxtts.text.edit_distance import error_rates
 from myxtts.training.archive import read_about
-from myxtts.training.trained import choose_checkpoint, settings_of
+from myxtts.training.chosen import choose_checkpoint, settings_of
 
 
 class Transcript(NamedTuple):

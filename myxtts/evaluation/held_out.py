@@ -20,9 +20,9 @@ from myxtts.models.xtts import XTTS
 from myxtts.placement.routes import Route
 from myxtts.run import about_run
 from myxtts.training.base import known_tables
+from myxtts.training.chosen import settings_of, tables_of
 from myxtts.training.run_folder import refuse_other_corpus
 from myxtts.training.task import task_of
-from myxtts.training.trained import settings_of, tables_of
 
 
 @dataclass(frozen=True, eq=False)

@@ -37,8 +37,9 @@ from myxtts.recognition.listener import Listener
 from myxtts.text.edit_distance import error_rates
 from myxtts.text.symbols import FIRST_SYMBOL_ID, SymbolTable
 from myxtts.training.archive import read_about
+from myxtts.training.chosen import choose_checkpoint, settings_of, tables_of
 from myxtts.training.samples import manner_of
-from myxtts.training.trained import choose_checkpoint, load_network, settings_of, tables_of
+from myxtts.training.trained import load_network
 
 MOST_SPOKEN = 50
 DRAWN = 4

@@ -13,7 +13,7 @@ from myxtts.audio.pitch import f0
 from myxtts.evaluation.measures import Sound
 from myxtts.models.xtts import XTTS, Manner
 from myxtts.text.frontend import symbols_of
-from myxtts.training.trained import tables_of
+from myxtts.training.chosen import tables_of
 
 BATCH_UTTERANCES = 8
 

@@ -5,6 +5,8 @@ from pathlib import Path
 from myxtts.config.schema import Config
 from myxtts.training.archive import checkpoint_of, digest_of, latest, opened_arrays, read_about, write_checkpoint
 
+OF_A_MERGE = ("parts", "kept")  # what a merged start says of itself
+
 
 def fork(start: Path, run: Path, config: Config) -> Path:
     """Let a run begin with the weights, optimizer and step of a checkpoint, and at the beginning of its own corpus.
@@ -41,8 +43,9 @@ def fork(start: Path, run: Path, config: Config) -> Path:
             **{table: len(about[table]) for table in ("symbols", "languages", "speakers")},
         },
     }
+    kept = {name: value for name, value in about.items() if name not in OF_A_MERGE}
     target = checkpoint_of(checkpoints, about["step"])
-    write_checkpoint(target, ((path.stem, _arrays(path)) for path in sorted(start.glob("*.npz"))), about | changed)
+    write_checkpoint(target, ((path.stem, _arrays(path)) for path in sorted(start.glob("*.npz"))), kept | changed)
     return target
 
 

@@ -14,7 +14,8 @@ from myxtts.models.ctc import beam, greedy, texts
 from myxtts.recognition.pieces import batches, cut, groups
 from myxtts.text.frontend import symbols_of
 from myxtts.training.archive import read_about
-from myxtts.training.trained import choose_checkpoint, load_network, tables_of
+from myxtts.training.chosen import choose_checkpoint, tables_of
+from myxtts.training.trained import load_network
 
 GROUP_S = 600.0  # what is in memory at a time, or one wave where that is longer
 

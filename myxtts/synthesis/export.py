@@ -26,8 +26,9 @@ from myxtts.placement import devices
 from myxtts.placement.routes import plan_routes
 from myxtts.text.symbols import BEGIN_ID, END_ID, FIRST_SYMBOL_ID, PADDING_ID
 from myxtts.training.archive import read_about
+from myxtts.training.chosen import choose_checkpoint, tables_of
 from myxtts.training.samples import manner_of
-from myxtts.training.trained import choose_checkpoint, load_network, tables_of
+from myxtts.training.trained import load_network
 
 FORMAT = 1
 

@@ -23,8 +23,9 @@ from myxtts.text.frontend import symbols_of
 from myxtts.text.sentences import End, Piece, pieces_of
 from myxtts.text.symbols import BEGIN_ID, END_ID, PADDING_ID
 from myxtts.training.archive import read_about
+from myxtts.training.chosen import choose_checkpoint, tables_of
 from myxtts.training.samples import manner_of
-from myxtts.training.trained import choose_checkpoint, load_network, tables_of
+from myxtts.training.trained import load_network
 
 BATCH_PIECES = 8
 MOST_LEFT_OUT = 0.25  # share of a piece's symbols

@@ -171,7 +171,8 @@ def write_arrays(path: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
 def digest_of(weights: Mapping[str, np.ndarray]) -> str:
     """SHA-256 of names, types, shapes and values."""
     digest = hashlib.sha256()
-    for name, array in sorted(weights.items()):
+    for name in sorted(weights):
+        array = weights[name]
         digest.update(json.dumps([name, str(array.dtype), array.shape]).encode())
         digest.update(array.tobytes())
     return digest.hexdigest()

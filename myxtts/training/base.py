@@ -17,8 +17,8 @@ from myxtts.data.manifest import Tables
 from myxtts.errors import CheckpointError, ConfigError
 from myxtts.text.symbols import FIRST_SYMBOL_ID, SymbolTable
 from myxtts.training.archive import digest_of, read_about, read_arrays
+from myxtts.training.chosen import choose_checkpoint, settings_of, tables_of, weights_file
 from myxtts.training.task import task_of
-from myxtts.training.trained import choose_checkpoint, settings_of, tables_of, weights_file
 
 INHERITED = {  # what weights and symbols mean
     "data": ("text_frontend",),

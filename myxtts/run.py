@@ -44,7 +44,7 @@ from myxtts.training.base import (
 )
 from myxtts.training.checkpoint import Checkpoints, restore
 from myxtts.training.chosen import settings_of
-from myxtts.training.exchange import Exchange, Outer, Place
+from myxtts.training.exchange import Exchange, Outer, Peers
 from myxtts.training.run_folder import RunFolder, refuse_other_corpus, refuse_other_settings
 from myxtts.training.state import TrainingState, make_optimizer
 from myxtts.training.step import Step
@@ -151,7 +151,7 @@ def train_on(
             opened.enter_context(folder.locked())
 
         state = build_state(config, tables, replicas, start.base)
-        about = about_run(config, corpus, tables, start.ancestor, start.digest or digest_of(weights_of(state)))
+        about = about_run(config, corpus, tables, start.ancestor, start.digest or digest_of(weights_by_name(state)))
         if start.checkpoint is not None:
             refuse_other_corpus(start.checkpoint, about)
             restore(start.checkpoint, state)
@@ -162,7 +162,8 @@ def train_on(
         plan = make_schedule(config, corpus, state)
         if replicas.is_chief:
             describe(config, corpus, held_out, tables, state, plan)
-        if state.step >= plan.total_steps and start.checkpoint is not None:
+        owes_merge = config.independent.merge_every and state.unmerged_s > 0  # stopped while it waited for the last one
+        if state.step >= plan.total_steps and start.checkpoint is not None and not owes_merge:
             log.info("nothing to do: run %s has its %d steps; --max-steps makes it longer", run.run, state.step)
             return 0
         step, first_step, dual = make_step(config, state), FirstStep(started_s), is_dual(placement)
@@ -186,12 +187,11 @@ def train_on(
         feed = opened.enter_context(pipeline.open_feed(state.position))
         request = SharedStopRequest(step.asked_to_stop) if replicas.joined else StopRequest()
         stop = opened.enter_context(stop_on_signals(request))
-        began = state.step, state.position
         log.info("feed           filled in %.1f s", feed.wait_until_full(data.model_start_delay))
         try:
             loop.train(state, step, feed, plan, periods, actions, Clock(), stop)
         except loop.NonFiniteLoss as error:
-            raise TrainingError(explain_non_finite(error, corpus, folder, *began)) from error
+            raise TrainingError(explain_non_finite(error, corpus, folder, *state.began)) from error
         except loop.StepOutOfMemory as error:
             batch = describe_batch(error, corpus)
             raise TrainingError(explain_out_of_memory(error.cause, placement, batch)) from error
@@ -230,14 +230,14 @@ def refuse_other_corpora(replicas: Replicas, corpus: Corpus) -> None:
 
 def refuse_other_weights(replicas: Replicas, state: TrainingState) -> None:
     """Raises CheckpointError where the workers begin with different weights: nothing would bring them together."""
-    if replicas.joined and not replicas.all_have(digest_of(weights_of(state))):
+    if replicas.joined and not replicas.all_have(digest_of(weights_by_name(state))):
         raise CheckpointError(
             "all workers have to begin with the same weights, but they do not. Give all of them the same run folder, "
             "or the same --init-from: a copy on one host may be of another attempt."
         )
 
 
-def weights_of(state: TrainingState) -> dict[str, np.ndarray]:
+def weights_by_name(state: TrainingState) -> dict[str, np.ndarray]:
     return {v.path: state.replicas.parts(v.value)[0].numpy() for v in state.model.variables}
 
 
@@ -337,7 +337,7 @@ def with_merges(
 ) -> loop.Actions:
     """The actions of a run that is one of several jobs."""
     independent = config.independent
-    place = Place(
+    peers = Peers(
         Path(independent.exchange),
         independent.job,
         independent.jobs,
@@ -345,7 +345,7 @@ def with_merges(
         independent.round_timeout,
     )
     outer = Outer(independent.outer_learning_rate, independent.outer_momentum)
-    exchange = Exchange(place, outer, independent.merge_optimizer, total_steps, about)
+    exchange = Exchange(peers, outer, independent.merge_optimizer, total_steps, about)
     exchange.begin(state, fresh)
     return replace(actions, merge_is_due=exchange.is_due, merge=exchange.merge)
 

@@ -6,33 +6,40 @@ Two jobs run in one thread: while one waits, it lets the other one work.
 import contextlib
 import logging
 import os
+import signal
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
 from myxtts.errors import CheckpointError, ConfigError
 from myxtts.training.archive import latest, read_about
-from myxtts.training.exchange import STAND_IN_S, Exchange, Outer, Place
+from myxtts.training.exchange import STAND_IN_S, Exchange, Outer, Peers
 from myxtts.training.state import TrainingState
 from tests.tiny import Workplace, arrays_of, build_toy, state_of, toy_models
 
 TIMEOUT_S = 60.0
+OF_MERGES = ("merge_every", "jobs", "outer_learning_rate", "outer_momentum", "merge_optimizer")
 
 
 class Job:
     """A job, whose training is to add a number to each weight."""
 
-    def __init__(self, folder: Path, number: int, jobs: int = 2, start: str = "same", **options):
+    def __init__(
+        self, folder: Path, number: int, jobs: int = 2, start: str = "same", changed=None, fresh=True, **options
+    ):
         self.state: TrainingState = state_of(build_toy(seed=0))
         self.now_s = 0.0
         self.meanwhile = lambda: None
         self.stopped = False
-        place = Place(folder, number, jobs, every=10, timeout_s=TIMEOUT_S)
+        peers = Peers(folder, number, jobs, every=10, timeout_s=TIMEOUT_S)
         options = {"outer": Outer(), "optimizer": "keep", "total_steps": 35} | options
-        self.exchange = Exchange(place, about={"start": start}, clock_s=lambda: self.now_s, sleep=self.sleep, **options)
-        self.exchange.begin(self.state, fresh=True)
+        settings = {"independent": {name: None for name in OF_MERGES} | {"jobs": jobs}}
+        about = {"start": start, "symbols": ["a"], "languages": ("en",), "settings": settings} | (changed or {})
+        self.exchange = Exchange(peers, about=about, clock_s=lambda: self.now_s, sleep=self.sleep, **options)
+        self.exchange.begin(self.state, fresh)
 
     def sleep(self, duration_s: float) -> None:
         self.now_s += duration_s
@@ -41,6 +48,7 @@ class Job:
     def train(self, to_step: int, change: float, audio_s: float = 1.0) -> "Job":
         self.state.step = to_step
         self.state.audio_s += audio_s
+        self.state.unmerged_s += audio_s
         for variable in self.state.trained:
             variable.assign_add(np.full(variable.shape, change, np.float32))
         return self
@@ -97,8 +105,8 @@ class Rounds(Case):
         other.train(10, 2.0, audio_s=10.0)
         merge_both(one, other)
         self.assertEqual((one.change, other.change), (1.25, 1.25))
-        self.assertEqual((one.state.audio_s, other.state.audio_s), (0.0, 0.0))
-        parts = read_about(self.folder / "round-0001/merged")["parts"]
+        self.assertEqual((one.state.audio_s, one.state.unmerged_s, other.state.unmerged_s), (30.0, 0.0, 0.0))
+        parts = read_about(self.folder / "round-000010/merged")["parts"]
         self.assertEqual([(part["job"], part["share"]) for part in parts], [(0, 0.75), (1, 0.25)])
         merge_both(one.train(20, 1.0), other.train(20, 0.0))
         self.assertEqual((one.change, other.change), (1.75, 1.75))
@@ -120,7 +128,7 @@ class Rounds(Case):
             job.train(step, 0.0)
             if job.exchange.is_due(job.state):
                 due.append(step)
-                job.state.audio_s = 0.0  # as a merge leaves it
+                job.state.unmerged_s = 0.0  # as a merge leaves it
         self.assertEqual(due, [10, 20, 30, 35])
         self.assertFalse(job.exchange.is_due(job.state))
 
@@ -129,9 +137,9 @@ class Rounds(Case):
         for step in range(10, 100, 10):
             merge_both(one.train(step, 0.0), other.train(step, 0.0))
         kept = sorted(path.name for path in self.folder.iterdir())
-        self.assertEqual(kept, ["round-0007", "round-0008", "round-0009"])
+        self.assertEqual(kept, ["round-000070", "round-000080", "round-000090"])
         given = sorted(path.parent.name for path in self.folder.glob("round-*/job-*"))
-        self.assertEqual(given, ["round-0009", "round-0009"])
+        self.assertEqual(given, ["round-000090", "round-000090"])
 
 
 class Lost(Case):
@@ -148,7 +156,7 @@ class Lost(Case):
         one.train(10, 1.0).merge()
         one.train(20, 1.0).merge()
         other.train(10, 5.0).merge()
-        self.assertEqual((other.change, other.state.step, other.state.audio_s), (2.0, 20, 0.0))
+        self.assertEqual((other.change, other.state.step, other.state.unmerged_s), (2.0, 20, 0.0))
         one.now_s = 0.0
         other.train(30, 2.0)
         merge_both(one.train(30, 0.0), other)
@@ -171,16 +179,35 @@ class Lost(Case):
 
         def both(*arguments):
             one.exchange._merge(*arguments)
-            theirs = dict(arrays_of(self.folder / "round-0001/merged"))
+            theirs = dict(arrays_of(self.folder / "round-000010/merged"))
             merged_by_other(*arguments)
-            self.assertEqual(theirs.keys(), dict(arrays_of(self.folder / "round-0001/merged")).keys())
+            self.assertEqual(theirs.keys(), dict(arrays_of(self.folder / "round-000010/merged")).keys())
 
         other.exchange._merge = both
         one.stopped = True
         one.merge()
         other.merge()
         self.assertEqual(other.change, 2.0)
-        self.assertEqual([path.name for path in (self.folder / "round-0001").glob(".*")], [])
+        self.assertEqual([path.name for path in (self.folder / "round-000010").glob(".*")], [])
+
+    def test_what_is_damaged_is_left_out_as_if_its_job_had_not_come(self):
+        one, other = self.pair()
+        other.train(10, 9.0).stopped = True
+        other.merge()
+        archive = self.folder / "round-000010/job-001/model.npz"
+        archive.write_bytes(archive.read_bytes()[:-100])
+        one.train(10, 1.0).merge()
+        self.assertEqual(one.change, 1.0)
+        about = read_about(self.folder / "round-000010/merged")
+        self.assertEqual(([part["job"] for part in about["parts"]], about["missed"]), ([0], {"1": 1}))
+
+    def test_the_rounds_that_each_has_missed_are_counted(self):
+        one, other = self.pair(total_steps=100)
+        for step in (10, 20):
+            one.train(step, 0.0).merge()
+        other.train(10, 0.0).merge()
+        merge_both(one.train(30, 0.0), other.train(30, 0.0))
+        self.assertEqual(read_about(self.folder / "round-000030/merged")["missed"], {"1": 2})
 
 
 class Stopped(Case):
@@ -188,7 +215,7 @@ class Stopped(Case):
         one, other = self.pair()
         one.train(10, 1.0).meanwhile = lambda: setattr(one, "stopped", True)
         self.assertFalse(one.merge())
-        self.assertEqual((one.change, one.state.audio_s), (1.0, 1.0))
+        self.assertEqual((one.change, one.state.unmerged_s), (1.0, 1.0))
         self.assertTrue(one.exchange.is_due(one.state))
         one.stopped = False
         merge_both(one, other.train(10, 3.0))
@@ -196,9 +223,9 @@ class Stopped(Case):
 
     def test_a_file_that_a_kill_left_is_written_again(self):
         one, other = self.pair()
-        (self.folder / "round-0001/.partial-job-000").mkdir(parents=True)
-        (self.folder / "round-0001/.partial-job-000/model.npz").write_text("half")
-        (self.folder / "round-0001/.partial-merged-job-000").mkdir()
+        (self.folder / "round-000010/.partial-job-000").mkdir(parents=True)
+        (self.folder / "round-000010/.partial-job-000/model.npz").write_text("half")
+        (self.folder / "round-000010/.partial-merged-job-000").mkdir()
         merge_both(one.train(10, 1.0), other.train(10, 3.0))
         self.assertEqual((one.change, other.change), (2.0, 2.0))
 
@@ -240,13 +267,27 @@ class Optimizers(Case):
 
 
 class Refused(Case):
-    def test_another_start_is_named(self):
-        one, other = Job(self.folder, 0), Job(self.folder, 1, start="other")
-        one.train(10, 1.0).stopped = True
-        one.merge()
-        with self.assertRaisesRegex(CheckpointError, "job-000 has another start than this run"):
-            other.train(10, 1.0)
-            other.merge()
+    def test_jobs_of_another_start_other_rows_or_other_merges_are_named(self):
+        others = {
+            "start": {"start": "other"},
+            "symbols": {"symbols": ["b"]},
+            "jobs": {"settings": {"independent": {name: None for name in OF_MERGES} | {"jobs": 3}}},
+        }
+        for name, changed in others.items():
+            with self.subTest(name):
+                folder = self.folder / name
+                one, other = Job(folder, 0), Job(folder, 1, changed=changed)
+                one.train(10, 1.0).stopped = True
+                one.merge()
+                with self.assertRaisesRegex(CheckpointError, f"job-000 and this run .* have not the same {name}"):
+                    other.train(10, 1.0).merge()
+
+    def test_a_merge_of_other_jobs_is_not_taken(self):
+        one, other = self.pair()
+        merge_both(one.train(10, 1.0), other.train(10, 1.0))
+        late = Job(self.folder, 1, start="other", fresh=False)
+        with self.assertRaisesRegex(CheckpointError, "merged and this run cannot be merged.* the same start"):
+            late.train(10, 1.0).merge()
 
     def test_weights_that_are_not_finite_are_named(self):
         one, other = self.pair()
@@ -260,6 +301,20 @@ class Refused(Case):
         merge_both(one.train(10, 1.0), other.train(10, 1.0))
         with self.assertRaisesRegex(ConfigError, "was given to a new run"):
             Job(self.folder, 0)
+
+
+@contextlib.contextmanager
+def stopped_in_wait(step: int):
+    """In its scope a run that waits at a step is asked to stop, by SIGTERM, before it may merge."""
+    wait = Exchange._wait
+
+    def stopped_first(self, end, trained, stopped):
+        if end == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return wait(self, end, trained, stopped)
+
+    with mock.patch.object(Exchange, "_wait", stopped_first):
+        yield
 
 
 class Run(unittest.TestCase):
@@ -280,10 +335,38 @@ class Run(unittest.TestCase):
         exchange = ("--exchange", str(self.place.folder / "rounds"), "--jobs", "2", "--job", "1")
         alone = self.place.train("alone", "--merge-every", "3", *exchange, "--round-timeout", "0.1")
         self.assertEqual((alone.code, alone.err), (0, ""))
-        self.assertEqual(alone.out.count("jobs 1 merged"), 3)
+        self.assertEqual(alone.out.count("merged         the weights of jobs 1 at step "), 3)
         self.assertEqual(self.final("alone"), self.final("whole"))
         steps = sorted(path.name for path in (self.place.run("alone") / "checkpoints").iterdir())
         self.assertEqual(steps, ["step-000003", "step-000006", "step-000008"])
+
+    def jobs(self, exchange: str, *flags: str) -> tuple[str, ...]:
+        fixed = f"--merge-every 3 --exchange {self.place.folder / exchange} --jobs 2 --job 1 --round-timeout"
+        return (*fixed.split(), *flags)
+
+    def test_that_is_stopped_while_it_waits_goes_on_with_that_merge(self):
+        for at in (3, 8):  # in the midst, and at the last step
+            with self.subTest(at=at):
+                name, others = f"stopped-{at}", stopped_in_wait(at)
+                with others:
+                    stopped = self.place.train(name, *self.jobs(f"rounds-{at}", "0.1"))
+                self.assertEqual(stopped.code, 143, stopped.err)
+                self.assertEqual(latest(self.place.run(name) / "checkpoints").name, f"step-{at:06d}")
+                self.assertGreater(read_about(latest(self.place.run(name) / "checkpoints"))["unmerged_s"], 0)
+                resumed = self.place.train(name, *self.jobs(f"rounds-{at}", "0.1"), "--resume")
+                self.assertEqual((resumed.code, resumed.err), (0, ""))
+                self.assertIn(f"jobs 1 at step {at}, ", resumed.out)
+                self.assertEqual(self.final(name), self.final("whole"))
+                self.assertEqual(read_about(latest(self.place.run(name) / "checkpoints"))["unmerged_s"], 0)
+
+    def test_that_is_made_longer_trains_on_where_a_round_was_short(self):
+        flags = self.jobs("longer", "0.1")
+        self.assertEqual(self.place.train("longer", *flags, "--max-steps", "7").code, 0)
+        seventh = self.final("longer")
+        self.assertEqual(self.place.train("longer", *flags, "--max-steps", "9", "--resume").code, 0)
+        self.assertEqual(latest(self.place.run("longer") / "checkpoints").name, "step-000009")
+        kernel = next(name for name in seventh if name.startswith("model/") and name.endswith("kernel"))
+        self.assertNotEqual(self.final("longer")[kernel], seventh[kernel])
 
     def test_that_pauses_at_a_step_and_goes_on_equals_one_that_did_not(self):
         paused = self.place.train("paused", "--stop-at-step", "4")

@@ -127,6 +127,7 @@ class Started(Runs):
                 "weights": digest_of(base.weights),
                 "symbols": 8,
                 "languages": 1,
+                "speakers": 0,
             },
         )
         self.assertEqual(known_tables(about), tables("abcdefgh", ["en"]))

@@ -12,7 +12,7 @@ PACKAGE = ROOT / "myxtts"
 
 ROWS = (
     ("errors", "clock"),
-    ("files",),
+    ("files", "processes"),
     ("config",),
     ("placement",),
     ("seed",),
@@ -29,6 +29,7 @@ HEIGHT = {name: height for height, row in enumerate(ROWS) for name in row}
 WITHOUT_TENSORFLOW = (
     "errors",
     "clock",
+    "processes",
     "config",
     "placement.routes",
     "placement.cluster",
@@ -40,11 +41,22 @@ WITHOUT_TENSORFLOW = (
     "data.plan",
     "data.corpora",
     "training.archive",
+    "training.chosen",
+    "independent.apart",
+    "independent.merge",
+    "independent.parts",
     "profiling.emulate",
     "profiling.planner",
     "profiling.queue",
     "profiling.verdict",
     "synthesis.language",
+    "independent.crew",
+    "independent.fork",
+    "independent.jobs",
+    "independent.record",
+    "independent.settings",
+    "independent.split",
+    "independent.table",
     "cli",
 )
 

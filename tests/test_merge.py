@@ -317,6 +317,8 @@ class LineTest(unittest.TestCase):
             (((0.2, 1.0), (0.2, 0.8), (0.2, 0.9)), 1),
             (((0.2, 1.0), (0.2, 0.8), (0.2, 0.8)), None),
             (((0.2, 1.0), (0.2, 0.8), (float("inf"), float("inf"))), 1),
+            (((0.2, 1.0), (0.3, 0.8), (0.2019, 9.0)), None),
+            (((0.2, 1.0), (0.3, 0.8), (0.2021, 0.5)), 0),
         ):
             with self.subTest(measured=measured):
                 self.assertEqual(self.line(*measured).better, better)
@@ -324,7 +326,7 @@ class LineTest(unittest.TestCase):
         self.assertIn("worse than those of B", said)
         self.assertIn("(0.9000 against 0.8000; loss, as the character error rate is the same)", said)
         said = self.line((0.3, 1.0), (0.2, 0.8), (0.1, 0.9)).verdict()
-        self.assertIn("no worse than those of the best part, B (10.000 against 20.000; character error rate, %)", said)
+        self.assertIn("as good as those of B (10.000 against 20.000; character error rate, %)", said)
 
     def test_the_table_goes_along_the_line(self):
         lines = self.line((0.2, 1.0), (0.3, 0.8), (0.25, 0.9), merged=(0.25, 0.75)).table().splitlines()

@@ -30,6 +30,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=bounded(int, 0, 2**31 - 1), default=0, help="chooses what is held out")
     parser.add_argument("--language", default="en", help="of rows that name none (default en)")
+    parser.add_argument("--min-seconds", type=bounded(float, 0.05), default=0.3, help="of an utterance (default 0.3)")
+    parser.add_argument("--max-seconds", type=bounded(float, 0.1, 120.0), default=20.0, help="likewise (default 20)")
     parser.add_argument("--max-rejected", type=bounded(float, 0.0, 1.0), default=0.05, help="share (default 0.05)")
     return parser.parse_args(arguments)
 
@@ -40,6 +42,8 @@ def main(arguments: list[str] | None = None) -> int:
         train_data=str(asked.input),
         validation_share=asked.validation_share,
         language=asked.language,
+        min_seconds=asked.min_seconds,
+        max_seconds=asked.max_seconds,
         max_rejected=asked.max_rejected,
         text_frontend="characters",  # quick, and nothing of it is written
     )

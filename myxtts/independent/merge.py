@@ -24,7 +24,7 @@ from myxtts.data.manifest import Manifest, report_rejected
 from myxtts.errors import ConfigError, DataError
 from myxtts.files import sync_folder, write_whole
 from myxtts.independent.apart import layers_apart, table_of_layers
-from myxtts.independent.parts import Part, read_parts, refuse_differences, weights_of
+from myxtts.independent.parts import Part, given_weights, read_parts, refuse_differences
 from myxtts.training.archive import checkpoint_of, digest_of, opened_arrays, partial_of, read_about, write_checkpoint
 from myxtts.training.averaging import mean_of, shares_of
 from myxtts.training.chosen import tables_of
@@ -64,7 +64,7 @@ def merge(
     """
     refuse_output(output)
     parts = read_parts(checkpoints)
-    weights = weights_of(parts, weights)
+    weights = given_weights(parts, weights)
     refuse_differences(parts, force)
     configs = [merged_config(part.config, output, corpora) for part in parts]
     refuse_unreadable(configs[0], corpora)
@@ -197,6 +197,7 @@ def write_mean(
         "position": [0, 0, []],
         "replicas": 1,
         "audio_s": math.fsum(about["audio_s"] for about in abouts),
+        "unmerged_s": 0.0,
         "settings": config.model_dump(mode="json"),
         **(tables := tables_of_all(parts)),
         "corpus": None,

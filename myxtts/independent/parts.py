@@ -84,7 +84,7 @@ def read_part(path: Path) -> Part:
     return Part(checkpoint, about | {"settings": config.model_dump(mode="json")}, config)
 
 
-def weights_of(parts: Sequence[Part], given: Sequence[float] | None) -> list[float]:
+def given_weights(parts: Sequence[Part], given: Sequence[float] | None) -> list[float]:
     """Those that are given, or the audio seconds of each part. Raises ConfigError where they make no mean."""
     if given is None:
         weights = [float(part.about["audio_s"]) for part in parts]

@@ -48,8 +48,15 @@ def split_corpus(config: Config, folder: Path, parts: int, known: Tables | None 
         known: rows that the run's tables begin with.
 
     Raises:
-        DataError: the corpus cannot be used, or has fewer utterances than there are to be parts.
+        DataError: the corpus cannot be used, has fewer utterances than there are to be parts, or the folder has parts
+            of another split.
     """
+    wanted = {f"part-{part}.csv" for part in range(parts)}
+    if stale := sorted({path.name for path in folder.glob("part-*.csv")} - wanted):
+        raise DataError(
+            f"{parts} parts were to be written into {folder}, but {stale[0]} of another split is there, and parts have "
+            "to be disjoint. Give another folder, or remove it."
+        )
     corpus, held, tables = load_corpora(config, folder, known)
     manifest = corpus.manifest
     if len(manifest) < parts:

@@ -3,36 +3,26 @@
 No TensorFlow: the launcher is a small process beside its workers. Each of them is told the cluster by TF_CONFIG.
 """
 
-import ctypes
 import importlib.util
 import math
-import os
-import selectors
 import signal
 import socket
-import subprocess
 import sys
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import datetime
-from itertools import takewhile
 from pathlib import Path
-from typing import BinaryIO
 
 from myxtts.errors import ConfigError, PlacementError
 from myxtts.placement.cluster import Cluster
+from myxtts.processes import Child, Pipes, Stop, only_gpus, stop_requests, usable_cores, visible_gpus
 
 NOTICE_S = (
     25.0  # for the others to notice by themselves that one has died, by its heartbeat at the latest, and to say so
 )
 SAVE_S = 15.0  # to save and end, once they are asked to; then they are killed
 POLL_S = 0.1
-LAST_LINES = 20
-NVIDIA_SMI_S = 20.0  # with a driver that hangs, it never returns
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @dataclass(frozen=True)
@@ -98,35 +88,34 @@ def launch(job: Launch) -> int:
     cores, gpus = _cores(job), _gpus(job)
     _make_folder(job.logs)
     with ExitStack() as opened:
-        stop = opened.enter_context(_stop_requests())
-        workers: list[_Worker] = []
+        stop = opened.enter_context(stop_requests())
+        workers: list[Child] = []
         opened.callback(lambda: [worker.kill() for worker in workers])
         for index, own_cores, own_gpus in zip(job.own, cores, gpus, strict=True):
             # After what it already holds: the log of a job that died is needed when it runs again.
             log = opened.enter_context(open(_log_of(job, index), "ab", buffering=0))
-            workers.append(_Worker(index, job, own_cores, own_gpus, log))
+            environ = {**own_gpus, "TF_CONFIG": Cluster(job.workers, index).tf_config()}
+            workers.append(Child(f"worker {index}", job.command, log, job.workers[index], environ, own_cores))
         failed = _attend(workers, stop)
     if not failed:
         return 0 if stop.signal is None else 128 + stop.signal
     culprit = min(failed, key=_innocence)
-    print(_obituary(job, culprit), file=sys.stderr)
+    print(_obituary(job, job.own[workers.index(culprit)], culprit), file=sys.stderr)
     return culprit.code if culprit.code > 0 else 128 - culprit.code
 
 
-def _innocence(worker: "_Worker") -> int:
+def _innocence(worker: Child) -> int:
     """Who was killed or has a defect comes first, then who met a mistake of the user, then who only lost another."""
     if worker.code != 2:
         return 0 if worker.code < 0 else 1
     return 3 if any(line.startswith("error: worker ") for line in worker.last_lines) else 2
 
 
-def _obituary(job: Launch, worker: "_Worker") -> str:
-    name, log = Cluster(job.workers, worker.index).name(), _log_of(job, worker.index)
+def _obituary(job: Launch, index: int, worker: Child) -> str:
+    name = Cluster(job.workers, index).name()
     if worker.code == 2:
-        return f"error: {name} ended with exit code 2, for the reason above ({log})"
-    how = f"was killed by {signal.Signals(-worker.code).name}" if worker.code < 0 else f"ended with code {worker.code}"
-    lines = "".join(f"\n  | {line}" for line in worker.last_lines)
-    return f"error: {name} {how}; its last lines ({log} has all):{lines or ' none'}"
+        return f"error: {name} ended with exit code 2, for the reason above ({_log_of(job, index)})"
+    return f"error: {name} {worker.obituary()}"
 
 
 def _cores(job: Launch) -> list[frozenset[int] | None]:
@@ -134,9 +123,9 @@ def _cores(job: Launch) -> list[frozenset[int] | None]:
     each, count = job.cores_per_worker, len(job.own)
     if not each:
         return [None] * count
-    if not hasattr(os, "sched_setaffinity"):
+    found = usable_cores()
+    if not found:
         raise PlacementError("--cores-per-worker was given, but this system cannot pin processes. Leave it out.")
-    found = sorted(os.sched_getaffinity(0))
     if each * count > len(found):
         raise PlacementError(
             f"{count} workers with {each} cores each were asked for, but this process may use {len(found)} cores. "
@@ -150,26 +139,13 @@ def _gpus(job: Launch) -> list[dict[str, str]]:
     each, count = job.gpus_per_worker, len(job.own)
     if each is None:
         return [{}] * count
-    found = _visible_gpus() if each else []
+    found = visible_gpus() if each else []
     if each * count > len(found):
         raise PlacementError(
             f"{count} workers with {each} GPUs each were asked for, but this process sees {len(found)} GPUs. "
             "Give fewer of them by --gpus-per-worker or --workers; --gpus-per-worker 0 trains on the CPU."
         )
-    own = [found[i * each : (i + 1) * each] or ["-1"] for i in range(count)]
-    return [{"CUDA_VISIBLE_DEVICES": ",".join(gpus)} for gpus in own]
-
-
-def _visible_gpus() -> list[str]:
-    """Numbers or names of the GPUs, as CUDA_VISIBLE_DEVICES lists them; all that the driver has without it."""
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if listed is not None:
-        return list(takewhile(lambda gpu: gpu not in ("", "-1"), map(str.strip, listed.split(","))))
-    try:
-        told = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=NVIDIA_SMI_S)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return [str(gpu) for gpu in range(sum(line.startswith("GPU ") for line in told.stdout.splitlines()))]
+    return [only_gpus(found[i * each : (i + 1) * each]) for i in range(count)]
 
 
 def _make_folder(logs: Path) -> None:
@@ -183,108 +159,12 @@ def _log_of(job: Launch, index: int) -> Path:
     return job.logs / f"worker-{index}.log"
 
 
-class _Stop:
-    """What the launcher itself was asked: the signal to pass on, and how often."""
-
-    def __init__(self) -> None:
-        self.signal: int | None = None
-        self.count = 0
-
-
-@contextmanager
-def _stop_requests() -> Iterator[_Stop]:
-    stop = _Stop()
-
-    def ask(number, _frame) -> None:
-        stop.signal = stop.signal or number
-        stop.count += 1
-
-    before = {one: signal.signal(one, ask) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield stop
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
-
-
-class _Worker:
-    """A process in a group of its own, so that what it starts ends with it, and Ctrl-C reaches it by the launcher."""
-
-    def __init__(self, index: int, job: Launch, cores: frozenset[int] | None, gpus: dict[str, str], log: BinaryIO):
-        self.index = index
-        self.code: int | None = None
-        self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
-        self._log, self._partial = log, b""
-        began = datetime.now().isoformat(" ", "seconds")
-        log.write(f"=== {began} {job.workers[index]}: {' '.join(job.command)}\n".encode())
-        self._process = subprocess.Popen(
-            job.command,
-            env={**os.environ, **gpus, "TF_CONFIG": Cluster(job.workers, index).tf_config(), "PYTHONUNBUFFERED": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=_before_start(os.getpid(), cores),
-        )
-        self.pipe = self._process.stdout
-        os.set_blocking(self.pipe.fileno(), False)
-
-    def read(self) -> tuple[list[str], bool]:
-        """Lines that it printed since the last call, which are kept; and whether more can come."""
-        try:
-            received = os.read(self.pipe.fileno(), 1 << 16)
-        except BlockingIOError:
-            return [], True
-        self._log.write(received)
-        *whole, self._partial = (self._partial + (received or b"\n" * bool(self._partial))).split(b"\n")
-        # As a terminal would show it: after a return, a line is written over.
-        lines = [line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace") for line in whole]
-        self.last_lines.extend(lines)
-        return lines, bool(received)
-
-    def has_ended(self) -> bool:
-        """Whether it has; then its code is known, and what it started is ended, too."""
-        if self.code is None:
-            ended = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if ended is not None:  # not reaped yet, so that its number is no other group's
-                self.kill()
-        return self.code is not None
-
-    def signal(self, number: int) -> None:
-        if not self.has_ended():
-            self._process.send_signal(number)
-
-    def kill(self) -> None:
-        """End it and its group, however it stands."""
-        if self.code is None:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self.code = self._process.wait()
-
-
-def _before_start(launcher: int, cores: frozenset[int] | None):
-    """What a worker's process does before its program: die with the launcher, even one that is killed; take its cores.
-
-    Only Linux can do the first.
-    """
-    prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
-
-    def prepare() -> None:
-        if prctl is not None:
-            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != launcher:  # it was killed before
-                os._exit(1)
-        if cores is not None:
-            os.sched_setaffinity(0, cores)
-
-    return prepare
-
-
-def _attend(workers: Sequence[_Worker], stop: _Stop) -> list[_Worker]:
+def _attend(workers: Sequence[Child], stop: Stop) -> list[Child]:
     """Show what the workers print until all have ended; gives those that ended badly by themselves."""
-    failed: list[_Worker] = []
+    failed: list[Child] = []
     passed_on, failed_s, asked = 0, math.inf, False
-    with _Screen(workers) as screen:
+    with Pipes(workers) as pipes:
+        screen = _Screen(pipes)
         running = True
         while running:
             screen.show(POLL_S)
@@ -294,7 +174,7 @@ def _attend(workers: Sequence[_Worker], stop: _Stop) -> list[_Worker]:
                 for worker in workers:
                     worker.kill() if stop.count > 1 else worker.signal(stop.signal)
             if not asked and stop.count < 2:
-                failed = [worker for worker in workers if worker.code and not _was_stopped(worker.code, stop)]
+                failed = [worker for worker in workers if worker.code and not stop.explains(worker.code)]
             now_s = time.monotonic()
             failed_s = min(failed_s, now_s if failed else math.inf)
             if not asked and now_s >= failed_s + NOTICE_S:
@@ -308,38 +188,18 @@ def _attend(workers: Sequence[_Worker], stop: _Stop) -> list[_Worker]:
     return failed
 
 
-def _was_stopped(code: int, stop: _Stop) -> bool:
-    """Whether a worker ended as it was told to: after saving, or before it could."""
-    return stop.signal is not None and (code in (130, 143) or code == -stop.signal)
-
-
 class _Screen:
     """What the workers print, line by line, each with the name of its worker."""
 
-    def __init__(self, workers: Sequence[_Worker]):
-        self._selector = selectors.DefaultSelector()
-        for worker in workers:
-            self._selector.register(worker.pipe, selectors.EVENT_READ, worker)
+    def __init__(self, pipes: Pipes):
+        self._pipes = pipes
         self._errors: set[str] = set()
-
-    def __enter__(self) -> "_Screen":
-        return self
-
-    def __exit__(self, *_error) -> None:
-        self._selector.close()
 
     def show(self, wait_s: float) -> None:
         """Print all that is there; waits so long if there is nothing."""
-        if not self._selector.get_map():
-            time.sleep(wait_s)
-        while ready := self._selector.select(wait_s):
-            for key, _ in ready:
-                lines, has_more = key.data.read()
-                for line in filter(self._is_news, lines):
-                    print(f"[worker {key.data.index}] {line}", flush=True)
-                if not has_more:
-                    self._selector.unregister(key.fileobj)
-            wait_s = 0.0
+        for worker, line in self._pipes.lines(wait_s):
+            if self._is_news(line):
+                print(f"[{worker.name}] {line}", flush=True)
 
     def _is_news(self, line: str) -> bool:
         """Whether no other worker has said the same; a mistake of the user is found by all of them."""

@@ -86,18 +86,23 @@ def advice(checkpoint: Path) -> str:
 
 
 def write_checkpoint(
-    target: Path, groups: Iterable[tuple[str, Iterable[tuple[str, np.ndarray]]]], about: Mapping[str, Any], by: str = ""
+    target: Path,
+    groups: Iterable[tuple[str, Iterable[tuple[str, np.ndarray]]]],
+    about: Mapping[str, Any],
+    by: str = "",
+    replace: bool = False,
 ) -> None:
     """Write a checkpoint under a temporary name, to the disk, then rename it.
 
     Args:
-        target: its folder, which must not exist; the folders above it are made.
+        target: its folder; the folders above it are made.
         groups: (name of an archive, its arrays by name), taken one after another.
         about: state.json beside `format`.
         by: tells apart those who may write the same one at the same time.
+        replace: drop what is there already.
 
     Raises:
-        OSError: the disk refuses, or another one has written it meanwhile (ENOTEMPTY).
+        OSError: the disk refuses, or it is there already (ENOTEMPTY).
     """
     temporary = partial_of(target.with_name(target.name + by))
     if temporary.exists():  # a kill left it
@@ -108,7 +113,13 @@ def write_checkpoint(
     text = json.dumps({"format": FORMAT, **about}, ensure_ascii=False, indent=1)
     write_whole(temporary / "state.json", text.encode())
     sync_folder(temporary)
-    os.rename(temporary, target)
+    if replace and target.exists():
+        before = temporary.with_name(f"{temporary.name}-before")
+        os.rename(target, before)
+        os.rename(temporary, target)
+        shutil.rmtree(before)
+    else:
+        os.rename(temporary, target)
     sync_folder(target.parent)
 
 

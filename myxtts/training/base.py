@@ -17,14 +17,9 @@ from myxtts.data.manifest import Tables
 from myxtts.errors import CheckpointError, ConfigError
 from myxtts.text.symbols import FIRST_SYMBOL_ID, SymbolTable
 from myxtts.training.archive import digest_of, read_about, read_arrays
-from myxtts.training.chosen import choose_checkpoint, settings_of, tables_of, weights_file
+from myxtts.training.chosen import INHERITED, choose_checkpoint, settings_of, tables_of, weights_file
 from myxtts.training.task import task_of
 
-INHERITED = {  # what weights and symbols mean
-    "data": ("text_frontend",),
-    "model": ("task", "model_size"),
-    "recogniser": ("encoder", "subsampling"),
-}
 SHOWN_NAMES = 12
 
 

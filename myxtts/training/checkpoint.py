@@ -54,7 +54,7 @@ class Checkpoints:
         if validation_loss is not None and self.improves(validation_loss):
             self.best = Best(state.step, validation_loss)
         target = checkpoint_of(self._folder, state.step)
-        write_state(target, state, self._about | {"best": self.best})
+        write_state(target, state, self._about | {"best": self.best}, replace=True)  # a merge changes it at its step
         self._prune()
         return target
 
@@ -68,7 +68,7 @@ class Checkpoints:
                 shutil.rmtree(partial_of(folder))
 
 
-def write_state(target: Path, state: TrainingState, about: Mapping[str, Any]) -> None:
+def write_state(target: Path, state: TrainingState, about: Mapping[str, Any], replace: bool = False) -> None:
     """Write a state as a checkpoint, with all that `about` says beside what the state itself knows."""
     groups = (
         (group, ((name, state.replicas.parts(v)[0].numpy()) for name, v in variables.items()))
@@ -79,8 +79,9 @@ def write_state(target: Path, state: TrainingState, about: Mapping[str, Any]) ->
         "position": state.position,
         "replicas": state.replicas.count,
         "audio_s": state.audio_s,
+        "unmerged_s": state.unmerged_s,
     }
-    write_checkpoint(target, groups, own | about)
+    write_checkpoint(target, groups, own | about, replace=replace)
 
 
 def restore(checkpoint: Path, state: TrainingState) -> None:
@@ -93,11 +94,12 @@ def restore(checkpoint: Path, state: TrainingState) -> None:
     about = read_about(checkpoint)
     for group, variables in state.variables().items():
         restore_variables(checkpoint / f"{group}.npz", variables)
-    state.step, state.audio_s = about["step"], about["audio_s"]
+    state.step, state.audio_s, state.unmerged_s = about["step"], about["audio_s"], about["unmerged_s"]
     state.position, before = position_of(about), about["replicas"]
     if before != state.replicas.count:
         log.info("replicas       %d now, %d before: they share what is left of the epoch", state.replicas.count, before)
         state.position = state.position.with_other_replicas(before)
+    state.began = state.step, state.position
 
 
 def position_of(about: dict[str, Any]) -> Position:

@@ -14,6 +14,12 @@ from myxtts.errors import CheckpointError
 from myxtts.text.symbols import SymbolTable
 from myxtts.training.archive import checkpoint_of, latest, list_checkpoints, read_best
 
+INHERITED = {  # settings that say what weights and symbols mean
+    "data": ("text_frontend",),
+    "model": ("task", "model_size"),
+    "recogniser": ("encoder", "subsampling"),
+}
+
 log = logging.getLogger(__name__)
 
 

@@ -93,10 +93,9 @@ def train(
         StepOutOfMemory: likewise.
         UserError: a batch could not be made; a checkpoint of the steps before it was written.
     """
-    started_at = saved_at = state.step
     if actions.merge_is_due(state) and actions.merge(state, stop.due):  # the run was stopped while it waited for that
         actions.save(state, None)
-        started_at = saved_at = state.step
+    started_at = saved_at = state.step
     while state.step < schedule.total_steps and not stop.due():
         try:
             with clock.wait():
@@ -131,7 +130,7 @@ def train(
             metrics = {"epoch": planned.position.epoch, **step.read(outcome), "learning_rate": learning_rate}
             metrics |= clock.report().metrics()
         with clock.pause():
-            merged = merge and actions.merge(state, stop.due)
+            merged = merge and merge_or_save(state, saved_at, actions, stop)
             if validate:
                 losses = actions.validate(state)
                 loss = losses["loss"]
@@ -144,6 +143,15 @@ def train(
                 actions.save(state, loss)
                 saved_at = state.step
     save_unsaved(state, saved_at, actions)
+
+
+def merge_or_save(state: TrainingState, saved_at: int, actions: Actions, stop: StopRequest) -> bool:
+    """Whether a merge was taken; what was learnt before one that fails is kept."""
+    try:
+        return actions.merge(state, stop.due)
+    except UserError:
+        save_unsaved(state, saved_at, actions)
+        raise
 
 
 def save_unsaved(state: TrainingState, saved_at: int, actions: Actions) -> None:

@@ -27,8 +27,9 @@ class TrainingState:
 
     Attributes:
         trained: the model's variables that are not frozen: those that gradients, optimizer and averages are of.
-        audio_s: seconds of speech trained on since the weights were last the same in all jobs; since the start where
-            there is only one.
+        audio_s: seconds of speech trained on, since the start or the fork.
+        unmerged_s: the same since the last merge with other jobs.
+        began: step and position that steps were taken from one after another, without a jump.
 
     Raises:
         PlacementError: a variable is on another device.
@@ -56,8 +57,9 @@ class TrainingState:
         self.averages = [tf.Variable(v.value, trainable=False) for v in self.trained] if averaged else []
         self.bad_step = tf.Variable(0, dtype=tf.int64, trainable=False)  # the first one with a non-finite loss
         self.step = 0
-        self.audio_s = 0.0
+        self.audio_s = self.unmerged_s = 0.0
         self.position = Position()
+        self.began = 0, Position()
         self.require_devices()
 
     def require_devices(self) -> None:
@@ -81,6 +83,7 @@ class TrainingState:
         """After a step."""
         self.step += 1
         self.audio_s += planned.audio_s
+        self.unmerged_s += planned.audio_s
         self.position = planned.following
 
     def variables(self) -> dict[str, dict[str, tf.Variable]]:

@@ -18,10 +18,9 @@ from myxtts.errors import ConfigError, PlacementError
 from myxtts.placement.cluster import Cluster
 from myxtts.processes import Child, Pipes, Stop, only_gpus, stop_requests, usable_cores, visible_gpus
 
-NOTICE_S = (
-    25.0  # for the others to notice by themselves that one has died, by its heartbeat at the latest, and to say so
-)
-SAVE_S = 15.0  # to save and end, once they are asked to; then they are killed
+# A worker that hangs is noticed by its heartbeat after 20 s. With these two the whole job then ends within a minute.
+NOTICE_S = 22.0  # for the others to notice by themselves that one has died, and to say so
+SAVE_S = 14.0  # to save and end, once they are asked to; then they are killed
 POLL_S = 0.1
 
 

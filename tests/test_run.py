@@ -23,6 +23,7 @@ from myxtts.training.archive import latest, list_checkpoints, read_about, read_b
 from myxtts.training.chosen import settings_of
 from myxtts.training.run_folder import FIXED, RunFolder, refuse_other_corpus, refuse_other_settings
 from tests.tiny import Workplace, arrays_of, toy_models, whole_run
+from tests.tiny_recogniser import small_recognisers
 from tests.two_devices import SIMULATED
 
 ROOT = Path(__file__).parents[1]
@@ -347,7 +348,7 @@ class ShippedConfigurations(Case):
         largest = {names: path for path, names in files.items() if not any(names < more for more in files.values())}
         self.assertEqual(frozenset().union(*largest), frozenset().union(*files.values()))
         for path in largest.values():
-            with self.subTest(config=path.name), toy_models():
+            with self.subTest(config=path.name), toy_models(), small_recognisers():
                 flags = [
                     "--config",
                     str(path),
@@ -357,6 +358,7 @@ class ShippedConfigurations(Case):
                     str(SIMULATED),
                 ]
                 flags += ["--run", path.stem, "--runs-dir", str(self.place.folder / "runs"), "--max-steps", "3"]
+                flags += ["--init-from", "null"]  # a base that only the reader has
                 flags += ["--text-frontend", "characters", "--sample-every", "0", "--validate-every", "3"]
                 self.assertEqual(self.place.main(*flags).code, 0)
                 (line,) = read_metrics(self.place.run(path.stem) / "metrics.jsonl")

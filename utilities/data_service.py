@@ -9,6 +9,7 @@ docs/data_service.md tells how to use several machines.
 
 import argparse
 import logging
+import os
 import signal
 import sys
 import threading
@@ -68,5 +69,14 @@ def server(asked: argparse.Namespace) -> AbstractContextManager[int]:
     return service_server.worker(*dispatcher, asked.host, asked.port)
 
 
+def exit_code() -> int:
+    try:
+        return report_errors(main)
+    except SystemExit as error:  # of SIGTERM, or --help
+        return error.code
+
+
 if __name__ == "__main__":
-    sys.exit(report_errors(main))
+    code = exit_code()
+    sys.stdout.flush()
+    os._exit(code)  # a server that could not be stopped would keep the process

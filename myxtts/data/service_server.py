@@ -9,6 +9,7 @@ import logging
 import os
 import socket
 import stat
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ HEARTBEAT_S = 2  # of a worker, after which it knows of jobs that are no longer 
 CLEAN_UP_S = 10  # the dispatcher ends jobs that nobody has read for so long
 TRAINER_TIMEOUT_S = 60  # a trainer that says nothing for so long is gone
 DISPATCHER_WAIT_S = 60
+STOP_S = 10.0
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +57,7 @@ def dispatcher(host: str, port: int) -> Iterator[int]:
         _keep_to_loopback_or_warn("dispatcher", host, port)
         yield port
     finally:
-        server.stop()
+        _stop(server)
 
 
 @contextmanager
@@ -95,7 +97,19 @@ def worker(dispatcher_host: str, dispatcher_port: int, host: str, port: int) -> 
         _keep_to_loopback_or_warn("worker", host, port)
         yield port
     finally:
-        server.stop()
+        _stop(server)
+
+
+def _stop(server) -> None:
+    """Stop a server; it loses nothing where it is left, so not for longer than STOP_S.
+
+    TensorFlow's worker now and then waits without end for a request of a trainer that is gone.
+    """
+    stopping = threading.Thread(target=server.stop, name="stop of a data service", daemon=True)
+    stopping.start()
+    stopping.join(STOP_S)
+    if stopping.is_alive():
+        log.warning("this server has not ended its requests within %.0f s: they are left", STOP_S)
 
 
 def is_loopback(host: str) -> bool:

@@ -1,13 +1,14 @@
-# make demo    a voice trained before your eyes, from nothing but Python and make
-# make test    the test suite, as .ci/run does
-# make lint    ruff
+# make demo       a voice trained before your eyes, from nothing but Python and make
+# make test       the test suite, as .ci/run does
+# make test-long  the same with proofs that take many seconds each
+# make lint       ruff
 
 PYTHON ?= python3
 BIN := .venv/bin
 DEMO_TEXT := "The old teacher sang a quiet song, and we listened."
 INSTALLED := .venv/installed
 
-.PHONY: demo test lint
+.PHONY: demo test test-long lint
 
 demo: $(INSTALLED)
 	$(BIN)/python utilities/make_demo_corpus.py --out data/demo
@@ -21,6 +22,9 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/python -m unittest
+
+test-long: $(INSTALLED)
+	TEST_LONG=1 $(BIN)/python -m unittest
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -9,6 +9,7 @@ from myxtts.data.producer import trace_produce, voice_recipe
 from myxtts.placement.audit import Audit, audit, knows_gpu_kernels
 from myxtts.synthesis.export import voice_module
 from myxtts.training.step import Step
+from tests.long import long
 from tests.tiny import build_model, build_toy, features, on_device, state_of
 from tests.two_devices import DATA
 
@@ -51,9 +52,11 @@ class Project(unittest.TestCase):
 
     # The step in float32 is audited where the preflight is tested.
 
+    @long
     def test_accumulating_step_in_bfloat16(self):
         self.assert_step_clean(build_model("mixed_bfloat16"), "mixed_bfloat16", 2, 3000)
 
+    @long
     def test_step_in_float16_that_computes_activations_again(self):
         self.assert_step_clean(build_model("mixed_float16", recompute=True), "mixed_float16", 1, 3000)
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 from myxtts.models.build import build_xtts
 from myxtts.models.layers import parameter_count
 from myxtts.models.xtts import XTTS, Condition, Manner, kept, voice_level
+from tests.long import long
 from tests.tiny import build_model, features, on_device, rows_of
 from tests.two_devices import MODEL
 
@@ -293,6 +294,7 @@ class Training(Network):
         }
         self.assertEqual(moved, {"flow", "noisy", "time", "unconditional"})
 
+    @long
     def test_recomputed_activations_give_the_same_losses_and_gradients(self):
         batch, results = on_device(features(ROWS)), []
         for recompute in (False, True):
@@ -401,6 +403,7 @@ class NumberFormats(unittest.TestCase):
         self.assertEqual(keras.config.dtype_policy().name, "float32")
 
 
+@long
 class Sizes(unittest.TestCase):
     def test_are_those_of_the_documentation(self):
         for size, least, most in (

@@ -18,6 +18,7 @@ from myxtts.placement.replicas import Replicas, make_replicas
 from myxtts.placement.routes import Route
 from myxtts.training.state import TrainingState, make_optimizer
 from myxtts.training.step import Step
+from tests.long import long
 from tests.tiny import BARE, SYMBOLS, Workplace, arrays_of, features, small_models, toy_for_run, toy_models
 from tests.two_devices import FOUR
 
@@ -122,6 +123,7 @@ class SameStep(unittest.TestCase):
         self.assert_same(toy, 2, precision="mixed_bfloat16", most=1e-3)
         self.assert_same(toy, 2, accumulation=2, precision="mixed_float16", most=1e-3)
 
+    @long
     def test_both_tasks_do(self):
         for build in (voice, listener):
             with self.subTest(task=build.__name__):

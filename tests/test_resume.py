@@ -12,6 +12,7 @@ from pathlib import Path
 
 from myxtts.observe.metrics import read_metrics
 from myxtts.training.archive import latest, read_about
+from tests.long import long
 from tests.tiny import Workplace, arrays_of, toy_models, whole_run
 
 ROOT = Path(__file__).parents[1]
@@ -72,6 +73,7 @@ def of_training(line: dict) -> dict:
 
 
 class Network(Case):
+    @long
     def test_that_goes_on_elsewhere_in_the_middle_of_an_epoch_equals_one_that_was_not_stopped(self):
         whole = whole_run()
         place = whole.place

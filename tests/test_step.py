@@ -9,6 +9,7 @@ import tensorflow as tf
 from myxtts.batch import FEATURES
 from myxtts.training.loop import NonFiniteLoss, require_finite
 from myxtts.training.step import Step
+from tests.long import long
 from tests.tiny import BARE, build_model, build_toy, features, on_device, replicas_on, rows_of, state_of
 from tests.two_devices import MODEL
 
@@ -242,6 +243,7 @@ class CompiledByXla(unittest.TestCase):
         for left, right in zip(state.averages, other.averages, strict=True):
             np.testing.assert_allclose(left.numpy(), right.numpy(), atol=1e-5)
 
+    @long
     def test_the_network_has_the_same_losses_and_finite_gradients(self):
         """But for the flow's loss: XLA draws other numbers from a seed."""
         state, step = make(build_model(size=BARE, segment_frames=24, recompute=True), averaged=False)
@@ -266,6 +268,7 @@ class Network(unittest.TestCase):
         require_finite(state)
         self.assertEqual(list(take(step, features(ROWS))), [*state.model.LOSSES, "loss", "gradient_norm"])
 
+    @long
     def test_learns_in_float16(self):
         state, step = make(build_model("mixed_float16", size=BARE), clip=1.0, precision="mixed_float16", averaged=False)
         outcomes = [take(step, features(ROWS), number=i + 1) for i in range(12)]

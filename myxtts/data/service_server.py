@@ -103,13 +103,13 @@ def worker(dispatcher_host: str, dispatcher_port: int, host: str, port: int) -> 
 def _stop(server) -> None:
     """Stop a server; it loses nothing where it is left, so not for longer than STOP_S.
 
-    TensorFlow's worker now and then waits without end for a request of a trainer that is gone.
+    Now and then a worker did not end within 60 s of its signal, in runs of all tests; why was not found.
     """
     stopping = threading.Thread(target=server.stop, name="stop of a data service", daemon=True)
     stopping.start()
     stopping.join(STOP_S)
     if stopping.is_alive():
-        log.warning("this server has not ended its requests within %.0f s: they are left", STOP_S)
+        log.warning("this server has not stopped within %.0f s: it is left as it is", STOP_S)
 
 
 def is_loopback(host: str) -> bool:

@@ -151,7 +151,9 @@ def train_on(
             opened.enter_context(folder.locked())
 
         state = build_state(config, tables, replicas, start.base)
-        about = about_run(config, corpus, tables, start.ancestor, start.digest or digest_of(weights_by_name(state)))
+        about = about_run(
+            config, corpus, tables, start.ancestor, start.digest or digest_of(dict(state.arrays("model")))
+        )
         if start.checkpoint is not None:
             refuse_other_corpus(start.checkpoint, about)
             restore(start.checkpoint, state)
@@ -230,15 +232,11 @@ def refuse_other_corpora(replicas: Replicas, corpus: Corpus) -> None:
 
 def refuse_other_weights(replicas: Replicas, state: TrainingState) -> None:
     """Raises CheckpointError where the workers begin with different weights: nothing would bring them together."""
-    if replicas.joined and not replicas.all_have(digest_of(weights_by_name(state))):
+    if replicas.joined and not replicas.all_have(digest_of(dict(state.arrays("model")))):
         raise CheckpointError(
             "all workers have to begin with the same weights, but they do not. Give all of them the same run folder, "
             "or the same --init-from: a copy on one host may be of another attempt."
         )
-
-
-def weights_by_name(state: TrainingState) -> dict[str, np.ndarray]:
-    return {v.path: state.replicas.parts(v.value)[0].numpy() for v in state.model.variables}
 
 
 def refuse_missing_validation(config: Config, corpus: Corpus, held_out: Corpus | None) -> None:

@@ -83,19 +83,11 @@ class Case(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.folder = Path(folder.name) / "rounds"
-        self.enterContext(quiet())
+        logging.disable(logging.CRITICAL)
+        self.addCleanup(logging.disable, logging.NOTSET)
 
     def pair(self, **options) -> tuple[Job, Job]:
         return Job(self.folder, 0, **options), Job(self.folder, 1, **options)
-
-
-@contextlib.contextmanager
-def quiet():
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(logging.NOTSET)
 
 
 class Rounds(Case):

@@ -55,7 +55,9 @@ class Case(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = Path(folder.name)
         self.merged = self.folder / "merged"
-        self.out = self.enterContext(contextlib.redirect_stdout(io.StringIO()))
+        stdout = contextlib.redirect_stdout(io.StringIO())
+        self.out = stdout.__enter__()
+        self.addCleanup(stdout.__exit__, None, None, None)
 
     def part(self, name: str, model=None, averages=None, optimizer=None, **changes) -> Path:
         """A run of made-up arrays; [1, 2] where none are given."""

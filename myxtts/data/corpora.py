@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from myxtts.config.schema import Config
+from myxtts.config.schema import Config, Data
 from myxtts.data.corpus import Rejected, Rows, read_corpora
 from myxtts.data.demo_corpus import make_demo_corpus
 from myxtts.data.manifest import VOICE, Alignment, Manifest, Tables, build_manifest, report_rejected
@@ -69,8 +69,9 @@ def load_corpora(
     data, seed, accumulation = config.data, config.training.seed, config.training.gradient_accumulation
     train_path = Path(data.train_data) if data.train_data is not None else demo_corpus()
     validation_path = Path(data.val_data) if data.val_data is not None else None
-    root = Path(data.audio_root) if data.audio_root is not None else None
-    *parts, malformed = read_corpora(train_path, validation_path, data.language, data.validation_share, seed, root)
+    *parts, malformed = read_corpora(
+        train_path, validation_path, data.language, data.validation_share, seed, audio_root_of(data)
+    )
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -94,6 +95,16 @@ def load_corpora(
     if longest[-1] > bounds[-1]:
         bounds = np.append(bounds, longest[-1])
     return Corpus(train, train_plan), Corpus(validation, make_plan(validation, bounds, config)), tables
+
+
+def folder_of(corpus: str | Path | None) -> Path:
+    """Where the recordings of a corpus lie."""
+    path = Path(corpus or DEMO)
+    return path if path.is_dir() else path.parent
+
+
+def audio_root_of(data: Data) -> Path | None:
+    return Path(data.audio_root) if data.audio_root is not None else None
 
 
 def make_plan(manifest: Manifest, bounds: np.ndarray, config: Config, accumulation: int = 1, replicas: int = 1) -> Plan:

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.config.schema import Config
-from myxtts.data.corpora import DEMO, Corpus, load_corpora, make_plan, manifest_of
+from myxtts.data.corpora import Corpus, load_corpora, make_plan, manifest_of
 from myxtts.data.corpus import read_corpus
 from myxtts.data.manifest import Manifest, Tables, report_rejected
 from myxtts.data.pipeline import Pipeline
@@ -150,9 +150,3 @@ def natural_speech(manifest: Manifest, rows: np.ndarray, each: int) -> tuple[lis
 def spread(rows: np.ndarray, most: int) -> np.ndarray:
     """At most `most` of the rows, evenly spaced: a corpus may be ordered by language."""
     return rows[np.linspace(0, len(rows) - 1, min(most, len(rows))).round().astype(int)]
-
-
-def folder_of(corpus: str | Path | None) -> Path:
-    """Where the recordings of a corpus lie."""
-    path = Path(corpus or DEMO)
-    return path if path.is_dir() else path.parent

@@ -6,8 +6,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from myxtts.data.corpora import folder_of
 from myxtts.errors import ConfigError
-from myxtts.evaluation.held_out import Utterance, folder_of
+from myxtts.evaluation.held_out import Utterance
 from myxtts.evaluation.measures import Sound
 from myxtts.files import write_whole
 from myxtts.observe.pictures import f0_curves, mel_and_alignment, png_bytes

@@ -12,6 +12,7 @@ import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.config.schema import Placement
+from myxtts.data.corpora import folder_of
 from myxtts.data.manifest import Manifest
 from myxtts.errors import ConfigError
 from myxtts.evaluation.boundaries import Phoneme, boundaries, boundary_figures, found_s, read_alignments, word_spans
@@ -19,7 +20,6 @@ from myxtts.evaluation.faults import plant
 from myxtts.evaluation.hearing import write_hearing
 from myxtts.evaluation.held_out import (
     Utterance,
-    folder_of,
     load_again,
     natural_speech,
     other_recordings,

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from myxtts.config.load import dump
 from myxtts.config.schema import Config, Independent, Run
-from myxtts.data.corpora import manifest_of
+from myxtts.data.corpora import audio_root_of, manifest_of
 from myxtts.data.corpus import read_corpora, read_corpus
 from myxtts.data.manifest import Manifest, report_rejected
 from myxtts.errors import ConfigError, DataError
@@ -121,11 +121,7 @@ def refuse_unreadable(config: Config, corpora: Corpora) -> None:
             f"--audio-root {corpora.audio_root} was given, but there is no such folder. Name where the audio lies."
         )
     if corpora.train_data is not None:
-        read_corpus(Path(corpora.train_data), config.data.language, root_of(config))
-
-
-def root_of(config: Config) -> Path | None:
-    return Path(config.data.audio_root) if config.data.audio_root is not None else None
+        read_corpus(Path(corpora.train_data), config.data.language, audio_root_of(config.data))
 
 
 def read_held_out(config: Config, part: Part, output: Path) -> Manifest:
@@ -135,7 +131,7 @@ def read_held_out(config: Config, part: Part, output: Path) -> Manifest:
         DataError: they cannot be used. Rows that cannot are listed beside the output.
     """
     path, data = Path(config.data.val_data), config.data
-    _, rows, _ = read_corpora(path, path, data.language, 0.0, config.training.seed, root_of(config))
+    _, rows, _ = read_corpora(path, path, data.language, 0.0, config.training.seed, audio_root_of(config.data))
     manifest, _, rejected = manifest_of(rows, config, tables_of(part.about))
     if unusable := [*rows.rejected, *rejected]:
         output.parent.mkdir(parents=True, exist_ok=True)

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.config.schema import Config, Data
-from myxtts.data.corpora import DEMO, load_corpora
+from myxtts.config.schema import Config
+from myxtts.data.corpora import audio_root_of, folder_of, load_corpora
 from myxtts.data.manifest import Manifest, Tables
 from myxtts.errors import DataError
 from myxtts.files import write_whole
@@ -65,7 +65,8 @@ def split_corpus(config: Config, folder: Path, parts: int, known: Tables | None 
             "Ask for fewer parts, or give a larger corpus."
         )
     audio = [path for one in (corpus, held) if one for path in one.manifest.paths]
-    root = Path(os.path.commonpath([_root_of(config.data), *map(os.path.dirname, audio)]))
+    now = os.path.realpath(audio_root_of(config.data) or folder_of(config.data.train_data))
+    root = Path(os.path.commonpath([now, *map(os.path.dirname, audio)]))
     part_of = assign(manifest.samples, manifest.speaker, manifest.language, parts)
 
     def write(name: str, one: Manifest, rows: Sequence[int]) -> Path:
@@ -79,12 +80,6 @@ def split_corpus(config: Config, folder: Path, parts: int, known: Tables | None 
         audio_root=root,
         table=described(manifest, part_of, tables),
     )
-
-
-def _root_of(data: Data) -> str:
-    """The folder that the corpus' paths start from now."""
-    train = Path(data.train_data or DEMO)
-    return os.path.realpath(data.audio_root or (train if train.is_dir() else train.parent))
 
 
 def assign(samples: np.ndarray, speaker: np.ndarray, language: np.ndarray, parts: int) -> np.ndarray:

@@ -70,10 +70,7 @@ class Checkpoints:
 
 def write_state(target: Path, state: TrainingState, about: Mapping[str, Any], replace: bool = False) -> None:
     """Write a state as a checkpoint, with all that `about` says beside what the state itself knows."""
-    groups = (
-        (group, ((name, state.replicas.parts(v)[0].numpy()) for name, v in variables.items()))
-        for group, variables in state.variables().items()
-    )
+    groups = ((group, state.arrays(group)) for group in state.variables())
     own = {
         "step": state.step,
         "position": state.position,

@@ -114,9 +114,7 @@ class Exchange:
             )
         start = self._merged(state.step)
         if not self._outer.is_plain and state.audio_s == 0 and not start.exists():
-            weights = state.variables()["model"]
-            arrays = ((name, state.replicas.parts(v)[0].numpy()) for name, v in weights.items())
-            self._publish(start, [("model", arrays)], self._common | {"parts": [], "missed": {}})
+            self._publish(start, [("model", state.arrays("model"))], self._common | {"parts": [], "missed": {}})
 
     def is_due(self, state: TrainingState) -> bool:
         """Whether a round ends at this step, and its merge was not taken yet."""

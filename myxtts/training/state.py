@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from myxtts.data.planned import PlannedStep, Position
@@ -97,6 +98,10 @@ class TrainingState:
             averages = zip((v.path for v in self.trained), self.averages, strict=True)
             groups["averages"] = weights | dict(averages)
         return groups
+
+    def arrays(self, group: str) -> Iterator[tuple[str, np.ndarray]]:
+        """The values of a group of `variables`, by name, each read from the first replica when it is asked for."""
+        return ((name, self.replicas.parts(v)[0].numpy()) for name, v in self.variables()[group].items())
 
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:

@@ -18,7 +18,7 @@ from myxtts.errors import CheckpointError, ConfigError
 from myxtts.training.archive import latest, read_about
 from myxtts.training.exchange import STAND_IN_S, Exchange, Outer, Peers
 from myxtts.training.state import TrainingState
-from tests.tiny import Workplace, arrays_of, build_toy, state_of, toy_models
+from tests.tiny import Workplace, arrays_of, build_toy, state_of
 
 TIMEOUT_S = 60.0
 OF_MERGES = ("merge_every", "jobs", "outer_learning_rate", "outer_momentum", "merge_optimizer")
@@ -314,10 +314,7 @@ class Run(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        cls.place = Workplace.made(cls.addClassCleanup)
-        models = toy_models()
-        models.start()
-        cls.addClassCleanup(models.stop)
+        cls.place = Workplace.of_toys(cls.addClassCleanup)
         cls.whole = cls.place.train("whole")
 
     def final(self, name: str) -> dict[str, bytes]:

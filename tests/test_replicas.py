@@ -19,7 +19,7 @@ from myxtts.placement.routes import Route
 from myxtts.training.state import TrainingState, make_optimizer
 from myxtts.training.step import Step
 from tests.long import long
-from tests.tiny import BARE, SYMBOLS, Workplace, arrays_of, features, small_models, toy_for_run, toy_models
+from tests.tiny import BARE, SYMBOLS, Workplace, arrays_of, features, small_models, toy_for_run
 from tests.two_devices import FOUR
 
 FULL = [(5, 30), (6, 38), (4, 20)]  # tokens and frames
@@ -241,10 +241,7 @@ class RestOfAnEpoch(unittest.TestCase):
 class Runs(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.place = Workplace.made(cls.addClassCleanup)
-        models = toy_models()
-        models.__enter__()
-        cls.addClassCleanup(models.__exit__, None, None, None)
+        cls.place = Workplace.of_toys(cls.addClassCleanup)
 
     def about(self, run, step):
         return json.loads((self.place.run(run) / f"checkpoints/step-{step:06d}/state.json").read_text())

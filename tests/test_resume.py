@@ -13,7 +13,7 @@ from pathlib import Path
 from myxtts.observe.metrics import read_metrics
 from myxtts.training.archive import latest, read_about
 from tests.long import long
-from tests.tiny import Workplace, arrays_of, toy_models, whole_run
+from tests.tiny import Workplace, arrays_of, whole_run
 
 ROOT = Path(__file__).parents[1]
 TIMES = {  # of the steps since the last report
@@ -93,10 +93,7 @@ class Interrupted(Case):
 
     @classmethod
     def setUpClass(cls):
-        cls.place = Workplace.made(cls.addClassCleanup)
-        models = toy_models()
-        models.start()
-        cls.addClassCleanup(models.stop)
+        cls.place = Workplace.of_toys(cls.addClassCleanup)
         # With nothing to resume it starts anew.
         cls.killed = killed_at(5, cls.place.argv("killed", *DUAL, "--resume"))
         cls.addClassCleanup(cls.killed.wait)

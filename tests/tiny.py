@@ -169,6 +169,14 @@ class Workplace:
         add_cleanup(folder.cleanup)
         return cls(Path(folder.name))
 
+    @classmethod
+    def of_toys(cls, add_cleanup: Callable) -> "Workplace":
+        """The same, and for as long runs train the toy."""
+        models = toy_models()
+        models.start()
+        add_cleanup(models.stop)
+        return cls.made(add_cleanup)
+
     def argv(self, name: str, *flags: str) -> list[str]:
         """A run of 8 steps in epochs of 3 without validation and samples; `flags` come last, so they win."""
         fixed = f"--run {name} --runs-dir {self.folder / 'runs'} --train-data {self.corpus}"

@@ -12,7 +12,7 @@ Exit codes: 0 done, 2 a mistake that the message explains, 1 a defect, 130 and 1
 
 import sys
 
-from myxtts import cli
+from myxtts.commands import cli
 
 if __name__ == "__main__":
     sys.exit(cli.main())

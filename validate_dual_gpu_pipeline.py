@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from myxtts.cli import bounded, read_settings, report_errors, settings_parser
+from myxtts.commands.cli import bounded, read_settings, report_errors, settings_parser
 from myxtts.config.schema import Config
 from myxtts.files import refuse_unwritable, write_whole
 

@@ -9,24 +9,24 @@ import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.config.schema import Config, Placement
-from myxtts.data.corpora import Corpus
+from myxtts.data.dataset import Corpus
 from myxtts.data.pipeline import Pipeline
-from myxtts.data.planned import Position
+from myxtts.data.plan_iterator import Position
 from myxtts.data.producer import Delivery
 from myxtts.evaluation.held_out import Utterance, load_again, read_utterances
-from myxtts.evaluation.sounds import speak
+from myxtts.evaluation.speech import speak
 from myxtts.placement import devices
 from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Placement as Devices
 from myxtts.placement.routes import Route, plan_routes
 from myxtts.profiling.flops import matmul_rate, step_flops
 from myxtts.run import build_state
-from myxtts.training.archive import read_about
-from myxtts.training.chosen import choose_checkpoint, tables_of
-from myxtts.training.samples import manner_of
+from myxtts.training.checkpoint_files import read_about
+from myxtts.training.load_model import load_network
+from myxtts.training.select_checkpoint import choose_checkpoint, tables_of
 from myxtts.training.step import Step
 from myxtts.training.task import task_of
-from myxtts.training.trained import load_network
+from myxtts.training.tts_samples import manner_of
 
 
 def speed_of(run: Path, utterances: int, iterations: int, steps: int) -> dict[str, float]:

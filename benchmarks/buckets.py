@@ -24,13 +24,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.planner import MOST_RUNS, emulated
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.cli import bounded, report_errors
+from myxtts.commands.cli import bounded, report_errors
 from myxtts.config.schema import Config, Data
-from myxtts.data.corpora import DEMO, demo_corpus, load_corpora
-from myxtts.data.plan import Plan
-from myxtts.data.planned import Position, planned_steps
-from myxtts.profiling.emulate import real_time
-from myxtts.profiling.queue import USUAL, Stages, simulate
+from myxtts.data.batch_plan import Plan
+from myxtts.data.dataset import DEMO, demo_corpus, load_corpora
+from myxtts.data.plan_iterator import Position, planned_steps
+from myxtts.planner.emulator import real_time
+from myxtts.planner.simulator import USUAL, Stages, simulate
 
 COLUMNS = (
     "replicas | buckets | padding, planned | drawn | simulated batches/s, planned | drawn | gain in speech/s | "

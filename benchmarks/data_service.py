@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from myxtts.cli import bounded, report_errors
+from myxtts.commands.cli import bounded, report_errors
 from myxtts.config.schema import Config, Data
 
 SERVER = Path(__file__).resolve().parents[1] / "utilities" / "data_service.py"
@@ -74,10 +74,10 @@ def parse() -> argparse.Namespace:
 def readers(asked: argparse.Namespace) -> tuple[Callable[[], Iterator[dict]], Callable[[str], Iterator[dict]]]:
     """The batches of a voice without end, as this process reads them, and as the service at an address does."""
     from myxtts.batch import WAVES
-    from myxtts.data.corpora import demo_corpus, load_corpora
-    from myxtts.data.planned import Position, planned_batches
-    from myxtts.data.reading import rows_from_files, wave_batches
-    from myxtts.data.service import DataService
+    from myxtts.data.dataset import demo_corpus, load_corpora
+    from myxtts.data.plan_iterator import Position, planned_batches
+    from myxtts.data.readers.files import rows_from_files, wave_batches
+    from myxtts.data.readers.service import DataService
 
     data = Data(
         train_data=asked.train_data or str(demo_corpus()),

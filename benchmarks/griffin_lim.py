@@ -17,10 +17,10 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from myxtts.audio.format import DECIBELS_PER_NEPER, HOP_SAMPLES, SAMPLE_RATE_HZ
-from myxtts.cli import bounded, report_errors
-from myxtts.data.wave_file import read_wave
+from myxtts.commands.cli import bounded, report_errors
+from myxtts.data.audio_file import read_wave
 from myxtts.errors import DataError
-from myxtts.evaluation.measures import DECIBELS, cepstra
+from myxtts.evaluation.acoustic_metrics import DECIBELS, cepstra
 
 REPEATS = 3
 AUDIBLE = -7.0  # natural logarithm of the mel magnitude

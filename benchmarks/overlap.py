@@ -18,10 +18,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from myxtts.cli import bounded, report_errors
+from myxtts.commands.cli import bounded, report_errors
 from myxtts.errors import ConfigError
-from myxtts.profiling.emulate import emulate, real_time, sleep
-from myxtts.profiling.queue import Depths, Stages, varying
+from myxtts.planner.emulator import emulate, real_time, sleep
+from myxtts.planner.simulator import Depths, Stages, varying
 
 DEPTHS = (1, 2, 3, 8)
 VARIATIONS = (0.0, 0.25, 0.5, 1.0)  # standard deviation of a stage's time over its mean

@@ -20,10 +20,10 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from myxtts.cli import bounded, report_errors
-from myxtts.profiling.emulate import Span, emulate, real_time
-from myxtts.profiling.planner import Forecast, candidates, forecasts, ring_s
-from myxtts.profiling.queue import STAGES, Depths, Stages, simulate
+from myxtts.commands.cli import bounded, report_errors
+from myxtts.planner.emulator import Span, emulate, real_time
+from myxtts.planner.planner import Forecast, candidates, forecasts, ring_s
+from myxtts.planner.simulator import STAGES, Depths, Stages, simulate
 
 TRANSFER_S = 0.5e-3
 BATCHES = 60  # one sequence for all placements; divisible by 1 to 5 replicas

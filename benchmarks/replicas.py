@@ -19,7 +19,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from myxtts.cli import report_errors
+from myxtts.commands.cli import report_errors
 from myxtts.config.load import load
 from myxtts.config.schema import Config
 
@@ -94,9 +94,9 @@ def trained(config: Config, replicas: int, together: bool) -> tuple[list[np.ndar
     Args:
         together: on as many devices; else the first one takes the batches of all, one after another.
     """
-    from myxtts.data.corpora import load_corpora
+    from myxtts.data.dataset import load_corpora
     from myxtts.data.pipeline import Pipeline
-    from myxtts.data.planned import Position
+    from myxtts.data.plan_iterator import Position
     from myxtts.placement.replicas import make_replicas
     from myxtts.placement.routes import Route
     from myxtts.run import build_state, make_schedule, make_step

@@ -23,7 +23,7 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from myxtts.cli import bounded, report_errors
+from myxtts.commands.cli import bounded, report_errors
 from myxtts.errors import TrainingError
 
 TARGET = 1.8  # of two workers

@@ -29,7 +29,7 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from myxtts.cli import bounded, report_errors
+from myxtts.commands.cli import bounded, report_errors
 from myxtts.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -18,23 +18,25 @@ from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.clock import Clock
 from myxtts.config.load import dump
 from myxtts.config.schema import Config
-from myxtts.data.corpora import DEMO, Corpus, load_corpora
+from myxtts.data.dataset import DEMO, Corpus, load_corpora
 from myxtts.data.manifest import Tables
 from myxtts.data.pipeline import Pipeline, Round
-from myxtts.data.planned import Position, planned_steps, steps_left
+from myxtts.data.plan_iterator import Position, planned_steps, steps_left
+from myxtts.distributed.cluster import Cluster, find_cluster
 from myxtts.errors import CheckpointError, ConfigError, DataError, PlacementError, TrainingError
+from myxtts.local_sgd.sync import Exchange, Outer, Peers
 from myxtts.models.layers import parameter_count
 from myxtts.observe.advice import LongWait
-from myxtts.observe.html import write_report
+from myxtts.observe.html_report import write_report
 from myxtts.observe.report import Reporter
 from myxtts.placement import devices
 from myxtts.placement.audit import require_device
-from myxtts.placement.cluster import Cluster, find_cluster
 from myxtts.placement.replicas import Replicas, joined_replicas
 from myxtts.placement.routes import Placement, plan_routes
 from myxtts.training import loop, schedule
-from myxtts.training.archive import digest_of, latest, read_about
-from myxtts.training.base import (
+from myxtts.training.checkpoint import Checkpoints, restore
+from myxtts.training.checkpoint_files import digest_of, latest, read_about
+from myxtts.training.init_from import (
     Base,
     inherit,
     known_tables,
@@ -42,15 +44,13 @@ from myxtts.training.base import (
     refuse_useless_freeze,
     start_from,
 )
-from myxtts.training.checkpoint import Checkpoints, restore
-from myxtts.training.chosen import settings_of
-from myxtts.training.exchange import Exchange, Outer, Peers
 from myxtts.training.run_folder import RunFolder, refuse_other_corpus, refuse_other_settings
+from myxtts.training.select_checkpoint import settings_of
 from myxtts.training.state import TrainingState, make_optimizer
 from myxtts.training.step import Step
-from myxtts.training.stop import SharedStopRequest, StopRequest, stop_on_signals
+from myxtts.training.stop_request import SharedStopRequest, StopRequest, stop_on_signals
 from myxtts.training.task import task_of
-from myxtts.training.validate import Validation
+from myxtts.training.validation import Validation
 
 OWN_OF_A_MACHINE = {  # paths, and how batches are read
     *("train_data", "val_data", "audio_root", "num_workers", "use_tf_native_loading", "data_service"),

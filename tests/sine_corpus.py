@@ -9,10 +9,10 @@ import soundfile
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.config.schema import Config, Data, Training
-from myxtts.data.corpora import Corpus, make_plan
-from myxtts.data.corpus import read_corpus
+from myxtts.data.batch_plan import bucket_bounds
+from myxtts.data.dataset import Corpus, make_plan
 from myxtts.data.manifest import Manifest, build_manifest
-from myxtts.data.plan import bucket_bounds
+from myxtts.data.metadata_file import read_corpus
 
 LETTERS = "abcdefghij"
 

@@ -11,10 +11,10 @@ from tests import two_devices  # noqa: F401 - before TensorFlow starts
 
 import numpy as np
 
-from myxtts.cli import parse
+from myxtts.commands.cli import parse
 from myxtts.config.schema import Config, Placement, Training
+from myxtts.distributed.cluster import Cluster
 from myxtts.errors import DataError, PlacementError
-from myxtts.placement.cluster import Cluster
 from myxtts.placement.routes import plan_routes
 from myxtts.profiling import auto
 from myxtts.profiling.auto import choose_placement, measure_apart, rank

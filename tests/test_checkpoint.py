@@ -8,11 +8,11 @@ from unittest import mock
 
 import numpy as np
 
-from myxtts.data.planned import Position
+from myxtts.data.plan_iterator import Position
 from myxtts.errors import CheckpointError
-from myxtts.training import archive
-from myxtts.training.archive import latest, list_checkpoints, read_about, read_best, write_arrays
+from myxtts.training import checkpoint_files as archive
 from myxtts.training.checkpoint import Checkpoints, restore
+from myxtts.training.checkpoint_files import latest, list_checkpoints, read_about, read_best, write_arrays
 from tests.tiny import build_model, build_toy, state_of
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from unittest import mock
 
 import myxtts
-from myxtts import cli
+from myxtts.commands import cli
 from myxtts.config.load import load
 from myxtts.config.schema import Config
 from myxtts.config.settings import SECTIONS, SETTINGS
@@ -162,7 +162,7 @@ class FreshInterpreterTest(unittest.TestCase):
             code = (
                 "import atexit, sys\n"
                 "atexit.register(lambda: print({'tensorflow', 'keras', 'numpy'} & set(sys.modules), file=sys.stderr))\n"
-                "from myxtts import cli\n"
+                "from myxtts.commands import cli\n"
                 f"sys.exit(cli.main(['{flag}']))\n"
             )
             before = os.times()

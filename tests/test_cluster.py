@@ -10,11 +10,11 @@ from unittest import mock
 
 import yaml
 
-from myxtts import cli
+from myxtts.commands import cli
+from myxtts.distributed import rendezvous as meeting
+from myxtts.distributed.cluster import Cluster, expand_counts, expand_hosts, find_cluster
+from myxtts.distributed.launcher import local_workers
 from myxtts.errors import PlacementError
-from myxtts.placement import meeting
-from myxtts.placement.cluster import Cluster, expand_counts, expand_hosts, find_cluster
-from myxtts.placement.launch import local_workers
 
 SLURM = {
     "SLURM_JOB_ID": "31234",

@@ -25,12 +25,12 @@ import tensorflow as tf
 from myxtts.batch import HEARD_WAVES, WAVES, check
 from myxtts.config.address import service_address
 from myxtts.config.schema import Data
-from myxtts.data import service
-from myxtts.data.planned import Position, planned_batches
+from myxtts.data.plan_iterator import Position, planned_batches
 from myxtts.data.producer import waves_of_plan
-from myxtts.data.reading import name_culprit, rows_from_files, wave_batches
-from myxtts.data.service import DataService, _Job
-from myxtts.data.service_server import dispatcher, is_loopback, listening_sockets, worker
+from myxtts.data.readers import service
+from myxtts.data.readers.files import name_culprit, rows_from_files, wave_batches
+from myxtts.data.readers.service import DataService, _Job
+from myxtts.data.readers.service_server import dispatcher, is_loopback, listening_sockets, worker
 from myxtts.errors import ConfigError, DataError
 from tests.sine_corpus import planned_corpus, write_corpus
 

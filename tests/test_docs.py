@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from myxtts import cli
+from myxtts.commands import cli
 from myxtts.config.settings import SETTINGS
 from myxtts.errors import ConfigError
 

@@ -18,7 +18,7 @@ from tensorflow.python.eager import context
 from myxtts.config.schema import Data
 from myxtts.config.schema import Placement as Settings
 from myxtts.data.pipeline import Pipeline
-from myxtts.data.planned import Position
+from myxtts.data.plan_iterator import Position
 from myxtts.data.producer import voice_recipe
 from myxtts.errors import PlacementError
 from myxtts.placement import devices

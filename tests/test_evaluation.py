@@ -20,6 +20,16 @@ from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.mel import SILENCE
 from myxtts.config.schema import Model
 from myxtts.errors import CheckpointError, ConfigError, DataError
+from myxtts.evaluation.acoustic_metrics import (
+    DECIBELS,
+    FAULT_S,
+    Sound,
+    cepstra,
+    compare,
+    summary,
+    unmatched_s,
+    warping_path,
+)
 from myxtts.evaluation.boundaries import (
     Boundary,
     Phoneme,
@@ -30,20 +40,12 @@ from myxtts.evaluation.boundaries import (
     read_alignments,
     word_spans,
 )
-from myxtts.evaluation.faults import plant
 from myxtts.evaluation.held_out import Utterance
-from myxtts.evaluation.measures import (
-    DECIBELS,
-    FAULT_S,
-    Sound,
-    cepstra,
-    compare,
-    summary,
-    unmatched_s,
-    warping_path,
-)
+from myxtts.evaluation.planted_errors import plant
 from myxtts.evaluation.report import SHOWN, Metric, Score
-from myxtts.evaluation.score import (
+from myxtts.evaluation.speakers import NearestSpeaker, voice_print
+from myxtts.evaluation.speech import copy_synthesis, hear
+from myxtts.evaluation.tts_score import (
     Choice,
     another_text_each,
     figures_of,
@@ -53,15 +55,13 @@ from myxtts.evaluation.score import (
     score_of,
     write_score,
 )
-from myxtts.evaluation.sounds import copy_synthesis, hear
-from myxtts.evaluation.speakers import NearestSpeaker, voice_print
 from myxtts.models.xtts import Manner
 from myxtts.profiling.flops import contraction_flops
 from myxtts.text.symbols import SymbolTable
-from myxtts.training.chosen import choose_checkpoint
-from myxtts.training.samples import manner_of
+from myxtts.training.select_checkpoint import choose_checkpoint
+from myxtts.training.tts_samples import manner_of
 from tests.tiny import SECONDS, arrays_of, loaded_once, network_of, whole_run
-from tests.tiny_recogniser import listener_of, listeners_loaded_once, recogniser_run
+from tests.tiny_asr import listener_of, listeners_loaded_once, recogniser_run
 from utilities import evaluate
 
 
@@ -409,8 +409,8 @@ class WholeEvaluation(unittest.TestCase):
     def measure(cls, run: Path | None = None, pictures: Path | None = None, **choice) -> Score:
         run, pictures = run or cls.run_folder, pictures or cls.pictures
         with (
-            loaded_once("myxtts.evaluation.score"),
-            listeners_loaded_once("myxtts.evaluation.score"),
+            loaded_once("myxtts.evaluation.tts_score"),
+            listeners_loaded_once("myxtts.evaluation.tts_score"),
             contextlib.redirect_stdout(io.StringIO()),
         ):
             return score_of(run, choose_checkpoint(run), Choice(**{"steps": 1, **choice}), TWO.routes[0], pictures)
@@ -445,7 +445,7 @@ class WholeEvaluation(unittest.TestCase):
     def test_what_is_no_recogniser_is_refused(self):
         choice = Choice(recogniser=self.run_folder)
         with (
-            loaded_once("myxtts.evaluation.score"),
+            loaded_once("myxtts.evaluation.tts_score"),
             self.assertRaisesRegex(CheckpointError, "to be used as a recogniser, but it is a voice"),
         ):
             score_of(self.run_folder, self.checkpoint, choice, TWO.routes[0], self.pictures.with_name("refused"))
@@ -456,7 +456,7 @@ class WholeEvaluation(unittest.TestCase):
         foreign = replace(listener.tables, languages=("ka",))
         with (
             mock.patch.object(listener, "tables", foreign),
-            mock.patch("myxtts.evaluation.score.spoken") as spoken,
+            mock.patch("myxtts.evaluation.tts_score.spoken") as spoken,
             self.assertRaisesRegex(DataError, "a text in 'en' was to be heard, but .*heard was trained on ka"),
         ):
             self.measure(recogniser=run, pictures=self.pictures.with_name("foreign"))
@@ -465,7 +465,7 @@ class WholeEvaluation(unittest.TestCase):
     def test_a_run_of_a_recogniser_is_measured_as_such(self):
         run, file = recogniser_run().folder, self.pictures.with_name("rates.json")
         with (
-            listeners_loaded_once("myxtts.evaluation.hearing"),
+            listeners_loaded_once("myxtts.evaluation.asr_score"),
             mock.patch("myxtts.placement.devices.configure"),  # this process has its devices
             contextlib.redirect_stdout(io.StringIO()) as told,
         ):

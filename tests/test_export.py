@@ -17,7 +17,7 @@ from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.griffin_lim import waves_of
 from myxtts.audio.mel import log_mel
-from myxtts.cli import report_errors
+from myxtts.commands.cli import report_errors
 from myxtts.config.schema import Config, Data, Model
 from myxtts.models.xtts import Manner
 from myxtts.synthesis import export

@@ -16,8 +16,8 @@ from myxtts.config.settings import SETTINGS
 from myxtts.data.manifest import Tables
 from myxtts.errors import CheckpointError, ConfigError
 from myxtts.text.symbols import SymbolTable
-from myxtts.training.archive import latest, read_about, read_arrays, write_arrays
-from myxtts.training.base import Base, digest_of, grown_rows, known_tables, read_base, start_from
+from myxtts.training.checkpoint_files import latest, read_about, read_arrays, write_arrays
+from myxtts.training.init_from import Base, digest_of, grown_rows, known_tables, read_base, start_from
 from myxtts.training.state import TrainingState, make_optimizer
 from myxtts.training.step import Step
 from myxtts.training.task import TASKS

@@ -25,9 +25,9 @@ from myxtts.config.schema import Data
 from myxtts.data import producer
 from myxtts.data.feed import Feed
 from myxtts.data.pipeline import Pipeline
-from myxtts.data.planned import PlannedBatch, Position, planned_batches
+from myxtts.data.plan_iterator import PlannedBatch, Position, planned_batches
 from myxtts.data.producer import Delivery, deliveries, trace_produce, voice_recipe
-from myxtts.data.reading import wave_batches
+from myxtts.data.readers.files import wave_batches
 from myxtts.errors import DataError, PlacementError
 from tests.sine_corpus import frequency, pitch_of, planned_corpus, write_corpus
 

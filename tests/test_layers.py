@@ -12,52 +12,56 @@ PACKAGE = ROOT / "myxtts"
 
 ROWS = (
     ("errors", "clock"),
-    ("files", "processes"),
+    ("files",),
     ("config",),
+    ("distributed",),
     ("placement",),
-    ("seed",),
+    ("seeds",),
     ("audio", "text"),
     ("batch",),
     ("data", "models", "observe"),
     ("training",),
-    ("run", "recognition"),
-    ("preflight", "profiling", "synthesis", "evaluation"),
-    ("independent",),
-    ("cli",),
+    ("local_sgd.averaging", "local_sgd.sync_folder"),
+    ("local_sgd.sync",),  # a step of a run; the rest of local_sgd starts runs and merges what they left
+    ("recognition", "synthesis"),
+    ("run",),
+    ("evaluation",),
+    ("planner",),
+    ("preflight", "profiling"),
+    ("local_sgd",),
+    ("commands",),
 )
 HEIGHT = {name: height for height, row in enumerate(ROWS) for name in row}
 WITHOUT_TENSORFLOW = (
     "errors",
     "clock",
-    "processes",
     "config",
+    "distributed.processes",
+    "distributed.cluster",
+    "distributed.rendezvous",
+    "distributed.launcher",
     "placement.routes",
-    "placement.cluster",
-    "placement.meeting",
-    "placement.launch",
     "audio.format",
     "text",
     "data.manifest",
-    "data.plan",
-    "data.corpora",
-    "training.archive",
-    "training.chosen",
-    "independent.apart",
-    "independent.merge",
-    "independent.parts",
-    "profiling.emulate",
-    "profiling.planner",
-    "profiling.queue",
-    "profiling.verdict",
+    "data.batch_plan",
+    "data.dataset",
+    "training.checkpoint_files",
+    "training.select_checkpoint",
+    "local_sgd.layer_distance",
+    "local_sgd.merge",
+    "local_sgd.merge_inputs",
+    "planner",
+    "profiling.analysis",
     "synthesis.language",
-    "independent.crew",
-    "independent.fork",
-    "independent.jobs",
-    "independent.record",
-    "independent.settings",
-    "independent.split",
-    "independent.table",
-    "cli",
+    "local_sgd.supervisor",
+    "local_sgd.fork",
+    "local_sgd.jobs",
+    "local_sgd.launcher_state",
+    "local_sgd.job_settings",
+    "local_sgd.shards",
+    "local_sgd.progress",
+    "commands",
 )
 
 
@@ -112,8 +116,15 @@ def _modules() -> list[Path]:
 
 
 def _unit(path: Path) -> str:
-    """The package or module directly under myxtts that a file belongs to."""
-    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+    """The entry of ROWS that a file belongs to."""
+    return _entry(".".join(path.relative_to(PACKAGE).with_suffix("").parts))
+
+
+def _entry(name: str) -> str:
+    """The entry of ROWS for a dotted name under myxtts: the longest that it begins with, else its first part."""
+    parts = name.split(".")
+    prefixes = [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
+    return next((prefix for prefix in prefixes if prefix in HEIGHT), parts[0])
 
 
 def _may_import(unit: str, target: str) -> bool:
@@ -147,7 +158,7 @@ def _imports(tree: ast.AST, parents: tuple[str, ...]) -> Iterator[tuple[int, str
         for name in names:
             top, _, rest = name.partition(".")
             if top == "myxtts":
-                yield node.lineno, rest.partition(".")[0]
+                yield node.lineno, _entry(rest)
             elif (ROOT / top).is_dir() or (ROOT / f"{top}.py").is_file():
                 yield node.lineno, top
 

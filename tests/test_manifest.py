@@ -11,9 +11,9 @@ import numpy as np
 import soundfile
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.data.corpus import read_corpus
-from myxtts.data.header import UnusableAudio, read_header
+from myxtts.data.audio_header import UnusableAudio, read_header
 from myxtts.data.manifest import build_manifest, report_rejected
+from myxtts.data.metadata_file import read_corpus
 from myxtts.errors import DataError
 
 

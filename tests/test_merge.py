@@ -20,16 +20,16 @@ import numpy as np
 from myxtts.config.load import load
 from myxtts.config.schema import Config, Training
 from myxtts.errors import CheckpointError, ConfigError, DataError
-from myxtts.independent.apart import layers_apart, table_of_layers
-from myxtts.independent.line import FIGURES, Distortion, Line, Measured, distortion_db, measure
-from myxtts.independent.merge import Corpora, merge
+from myxtts.local_sgd.interpolation import FIGURES, Distortion, Line, Measured, distortion_db, measure
+from myxtts.local_sgd.layer_distance import layers_apart, table_of_layers
+from myxtts.local_sgd.merge import Corpora, merge
 from myxtts.models.xtts import Manner
-from myxtts.training.archive import digest_of, latest, read_about, read_arrays, write_arrays, write_checkpoint
-from myxtts.training.base import known_tables
-from myxtts.training.chosen import tables_of
+from myxtts.training.checkpoint_files import digest_of, latest, read_about, read_arrays, write_arrays, write_checkpoint
+from myxtts.training.init_from import known_tables
+from myxtts.training.select_checkpoint import tables_of
 from tests.test_synthesis import reported
 from tests.tiny import arrays_of, features, on_device
-from tests.tiny_recogniser import listener_of, recogniser_run, small_recognisers
+from tests.tiny_asr import listener_of, recogniser_run, small_recognisers
 from utilities import merge_checkpoints
 
 NONE = Corpora()
@@ -157,7 +157,7 @@ class Mean(Case):
 
     def test_a_stop_leaves_nothing_behind_and_what_a_kill_left_is_no_obstacle(self):
         one, other = self.part("one"), self.part("other")
-        stopped = mock.patch("myxtts.independent.merge.os.rename", side_effect=KeyboardInterrupt)
+        stopped = mock.patch("myxtts.local_sgd.merge.os.rename", side_effect=KeyboardInterrupt)
         with stopped, self.assertRaises(KeyboardInterrupt):
             self.merge(one, other)
         self.assertEqual({path.name for path in self.folder.iterdir()}, {"one", "other"})
@@ -174,7 +174,7 @@ class Kept(Case):
         other = self.part("other", step=4, settings={"training": {"seed": 7, "stop_at_step": 6}})
         corpus = self.folder / "train.csv"
         corpus.write_text("path,text\na.wav,a\n")
-        with self.assertLogs("myxtts.independent.merge", "INFO") as told:
+        with self.assertLogs("myxtts.local_sgd.merge", "INFO") as told:
             found = self.merge(one, other, corpora=Corpora(train_data=str(corpus), audio_root=str(self.folder)))
         self.assertEqual([line for line in told.output if "differs" in line], [told.output[2]])
         self.assertIn("seed is 1, 7; it stays 1", told.output[2])
@@ -344,7 +344,7 @@ class LineTest(unittest.TestCase):
 
         part = mock.Mock(checkpoint=Path("p"))
         with (
-            mock.patch("myxtts.independent.line.evaluation", return_value=evaluate),
+            mock.patch("myxtts.local_sgd.interpolation.evaluation", return_value=evaluate),
             mock.patch("myxtts.placement.devices.configure"),
         ):
             third = (0.25, 0.5, 0.25)
@@ -418,7 +418,7 @@ class Recognisers(unittest.TestCase):
     def test_what_is_better_than_the_mean_is_kept_with_exit_code_1(self):
         """With +100, and so with +50, nothing is heard: all symbols are wrong, and some are right without."""
         silent, talks = self.part("silent", 100.0), self.part("talks", 0.0)
-        with self.assertLogs("myxtts.independent.merge", "WARNING") as told:
+        with self.assertLogs("myxtts.local_sgd.merge", "WARNING") as told:
             code, out = self.merge(silent, talks, val_data=str(self.place.corpus))
         self.assertEqual(code, 1, out)
         self.assertIn(f"worse than those of {latest(talks / 'checkpoints')}, which are kept", told.output[0])

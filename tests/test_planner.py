@@ -13,11 +13,11 @@ from unittest import mock
 
 import numpy as np
 
-from myxtts import cli
+from myxtts.commands import cli
 from myxtts.errors import ConfigError, PlacementError
 from myxtts.placement.routes import plan_routes
-from myxtts.profiling.emulate import emulate, parse_emulation, sleep
-from myxtts.profiling.planner import (
+from myxtts.planner.emulator import emulate, parse_emulation, sleep
+from myxtts.planner.planner import (
     Cost,
     Memory,
     arithmetic,
@@ -29,7 +29,7 @@ from myxtts.profiling.planner import (
     stages_of,
     table,
 )
-from myxtts.profiling.queue import Depths, Outcome, Stages, simulate
+from myxtts.planner.simulator import Depths, Outcome, Stages, simulate
 from utilities import plan_placement
 
 SINGLE, DUAL = [("0", "0")], [("0", "1")]
@@ -433,7 +433,7 @@ class EmulationTest(unittest.TestCase):
         before = threading.active_count()
         for routes, read_s in ((SINGLE, 0.0), (DUAL, 0.0), (REPLICATED, 0.0), (SINGLE, 0.005)):
             times = Stages.constant(1000, read_s, 0.001, 0.0, 0.01)
-            stopping = mock.patch("myxtts.profiling.emulate.sleep", sleep_until_stopped)
+            stopping = mock.patch("myxtts.planner.emulator.sleep", sleep_until_stopped)
             with self.subTest(routes=routes), stopping, self.assertRaises(KeyboardInterrupt):
                 emulate(routes, times, all_reduce_s=0.01)
             self.assertEqual(threading.active_count(), before)

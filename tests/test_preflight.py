@@ -14,21 +14,21 @@ import numpy as np
 import tensorflow as tf
 
 import validate_dual_gpu_pipeline
-from myxtts import cli
 from myxtts.clock import Clock
+from myxtts.commands import cli
 from myxtts.config.load import load as load_config
 from myxtts.config.schema import Config, Placement
-from myxtts.data.plan import Plan
+from myxtts.data.batch_plan import Plan
 from myxtts.data.producer import trace_produce, voice_recipe
 from myxtts.errors import PlacementError
 from myxtts.placement import devices
 from myxtts.placement.audit import knows_gpu_kernels
 from myxtts.preflight import nvidia, transfer
-from myxtts.preflight.check import Check, Report, check, lines, refused, remark
+from myxtts.preflight.checks import Check, Report, check, lines, refused, remark
 from myxtts.preflight.corpus import check_corpus, load, silent_characters
-from myxtts.preflight.flow import Flow, check_operations, check_overlap, overlap_s
 from myxtts.preflight.model import Taken, check_update, device_memory_mib, heaviest_buckets, magnitudes_of
-from myxtts.preflight.place import check_placement, found_devices
+from myxtts.preflight.overlap import Flow, check_operations, check_overlap, overlap_s
+from myxtts.preflight.placement import check_placement, found_devices
 from myxtts.preflight.prerequisites import check_packages, fault_of_writing, needed_gpus
 from myxtts.preflight.validate import try_load, with_dual
 from myxtts.run import Start
@@ -234,7 +234,7 @@ class Places(unittest.TestCase):
             self.assertEqual(checks["the model is trained"].found, f"on /CPU:{model}, simulated GPU {model}")
 
     def test_devices_that_tensorflow_did_not_make_do_not_hold(self):
-        with mock.patch("myxtts.preflight.place.found_devices", lambda placement: found_devices(placement)[:1]):
+        with mock.patch("myxtts.preflight.placement.found_devices", lambda placement: found_devices(placement)[:1]):
             found = self.placed(simulate_gpus=SIMULATED)
         self.assertEqual(
             [made.name for made in found if made.state == "fails"], [f"device /CPU:{n}" for n in (1, 2, 3)]
@@ -245,7 +245,7 @@ class Places(unittest.TestCase):
             tf.config.set_soft_device_placement(True)
             return TWO
 
-        with mock.patch("myxtts.preflight.place.configure_devices", configured):
+        with mock.patch("myxtts.preflight.placement.configure_devices", configured):
             found = self.placed(simulate_gpus=SIMULATED)
         tf.config.set_soft_device_placement(False)
         self.assertEqual([made.name for made in found if made.state == "fails"], ["soft placement"])
@@ -372,7 +372,7 @@ class Operations(unittest.TestCase):
         self.assertRegex(made.found, r"^1 of \d+ operations lack one: PyFunc 'PyFunc' in .*produce_on_device")
 
     def test_without_gpu_kernels_it_is_not_known(self):
-        with mock.patch("myxtts.preflight.flow.knows_gpu_kernels", lambda: False):
+        with mock.patch("myxtts.preflight.overlap.knows_gpu_kernels", lambda: False):
             self.assertEqual(check_operations("audit", []).state, "unknown")
 
 

@@ -20,17 +20,17 @@ import numpy as np
 import tensorflow as tf
 from PIL import Image
 
-from myxtts.cli import report_errors
+from myxtts.commands.cli import report_errors
 from myxtts.config.schema import Data, Training
 from myxtts.observe import advice
+from myxtts.planner.emulator import Emulation, Span
+from myxtts.planner.simulator import STAGES, Outcome
 from myxtts.profiling import measure
-from myxtts.profiling.emulate import Emulation, Span
-from myxtts.profiling.emulated import WARM_UP, emulated_placement, pass_of
+from myxtts.profiling.analysis import Measurement, Pass, grade, judge
+from myxtts.profiling.emulation import WARM_UP, emulated_placement, pass_of
 from myxtts.profiling.nvml import Usage, Watch
-from myxtts.profiling.queue import STAGES, Outcome
 from myxtts.profiling.report import lines_of
 from myxtts.profiling.trace import chrome_trace, rows_of, steady
-from myxtts.profiling.verdict import Measurement, Pass, grade, judge
 from tests.tiny import Workplace, small_models, toy_models
 from utilities import dual_gpu_bottleneck_profiler as profiler
 

@@ -10,9 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.batch import HEARD_FEATURES
-from myxtts.data.plan import Plan, bucket_bounds
-from myxtts.data.planned import Position, planned_steps, steps_left
-from myxtts.models import recogniser
+from myxtts.data.batch_plan import Plan, bucket_bounds
+from myxtts.data.plan_iterator import Position, planned_steps, steps_left
+from myxtts.models import asr as recogniser
 from myxtts.models.build import build_recogniser
 from myxtts.placement.replicas import Replicas, make_replicas
 from myxtts.placement.routes import Route

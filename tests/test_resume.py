@@ -11,7 +11,7 @@ import unittest
 from pathlib import Path
 
 from myxtts.observe.metrics import read_metrics
-from myxtts.training.archive import latest, read_about
+from myxtts.training.checkpoint_files import latest, read_about
 from tests.long import long
 from tests.tiny import Workplace, arrays_of, whole_run
 
@@ -23,7 +23,7 @@ TIMES = {  # of the steps since the last report
 SINGLE, DUAL, REVERSED = (("--data-gpu", data, "--model-gpu", model) for data, model in ("00", "01", "10"))
 CHILD = """
 import signal, sys
-from myxtts import cli
+from myxtts.commands import cli
 from tests.test_resume import signal_at
 from tests.tiny import toy_models
 with toy_models(), signal_at(int(sys.argv[1]), signal.SIGKILL):

@@ -13,17 +13,17 @@ import tensorflow as tf
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from myxtts import cli
+from myxtts.commands import cli
 from myxtts.config.load import load
 from myxtts.errors import CheckpointError, ConfigError
 from myxtts.models.xtts import XTTS
 from myxtts.observe.metrics import MetricsFile, read_metrics
 from myxtts.placement.routes import plan_routes
-from myxtts.training.archive import latest, list_checkpoints, read_about, read_best, write_arrays
-from myxtts.training.chosen import settings_of
+from myxtts.training.checkpoint_files import latest, list_checkpoints, read_about, read_best, write_arrays
 from myxtts.training.run_folder import FIXED, RunFolder, refuse_other_corpus, refuse_other_settings
+from myxtts.training.select_checkpoint import settings_of
 from tests.tiny import Workplace, arrays_of, toy_models, whole_run
-from tests.tiny_recogniser import small_recognisers
+from tests.tiny_asr import small_recognisers
 from tests.two_devices import SIMULATED
 
 ROOT = Path(__file__).parents[1]

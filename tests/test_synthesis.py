@@ -21,18 +21,18 @@ from tests.two_devices import MODEL
 
 # isort: split
 
-from myxtts import cli
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.griffin_lim import ITERATIONS as ITERATIONS_OF_SPEECH
 from myxtts.audio.griffin_lim import waves_of
+from myxtts.commands import cli
 from myxtts.errors import CheckpointError, DataError
-from myxtts.synthesis.joints import FADE_S, PAUSES_S, fade_ends, pause_between
+from myxtts.synthesis.concatenation import FADE_S, PAUSES_S, fade_ends, pause_between
 from myxtts.synthesis.language import choose_language, trained_languages
-from myxtts.synthesis.speech import sound_file, write_speech
-from myxtts.synthesis.voice import BATCH_PIECES, Voice
+from myxtts.synthesis.speech_file import sound_file, write_speech
+from myxtts.synthesis.synthesizer import BATCH_PIECES, Voice
 from myxtts.text.sentences import End
-from myxtts.training.archive import list_checkpoints
-from myxtts.training.chosen import choose_checkpoint
+from myxtts.training.checkpoint_files import list_checkpoints
+from myxtts.training.select_checkpoint import choose_checkpoint
 from tests.sine_corpus import sine, write_sound
 from tests.tiny import loaded_once, small_models, whole_run
 from utilities import synthesize
@@ -54,7 +54,7 @@ def setUpModule():
     unittest.addModuleCleanup(temporary.cleanup)
     folder, run_folder = Path(temporary.name), whole_run().folder
     logging.getLogger("myxtts").handlers = [logging.NullHandler()]  # not the console of that run
-    with loaded_once("myxtts.synthesis.voice"):
+    with loaded_once("myxtts.synthesis.synthesizer"):
         voice = Voice(run_folder, MODEL)
 
 
@@ -289,7 +289,7 @@ class SoundFile(unittest.TestCase):
 
     def test_a_full_disk_is_told(self):
         code = (
-            "import resource, signal, numpy, pathlib; from myxtts.synthesis.speech import sound_file\n"
+            "import resource, signal, numpy, pathlib; from myxtts.synthesis.speech_file import sound_file\n"
             "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (9_999, 9_999))\n"
             f"with sound_file(pathlib.Path({str(self.folder / 'a.wav')!r})) as file: file.write(numpy.zeros(99_999))\n"
         )
@@ -324,7 +324,7 @@ class Writing(Case):
         with mock.patch("myxtts.placement.devices.configure"):  # this process has its devices
             with small_models():
                 write_speech(self.run_folder, text, [self.reference], out, **asked)
-            with mock.patch("myxtts.synthesis.voice.Voice", return_value=voice):  # loaded another time
+            with mock.patch("myxtts.synthesis.synthesizer.Voice", return_value=voice):  # loaded another time
                 write_speech(self.run_folder, text, [self.reference], again, **asked)
         self.assertEqual(out.read_bytes(), again.read_bytes())
         wave, rate_hz = soundfile.read(out, dtype="float32")
@@ -443,7 +443,7 @@ class Program(unittest.TestCase):
 def reported(program: Callable[[], int]) -> tuple[int, str]:
     """Exit code and message of a program of the command line."""
     told = io.StringIO()
-    with contextlib.redirect_stderr(told), mock.patch("myxtts.cli._log_to_console"):
+    with contextlib.redirect_stderr(told), mock.patch("myxtts.commands.cli._log_to_console"):
         return cli.report_errors(program), told.getvalue()
 
 

@@ -19,14 +19,14 @@ import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.errors import CheckpointError, DataError
-from myxtts.evaluation.hearing import Transcript, rates_by, write_hearing
-from myxtts.recognition.listener import Listener
-from myxtts.recognition.pieces import BATCH_S, LONGEST_S, PADDED_S, batches, cut, groups, quietest
+from myxtts.evaluation.asr_score import Transcript, rates_by, write_hearing
+from myxtts.recognition.audio_chunks import BATCH_S, LONGEST_S, PADDED_S, batches, cut, groups, quietest
+from myxtts.recognition.transcriber import Listener
 from myxtts.text.edit_distance import error_rates
-from myxtts.training.chosen import choose_checkpoint
+from myxtts.training.select_checkpoint import choose_checkpoint
 from tests.sine_corpus import sine, write_sound
 from tests.test_synthesis import reported
-from tests.tiny_recogniser import listener_of, listeners_loaded_once, recogniser_run
+from tests.tiny_asr import listener_of, listeners_loaded_once, recogniser_run
 from utilities import transcribe
 
 ROOT = Path(__file__).parents[1]
@@ -110,7 +110,7 @@ class ListenerTest(RunOfRecogniser):
     def test_padding_changes_no_text(self):
         texts = set()
         for seconds in (2.0, 3.0, LONGEST_S):
-            with mock.patch("myxtts.recognition.pieces.PADDED_S", (seconds,)):
+            with mock.patch("myxtts.recognition.audio_chunks.PADDED_S", (seconds,)):
                 texts.update(self.hear(noise(2.0)))
         self.assertEqual(len(texts), 1)
 
@@ -134,7 +134,7 @@ class ListenerTest(RunOfRecogniser):
                 taken.append(number)
                 yield noise(1.0, number)
 
-        with mock.patch("myxtts.recognition.listener.GROUP_S", 1.0):
+        with mock.patch("myxtts.recognition.transcriber.GROUP_S", 1.0):
             texts = self.listener.hear(waves())
             first = next(texts)
             self.assertEqual(taken, [0, 1])  # the second did not fit into the group any more
@@ -170,7 +170,7 @@ class CommandTest(RunOfRecogniser):
         out = io.StringIO()
         with (
             mock.patch("myxtts.placement.devices.configure"),  # this process has its devices
-            listeners_loaded_once("myxtts.recognition.listener", "myxtts.evaluation.hearing"),
+            listeners_loaded_once("myxtts.recognition.transcriber", "myxtts.evaluation.asr_score"),
             contextlib.redirect_stdout(out),
         ):
             code, told = reported(lambda: transcribe.main(["--run", str(self.run_folder), *flags]))
@@ -210,7 +210,7 @@ class CommandTest(RunOfRecogniser):
             (("--corpus", str(folder / "none")), "nothing can be found"),
             ((good, "--json", str(folder / "none" / "x.json")), "there is no folder"),
         ):
-            with self.subTest(flags=flags), mock.patch("myxtts.recognition.listener.Listener") as listener:
+            with self.subTest(flags=flags), mock.patch("myxtts.recognition.transcriber.Listener") as listener:
                 code, told = reported(lambda flags=flags: transcribe.main(["--run", "r", *flags]))
                 self.assertEqual(code, 2)
                 self.assertIn(said, told)
@@ -239,7 +239,7 @@ class CommandTest(RunOfRecogniser):
         file = self.place.folder / "held_out.json"
         with (
             mock.patch("myxtts.placement.devices.configure"),
-            listeners_loaded_once("myxtts.evaluation.hearing"),
+            listeners_loaded_once("myxtts.evaluation.asr_score"),
             contextlib.redirect_stdout(io.StringIO()) as told,
         ):
             write_hearing(self.run_folder, json_file=file)

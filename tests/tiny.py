@@ -16,15 +16,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from myxtts import cli
 from myxtts.audio.mel import SILENCE
 from myxtts.batch import FEATURES, smallest
+from myxtts.commands import cli
 from myxtts.models.build import build_xtts
 from myxtts.models.xtts import SIZES, XTTS, Size
 from myxtts.placement.replicas import Replicas, one_replica
-from myxtts.training.archive import read_about
+from myxtts.training.checkpoint_files import read_about
+from myxtts.training.load_model import load_network
 from myxtts.training.state import TrainingState, make_optimizer
-from myxtts.training.trained import load_network
 from tests.sine_corpus import write_corpus
 from tests.two_devices import MODEL, SIMULATED
 

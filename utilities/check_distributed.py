@@ -14,10 +14,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from myxtts.cli import bounded, report_errors
+from myxtts.commands.cli import bounded, report_errors
+from myxtts.distributed.cluster import Cluster, find_cluster
+from myxtts.distributed.launcher import Launch, find_program, launch
 from myxtts.errors import ConfigError
-from myxtts.placement.cluster import Cluster, find_cluster
-from myxtts.placement.launch import Launch, find_program, launch
 from utilities.launch_workers import add_machines, machines
 
 
@@ -61,7 +61,7 @@ def start(asked: argparse.Namespace) -> int:
 
 def work(cluster: Cluster, gpus: int | None) -> int:
     """The part of one worker; the chief tells what was found."""
-    from myxtts.preflight.check import lines  # imports TensorFlow, which takes seconds
+    from myxtts.preflight.checks import lines  # imports TensorFlow, which takes seconds
     from myxtts.preflight.distributed import checks_of, examine, table_of
 
     found = examine(cluster, gpus)

@@ -15,16 +15,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from myxtts.cli import bounded, read_settings, report_errors, settings_parser
+from myxtts.commands.cli import bounded, read_settings, report_errors, settings_parser
 from myxtts.config.schema import Config
 from myxtts.errors import ConfigError
 from myxtts.files import refuse_unwritable, write_whole
-from myxtts.observe.pictures import lanes, png_bytes
-from myxtts.profiling.emulate import parse_emulation, real_time
-from myxtts.profiling.emulated import measure_emulation
+from myxtts.observe.plots import lanes, png_bytes
+from myxtts.planner.emulator import parse_emulation, real_time
+from myxtts.profiling.analysis import judge
+from myxtts.profiling.emulation import measure_emulation
 from myxtts.profiling.report import figures_of, lines_of
 from myxtts.profiling.trace import chrome_trace, rows_of, steady
-from myxtts.profiling.verdict import judge
 
 
 def parse(arguments: list[str] | None) -> tuple[Config, argparse.Namespace]:

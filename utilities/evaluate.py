@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from myxtts.cli import bounded, report_errors
+from myxtts.commands.cli import bounded, report_errors
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -43,7 +43,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> int:
     asked = parse(arguments)
-    from myxtts.evaluation.score import Choice, write_score  # imports TensorFlow, which takes seconds
+    from myxtts.evaluation.tts_score import Choice, write_score  # imports TensorFlow, which takes seconds
 
     choice = Choice(asked.utterances, asked.data, asked.steps, asked.guidance, asked.recogniser)
     write_score(asked.run, asked.checkpoint, choice, asked.json_file, asked.out)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from myxtts.cli import bounded, report_errors
+from myxtts.commands.cli import bounded, report_errors
+from myxtts.distributed.cluster import check_addresses
+from myxtts.distributed.launcher import Launch, find_program, launch, local_workers
 from myxtts.errors import ConfigError
-from myxtts.placement.cluster import check_addresses
-from myxtts.placement.launch import Launch, find_program, launch, local_workers
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

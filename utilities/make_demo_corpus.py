@@ -8,7 +8,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tqdm import tqdm
 
-from myxtts.cli import report_errors
+from myxtts.commands.cli import report_errors
 from myxtts.data.demo_corpus import grammar_languages, make_demo_corpus
 
 

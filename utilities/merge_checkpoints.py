@@ -12,8 +12,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from myxtts.cli import report_errors
-from myxtts.independent.merge import Corpora, merge
+from myxtts.commands.cli import report_errors
+from myxtts.local_sgd.merge import Corpora, merge
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

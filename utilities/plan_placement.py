@@ -15,10 +15,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from myxtts.cli import bounded, report_errors
+from myxtts.commands.cli import bounded, report_errors
 from myxtts.errors import ConfigError
 from myxtts.files import refuse_unwritable, write_whole
-from myxtts.profiling.planner import (
+from myxtts.planner.planner import (
     MOST_MS,
     MOST_VARIATION,
     Cost,
@@ -30,7 +30,7 @@ from myxtts.profiling.planner import (
     stages_of,
     table,
 )
-from myxtts.profiling.queue import STAGES, Depths
+from myxtts.planner.simulator import STAGES, Depths
 
 MOST_GPUS = 16
 BATCHES = 3200  # 200 rounds on 16 GPUs: filling the queues is at most a few of them

@@ -10,9 +10,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from myxtts.cli import bounded, report_errors
+from myxtts.commands.cli import bounded, report_errors
 from myxtts.config.schema import Config, Data, Training
-from myxtts.independent.split import split_corpus
+from myxtts.local_sgd.shards import split_corpus
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from myxtts.cli import bounded, report_errors
+from myxtts.commands.cli import bounded, report_errors
 from myxtts.errors import DataError
-from myxtts.synthesis.speech import write_speech
+from myxtts.synthesis.speech_file import write_speech
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

@@ -18,13 +18,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from myxtts.cli import bounded, read_settings, report_errors, settings_parser
+from myxtts.commands.cli import bounded, read_settings, report_errors, settings_parser
 from myxtts.config.schema import Config
 from myxtts.errors import ConfigError
-from myxtts.independent.jobs import Device, Job, Work, devices_of, existing_record, train_jobs
-from myxtts.independent.record import Record, stop_launcher
-from myxtts.independent.settings import refuse_difference, refuse_unfit, round_steps, with_base
-from myxtts.independent.table import Display, status
+from myxtts.local_sgd.job_settings import refuse_difference, refuse_unfit, round_steps, with_base
+from myxtts.local_sgd.jobs import Device, Job, Work, devices_of, existing_record, train_jobs
+from myxtts.local_sgd.launcher_state import Record, stop_launcher
+from myxtts.local_sgd.progress import Display, status
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = (sys.executable, "-u")
@@ -32,7 +32,7 @@ TRAINER = (*PYTHON, str(ROOT / "train_main.py"))
 MERGER = (*PYTHON, str(ROOT / "utilities" / "merge_checkpoints.py"))
 OF_LAUNCHER = ("--merge-every", "0")  # is checked against --jobs and --exchange, which are known later
 
-log = logging.getLogger("myxtts.independent")
+log = logging.getLogger("myxtts.local_sgd")
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from myxtts.cli import bounded, report_errors
-from myxtts.data.corpus import read_corpus
+from myxtts.commands.cli import bounded, report_errors
+from myxtts.data.metadata_file import read_corpus
 from myxtts.errors import ConfigError
-from myxtts.recognition.transcription import write_transcripts
+from myxtts.recognition.transcribe_files import write_transcripts
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
         write_transcripts(files=files, **asked)
         return 0
     read_corpus(corpus, "en")  # so that mistakes are told before TensorFlow is imported, which takes seconds
-    from myxtts.evaluation.hearing import write_hearing
+    from myxtts.evaluation.asr_score import write_hearing
 
     write_hearing(data=corpus, **asked)
     return 0

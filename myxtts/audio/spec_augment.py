@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from myxtts.seed import own_seed
+from myxtts.seeds import own_seed
 
 
 def spec_augment(mel, frames, seed, time_masks: int, time_share: float, frequency_masks: int, frequency_bands: int):

@@ -18,9 +18,9 @@ import numpy as np
 from tqdm import tqdm
 
 from myxtts.audio.format import SAMPLE_RATE_HZ, frame_count
-from myxtts.data.corpus import Rejected, Row, Rows
-from myxtts.data.header import UnusableAudio, read_header, require_finite
-from myxtts.data.wave_file import resampled_length
+from myxtts.data.audio_file import resampled_length
+from myxtts.data.audio_header import UnusableAudio, read_header, require_finite
+from myxtts.data.metadata_file import Rejected, Row, Rows
 from myxtts.errors import DataError
 from myxtts.files import write_whole
 from myxtts.text.ctc import frames_needed

@@ -9,13 +9,13 @@ import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.config.schema import Data
-from myxtts.data.corpora import Corpus
+from myxtts.data.dataset import Corpus
 from myxtts.data.feed import Feed
-from myxtts.data.pcm_cache import open_cache
-from myxtts.data.planned import PlannedBatch, Position, planned_batches
+from myxtts.data.plan_iterator import PlannedBatch, Position, planned_batches
 from myxtts.data.producer import Delivery, Recipe, deliveries, trace_produce, waves_of_plan
-from myxtts.data.reading import name_culprit, rows_from_cache, rows_from_files, wave_batches
-from myxtts.data.service import DataService
+from myxtts.data.readers.cache import open_cache
+from myxtts.data.readers.files import name_culprit, rows_from_cache, rows_from_files, wave_batches
+from myxtts.data.readers.service import DataService
 from myxtts.placement.routes import Route
 
 Round = tuple[Delivery, ...]  # a batch for each replica of this process, in the order of its routes

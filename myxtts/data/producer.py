@@ -15,11 +15,11 @@ from myxtts.audio.mel import log_mel, moved_filter_bank
 from myxtts.audio.pitch import f0
 from myxtts.batch import FEATURES, HEARD_FEATURES, HEARD_WAVES, TEXT, WAVES, Field, check, specs
 from myxtts.clock import Times
-from myxtts.data.planned import PlannedBatch
+from myxtts.data.plan_iterator import PlannedBatch
 from myxtts.placement import devices
 from myxtts.placement.audit import require_device
 from myxtts.placement.routes import Route
-from myxtts.seed import own_seed
+from myxtts.seeds import own_seed
 
 CURVES = 9  # cosines over the mel bands, the first of them flat: speakers of a language differ by such curves
 

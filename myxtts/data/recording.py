@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from myxtts.data.header import UnusableAudio, read_header, require_finite
-from myxtts.data.wave_file import read_wave
+from myxtts.data.audio_file import read_wave
+from myxtts.data.audio_header import UnusableAudio, read_header, require_finite
 from myxtts.errors import DataError
 
 

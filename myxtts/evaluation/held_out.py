@@ -8,20 +8,20 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.config.schema import Config
-from myxtts.data.corpora import Corpus, load_corpora, make_plan, manifest_of
-from myxtts.data.corpus import read_corpus
+from myxtts.data.audio_file import read_wave
+from myxtts.data.batch_plan import bucket_bounds
+from myxtts.data.dataset import Corpus, load_corpora, make_plan, manifest_of
 from myxtts.data.manifest import Manifest, Tables, report_rejected
+from myxtts.data.metadata_file import read_corpus
 from myxtts.data.pipeline import Pipeline
-from myxtts.data.plan import bucket_bounds
-from myxtts.data.planned import Position
-from myxtts.data.wave_file import read_wave
+from myxtts.data.plan_iterator import Position
 from myxtts.errors import DataError
 from myxtts.models.xtts import XTTS
 from myxtts.placement.routes import Route
 from myxtts.run import about_run
-from myxtts.training.base import known_tables
-from myxtts.training.chosen import settings_of, tables_of
+from myxtts.training.init_from import known_tables
 from myxtts.training.run_folder import refuse_other_corpus
+from myxtts.training.select_checkpoint import settings_of, tables_of
 from myxtts.training.task import task_of
 
 

@@ -6,12 +6,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from myxtts.data.corpora import folder_of
+from myxtts.data.dataset import folder_of
 from myxtts.errors import ConfigError
+from myxtts.evaluation.acoustic_metrics import Sound
 from myxtts.evaluation.held_out import Utterance
-from myxtts.evaluation.measures import Sound
 from myxtts.files import write_whole
-from myxtts.observe.pictures import f0_curves, mel_and_alignment, png_bytes
+from myxtts.observe.plots import f0_curves, mel_and_alignment, png_bytes
 
 COLUMNS = "voice", "copy_synthesis", "shuffled_texts"
 

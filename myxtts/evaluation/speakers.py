@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from myxtts.evaluation.measures import cepstra
+from myxtts.evaluation.acoustic_metrics import cepstra
 
 COEFFICIENTS = 19
 

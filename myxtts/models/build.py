@@ -5,7 +5,8 @@ from collections.abc import Callable
 import keras
 
 from myxtts.batch import smallest
-from myxtts.models import recogniser, xtts
+from myxtts.models import asr as recogniser
+from myxtts.models import xtts
 
 
 def build_xtts(size: str, symbols: int, languages: int, precision: str = "float32", **settings) -> xtts.XTTS:

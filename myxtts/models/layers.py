@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 from keras import layers
 
-from myxtts.seed import own_seed
+from myxtts.seeds import own_seed
 
 
 def length_mask(lengths, padded, dtype):

@@ -29,7 +29,7 @@ from myxtts.models.alignment import (
 )
 from myxtts.models.layers import AttentionBlock, ConvBlock, ReferenceEncoder, length_mask, time_features
 from myxtts.models.prosody import PITCH_UNIT_SEMITONES, Prosody, prosody_errors, token_ends, true_prosody
-from myxtts.seed import own_seed
+from myxtts.seeds import own_seed
 
 # Mean and standard deviation of log-mel over speech (Matcha-TTS gives -5.54 and 2.12 for LJSpeech):
 # the network works on values of about unit variance.

@@ -7,10 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from myxtts.distributed.cluster import Cluster
+from myxtts.distributed.worker_group import joined
 from myxtts.errors import PlacementError
-from myxtts.placement.cluster import Cluster
 from myxtts.placement.routes import Placement, Route
-from myxtts.placement.workers import joined
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.config.schema import Config
-from myxtts.data.corpora import Corpus, load_corpora
+from myxtts.data.dataset import Corpus, load_corpora
 from myxtts.data.manifest import Manifest, Tables
-from myxtts.preflight.check import Check, check, remark
+from myxtts.preflight.checks import Check, check, remark
 from myxtts.run import Start, refuse_missing_validation
 from myxtts.text.frontend import normalise, symbols_of
 

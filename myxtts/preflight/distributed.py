@@ -12,10 +12,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from myxtts.distributed.cluster import Cluster
+from myxtts.distributed.worker_group import joined
 from myxtts.errors import PlacementError
-from myxtts.placement.cluster import Cluster
-from myxtts.placement.workers import joined
-from myxtts.preflight.check import Check, check
+from myxtts.preflight.checks import Check, check
 
 TOLERANCE = 1e-5
 STEPS = 20

@@ -19,16 +19,16 @@ from tensorflow.python.eager import context
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.batch import smallest
 from myxtts.config.schema import Config
-from myxtts.data.corpora import Corpus
+from myxtts.data.batch_plan import Plan
+from myxtts.data.dataset import Corpus
 from myxtts.data.pipeline import Pipeline, Round
-from myxtts.data.plan import Plan
-from myxtts.data.planned import Position
+from myxtts.data.plan_iterator import Position
 from myxtts.errors import TrainingError
 from myxtts.models.layers import parameter_count
 from myxtts.placement.audit import require_device
 from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Placement
-from myxtts.preflight.check import Check, check, remark
+from myxtts.preflight.checks import Check, check, remark
 from myxtts.preflight.corpus import Loaded
 from myxtts.run import build_state, describe_batch, explain_out_of_memory, make_pipeline, make_schedule, make_step
 from myxtts.training import loop

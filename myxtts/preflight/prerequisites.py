@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from myxtts.config.schema import Config, Placement
 from myxtts.errors import ConfigError
 from myxtts.preflight import nvidia
-from myxtts.preflight.check import Check, check, refused, remark
+from myxtts.preflight.checks import Check, check, refused, remark
 from myxtts.training.run_folder import RunFolder
 
 REQUIREMENTS = Path(__file__).parents[2] / "requirements.txt"

@@ -11,7 +11,7 @@ from myxtts.placement import devices
 from myxtts.placement.audit import require_device
 from myxtts.placement.routes import Placement, Route
 from myxtts.preflight import nvidia
-from myxtts.preflight.check import Check, check, remark
+from myxtts.preflight.checks import Check, check, remark
 from myxtts.preflight.model import Bench
 
 DTYPES = (tf.int16, tf.int32, tf.int64, tf.float16, tf.bfloat16, tf.float32, tf.bool)

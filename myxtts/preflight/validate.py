@@ -6,11 +6,11 @@ from pathlib import Path
 from myxtts.config.schema import Config
 from myxtts.errors import UserError
 from myxtts.placement.routes import Placement, plan_routes
-from myxtts.preflight.check import Check, Report, refused
+from myxtts.preflight.checks import Check, Report, refused
 from myxtts.preflight.corpus import Loaded, check_corpus, check_rejected, load
-from myxtts.preflight.flow import check_flow
 from myxtts.preflight.model import check_model
-from myxtts.preflight.place import check_placement
+from myxtts.preflight.overlap import check_flow
+from myxtts.preflight.placement import check_placement
 from myxtts.preflight.prerequisites import check_prerequisites
 from myxtts.preflight.transfer import check_transfer
 from myxtts.run import Start, find_start

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from myxtts.config.schema import Config
+from myxtts.distributed.cluster import find_cluster
 from myxtts.errors import PlacementError, TrainingError, UserError
 from myxtts.placement import devices
-from myxtts.placement.cluster import find_cluster
+from myxtts.planner.planner import Forecast, candidates, fastest_first, forecast, resampled, table
+from myxtts.planner.simulator import STAGES, Depths, Stages
 from myxtts.profiling.measure import Alone, times_alone
-from myxtts.profiling.planner import Forecast, candidates, fastest_first, forecast, resampled, table
-from myxtts.profiling.queue import STAGES, Depths, Stages
 from myxtts.training.run_folder import RunFolder
 
 STEPS = 40  # that are measured: some seconds of a large model

@@ -14,28 +14,28 @@ import tensorflow as tf
 
 from myxtts.clock import Clock, Times
 from myxtts.config.schema import Config
-from myxtts.data.corpora import Corpus, load_corpora
+from myxtts.data.dataset import Corpus, load_corpora
 from myxtts.data.pipeline import Pipeline, Round
-from myxtts.data.planned import Position
+from myxtts.data.plan_iterator import Position
 from myxtts.data.producer import hand_over
 from myxtts.errors import TrainingError
 from myxtts.observe.advice import candidates
 from myxtts.placement import devices
 from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Placement, Route, only_route
-from myxtts.profiling.emulate import Span
+from myxtts.planner.emulator import Span
+from myxtts.profiling.analysis import Measurement, Pass
 from myxtts.profiling.flops import matmul_rate, step_flops
 from myxtts.profiling.nvml import Watch
 from myxtts.profiling.report import Findings
-from myxtts.profiling.verdict import Measurement, Pass
 from myxtts.run import build_state, configure_devices, explain_out_of_memory, find_start, make_pipeline, make_step
 from myxtts.training import loop
 from myxtts.training.run_folder import RunFolder
-from myxtts.training.samples import first_rows
 from myxtts.training.schedule import ema_decay
 from myxtts.training.state import TrainingState
 from myxtts.training.step import Step
-from myxtts.training.stop import StopRequest
+from myxtts.training.stop_request import StopRequest
+from myxtts.training.tts_samples import first_rows
 
 WARM_UP = 5  # steps before the clock is read: of those that follow, none fills an empty queue or is traced
 KEPT = 2  # batches of each bucket that the stages alone are measured on, so that memory has a bound

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from myxtts.profiling.queue import STAGES
-from myxtts.profiling.verdict import Recommendation, Verdict
+from myxtts.planner.simulator import STAGES
+from myxtts.profiling.analysis import Recommendation, Verdict
 
 WATCHING = 0.02  # the most that watching may cost
 

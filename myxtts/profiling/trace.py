@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from myxtts.profiling.emulate import Span
-from myxtts.profiling.queue import STAGES
+from myxtts.planner.emulator import Span
+from myxtts.planner.simulator import STAGES
 
 SHOWN = 12  # batches of a picture
 

@@ -25,10 +25,10 @@ from myxtts.models.xtts import SPOKEN, XTTS
 from myxtts.placement import devices
 from myxtts.placement.routes import plan_routes
 from myxtts.text.symbols import BEGIN_ID, END_ID, FIRST_SYMBOL_ID, PADDING_ID
-from myxtts.training.archive import read_about
-from myxtts.training.chosen import choose_checkpoint, tables_of
-from myxtts.training.samples import manner_of
-from myxtts.training.trained import load_network
+from myxtts.training.checkpoint_files import read_about
+from myxtts.training.load_model import load_network
+from myxtts.training.select_checkpoint import choose_checkpoint, tables_of
+from myxtts.training.tts_samples import manner_of
 
 FORMAT = 1
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from myxtts.data.planned import Position
+from myxtts.data.plan_iterator import Position
 from myxtts.errors import CheckpointError
-from myxtts.training.archive import (
+from myxtts.training.checkpoint_files import (
     Best,
     checkpoint_of,
     latest,

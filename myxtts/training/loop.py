@@ -10,7 +10,7 @@ from myxtts.data.pipeline import Round
 from myxtts.errors import TrainingError, UserError
 from myxtts.training.state import TrainingState
 from myxtts.training.step import Step
-from myxtts.training.stop import StopRequest
+from myxtts.training.stop_request import StopRequest
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from typing import Any
 from myxtts.config.schema import Config
 from myxtts.errors import CheckpointError, ConfigError
 from myxtts.files import write_whole
-from myxtts.training.archive import read_about
+from myxtts.training.checkpoint_files import read_about
 
 # Settings that fix the plan, the symbols and the weights: a run keeps them for its life.
 FIXED = {

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from myxtts.data.planned import PlannedStep, Position
+from myxtts.data.plan_iterator import PlannedStep, Position
 from myxtts.placement.audit import require_device
 from myxtts.placement.replicas import Replicas
 

@@ -13,13 +13,13 @@ from myxtts.audio.spec_augment import spec_augment
 from myxtts.config.schema import Config
 from myxtts.data.manifest import Tables
 from myxtts.data.producer import Recipe, recogniser_recipe, voice_recipe
-from myxtts.models import recogniser as recognisers
+from myxtts.models import asr as recognisers
 from myxtts.models import xtts
 from myxtts.models.build import build_recogniser, build_xtts
-from myxtts.training.samples import VoiceSamples, manner_of
+from myxtts.training.asr_samples import TranscriptJudge, Transcripts
 from myxtts.training.state import TrainingState
-from myxtts.training.transcripts import TranscriptJudge, Transcripts
-from myxtts.training.validate import Judge
+from myxtts.training.tts_samples import VoiceSamples, manner_of
+from myxtts.training.validation import Judge
 
 
 class Task(Protocol):

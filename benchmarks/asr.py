@@ -1,0 +1,79 @@
+"""Recognisers from nothing: Legendre memory units beside a GRU and convolutions of the same size.
+
+    python benchmarks/asr.py
+    python benchmarks/asr.py --encoders lmu --steps 900
+    python benchmarks/asr.py --config configs/asr_voices.yaml --encoders lmu --steps 1500
+
+Makes the demo corpus of 1,500 sentences where it is missing, trains each encoder with the configuration by
+train_main.py, and prints what its last validation found on the 5 % of the sentences that were held out, and the time
+from the first step to the last, validation included.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from myxtts.commands.cli import bounded, report_errors
+from myxtts.data.demo_corpus import make_demo_corpus
+from myxtts.errors import TrainingError
+
+ROOT = Path(__file__).resolve().parents[1]
+CORPUS = Path("data/recogniser")
+SENTENCES = 1500
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Legendre memory units beside a GRU and convolutions.")
+    parser.add_argument("--encoders", nargs="+", choices=("lmu", "gru", "conv"), default=("lmu", "gru", "conv"))
+    parser.add_argument("--steps", type=bounded(int, 50), default=300, help="of training (default 300)")
+    parser.add_argument("--seed", type=bounded(int, 0), default=0, help="of the runs (default 0)")
+    parser.add_argument("--config", default="configs/asr_lmu.yaml", help="configuration (default configs/asr_lmu.yaml)")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    asked = parse(arguments)
+    if asked.config == "configs/asr_lmu.yaml" and not (ROOT / CORPUS / "metadata.csv").exists():
+        make_demo_corpus(ROOT / CORPUS, utterances=SENTENCES, languages=["en"], speakers=1, seed=0)
+    print("| encoder | parameters | steps | minutes | steps/s | CER | WER |\n|---|---|---|---|---|---|---|")
+    for encoder in asked.encoders:
+        found = trained(asked.config, encoder, asked.steps, asked.seed)
+        rates = (f"{100 * found[name]:.1f} %" for name in ("character_error_rate", "word_error_rate"))
+        figures = f"{found['parameters']:,} | {asked.steps} | {found['minutes']:.1f} | {found['steps_per_s']:.1f}"
+        print(f"| {encoder} | {figures} | {' | '.join(rates)} |", flush=True)
+    return 0
+
+
+def trained(config: str, encoder: str, steps: int, seed: int) -> dict[str, float]:
+    """Figures of a run, by name. Raises TrainingError where it failed."""
+    with tempfile.TemporaryDirectory() as folder:
+        flags = f"--config {config} --encoder {encoder} --max-steps {steps} --seed {seed} --runs-dir {folder} --run run"
+        if config == "configs/asr_lmu.yaml":
+            flags += f" --train-data {CORPUS}"
+        flags += f" --validate-every {steps} --sample-every 0 --checkpoint-every 0"
+        command = [sys.executable, "-u", "train_main.py", *flags.split()]
+        printed, began_s = [], time.monotonic()
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+            for line in run.stdout:
+                printed.append(line)
+                if line.startswith("first step"):
+                    began_s = time.monotonic()
+        minutes = (time.monotonic() - began_s) / 60
+        if run.returncode:
+            raise TrainingError(f"train_main.py {flags} ended with code {run.returncode}:\n{''.join(printed)}")
+        reports = [json.loads(line) for line in (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()]
+    parameters = int(re.search(r"([0-9,]+) parameters", "".join(printed))[1].replace(",", ""))
+    speeds = sorted(report["steps_per_s"] for report in reports)
+    rates = {name.removeprefix("validation_"): value for name, value in reports[-1].items()}
+    return rates | {"parameters": parameters, "minutes": minutes, "steps_per_s": speeds[len(speeds) // 2]}
+
+
+if __name__ == "__main__":
+    sys.exit(report_errors(main))

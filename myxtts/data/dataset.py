@@ -1,0 +1,130 @@
+"""From a path to what can be trained on: the training and the validation corpus of a run."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from myxtts.config.schema import Config, Data
+from myxtts.data.batch_plan import Plan, bucket_bounds
+from myxtts.data.demo_corpus import make_demo_corpus
+from myxtts.data.manifest import VOICE, Alignment, Manifest, Tables, build_manifest, report_rejected
+from myxtts.data.metadata_file import Rejected, Rows, read_corpora
+from myxtts.errors import DataError
+from myxtts.text.frontend import symbols_of
+
+DEMO = Path("data/demo")
+DEMO_ARGUMENTS = {"utterances": 400, "languages": ["en"], "speakers": 1, "seed": 0}
+HEADER_THREADS = 8  # they wait for the disk more than they compute
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A manifest and the plan over it."""
+
+    manifest: Manifest
+    plan: Plan
+
+
+def manifest_of(
+    rows: Rows, config: Config, tables: Tables | None, **options
+) -> tuple[Manifest, Tables, list[Rejected]]:
+    """`build_manifest` by the settings of a run.
+
+    Args:
+        options: `grow` and `cache`.
+    """
+    data = config.data
+    heard = Alignment(ctc=True, subsampling=config.recogniser.subsampling)
+    return build_manifest(
+        rows,
+        min_seconds=data.min_seconds,
+        max_seconds=data.max_seconds,
+        frontend=data.text_frontend,
+        symbols_of=symbols_of,
+        alignment=heard if config.model.task == "recogniser" else VOICE,
+        tables=tables,
+        workers=HEADER_THREADS,
+        **options,
+    )
+
+
+def load_corpora(
+    config: Config, folder: Path, known: Tables | None = None, replicas: int = 1
+) -> tuple[Corpus, Corpus | None, Tables]:
+    """The training corpus, the validation corpus if there is one, and the tables that both share.
+
+    Args:
+        config: the settings.
+        folder: gets the cached manifests and rejected.csv.
+        known: rows that the tables begin with, in use or not: those of the run that this one starts from.
+        replicas: how many share each training step.
+
+    Raises:
+        DataError: the corpus cannot be used.
+    """
+    data, seed, accumulation = config.data, config.training.seed, config.training.gradient_accumulation
+    train_path = Path(data.train_data) if data.train_data is not None else demo_corpus()
+    validation_path = Path(data.val_data) if data.val_data is not None else None
+    *parts, malformed = read_corpora(
+        train_path, validation_path, data.language, data.validation_share, seed, audio_root_of(data)
+    )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(
+            f"the run folder {folder} cannot be made: {error.strerror}. Choose another --runs-dir."
+        ) from error
+    tables, manifests, rejected = known, [], list(malformed)
+    for name, rows in zip(("train", "validation"), parts, strict=True):
+        cache = folder / f"manifest-{name}.npz"
+        manifest, tables, unusable = manifest_of(rows, config, tables, grow=name == "train", cache=cache)
+        manifests.append(manifest)
+        rejected += unusable
+    report_rejected(rejected, list(zip(parts, manifests, strict=True)), data.max_rejected, folder / "rejected.csv")
+    train, validation = manifests
+    # By the step of one replica: shapes do not depend on how many there are.
+    bounds = bucket_bounds(train.samples, data.buckets, 1 if data.batch_seconds else data.batch_size * accumulation)
+    train_plan = make_plan(train, bounds, config, accumulation, replicas)
+    if not len(validation):
+        return Corpus(train, train_plan), None, tables
+    longest = bucket_bounds(validation.samples, 1)
+    if longest[-1] > bounds[-1]:
+        bounds = np.append(bounds, longest[-1])
+    return Corpus(train, train_plan), Corpus(validation, make_plan(validation, bounds, config)), tables
+
+
+def folder_of(corpus: str | Path | None) -> Path:
+    """Where the recordings of a corpus lie."""
+    path = Path(corpus or DEMO)
+    return path if path.is_dir() else path.parent
+
+
+def audio_root_of(data: Data) -> Path | None:
+    return Path(data.audio_root) if data.audio_root is not None else None
+
+
+def make_plan(manifest: Manifest, bounds: np.ndarray, config: Config, accumulation: int = 1, replicas: int = 1) -> Plan:
+    return Plan(
+        manifest.samples,
+        manifest.token_counts,
+        manifest.speaker,
+        bounds=bounds,
+        batch_size=config.data.batch_size,
+        batch_seconds=config.data.batch_seconds,
+        seed=config.training.seed,
+        accumulation=accumulation,
+        replicas=replicas,
+    )
+
+
+def demo_corpus() -> Path:
+    """The demo corpus' folder; the corpus is made where it is missing."""
+    if not (DEMO / "metadata.csv").exists():
+        log.info("no --train-data: making the demo corpus in %s (by espeak-ng, some seconds)", DEMO)
+        make_demo_corpus(DEMO, **DEMO_ARGUMENTS)
+    log.info("no --train-data: training on the demo corpus in %s", DEMO)
+    return DEMO

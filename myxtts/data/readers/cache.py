@@ -1,0 +1,69 @@
+"""The corpus decoded once, as one memory-mapped file of PCM."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from myxtts.data.audio_file import read_pcm
+from myxtts.data.manifest import Manifest
+from myxtts.errors import DataError
+
+CHUNK_UTTERANCES = 256  # decoded before they are written: bounds the memory where the disk is slow
+
+
+def open_cache(manifest: Manifest, folder: Path, workers: int) -> np.ndarray:
+    """Map the decoded corpus, and make it first where it is missing or older than a file of the corpus.
+
+    The file is named by the corpus' fingerprint, so another corpus gets another file; it is
+    written under a temporary name and then renamed.
+
+    Returns:
+        int16 [all samples], read-only, the utterances in the manifest's order.
+
+    Raises:
+        DataError: an utterance cannot be read.
+        OSError: a file of the corpus has vanished, or the disk is full.
+    """
+    path = folder / f"pcm-{manifest.fingerprint[:16]}.int16"
+    if not _is_current(path, manifest):
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(manifest, path, workers)
+    return np.memmap(path, np.int16, mode="r")
+
+
+def _is_current(path: Path, manifest: Manifest) -> bool:
+    """Whether the cache was written after the last change of any file; the fingerprint knows only their lengths."""
+    if not path.exists():
+        return False
+    cached = path.stat()
+    whole = cached.st_size == 2 * int(manifest.samples.sum(dtype=np.int64))
+    # ctime, which a file keeps from being moved here; its mtime may be of long ago
+    return whole and cached.st_mtime_ns > max(os.stat(source).st_ctime_ns for source in manifest.paths)
+
+
+def _read(path: str, samples: int) -> np.ndarray:
+    try:
+        return read_pcm(path, samples)
+    except DataError as error:
+        raise DataError(f"{error}. Repair it, or take its row out of the corpus.") from error
+
+
+def _write(manifest: Manifest, path: Path, workers: int) -> None:
+    temporary = path.with_suffix(".partial")
+    samples = manifest.samples.tolist()
+    with (
+        ThreadPoolExecutor(workers) as pool,
+        open(temporary, "wb") as file,
+        tqdm(total=len(manifest), desc="decode", unit="utt", disable=None) as bar,
+    ):
+        for begin in range(0, len(manifest), CHUNK_UTTERANCES):
+            chunk = slice(begin, begin + CHUNK_UTTERANCES)
+            for wave in pool.map(_read, manifest.paths[chunk], samples[chunk]):
+                file.write(wave.tobytes())
+                bar.update()
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)

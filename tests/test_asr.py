@@ -1,0 +1,302 @@
+"""The recogniser: what may change an output and what may not, its loss, sizes, number formats, replicas."""
+
+import unittest
+from functools import cache
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from myxtts.batch import HEARD_FEATURES
+from myxtts.models.asr import ENCODERS, SIZES, MaskedBatchNorm, Recogniser, Size, ctc_losses, labels_of
+from myxtts.models.layers import parameter_count
+from myxtts.placement.audit import audit, knows_gpu_kernels
+from myxtts.text.ctc import subsampled
+from tests.tiny import SYMBOLS, features, on_device, rows_of
+from tests.two_devices import DATA, MODEL
+
+SMALLEST = Size(channels=16, blocks=2, memory=4, order=4)
+SPECS = {name: tf.TensorSpec(field.shape, field.dtype) for name, field in HEARD_FEATURES.items()}
+ROWS = [(5, 13), (8, 24), (3, 1)]  # tokens, with begin and end, and frames
+
+
+def spoken(*arguments):
+    """HEARD_FEATURES of random content, see `features`."""
+    return {name: value for name, value in features(*arguments).items() if name in HEARD_FEATURES}
+
+
+def build(encoder="lmu", precision="float32", size=SMALLEST, symbols=SYMBOLS, **settings):
+    keras.utils.set_random_seed(0)
+    policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(precision)
+    try:
+        with tf.device(MODEL):
+            model = Recogniser(size, symbols, encoder, **settings)
+            model(on_device(spoken([(0, 0)])))
+    finally:
+        keras.config.set_dtype_policy(policy)
+    return model
+
+
+@cache
+def model_of(encoder, dropout=0.5):
+    return build(encoder, dropout=dropout)
+
+
+def call(model, batch, **options):
+    with tf.device(MODEL):
+        return tf.nest.map_structure(lambda tensor: tensor.numpy(), model(on_device(batch), **options))
+
+
+@cache
+def step_of(encoder):
+    """A training step of a fresh model, which it keeps."""
+    model, optimizer = build(encoder), keras.optimizers.Adam(0.01)
+    variables = [v.value for v in model.trainable_variables]
+    with tf.device(MODEL):
+        optimizer.build(model.trainable_variables)
+
+    @tf.function(input_signature=[SPECS])
+    def step(batch):
+        with tf.GradientTape() as tape:
+            loss = model(batch, training=True)[0]["ctc"]
+        optimizer.apply(tape.gradient(loss, variables), model.trainable_variables)
+        return loss
+
+    return step
+
+
+def gradients_of(model, batch):
+    variables = [v.value for v in model.trainable_variables]
+    with tf.device(MODEL), tf.GradientTape() as tape:
+        loss = model(on_device(batch), training=True)[0]["ctc"]
+    return float(loss), [tf.convert_to_tensor(one).numpy() for one in tape.gradient(loss, variables)]
+
+
+class Padding(unittest.TestCase):
+    def assert_same(self, left, right, frames):
+        np.testing.assert_allclose(left[0]["ctc"], right[0]["ctc"], rtol=1e-5)
+        for row, real in enumerate(subsampled(np.array(frames), 2)):
+            np.testing.assert_allclose(left[1]["logits"][row, :real], right[1]["logits"][row, :real], atol=1e-5)
+
+    def test_more_of_it_never_changes_an_output(self):
+        for encoder in ENCODERS:
+            outputs = call(model_of(encoder), spoken(ROWS))
+            for padded in ((9, 24), (8, 25), (13, 40)):
+                with self.subTest(encoder=encoder, padded=padded):
+                    again = call(model_of(encoder), spoken(ROWS, padded))
+                    self.assert_same(outputs, again, (13, 24, 1))
+
+    def test_what_it_holds_never_changes_an_output(self):
+        batch = spoken(ROWS)
+        for encoder in ENCODERS:
+            outputs = call(model_of(encoder), batch)
+            for name, count in (("tokens", "token_count"), ("mel", "frames")):
+                other = batch[name].copy()
+                other[np.arange(other.shape[1])[None, :] >= batch[count][:, None]] = 3
+                with self.subTest(encoder=encoder, name=name):
+                    self.assert_same(outputs, call(model_of(encoder), batch | {name: other}), (13, 24, 1))
+
+    def test_losses_of_the_parts_of_a_step_add_up_to_that_of_the_whole(self):
+        batch = spoken([*ROWS, (8, 19)])
+        for encoder in ENCODERS:
+            whole = call(model_of(encoder), batch)[0]["ctc"]
+            parts = [call(model_of(encoder), rows_of(batch, part))[0]["ctc"] for part in (slice(0, 1), slice(1, 4))]
+            np.testing.assert_allclose(sum(parts), whole, rtol=1e-5)
+
+    def test_every_real_frame_is_heard_in_both_directions(self):
+        batch = spoken([(8, 24)])
+        for encoder in ("lmu", "gru"):
+            before = call(model_of(encoder), batch)[1]["logits"]
+            for frame in (0, 23):
+                other = batch["mel"].copy()
+                other[0, frame] += 5.0
+                after = call(model_of(encoder), batch | {"mel": other})[1]["logits"]
+                differs = np.abs(after - before).max(axis=(0, 2))
+                self.assertGreater(differs.min(), 1e-6, (encoder, frame))
+
+
+class EmptyRows(unittest.TestCase):
+    def test_add_nothing(self):
+        for encoder in ENCODERS:
+            loss, gradients = gradients_of(model_of(encoder, 0.0), spoken(ROWS))
+            with_empty, with_empty_gradients = gradients_of(model_of(encoder, 0.0), spoken([*ROWS, (0, 0), (0, 0)]))
+            with self.subTest(encoder=encoder):
+                self.assertAlmostEqual(loss, with_empty, places=5)
+                for left, right in zip(gradients, with_empty_gradients, strict=True):
+                    np.testing.assert_allclose(left, right, atol=1e-5)
+
+    def test_alone_give_a_loss_and_gradients_of_0(self):
+        for encoder in ENCODERS:
+            batch = spoken([(0, 0), (0, 0)]) | {"step_tokens": np.float32(7)}
+            loss, gradients = gradients_of(model_of(encoder, 0.0), batch)
+            self.assertEqual(loss, 0.0)
+            self.assertEqual([float(np.abs(one).max()) for one in gradients], [0.0] * len(gradients))
+
+    def test_of_a_text_without_a_letter_are_left_out_too(self):
+        model = model_of("lmu")
+        self.assertEqual(call(model, spoken([(2, 9), (1, 4)]))[0]["ctc"], 0.0)
+
+
+class Loss(unittest.TestCase):
+    def test_is_that_of_all_paths(self):
+        """Two frames of equal chances for 4 symbols: `a` by a-, -a and aa: 3/16; `ab` by ab alone: 1/16."""
+        logits, frames = tf.zeros([2, 2, 4]), tf.constant([2, 2])
+        losses = ctc_losses(logits, frames, tf.constant([[3, 0], [3, 2]]), tf.constant([1, 2]))
+        np.testing.assert_allclose(losses, -np.log([3 / 16, 1 / 16]), rtol=1e-6)
+
+    def test_of_labels_without_begin_and_end(self):
+        tokens = tf.constant([[1, 5, 6, 2, 0], [1, 2, 0, 0, 0], [1, 5, 6, 7, 2], [0, 0, 0, 0, 0]])
+        labels, count = labels_of(tokens, tf.constant([4, 2, 5, 0]))
+        np.testing.assert_array_equal(labels, [[5, 6, 0], [0, 0, 0], [5, 6, 7], [0, 0, 0]])
+        np.testing.assert_array_equal(count, [2, 0, 3, 0])
+
+    def test_of_more_labels_than_frames_is_refused(self):
+        with self.assertRaisesRegex(tf.errors.InvalidArgumentError, "Not enough time"):
+            call(model_of("lmu"), spoken([(8, 9)]))
+
+    def test_is_a_share_of_the_whole_steps_tokens(self):
+        batch = spoken(ROWS)
+        once, half = (call(model_of("lmu"), batch | {"step_tokens": n})[0]["ctc"] for n in np.float32([16, 32]))
+        self.assertAlmostEqual(once, 2 * half, places=5)
+
+
+class Subsampling(unittest.TestCase):
+    def test_frames_are_those_that_the_manifest_counts_on(self):
+        batch = spoken([(3, 13), (3, 24), (3, 1), (0, 0)])
+        for subsampling in (1, 2, 4):
+            _, outputs = call(build(subsampling=subsampling), batch)
+            np.testing.assert_array_equal(outputs["frames"], subsampled(batch["frames"], subsampling))
+            self.assertEqual(outputs["logits"].shape, (4, subsampled(24, subsampling), SYMBOLS))
+
+    def test_others_are_refused(self):
+        for options in ({"subsampling": 3}, {"encoder": "lstm"}):
+            with self.assertRaises(ValueError):
+                build(**options)
+
+
+class Training(unittest.TestCase):
+    def test_dropout_is_a_function_of_the_seed_and_happens_only_in_training(self):
+        batch = spoken(ROWS)
+        other = batch | {"seed": np.array([1, 2], np.int32)}
+        for encoder in ENCODERS:
+            model = model_of(encoder)
+            quiet, first = call(model, batch)[0]["ctc"], call(model, batch, training=True)[0]["ctc"]
+            self.assertEqual(call(model, batch, training=True)[0]["ctc"], first)
+            self.assertNotEqual(call(model, other, training=True)[0]["ctc"], first)
+            self.assertNotEqual(quiet, first)
+        self.assertEqual(call(model_of("lmu"), other)[0]["ctc"], call(model_of("lmu"), batch)[0]["ctc"])
+
+    def test_dropout_differs_between_layers(self):
+        names = [layer.drawn_as for layer in model_of("lmu")._flatten_layers() if hasattr(layer, "drawn_as")]
+        self.assertEqual((len(names), len(set(names))), (2, 2))
+
+    def test_each_layer_is_in_one_part(self):
+        for encoder in ENCODERS:
+            model = model_of(encoder)
+            paths = [v.path for part in model.parts().values() for layer in part for v in layer.trainable_variables]
+            self.assertEqual(sorted(paths), sorted(v.path for v in model.trainable_variables))
+
+    def test_names_of_variables_do_not_count_the_models_of_a_process(self):
+        for encoder in ENCODERS:
+            self.assertEqual(*([v.path for v in model_of(encoder, dropout).variables] for dropout in (0.0, 0.5)))
+
+    def test_learns_batches_by_heart_with_one_trace(self):
+        for encoder in ENCODERS:
+            step = step_of(encoder)
+            batches = [on_device(spoken(ROWS, padded)) for padded in ((8, 24), (9, 30))]
+            with tf.device(MODEL):
+                losses = [float(step(batches[number % 2])) for number in range(50)]
+            with self.subTest(encoder=encoder):
+                self.assertLess(losses[-1], 0.2 * losses[0])
+                self.assertEqual(step.experimental_get_tracing_count(), 1)
+
+
+class Placement(unittest.TestCase):
+    def test_all_operations_but_the_loss_have_gpu_kernels(self):
+        """TensorFlow puts CTCLossV2, which is cuDNN's, in the place of CTCLoss where the function runs on a GPU."""
+        if not knows_gpu_kernels():
+            self.skipTest("this TensorFlow holds no GPU kernels")
+        for encoder in ENCODERS:
+            found = audit(step_of(encoder).get_concrete_function(SPECS))
+            self.assertEqual(found.host_only, (), encoder)
+
+
+class Normalisation(unittest.TestCase):
+    def test_is_over_real_frames_alone(self):
+        norm = MaskedBatchNorm(synchronized=False)
+        x = tf.constant([[[1.0], [3.0], [100.0]], [[5.0], [100.0], [100.0]]])
+        mask = tf.constant([[[1.0], [1.0], [0.0]], [[1.0], [0.0], [0.0]]])
+        found = norm(x, mask, training=True).numpy()
+        real = (np.array([1.0, 3.0, 5.0]) - 3.0) / np.sqrt(8 / 3 + 1e-3)
+        np.testing.assert_allclose([found[0, 0, 0], found[0, 1, 0], found[1, 0, 0]], real, atol=1e-5)
+        np.testing.assert_allclose(norm.moving_mean, [0.05 * 3.0], rtol=1e-5)
+        np.testing.assert_allclose(norm.moving_variance, [0.95 + 0.05 * 8 / 3], rtol=1e-5)
+
+    def test_of_an_empty_batch_leaves_the_statistics(self):
+        norm = MaskedBatchNorm(synchronized=False)
+        found = norm(tf.ones([2, 3, 4]), tf.zeros([2, 3, 1]), training=True)
+        self.assertTrue(np.isfinite(found).all())
+        np.testing.assert_array_equal(norm.moving_mean, np.zeros(4))
+        np.testing.assert_array_equal(norm.moving_variance, np.ones(4))
+
+    def test_of_all_replicas_is_that_of_the_whole_batch(self):
+        batch = spoken([*ROWS, (8, 24)])
+        whole, gradients = gradients_of(build("conv"), batch)
+        halves = [rows_of(batch, part) for part in (slice(0, 3), slice(3, 4))]
+        strategy = tf.distribute.MirroredStrategy([DATA, MODEL])
+        keras.utils.set_random_seed(0)
+        with strategy.scope():
+            model = Recogniser(SMALLEST, SYMBOLS, "conv", sync_batch_norm=True)
+            model(on_device(spoken([(0, 0)])))
+
+        @tf.function
+        def replica(batch):
+            with tf.GradientTape() as tape:
+                loss = model(batch, training=True)[0]["ctc"]
+            own = tape.gradient(loss, [v.value for v in model.trainable_variables])
+            return loss, tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, own)
+
+        values = strategy.experimental_distribute_values_from_function(
+            lambda context: {n: tf.constant(v) for n, v in halves[context.replica_id_in_sync_group].items()}
+        )
+        losses, reduced = strategy.run(replica, args=(values,))
+        self.assertAlmostEqual(float(sum(strategy.experimental_local_results(losses))), whole, places=4)
+        for left, right in zip(gradients, reduced, strict=True):
+            np.testing.assert_allclose(strategy.experimental_local_results(right)[1], left, atol=1e-4)
+
+
+class NumberFormats(unittest.TestCase):
+    def test_losses_in_mixed_precision_are_near_those_of_float32(self):
+        batch = spoken(ROWS)
+        for encoder in ENCODERS:
+            expected = call(model_of(encoder, 0.0), batch)[0]["ctc"]
+            for precision in ("mixed_bfloat16", "mixed_float16"):
+                model = build(encoder, precision)
+                losses, outputs = call(model, batch)
+                with self.subTest(encoder=encoder, precision=precision):
+                    np.testing.assert_allclose(losses["ctc"], expected, rtol=0.03)
+                    self.assertEqual({losses["ctc"].dtype, outputs["logits"].dtype}, {np.dtype("float32")})
+                    self.assertEqual({v.dtype for v in model.variables}, {"float32"})
+                    _, gradients = gradients_of(model, batch)
+                    self.assertTrue(all(np.isfinite(one).all() for one in gradients))
+
+
+class Sizes(unittest.TestCase):
+    def test_are_those_of_the_documentation(self):
+        for size, least, most in (("tiny", 1.0e6, 1.5e6), ("normal", 0.98 * 7.16e6, 1.02 * 7.16e6)):
+            count = parameter_count(build(size=SIZES[size], symbols=40))
+            self.assertTrue(least <= count <= most, count)
+
+    def test_blocks_of_all_encoders_have_as_many_parameters(self):
+        x, mask, frames = tf.zeros([1, 1, SIZES["tiny"].channels]), tf.ones([1, 1, 1]), tf.constant([1])
+        counts = []
+        for encoder in ENCODERS:
+            block = Recogniser._block(encoder, SIZES["tiny"], 0.0, False, name=encoder)
+            block(x, mask, frames)
+            counts.append(sum(v.value.shape.num_elements() for v in block.trainable_variables))
+        np.testing.assert_allclose(counts, counts[0], rtol=0.02)
+
+
+if __name__ == "__main__":
+    unittest.main()

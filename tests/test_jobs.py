@@ -1,0 +1,559 @@
+"""Independent jobs under one launcher: with programs that take no time instead of training, and once in earnest."""
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from unittest import mock
+
+from myxtts.commands import cli
+from myxtts.commands.cli import report_errors
+from myxtts.config.load import load
+from myxtts.config.schema import Config, Data, Model
+from myxtts.errors import PlacementError
+from myxtts.local_sgd.job_settings import round_steps
+from myxtts.local_sgd.jobs import devices_of
+from myxtts.local_sgd.launcher_state import Fixed, new_record, read_record
+from myxtts.local_sgd.progress import Display, duration, last_report, progress_of
+from myxtts.training.checkpoint_files import latest, read_about, write_checkpoint
+from tests.sine_corpus import write_corpus
+from tests.tiny import arrays_of, toy_models
+from tests.two_devices import SIMULATED
+from utilities.merge_checkpoints import parse
+from utilities.train_independent import MERGER, main
+
+ROOT = Path(__file__).parents[1]
+DEADLINE_S = 30.0
+TRAINER = """
+# A run whose one weight is its step. Faults are told by a file beside its settings, and done once where they say so.
+import json, os, signal, sys, time
+from pathlib import Path
+import numpy as np
+from myxtts.config.load import load
+from myxtts.training.checkpoint_files import checkpoint_of, latest, read_arrays, write_checkpoint
+
+_, _, settings, resume = sys.argv
+config, settings = load(Path(settings)), Path(settings)
+folder = Path(config.run.runs_dir, config.run.run)
+faults = settings.with_suffix(".fault")
+fault = json.loads(faults.read_text()) if faults.exists() else {}
+newest = latest(folder / "checkpoints")
+weight = float(read_arrays(newest / "model.npz")["w"]) if newest else 0.0
+asked = []
+signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
+
+def save():
+    about = {"settings": config.model_dump(mode="json"), "symbols": [], "languages": [], "speakers": [], "best": None}
+    about |= {"step": int(weight), "start": "first", "unmerged_s": float("unmerged" == os.environ.get("FAKE"))}
+    target = checkpoint_of(folder / "checkpoints", int(weight))
+    if not target.exists():
+        write_checkpoint(target, [("model", [("w", np.array(weight))])], about)
+
+folder.mkdir(exist_ok=True)
+seen = {"gpus": os.environ["CUDA_VISIBLE_DEVICES"], "cores": sorted(os.sched_getaffinity(0)), "resume": resume}
+(folder / "seen.json").write_text(json.dumps(seen))
+stop_at = config.training.stop_at_step
+total = config.training.max_steps if stop_at is None else stop_at
+while True:
+    if weight == fault.get("at"):
+        if fault.get("once"):
+            faults.unlink()
+        print("fault", flush=True)
+        if fault["kind"] == "refuse":
+            print("error: the fault was asked for,", "and is two lines long", sep="\\n", file=sys.stderr)
+            sys.exit(2)
+        if fault["kind"] == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        until_s = time.monotonic() + (60.0 if fault["kind"] in ("hang", "wait") else 0.0)
+        while time.monotonic() < until_s and not (asked and fault["kind"] == "wait"):
+            time.sleep(0.01)
+    if asked or weight >= total:
+        save()
+        sys.exit(143 if asked else 0)
+    weight += 1.0
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"step": int(weight), "loss": 1.0 / weight, "steps_per_s": 2.0}) + "\\n")
+    if weight % 2 == 0:
+        save()
+"""
+MERGE = """
+# Keeps what it was asked for; its exit code is that of the file `code` beside it.
+import json, sys
+from pathlib import Path
+output = Path(sys.argv[sys.argv.index("--output") + 1])
+output.mkdir()
+(output / "asked.json").write_text(json.dumps(sys.argv[1:]))
+print("merging")
+code = Path(__file__).with_name("code")
+sys.exit(int(code.read_text()) if code.exists() else 0)
+"""
+TOY_TRAINER = """
+# train_main.py with a network that takes no time; the job on GPU 1 is killed when it reports step 5, once.
+import contextlib, signal, sys
+from pathlib import Path
+from myxtts.commands import cli
+from tests.test_resume import signal_at
+from tests.tiny import toy_models
+
+settings = Path(sys.argv[2])
+first = settings.stem == "gpu1" and not settings.with_suffix(".killed").exists()
+if first:
+    settings.with_suffix(".killed").touch()
+with toy_models(), signal_at(5, signal.SIGKILL) if first else contextlib.nullcontext():
+    sys.exit(cli.main(sys.argv[1:]))
+"""
+LAUNCHER = """
+import sys
+from myxtts.commands.cli import report_errors
+from utilities.train_independent import main
+folder, *flags = sys.argv[1:]
+command = lambda name: (sys.executable, "-u", f"{folder}/{name}.py")
+sys.exit(report_errors(lambda: main(flags, command("trainer"), command("merger"))))
+"""
+
+
+class Place(unittest.TestCase):
+    """A folder with a corpus of 13 utterances, and jobs of 6 steps in it, the first 2 of them shared."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        write_corpus(self.folder / "corpus", [0.4 + 0.03 * i for i in range(13)])
+        for name, source in (("trainer", TRAINER), ("merger", MERGE)):
+            (self.folder / f"{name}.py").write_text(source)
+        os.environ["PYTHONPATH"] = str(ROOT)
+        self.addCleanup(os.environ.pop, "PYTHONPATH")
+        self.run_folder = self.folder / "runs" / "own"
+
+    def argv(self, *flags: str) -> list[str]:
+        fixed = f"--run own --runs-dir {self.folder / 'runs'} --train-data {self.folder / 'corpus' / 'corpus.csv'}"
+        fixed += " --text-frontend characters --validation-share 0.2 --max-steps 6 --shared-steps 2 --max-restarts 1"
+        return [*fixed.split(), "--simulate-gpus", "4", "--gpus", "0", "1", *flags]
+
+    def launch(self, *flags: str) -> tuple[int, str, str]:
+        """Exit code, what is printed and what goes to stderr, in this process."""
+        return self.launch_with(self.argv(*flags))
+
+    def launch_with(self, argv: list[str], commands: Sequence[Sequence[str]] = ()) -> tuple[int, str, str]:
+        commands = commands or [
+            (sys.executable, "-u", str(self.folder / f"{name}.py")) for name in ("trainer", "merger")
+        ]
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = report_errors(lambda: main(argv, *commands))
+        return code, out.getvalue(), err.getvalue()
+
+    def started(self, *flags: str) -> subprocess.Popen:
+        command = [sys.executable, "-c", LAUNCHER, str(self.folder), *self.argv(*flags)]
+        launcher = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for act in (launcher.stdout.close, launcher.wait, launcher.kill):  # the last one first
+            self.addCleanup(act)
+        return launcher
+
+    def fault(self, name: str, kind: str, at: int, once: bool = False) -> None:
+        self.run_folder.mkdir(parents=True, exist_ok=True)
+        (self.run_folder / f"{name}.fault").write_text(json.dumps({"kind": kind, "at": at, "once": once}))
+
+    def heal(self, name: str) -> None:
+        (self.run_folder / f"{name}.fault").unlink()
+
+    def read(self, name: str) -> dict:
+        return json.loads((self.run_folder / name).read_text())
+
+    def steps(self, *names: str) -> list[int]:
+        return [progress_of(self.run_folder / name).step for name in names]
+
+    def reported(self, name: str) -> list[int]:
+        return [
+            json.loads(line)["step"] for line in (self.run_folder / name / "metrics.jsonl").read_text().splitlines()
+        ]
+
+    def states(self) -> dict[str, tuple[str, int]]:
+        processes = read_record(self.run_folder).processes
+        return {name: (process.state, process.restarts) for name, process in processes.items()}
+
+
+class Jobs(Place):
+    def test_go_on_from_the_common_start_each_on_its_part_and_are_merged(self):
+        code, out, err = self.launch()
+        self.assertEqual((code, err), (0, ""))
+        self.assertEqual(self.steps("start", "gpu0", "gpu1"), [2, 6, 6])
+        runs = {name: load(self.run_folder / f"{name}.yaml") for name in ("start", "gpu0", "gpu1")}
+        self.assertEqual([config.training.seed for config in runs.values()], [0, 0, 1])
+        self.assertEqual([config.training.stop_at_step for config in runs.values()], [2, None, None])
+        self.assertEqual([config.independent.job for config in runs.values()], [0, 0, 1])
+        self.assertEqual(
+            [Path(config.data.train_data).name for config in runs.values()], ["train.csv", "part-0.csv", "part-1.csv"]
+        )
+        for name, config in runs.items():
+            self.assertEqual(Path(config.data.val_data).name, "held_out.csv")
+            self.assertEqual(config.placement.simulate_gpus, 0)
+            seen = self.read(f"{name}/seen.json")
+            self.assertEqual((seen["gpus"], seen["resume"]), ("-1", "--resume"))
+        self.assertEqual([self.reported(name) for name in runs], [[1, 2], [3, 4, 5, 6], [3, 4, 5, 6]])
+        forked = read_about(self.run_folder / "gpu1/checkpoints/step-000002")
+        self.assertEqual((forked["settings"]["run"]["run"], forked["start"]), ("gpu1", "first"))
+        asked = self.read("merged/asked.json")
+        self.assertEqual(parse(asked).val_data, runs["start"].data.val_data)  # merge_checkpoints.py knows its flags
+        self.assertEqual(
+            asked[:5],
+            [
+                "--checkpoints",
+                *(str(self.run_folder / name / "checkpoints/step-000006") for name in ("gpu0", "gpu1")),
+                "--output",
+                str(self.run_folder / "merged"),
+            ],
+        )
+        self.assertEqual(asked[5::2], ["--train-data", "--audio-root", "--val-data"])
+        self.assertIn("merging\n", out)
+        self.assertRegex(out, r"gpu1\s+done\s+6 of 6  0\.167\s+2\.00")
+        self.assertEqual(
+            sorted(path.stem for path in (self.run_folder / "logs").iterdir())[:2], ["gpu0_training", "gpu1_training"]
+        )
+
+        before = (self.run_folder / "merged/asked.json").stat().st_mtime_ns
+        code, out, _ = self.launch("--resume")
+        self.assertEqual(code, 0)
+        self.assertIn("nothing to do", out)
+        self.assertEqual((self.run_folder / "merged/asked.json").stat().st_mtime_ns, before)
+
+        refused = self.launch()
+        self.assertEqual(refused[0], 2)
+        self.assertIn("already holds independent jobs", refused[2])
+        code, _, err = self.launch("--resume", "--validation-share", "0.4")
+        self.assertEqual(code, 2)
+        self.assertIn("validation_share is 0.4, but the jobs in", err)
+
+    def test_one_that_is_killed_goes_on_from_its_checkpoint(self):
+        self.fault("gpu1", "kill", at=5, once=True)
+        code, out, err = self.launch()
+        self.assertEqual((code, err), (0, ""))
+        self.assertIn("gpu1 was killed by SIGKILL", out)
+        self.assertEqual(self.states()["gpu1"], ("done", 1))
+        self.assertEqual(self.reported("gpu1"), [3, 4, 5, 5, 6])
+
+    def test_one_that_is_lost_is_told_and_the_others_are_merged_until_it_is_brought_back(self):
+        self.fault("gpu1", "kill", at=5)
+        flags = ("--gpus", "0", "1", "2")
+        code, _, err = self.launch(*flags)
+        self.assertEqual(code, 1)
+        self.assertEqual(
+            [self.states()[name] for name in ("gpu0", "gpu1", "gpu2")], [("done", 0), ("lost", 1), ("done", 0)]
+        )
+        self.assertIn("error: gpu1: was killed by SIGKILL; its last lines", err)
+        self.assertRegex(
+            err,
+            r"the merge lacks gpu1: it was lost at step 5 of 6, and with it part 1 .*\(\d utterances, 0\.\d+ minutes\)",
+        )
+        self.assertEqual([Path(path).parts[-3] for path in self.read("merged/asked.json")[1:3]], ["gpu0", "gpu2"])
+        self.heal("gpu1")
+        code, out, err = self.launch(*flags, "--resume")
+        self.assertEqual((code, err), (0, ""))
+        self.assertIn("merged-1 now", out)
+        self.assertEqual(len(self.read("merged/asked.json")), 4 + len(self.read("merged-1/asked.json")) - 3)
+
+    def test_one_that_refuses_its_settings_is_not_started_again(self):
+        self.fault("gpu1", "refuse", at=4)
+        code, _, err = self.launch()
+        self.assertEqual(code, 1)
+        self.assertEqual(self.states()["gpu1"], ("refused", 0))
+        self.assertIn("error: gpu1: the fault was asked for,\nand is two lines long\n", err)
+        self.assertIn("error: there is nothing to merge, only gpu0 is done", err)
+        self.assertFalse((self.run_folder / "merged").exists())
+
+    def test_start_that_fails_ends_all_and_may_be_mended(self):
+        self.fault("start", "refuse", at=0)
+        code, _, err = self.launch()
+        self.assertEqual((code, err.count("the fault was asked for")), (2, 1))
+        self.assertFalse((self.run_folder / "gpu0").exists())
+        self.heal("start")
+        code, _, err = self.launch("--resume", "--validation-share", "0.4", "--shared-steps", "3")
+        self.assertEqual((code, err), (0, ""))
+        self.assertEqual(self.steps("start"), [3])
+        held_out = (self.run_folder / "parts/held_out.csv").read_text().splitlines()
+        self.assertEqual(len(held_out), 1 + round(0.4 * 13))
+
+    def test_one_that_lacks_the_last_merge_is_not_done(self):
+        for unmerged, flags in (("unmerged", ()), ("", ("--resume",))):
+            with mock.patch.dict(os.environ, FAKE=unmerged):
+                code, _, err = self.launch("--rounds", "2", *flags)
+        starts = (self.run_folder / "logs/gpu1_training.log").read_text().count("=== ")
+        self.assertEqual((code, starts), (1, 2), err)  # the fake does not merge
+        self.assertIn("the merge lacks gpu1: it was lost at step 6 of 6", err)
+
+    def test_merge_that_is_worse_than_a_job_gives_its_exit_code(self):
+        (self.folder / "code").write_text("1")
+        for flags in ((), ("--resume",)):
+            code, out, err = self.launch(*flags)
+            self.assertEqual((code, err), (1, ""))
+            self.assertIn("merged has the weights of the best job", out)
+
+    def test_with_a_base_have_what_its_weights_fix_and_no_shared_steps(self):
+        kept = self.folder / "runs/kept/checkpoints"
+        settings = Config(data=Data(text_frontend="characters"), model=Model(model_size="small"))
+        write_checkpoint(kept / "step-000009", [], {"settings": settings.model_dump(mode="json"), "best": None})
+        argv = [flag for flag in self.argv("--init-from", str(kept.parent), "--freeze", "decoder")]
+        for flag in ("--text-frontend", "--shared-steps"):
+            del argv[argv.index(flag) : argv.index(flag) + 2]
+        code, _, err = self.launch_with(argv)
+        self.assertEqual((code, err), (0, ""))
+        for name, stop_at in (("start", 0), ("gpu0", None), ("gpu1", None)):
+            config = load(self.run_folder / f"{name}.yaml")
+            self.assertEqual((config.data.text_frontend, config.model.model_size), ("characters", "small"))
+            self.assertEqual((config.training.init_from, config.training.freeze), (str(kept.parent), ("decoder",)))
+            self.assertEqual(config.training.stop_at_step, stop_at)
+
+
+class Stopping(Place):
+    def test_by_sigterm_lets_all_save_and_resume_goes_on(self):
+        for name in ("gpu0", "gpu1"):
+            self.fault(name, "wait", at=3, once=True)
+        launcher = self.started()
+        self.wait_for(lambda: self.steps("gpu0", "gpu1") == [3, 3])
+        rival = self.launch("--resume")
+        self.assertEqual(rival[0], 2)
+        self.assertIn("another process is training it", rival[2])
+        code, out, _ = self.launch("--status")
+        self.assertEqual(code, 0)
+        self.assertIn(f"launcher       runs (process {launcher.pid})", out)
+        self.assertRegex(out, r"gpu0\s+running  3 of 6  0\.333\s+2\.00  0:02")
+        other = self.started("--stop")
+        told, _ = launcher.communicate(timeout=DEADLINE_S)
+        self.assertIn(f"stopped the launcher of {self.run_folder} (process {launcher.pid})", other.stdout.read())
+        self.assertEqual(other.wait(DEADLINE_S), 0)
+        self.assertEqual(launcher.returncode, 143, told)
+        self.assertIn("stopped by SIGTERM at: jobs", told)
+        self.assertEqual({state for state, _ in self.states().values()}, {"done", "stopped"})
+        self.assertEqual(
+            [latest(self.run_folder / name / "checkpoints").name for name in ("gpu0", "gpu1")], ["step-000003"] * 2
+        )
+        self.assertIn("no launcher", self.launch("--stop")[1])
+        self.assertEqual(self.launch("--resume")[0], 0)
+        self.assertEqual(self.steps("gpu0", "gpu1"), [6, 6])
+
+    def test_by_a_second_ctrl_c_kills(self):
+        self.fault("start", "hang", at=1)
+        launcher = self.started()
+        self.wait_for(lambda: self.steps("start") == [1])
+        process = read_record(self.run_folder).processes["start"]
+        launcher.send_signal(signal.SIGINT)
+        self.assertIn("SIGINT: all save and end; a second Ctrl-C kills them\n", iter(launcher.stdout.readline, ""))
+        self.assertTrue(process.runs())
+        launcher.send_signal(signal.SIGINT)
+        self.assertEqual(launcher.wait(DEADLINE_S), 130)
+        self.assertFalse(process.runs())
+        self.assertEqual(self.states()["start"], ("stopped", 0))
+
+    def test_by_a_kill_of_the_launcher_ends_its_jobs_and_resume_goes_on(self):
+        self.fault("gpu1", "wait", at=3, once=True)
+        launcher = self.started()
+        self.wait_for(lambda: self.steps("gpu1") == [3])
+        process = read_record(self.run_folder).processes["gpu1"]
+        launcher.kill()
+        launcher.wait()
+        self.wait_for(lambda: not process.runs())
+        code, out, _ = self.launch("--status")
+        self.assertEqual(code, 0)
+        self.assertIn("launcher       does not run; --resume goes on", out)
+        self.assertRegex(out, r"gpu1\s+gone")
+        self.assertEqual(self.launch("--resume")[0], 0)
+        self.assertEqual(self.steps("gpu0", "gpu1"), [6, 6])
+
+    def test_asks_no_process_that_only_has_the_number(self):
+        self.run_folder.mkdir(parents=True)
+        fixed = Fixed(gpus=[0, 1], shared_steps=2, merge_every=0, corpus={})
+        record = new_record(6, fixed)
+        self.assertTrue(record.launcher.runs())
+        record.launcher.started_ticks -= 1
+        record.write(self.run_folder)
+        with mock.patch("signal.pidfd_send_signal") as sent, mock.patch("myxtts.local_sgd.launcher_state.select"):
+            code, out, _ = self.launch("--stop")
+        self.assertEqual((code, sent.call_count), (0, 0))
+        self.assertIn("no launcher", out)
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        until_s = time.monotonic() + DEADLINE_S
+        while not condition():
+            self.assertLess(time.monotonic(), until_s, "it takes too long")
+            time.sleep(0.02)
+
+
+class Settings(Place):
+    def test_of_one_gpu_are_in_a_file_of_its_own(self):
+        path = self.folder / "own.yaml"
+        path.write_text("training: {warmup_steps: 3}\n")
+        own = self.folder / "own_gpu1.yaml"
+        own.write_text("defaults: [own]\ndata: {num_workers: 7}\n")
+        code, out, err = self.launch("--config", str(path))
+        self.assertEqual((code, err), (0, ""))
+        self.assertIn(f"gpu1           has settings of its own: {own}", out)
+        found = [load(self.run_folder / f"gpu{gpu}.yaml") for gpu in (0, 1)]
+        self.assertEqual([config.data.num_workers for config in found], [2, 7])
+        self.assertEqual([config.training.warmup_steps for config in found], [3, 3])
+        own.write_text("defaults: [own]\nmodel: {model_size: big}\n")
+        code, _, err = self.launch("--config", str(path), "--resume")
+        self.assertEqual(code, 2)
+        self.assertIn("own_gpu1.yaml makes model_size big for one job", err)
+
+    def test_mistakes_are_explained_before_anything_is_made(self):
+        mistakes = {
+            "--simulate-gpus 4 makes GPUs 0 to 3": ["--gpus", "0", "4"],
+            "Name two different GPUs": ["--gpus", "1", "1"],
+            "--model-gpu was asked for, but each job has one": ["--model-gpu", "0"],
+            "placement auto was asked for": ["--placement", "auto"],
+            "Give --max-steps, and leave out --epochs": ["--epochs", "2"],
+            "what --shared-steps sets": ["--stop-at-step", "2"],
+            "--jobs and --job were given": ["--jobs", "2"],
+            "--shared-steps 6 was asked for": ["--shared-steps", "6"],
+            "--rounds 2 and merge_every 3 were both given": ["--rounds", "2", "--merge-every", "3"],
+            "no independent jobs were started there": ["--status"],
+            "nowhere was asked for, but has no checkpoint": ["--init-from", "nowhere"],
+        }
+        for message, flags in mistakes.items():
+            with self.subTest(message=message):
+                code, _, err = self.launch(*flags)
+                self.assertEqual(code, 2)
+                self.assertIn(message, err)
+        self.assertFalse((self.folder / "runs").exists())
+
+    def test_a_folder_of_something_else_is_left_alone(self):
+        for name in ("checkpoints", "start"):
+            other = self.folder / "runs" / f"of_{name}"
+            (other / name).mkdir(parents=True)
+            for flags in ((), ("--resume",)):
+                code, _, err = self.launch("--run", other.name, *flags)
+                self.assertEqual(code, 2)
+                self.assertIn(f"{other / name} is there, of something else", err)
+            self.assertEqual([path.name for path in other.iterdir()], [name])
+
+    def test_a_damaged_record_is_explained(self):
+        for content in (b"", b"{", b"[]", b'{"host": 7}', b"\xff"):
+            self.run_folder.mkdir(parents=True, exist_ok=True)
+            (self.run_folder / "independent.json").write_bytes(content)
+            for flag in ("--status", "--stop", "--resume"):
+                with self.subTest(content=content, flag=flag):
+                    code, _, err = self.launch(flag)
+                    self.assertEqual(code, 2)
+                    self.assertIn("independent.json cannot be read", err)
+
+    def test_rounds_are_never_more_than_asked_for(self):
+        for total, shared, rounds, expected in (
+            (40, 0, 4, 10),
+            (40, 10, 3, 10),
+            (40, 4, 3, 14),
+            (7, 0, 7, 1),
+            (7, 2, 1, 7),
+        ):
+            every = round_steps(total, shared, rounds)
+            self.assertEqual(every, expected)
+            ends = {step for step in range(shared + 1, total + 1) if step % every == 0 or step == total}
+            self.assertLessEqual(len(ends), rounds)
+
+    def test_each_job_sees_the_gpu_that_it_is_given_and_no_other(self):
+        with mock.patch.dict(os.environ, CUDA_VISIBLE_DEVICES="4,7,9"):
+            self.assertEqual([one.environ["CUDA_VISIBLE_DEVICES"] for one in devices_of((2, 0), 0)], ["9", "4"])
+            with self.assertRaisesRegex(PlacementError, "sees GPUs 0 to 2"):
+                devices_of((0, 3), 0)
+        with mock.patch("myxtts.local_sgd.jobs.usable_cores", lambda: [1, 2, 5, 6, 7]):
+            self.assertEqual([one.cores for one in devices_of((1, 0), 2)], [{5, 6}, {1, 2}])
+            self.assertEqual([one.cores for one in devices_of((0, 1), 6)], [None, None])
+
+
+class InEarnest(Place):
+    def test_jobs_of_which_one_is_killed_end_as_if_it_was_not_and_are_merged(self):
+        flags = "--simulate-gpus 2 --validation-share 0 --validate-every 0 --sample-every 0 --model-size tiny"
+        flags += " --batch-size 2 --log-every 1 --checkpoint-every 2 --keep-checkpoints 9"
+        argv = self.argv(*flags.split())
+        self.assertEqual(self.launch_with(argv, ((sys.executable, "-c", "exit(2)"), MERGER))[0], 2)
+        self.train("start")  # in this process, which saves one import of TensorFlow
+        (self.folder / "trainer.py").write_text(TOY_TRAINER)
+        trainer = (sys.executable, "-u", str(self.folder / "trainer.py"))
+        code, out, err = self.launch_with([*argv, "--resume"], (trainer, MERGER))
+        self.assertEqual((code, err), (0, ""), out)
+        self.assertIn("gpu1 was killed by SIGKILL", out)
+        parts = read_about(latest(self.run_folder / "merged/checkpoints"))["parts"]
+        found = [(Path(part["checkpoint"]).parts[-3], part["step"]) for part in parts]
+        self.assertEqual(found, [("gpu0", 6), ("gpu1", 6)])
+
+        again = self.run_folder / "again/checkpoints"
+        shutil.copytree(self.run_folder / "gpu1/checkpoints/step-000002", again / "step-000002")
+        self.train("gpu1", "--run", "again")
+        killed, whole = (dict(arrays_of(latest(self.run_folder / name / "checkpoints"))) for name in ("gpu1", "again"))
+        self.assertEqual(killed.keys(), whole.keys())
+        for name, array in killed.items():
+            self.assertEqual(array.tobytes(), whole[name].tobytes(), name)
+
+    def train(self, name: str, *flags: str) -> None:
+        """The run of this name in this process, with the toy."""
+        argv = ["--config", str(self.run_folder / f"{name}.yaml"), "--resume", "--simulate-gpus", str(SIMULATED)]
+        with toy_models(), contextlib.redirect_stdout(io.StringIO()):
+            self.assertEqual(cli.main([*argv, *flags]), 0)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+class Table(unittest.TestCase):
+    def test_is_drawn_over_the_last_one_on_a_terminal_and_lines_stay_above_it(self):
+        now_s, out = [0.0], Terminal()
+        with contextlib.redirect_stdout(out):
+            display = Display(every_s=30.0, clock_s=lambda: now_s[0])
+            self.assertFalse(display.is_due())
+            now_s[0] = 1.0
+            self.assertTrue(display.is_due())
+            display.show(["a", "b"])
+            self.assertFalse(display.is_due())
+            display.say("stays")
+            display.show(["c"])
+            display.show(["d"])
+        self.assertEqual(out.getvalue(), "a\nb\n\x1b[2F\x1b[Jstays\nc\n\x1b[1F\x1b[Jd\n")
+
+    def test_outlives_its_terminal(self):
+        out = open("/dev/full", "w")  # noqa: SIM115 - closed below, where it fails once more
+        with contextlib.redirect_stdout(out):
+            Display(every_s=30.0).say("to nobody")
+        with contextlib.suppress(OSError):
+            out.close()
+
+    def test_is_printed_now_and_then_elsewhere(self):
+        now_s, out = [0.0], io.StringIO()
+        with contextlib.redirect_stdout(out):
+            display = Display(every_s=30.0, clock_s=lambda: now_s[0])
+            now_s[0] = 29.0
+            self.assertFalse(display.is_due())
+            display.show(["a"])
+            display.show(["b"])
+        self.assertEqual(out.getvalue(), "a\nb\n")
+
+    def test_reads_the_newest_whole_report(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "metrics.jsonl"
+            self.assertEqual(last_report(path), {})
+            path.write_text('{"step": 1, "loss": 3.0}\n{"step": 2, "validation_loss": 1.0}\n{"step": 3, "lo')
+            self.assertEqual(last_report(path)["step"], 1)
+            path.write_text(
+                json.dumps({"step": 4, "loss": 1.0, "x": "y" * (1 << 17)}) + "\n" + '{"step": 5, "loss": null}\n'
+            )
+            self.assertEqual(last_report(path), {"step": 5, "loss": None})
+            self.assertIsNone(progress_of(Path(folder)).loss)
+
+    def test_durations(self):
+        self.assertEqual(
+            [duration(seconds) for seconds in (0.4, 59.6, 3599, 11_232)], ["0:00", "1:00", "59:59", "3:07:12"]
+        )
+
+
+if __name__ == "__main__":
+    unittest.main()

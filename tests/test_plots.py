@@ -1,0 +1,56 @@
+"""Pictures and the page of a run, drawn from what users may give."""
+
+import io
+import tempfile
+import unittest
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from myxtts.observe.html_report import write_report
+from myxtts.observe.plots import curves, f0_curves, mel_and_alignment, png_bytes
+
+MEL = np.full((20, 80), -5.0, np.float32)
+
+
+class Pictures(unittest.TestCase):
+    def test_any_text_can_be_a_title(self):
+        for text in ("from $5% to $6", r"A $\foo$ b", "It cost $5 & $10.", "", "გამარჯობა سلام", "a" * 2_000):
+            with self.subTest(text=text[:20]):
+                image = mel_and_alignment(MEL, MEL[:7], np.arange(20), text)
+                f0 = f0_curves({"recorded": np.array([100.0, np.nan, 110.0])}, text)
+                for drawn in (image, f0):
+                    self.assertEqual((drawn.dtype, drawn.ndim, drawn.shape[2]), (np.uint8, 3, 3))
+
+    def test_recording_and_speech_are_drawn_apart(self):
+        loud = MEL + 5.0
+        plain, other = (mel_and_alignment(MEL, spoken, np.arange(20), "") for spoken in (MEL, loud))
+        self.assertTrue((plain != other).any())
+
+    def test_png_holds_the_image(self):
+        image = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
+        np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(png_bytes(image)))), image)
+
+    def test_curves_of_nothing_are_an_empty_picture(self):
+        self.assertEqual(curves({}).shape, curves({"loss": np.array([[1, 2.0], [2, 1.0]])}).shape)
+
+
+class Page(unittest.TestCase):
+    def test_names_that_a_link_cannot_hold_are_quoted(self):
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name) / "run<1>"
+            samples = folder / "samples" / "step-000010"
+            samples.mkdir(parents=True)
+            (samples / "1-a#b%?.wav").touch()
+            (folder / "config.yaml").write_text("data:\n  language: <en>\n")
+            (folder / "metrics.jsonl").write_text('{"step": 10, "loss": 1.5}\n{"step": 20, "loss": null}\n{"st')
+            page = write_report(folder).read_text()
+        self.assertIn('src="samples/step-000010/1-a%23b%25%3F.wav"', page)
+        self.assertIn("run&lt;1&gt;", page)
+        self.assertIn("&lt;en&gt;", page)
+        self.assertIn("Step 20", page)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,401 @@
+"""From files to PCM: soundfile, TensorFlow's own operations, the cache; and the corpora of a run."""
+
+import os
+import shutil
+import tempfile
+import unittest
+from dataclasses import replace
+from pathlib import Path
+
+from tests.two_devices import DATA
+
+# isort: split
+
+import numpy as np
+import soundfile
+import tensorflow as tf
+
+from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.batch import WAVES
+from myxtts.config.schema import Config, Data, Training
+from myxtts.data.audio_file import read_pcm, resampled_length
+from myxtts.data.dataset import load_corpora
+from myxtts.data.plan_iterator import Position, planned_batches
+from myxtts.data.readers.cache import open_cache
+from myxtts.data.readers.files import name_culprit, rows_from_cache, rows_from_files, wave_batches
+from myxtts.errors import DataError
+from tests.sine_corpus import frequency, manifest_of, pitch_of, planned_corpus, sine, write_corpus, write_sound
+
+
+class FolderCase(unittest.TestCase):
+    def setUp(self):
+        self.folder = Path(tempfile.mkdtemp(prefix="with space "))
+        self.addCleanup(shutil.rmtree, self.folder)
+
+
+class ReadPcmTest(FolderCase):
+    def test_16_bit_samples_come_out_as_they_are(self):
+        pcm = np.array([0, 1, -1, 12_345, -32_768, 32_767], np.int16)
+        soundfile.write(self.folder / "a.wav", pcm, SAMPLE_RATE_HZ)
+        np.testing.assert_array_equal(read_pcm(self.folder / "a.wav"), pcm, strict=True)
+
+    def test_every_format_and_rate_keeps_pitch_level_and_length(self):
+        cases = (("wav", 8_000, "PCM_16"), ("wav", 22_050, "PCM_24"), ("wav", 48_000, "FLOAT"), ("wav", 16_000, "ULAW"))
+        cases += (
+            ("flac", 44_100, "PCM_16"),
+            ("ogg", 22_050, "VORBIS"),
+            ("mp3", 44_100, None),
+            ("flac", 96_000, "PCM_24"),
+        )
+        for suffix, rate_hz, subtype in cases:
+            with self.subTest(suffix, rate_hz=rate_hz, subtype=subtype):
+                path = self.folder / f"tone.{suffix}"
+                tone = sine(440.0, 0.7, rate_hz)
+                write_sound(path, np.stack([tone, tone], axis=1), rate_hz, subtype)
+                pcm = read_pcm(path, round(0.7 * SAMPLE_RATE_HZ))
+                self.assertEqual((pcm.dtype, pcm.shape), (np.int16, (15_435,)))
+                self.assertAlmostEqual(frequency(pcm), 440.0, delta=1.5)
+                middle = slice(2_000, -2_000)
+                np.testing.assert_allclose(pcm[middle] / 32_768, sine(440.0, 0.7)[middle], atol=0.02)
+
+    def test_frequencies_that_the_rate_cannot_hold_are_removed(self):
+        write_sound(self.folder / "a.wav", sine(15_000.0, 0.5, 44_100), 44_100)  # would fold to 7,050 Hz
+        self.assertLess(np.abs(read_pcm(self.folder / "a.wav")[500:-500]).max(), 40)
+
+    def test_channels_are_averaged(self):
+        write_sound(self.folder / "a.wav", np.array([[0.5, 0.25], [0.5, -0.5]]))
+        np.testing.assert_array_equal(read_pcm(self.folder / "a.wav"), [12_288, 0])
+
+    def test_what_exceeds_full_scale_is_clipped_and_not_wrapped(self):
+        write_sound(self.folder / "a.wav", np.array([1.5, -1.5, 1.0, -1.0]), subtype="FLOAT")
+        np.testing.assert_array_equal(read_pcm(self.folder / "a.wav"), [32_767, -32_768, 32_767, -32_768])
+
+    def test_the_length_of_the_manifest_is_that_of_the_resampler_within_a_sample(self):
+        for rate_hz in (8_000, 16_000, 24_000, 44_100, 48_000):
+            for samples in (3_000, 6_615, 50_000):
+                write_sound(self.folder / "a.wav", np.zeros(samples), rate_hz)
+                expected = resampled_length(samples, rate_hz)
+                self.assertEqual(len(read_pcm(self.folder / "a.wav", expected)), expected)
+                self.assertAlmostEqual(expected, samples * SAMPLE_RATE_HZ / rate_hz, delta=0.5)
+
+    def test_another_length_than_expected_is_refused(self):
+        write_sound(self.folder / "a.wav", np.zeros(1_000))
+        write_sound(self.folder / "b.wav", np.zeros(2_000), 44_100)
+        for name, expected in (("a.wav", 999), ("a.wav", 1_001), ("b.wav", 998), ("b.wav", 1_002)):
+            with self.assertRaisesRegex(DataError, f"{name} has 1000 samples .* had {expected} when"):
+                read_pcm(self.folder / name, expected)
+
+    def test_what_cannot_be_read_is_named_with_the_reason(self):
+        (self.folder / "empty.wav").touch()
+        (self.folder / "noise.wav").write_bytes(bytes(range(256)) * 9)
+        (self.folder / "folder.wav").mkdir()
+        write_sound(self.folder / "nan.wav", np.array([0.0, np.nan, np.inf]), subtype="FLOAT")
+        write_sound(self.folder / "cut.flac", np.random.default_rng(0).uniform(-0.5, 0.5, 50_000))
+        os.truncate(self.folder / "cut.flac", 50_000)
+        for name, reason in (
+            ("gone.wav", "cannot be read: No such file or directory"),
+            ("folder.wav", "cannot be read: Is a directory"),
+            ("empty.wav", "cannot be read: .*[Ff]ormat not recogni[sz]ed"),
+            ("noise.wav", "cannot be read: .*[Ff]ormat not recogni[sz]ed"),
+            ("nan.wav", "not finite"),
+            ("cut.flac", "cannot be read: "),
+        ):
+            with self.subTest(name), self.assertRaisesRegex(DataError, f"{name}.*{reason}"):
+                read_pcm(self.folder / name, 50_000)
+
+
+class RowsCase(FolderCase):
+    def rows(self, read_rows, rows, starts, samples, padded):
+        return concrete(read_rows)(*(tf.constant(value, tf.int32) for value in (rows, starts, samples, padded))).numpy()
+
+    def expected(self, manifest, rows, starts, samples, padded):
+        """The stretches by soundfile, one by one."""
+        batch = np.zeros((len(rows), padded), np.int16)
+        for to, row, start, count in zip(batch, rows, starts, samples, strict=True):
+            to[:count] = soundfile.read(manifest.paths[row], dtype="int16")[0][start : start + count]
+        return batch
+
+    def readers(self, manifest):
+        return {
+            "native": rows_from_files(manifest, native_loading=True),
+            "soundfile": rows_from_files(manifest, native_loading=False),
+            "cache": rows_from_cache(manifest, open_cache(manifest, self.folder / "cache", 2)),
+        }
+
+
+class ReadRowsTest(RowsCase):
+    def test_all_readers_give_the_samples_of_the_files_and_silence_behind_them(self):
+        manifest = write_corpus(self.folder, [0.3, 0.4, 0.5])
+        asked = ([2, 0, 1, 0], [100, 0, 8_000, 0], [5_000, 6_615, 820, 0], 7_000)
+        for name, read_rows in self.readers(manifest).items():
+            with self.subTest(name):
+                found = self.rows(read_rows, *asked)
+                np.testing.assert_array_equal(found, self.expected(manifest, *asked), strict=True)
+
+    def test_files_that_tensorflow_decodes_and_others_mix_in_a_batch(self):
+        manifest = write_corpus(self.folder, [0.3, 0.4, 0.3, 0.4], suffixes=(".wav", ".flac"))
+        self.assertEqual(manifest.native.tolist(), [True, False] * 2)
+        asked = ([0, 1, 2, 3], [0, 7, 0, 0], [6_615, 8_000, 6_615, 8_820], 8_820)
+        for name, read_rows in self.readers(manifest).items():
+            with self.subTest(name):
+                found = self.rows(read_rows, *asked)
+                np.testing.assert_array_equal(found, self.expected(manifest, *asked), strict=True)
+                self.assertEqual([round(frequency(row[:6_600]), -1) for row in found], [300, 340, 380, 420])
+
+    def test_full_scale_survives_tensorflows_floats(self):
+        manifest = write_corpus(self.folder, [0.3])
+        extremes = np.resize(np.array([-32_768, 32_767, -32_767, 1, -1, 0], np.int16), 6_615)
+        soundfile.write(manifest.paths[0], extremes, SAMPLE_RATE_HZ)
+        for name, read_rows in self.readers(manifest).items():
+            with self.subTest(name):
+                np.testing.assert_array_equal(self.rows(read_rows, [0], [0], [6_615], 6_615)[0], extremes)
+
+    def test_an_empty_row_reads_no_file(self):
+        manifest = write_corpus(self.folder, [0.3])
+        readers = self.readers(manifest)
+        os.remove(manifest.paths[0])
+        for name, read_rows in readers.items():
+            with self.subTest(name):
+                self.assertFalse(self.rows(read_rows, [0, 0], [0, 0], [0, 0], 512).any())
+
+    def test_no_python_runs_for_a_native_utterance(self):
+        manifest = write_corpus(self.folder, [0.3, 0.4])
+        flac = write_corpus(self.folder / "flac", [0.3, 0.4], suffixes=(".wav", ".flac"))
+        for expected, read_rows in (
+            (False, rows_from_files(manifest, native_loading=True)),
+            (True, rows_from_files(manifest, native_loading=False)),
+            (True, rows_from_files(flac, native_loading=True)),
+        ):
+            types = operation_types(read_rows)
+            self.assertIn("DecodeWav", types)
+            self.assertEqual(any("PyFunc" in name for name in types), expected, types)
+
+    def test_python_runs_for_the_other_utterances_only(self):
+        manifest = write_corpus(self.folder, [0.3, 0.4], suffixes=(".wav", ".flac"))
+        os.replace(manifest.paths[1], self.folder / "away")  # only Python would say "No such file" in these words
+        read_rows = rows_from_files(manifest, native_loading=True)
+        np.testing.assert_array_equal(
+            self.rows(read_rows, [0], [0], [6_615], 6_615), self.expected(manifest, [0], [0], [6_615], 6_615)
+        )
+        with self.assertRaisesRegex(tf.errors.OpError, "DataError: .*u1.flac cannot be read: No such file"):
+            self.rows(read_rows, [1], [0], [6_615], 6_615)
+
+    def test_all_dimensions_but_the_rank_are_free(self):
+        manifest = write_corpus(self.folder, [0.3])
+        for name, read_rows in self.readers(manifest).items():
+            with self.subTest(name):
+                self.assertEqual(concrete(read_rows).structured_outputs.shape.rank, 2)
+
+
+def concrete(read_rows):
+    ints, number = tf.TensorSpec([None], tf.int32), tf.TensorSpec([], tf.int32)
+    return tf.function(read_rows).get_concrete_function(ints, ints, ints, number)
+
+
+def operation_types(read_rows) -> set[str]:
+    """Types of all operations of the reader's graph, its branches and loop bodies included."""
+    graph = concrete(read_rows).graph.as_graph_def()
+    return {node.op for nodes in (graph.node, *(f.node_def for f in graph.library.function)) for node in nodes}
+
+
+class CacheTest(FolderCase):
+    def setUp(self):
+        super().setUp()
+        self.manifest = write_corpus(self.folder / "corpus", [0.3, 0.31, 0.32], suffixes=(".wav", ".flac"))
+        self.cache = self.folder / "run" / "cache"
+
+    def test_it_holds_the_utterances_one_after_another_and_cannot_be_written(self):
+        pcm = open_cache(self.manifest, self.cache, 2)
+        expected = [soundfile.read(path, dtype="int16")[0] for path in self.manifest.paths]
+        np.testing.assert_array_equal(pcm, np.concatenate(expected), strict=True)
+        with self.assertRaises(ValueError):
+            pcm[0] = 1
+
+    def test_it_is_named_by_the_fingerprint_and_leaves_no_other_file(self):
+        open_cache(self.manifest, self.cache, 2)
+        open_cache(replace(self.manifest, ids=("a", "b", "c")), self.cache, 2)
+        names = sorted(path.name for path in self.cache.iterdir())
+        self.assertEqual(len(names), 2)
+        self.assertIn(f"pcm-{self.manifest.fingerprint[:16]}.int16", names)
+
+    def test_it_is_made_once(self):
+        open_cache(self.manifest, self.cache, 2)
+        (path,) = self.cache.iterdir()
+        os.utime(path, (2**31, 2**31))  # newer than any file of the corpus
+        before = path.stat().st_ino
+        open_cache(self.manifest, self.cache, 2)
+        self.assertEqual(path.stat().st_ino, before)
+
+    def test_a_partial_one_is_not_used_and_overwritten(self):
+        self.cache.mkdir(parents=True)
+        partial = self.cache / f"pcm-{self.manifest.fingerprint[:16]}.partial"
+        partial.write_bytes(b"\1" * 100_000)
+        self.assertEqual(len(open_cache(self.manifest, self.cache, 2)), self.manifest.samples.sum())
+        self.assertFalse(partial.exists())
+
+    def test_nothing_under_the_final_name_is_left_where_decoding_fails(self):
+        os.remove(self.manifest.paths[1])
+        with self.assertRaisesRegex(DataError, "u1.flac cannot be read: No such file"):
+            open_cache(self.manifest, self.cache, 2)
+        self.assertEqual([path for path in self.cache.iterdir() if path.suffix == ".int16"], [])
+
+    def test_one_that_was_cut_is_made_anew(self):
+        open_cache(self.manifest, self.cache, 2)
+        (path,) = self.cache.iterdir()
+        os.truncate(path, 1_000)
+        os.utime(path, (2**31, 2**31))
+        self.assertEqual(len(open_cache(self.manifest, self.cache, 2)), self.manifest.samples.sum())
+
+    def test_a_file_of_the_corpus_that_changed_since_is_decoded_again(self):
+        open_cache(self.manifest, self.cache, 2)
+        write_sound(Path(self.manifest.paths[0]), sine(1_000.0, 0.3))  # as long as before: the same fingerprint
+        (path,) = self.cache.iterdir()
+        os.utime(path, (1, 1))  # the clock of files ticks every few milliseconds
+        self.assertAlmostEqual(frequency(open_cache(self.manifest, self.cache, 2)[:6_615]), 1_000.0, delta=2.0)
+
+
+class WaveBatchesTest(FolderCase):
+    def test_elements_carry_the_planned_arrays_unchanged(self):
+        data = Data(batch_size=2, buckets=1)
+        corpus = planned_corpus(write_corpus(self.folder, [0.3, 0.4, 0.5]), data)
+        planned = list(planned_batches(corpus.plan, corpus.manifest, Position(), 3, 6_400, epochs=1))
+        read_rows = rows_from_files(corpus.manifest, native_loading=True)
+        waves = list(wave_batches(lambda: planned, read_rows, 6_400, 1, 1, DATA, 1, WAVES))
+        self.assertEqual(len(waves), 2)
+        for plan, wave in zip(planned, waves, strict=True):
+            for name in wave.keys() & plan.arrays.keys():
+                np.testing.assert_array_equal(wave[name], plan.arrays[name], err_msg=name)
+            for row, pcm in zip(plan.rows, wave["pcm"].numpy(), strict=False):
+                self.assertAlmostEqual(frequency(pcm[: corpus.manifest.samples[row]]), pitch_of(row), delta=4.0)
+
+
+class PlannedBatchesTest(FolderCase):
+    def setUp(self):
+        super().setUp()
+        self.data = Data(batch_size=2, buckets=2)
+        self.corpus = planned_corpus(write_corpus(self.folder, [0.3 + 0.02 * i for i in range(11)]), self.data, 0, 2)
+
+    def planned(self, start, epochs, seed=1, mean_over="step"):
+        return list(planned_batches(self.corpus.plan, self.corpus.manifest, start, seed, 6_400, epochs, mean_over))
+
+    def assert_same(self, found, expected):
+        self.assertEqual(len(found), len(expected))
+        for one, other in zip(found, expected, strict=True):
+            step, expected_step = one.step._asdict(), other.step._asdict()
+            np.testing.assert_array_equal(step.pop("utterances"), expected_step.pop("utterances"))
+            self.assertEqual(step, expected_step)
+            self.assertEqual((one.last, one.audio_s, one.padded_s), (other.last, other.audio_s, other.padded_s))
+            np.testing.assert_array_equal(one.rows, other.rows)
+            self.assertEqual(one.arrays.keys(), other.arrays.keys())
+            for name, array in one.arrays.items():
+                np.testing.assert_array_equal(array, other.arrays[name], err_msg=name, strict=True)
+
+    def test_any_position_can_be_started_from(self):
+        whole = self.planned(Position(), 3)
+        for start in {planned.step.position for planned in whole}:
+            self.assert_same(self.planned(start, 3), [planned for planned in whole if planned.step.position >= start])
+
+    def test_it_ends_before_the_epoch_that_was_named_or_never(self):
+        self.assertEqual(self.planned(Position(2, 0), 2), [])
+        self.assertEqual({planned.step.position.epoch for planned in self.planned(Position(), 2)}, {0, 1})
+        endless = planned_batches(self.corpus.plan, self.corpus.manifest, Position(), 1, 6_400)
+        positions = (planned.step.position for planned in endless)
+        self.assertEqual(next(position for position in positions if position.epoch == 50), Position(50, 0))
+
+    def test_another_seed_moves_the_references_only(self):
+        one, other = self.planned(Position(), 1, seed=1), self.planned(Position(), 1, seed=2)
+        changed = set()
+        for planned, again in zip(one, other, strict=True):
+            changed |= {name for name, array in planned.arrays.items() if np.any(array != again.arrays[name])}
+        self.assertEqual(changed, {"reference_start", "seed"})
+
+    def test_the_share_of_an_utterance_in_the_mean_is_the_same_however_it_is_batched(self):
+        for mean_over in ("step", "epoch"):
+            batches = self.planned(Position(), 1, mean_over=mean_over)
+            share = sum(float((b.arrays["samples"] // 256).sum() / b.arrays["step_frames"]) for b in batches)
+            steps = len({batch.step.position for batch in batches})
+            self.assertAlmostEqual(share, 1.0 if mean_over == "epoch" else steps, places=5)
+
+
+class CulpritTest(FolderCase):
+    def setUp(self):
+        super().setUp()
+        data = Data(batch_size=3, buckets=1)
+        self.manifest = write_corpus(self.folder, [0.3, 0.31, 0.32], speakers=1)
+        corpus = planned_corpus(self.manifest, data)
+        (self.planned,) = planned_batches(corpus.plan, self.manifest, Position(4, 0), 0, 6_400, epochs=5)
+
+    def test_the_utterance_that_cannot_be_read_is_named_with_its_step(self):
+        os.remove(self.manifest.paths[1])
+        error = name_culprit(self.manifest, self.planned, ValueError("in C++"))
+        self.assertRegex(str(error), r"^utterance 'u1' \(epoch 5, step 1\): .*u1.wav cannot be read: No such file")
+
+    def test_an_error_that_no_file_explains_is_passed_on_with_the_names(self):
+        error = name_culprit(self.manifest, self.planned, ValueError("in C++"))
+        self.assertIsInstance(error, DataError)
+        for part in ("in C++", "epoch 5, step 1", "'u0'", "'u1'", "'u2'", str(self.folder)):
+            self.assertIn(part, str(error))
+
+
+class LoadCorporaTest(FolderCase):
+    def load(self, accumulation=1, **settings):
+        data = Data(**{"train_data": str(self.folder / "corpus.csv"), "text_frontend": "characters"} | settings)
+        training = Training(gradient_accumulation=accumulation)
+        return load_corpora(Config(data=data, training=training), self.folder / "run")
+
+    def write(self, utterances, **settings):
+        """Texts of the letters that all of them share, so that any of them can be held out."""
+        write_corpus(self.folder, [0.3 + 0.01 * i for i in range(utterances)], **settings)
+        lines = [f"u{i}.wav,ab,s{i % 2}" for i in range(utterances)]
+        (self.folder / "corpus.csv").write_text("\n".join(["path,text,speaker", *lines]))
+
+    def test_the_hold_out_and_the_training_corpus_share_no_utterance(self):
+        self.write(20)
+        train, validation, tables = self.load(validation_share=0.2)
+        ids = [set(corpus.manifest.ids) for corpus in (train, validation)]
+        self.assertEqual((len(ids[0]), len(ids[1]), len(ids[0] | ids[1])), (16, 4, 20))
+        self.assertEqual(tables.speakers, ("s0", "s1"))
+        self.assertEqual(self.load(validation_share=0.2)[1].manifest.ids, validation.manifest.ids)
+
+    def test_one_utterance_or_no_share_leaves_no_validation(self):
+        self.write(1)
+        self.assertIsNone(self.load()[1])
+        self.write(4)
+        self.assertIsNone(self.load(validation_share=0.0)[1])
+
+    def test_a_validation_corpus_with_longer_utterances_gets_a_bucket_of_its_own(self):
+        self.write(6)
+        write_corpus(self.folder / "long", [0.9, 0.3])
+        (self.folder / "long" / "corpus.csv").write_text("path,text\nu0.wav,ab\nu1.wav,ba\n")
+        train, validation, _ = self.load(val_data=str(self.folder / "long" / "corpus.csv"), batch_size=2)
+        self.assertEqual(len(validation.manifest), 2)
+        self.assertEqual(validation.plan.bounds[:-1].tolist(), train.plan.bounds.tolist())
+        self.assertGreaterEqual(validation.plan.bounds[-1], round(0.9 * SAMPLE_RATE_HZ))
+
+    def test_accumulation_belongs_to_training_alone(self):
+        self.write(20)
+        train, validation, _ = self.load(accumulation=4, batch_size=2, validation_share=0.4)
+        self.assertEqual((train.plan.steps_per_epoch, validation.plan.steps_per_epoch), (2, 4))
+
+    def test_unusable_rows_are_listed_and_too_many_stop_the_run(self):
+        self.write(4)
+        os.remove(self.folder / "u2.wav")
+        with self.assertRaisesRegex(DataError, "1 missing file"):
+            self.load()
+        self.assertIn("u2.wav,missing file", (self.folder / "run" / "rejected.csv").read_text())
+        with self.assertLogs("myxtts", "WARNING"):
+            self.assertEqual(len(self.load(max_rejected=0.5, validation_share=0.0)[0].manifest), 3)
+
+    def test_a_corpus_that_is_not_there_makes_nothing(self):
+        with self.assertRaisesRegex(DataError, "nothing can be found there"):
+            self.load(train_data=str(self.folder / "nowhere"))
+        self.assertEqual(list(self.folder.iterdir()), [])
+
+    def test_manifests_are_of_the_paths_that_were_given(self):
+        self.write(3)
+        train, _, _ = self.load(validation_share=0.0)
+        self.assertEqual(train.manifest.paths, manifest_of(self.folder / "corpus.csv").paths)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,131 @@
+"""Whom the others name when a worker is lost."""
+
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+import tensorflow as tf
+
+from myxtts.distributed.cluster import Cluster
+from myxtts.distributed.worker_group import _in_short, lost_worker
+from myxtts.errors import DataError
+
+ROOT = Path(__file__).parents[1]
+THREE = Cluster(("a:1", "b:2", "c:3"), 2)
+BROKEN = (
+    "Collective ops is aborted by: recvmsg:Connection reset by peer\n"
+    "Additional GRPC error information from remote target /job:worker/replica:0/task:{} while calling "
+    "/tensorflow.WorkerService/RecvBuf:\n"
+    ':UNKNOWN:Error received from peer  {{grpc_status:14, grpc_message:"recvmsg:Connection reset by peer"}}\n'
+    "The error could be from a previous operation. Restart your program to reset.\n"
+)
+SILENT = (
+    "Collective ops is aborted by: Error reported from /job:worker/task:1: The following tasks are unhealthy (stopped "
+    "sending heartbeats):\n/job:worker/replica:0/task:0\n/job:worker/replica:0/task:1\nThe tasks have crashed. Check"
+)
+LATE = (
+    "Barrier timed out. Id: {}::0. This usually happens because a task triggered the barrier too early or too slowly. "
+    "Please look at the task logs (both timed out and first task) to debug further.\n# of tasks that reached the "
+    "barrier: 1/2.\nThe first task at the barrier: /job:worker/replica:0/task:2. Some timed out task names:\n"
+    "/job:worker/replica:0/task:1\n\n\nRPC: /tensorflow.CoordinationService/Barrier"
+)
+DIES = """
+import os, signal, sys, time
+sys.path.insert(0, {root!r})
+from myxtts.commands.cli import report_errors
+from myxtts.distributed.cluster import find_cluster
+
+def main():
+    from myxtts.distributed.worker_group import joined, tf
+    cluster = find_cluster(os.environ)
+    tf.config.set_visible_devices([], "GPU")
+    with joined(cluster, gpus=0) as strategy:
+        @tf.function
+        def add():
+            return strategy.run(share)
+
+        def share():
+            return tf.distribute.get_replica_context().all_reduce("SUM", tf.fill([1000], cluster.index + 1.0))
+
+        for count in range(1000):
+            print("sum", float(add()[0]))
+            if cluster.index == 1 and count == 3:
+                time.sleep(0.5)  # the other waits for the next sum: it need not wait for the heartbeat
+                os.kill(os.getpid(), signal.SIGTERM)  # which TensorFlow would swallow
+
+sys.exit(report_errors(main))
+"""
+
+
+class NameTest(unittest.TestCase):
+    """The messages are those of TensorFlow 2.21."""
+
+    def lost(self, text: str, kind=tf.errors.UnavailableError) -> str | None:
+        return lost_worker(kind(None, None, text), THREE)
+
+    def test_the_first_to_break_is_named_and_not_those_who_passed_it_on(self):
+        self.assertRegex(self.lost(BROKEN.format(1) + BROKEN.format(0)), r"^worker 1 \(b:2\) is gone: its connection")
+
+    def test_all_that_are_silent_are_named(self):
+        self.assertRegex(self.lost(SILENT), r"^worker 0 \(a:1\) and worker 1 \(b:2\) sent no sign of life for 20 s")
+
+    def test_who_dies_while_the_others_wait_at_the_end_is_named(self):
+        text = (
+            "Barrier failed because: task is set to ERROR: UNAVAILABLE: Task /job:worker/replica:0/task:1 heartbeat "
+            "timeout. This indicates that the remote task has failed. Barrier Id: end::0, Task: "
+            "/job:worker/replica:0/task:1\n\nRPC: /tensorflow.CoordinationService/Barrier"
+        )
+        self.assertRegex(self.lost(text), r"^worker 1 \(b:2\) sent no sign of life")
+
+    def test_a_silent_chief_is_named(self):
+        for text in (
+            "Deadline Exceeded\n\nRPC: /tensorflow.CoordinationService/Heartbeat",
+            "Failed to send RPC to coordination service. Either",
+        ):
+            self.assertRegex(
+                self.lost(text, tf.errors.DeadlineExceededError), r"^worker 0 \(a:1\) sent no sign of life"
+            )
+
+    def test_who_did_not_come_in_time_is_named(self):
+        self.assertRegex(self.lost(LATE.format("end")), r"^worker 1 \(b:2\) did not come to the end within 600 s")
+        start = LATE.format("[Init]Wait_for_all_tasks_to_register") + BROKEN.format(0)
+        self.assertRegex(self.lost(start), r"^worker 1 \(b:2\) did not start within 60 s")
+
+    def test_a_worker_that_gave_up_says_why_whoever_passed_it_on(self):
+        said = "Collective ops is aborted by: <<worker 1 (b:2) gave up: no such file>>\nThe error" + BROKEN.format(0)
+        self.assertEqual(self.lost(said, tf.errors.AbortedError), "worker 1 (b:2) gave up: no such file")
+
+    def test_an_error_of_this_worker_blames_no_other(self):
+        self.assertIsNone(self.lost("Graph execution error:\n\nassertion failed: [bad batch]", tf.errors.InternalError))
+
+    def test_an_error_is_told_in_one_line(self):
+        self.assertEqual(_in_short(DataError("a\n  b")), "a b")
+        self.assertEqual(_in_short(ValueError("17")), "ValueError: 17")
+        self.assertEqual(_in_short(KeyboardInterrupt()), "KeyboardInterrupt")
+        text = 'Graph execution error:\n\n  File "x.py"\n\nassertion failed: [bad batch]\n\t [[{{node Assert}}]]'
+        short = _in_short(tf.errors.InvalidArgumentError(None, None, text))
+        self.assertEqual(short, "InvalidArgumentError: assertion failed: [bad batch]")
+
+
+class DeathTest(unittest.TestCase):
+    def test_a_killed_worker_ends_the_other_which_names_it(self):
+        with tempfile.TemporaryDirectory() as name:
+            program = Path(name) / "dies.py"
+            program.write_text(DIES.format(root=str(ROOT)))
+            done = subprocess.run(
+                [sys.executable, ROOT / "utilities" / "launch_workers.py", "--logs", name, "--", program],
+                capture_output=True,
+                text=True,
+                timeout=180.0,
+            )
+        self.assertIn("[worker 0] sum 3.0", done.stdout)
+        self.assertRegex(done.stdout, r"\[worker 0\] error: worker 1 \(127\.0\.0\.1:\d+\) is gone")
+        self.assertRegex(done.stderr, r"error: worker 1 \S+ was killed by SIGTERM")
+        self.assertEqual(done.returncode, 128 + signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    unittest.main()

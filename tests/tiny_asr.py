@@ -1,0 +1,76 @@
+"""A run of the smallest recogniser, with its first weights and nothing learnt: it hears letters in any wave."""
+
+import atexit
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
+
+import keras
+
+from myxtts.config.schema import Config, Data, Model
+from myxtts.data.dataset import load_corpora
+from myxtts.models.asr import SIZES, Size
+from myxtts.recognition.transcriber import Listener
+from myxtts.run import about_run
+from myxtts.training.checkpoint import Checkpoints
+from myxtts.training.checkpoint_files import digest_of
+from myxtts.training.task import task_of
+from tests.tiny import Workplace, replicas_on, state_of
+from tests.two_devices import MODEL
+
+SMALLEST = Size(channels=16, blocks=1, memory=4, order=4)
+
+
+def small_recognisers() -> contextlib.AbstractContextManager:
+    """In its scope the size `tiny` of recognisers is this one, also for runs."""
+    return mock.patch.dict(SIZES, tiny=SMALLEST)
+
+
+class RecogniserRun(NamedTuple):
+    place: Workplace
+    folder: Path
+
+
+@cache
+def recogniser_run() -> RecogniserRun:
+    """Made once for all tests of a process; 3 of 13 utterances are held out, as of the run `whole`. Change a copy."""
+    temporary = tempfile.TemporaryDirectory()
+    atexit.register(temporary.cleanup)
+    place = Workplace(Path(temporary.name))
+    run = place.run("heard")
+    data = Data(train_data=str(place.corpus), text_frontend="characters", validation_share=0.25)
+    config = Config(data=data, model=Model(task="recogniser", model_size="tiny"))
+    corpus, _, tables = load_corpora(config, run)
+    keras.utils.set_random_seed(3)
+    with small_recognisers(), replicas_on(MODEL).scope():
+        network = task_of(config).build(config, tables)
+    network.out.kernel.assign(20.0 * network.out.kernel)  # sure of each symbol, and not of one alone
+    about = about_run(config, corpus, tables, None, digest_of({v.path: v.numpy() for v in network.variables}))
+    Checkpoints(run / "checkpoints", 1, about).save(state_of(network))
+    return RecogniserRun(place, run)
+
+
+def listener_of(run: Path, beam_width: int = 0) -> Listener:
+    """Loaded and traced once for all tests of a process."""
+    return _loaded(run, beam_width)
+
+
+@cache
+def _loaded(run: Path, beam_width: int) -> Listener:
+    with small_recognisers():
+        return Listener(run, MODEL, beam_width=beam_width)
+
+
+@contextlib.contextmanager
+def listeners_loaded_once(*modules: str) -> Iterator[None]:
+    """In its scope these modules of the package get the listeners of `listener_of`."""
+    with contextlib.ExitStack() as patched:
+        for module in modules:
+            patched.enter_context(
+                mock.patch(f"{module}.Listener", lambda run, device, checkpoint=None, width=0: listener_of(run, width))
+            )
+        yield

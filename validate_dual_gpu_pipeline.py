@@ -15,7 +15,7 @@ from pathlib import Path
 
 from myxtts.commands.cli import bounded, read_settings, report_errors, settings_parser
 from myxtts.config.schema import Config
-from myxtts.files import refuse_unwritable, write_whole
+from myxtts.files import check_writable, write_whole
 
 
 def parse(argv: Sequence[str]) -> tuple[Config, argparse.Namespace]:
@@ -29,7 +29,7 @@ def parse(argv: Sequence[str]) -> tuple[Config, argparse.Namespace]:
         "--steps", metavar="N", type=bounded(int, 4, 1000), default=12, help="the most to take (4 to 1000, default 12)"
     )
     config, own = read_settings(parser, argv)
-    refuse_unwritable("--json", own.json_file)
+    check_writable("--json", own.json_file)
     return config, own
 
 

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.planner import MOST_RUNS, emulated
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.commands.cli import bounded, report_errors
-from myxtts.config.schema import Config, Data
+from myxtts.config.schema import Config, DataConfig
 from myxtts.data.batch_plan import Plan
 from myxtts.data.dataset import DEMO, demo_corpus, load_corpora
 from myxtts.data.plan_iterator import Position, planned_steps
@@ -69,14 +69,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=count, default=8, help="utterances in a batch")
     parser.add_argument("--produce-ms", type=milliseconds, default=4.0, help="mean of one replica's plan")
     parser.add_argument("--step-ms", type=bounded(float, 0.1, 1000.0), default=20.0, help="the same")
-    parser.add_argument("--rounds", type=bounded(int, 10, 10_000), default=60, help="steps of all replicas")
+    parser.add_argument("--num-syncs", type=bounded(int, 10, 10_000), default=60, help="steps of all replicas")
     parser.add_argument("--real-time", action="store_true", help="before all other programs of a busy machine")
     return parser.parse_args()
 
 
 def plan_of(buckets: int, replicas: int, batch_size: int, folder: Path) -> Plan:
     """Of the demo corpus."""
-    config = Config(data=Data(train_data=str(DEMO), buckets=buckets, batch_size=batch_size))
+    config = Config(data=DataConfig(train_data=str(DEMO), buckets=buckets, batch_size=batch_size))
     corpus, _, _ = load_corpora(config, folder, replicas=replicas)
     return corpus.plan
 

@@ -24,7 +24,7 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from myxtts.commands.cli import bounded, report_errors
-from myxtts.config.schema import Config, Data
+from myxtts.config.schema import Config, DataConfig
 
 SERVER = Path(__file__).resolve().parents[1] / "utilities" / "data_service.py"
 REFERENCE_SAMPLES = 65_536
@@ -67,22 +67,24 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--train-data", metavar="CORPUS", default=None, help="as train_main.py takes it (demo corpus)")
     parser.add_argument("--workers", type=bounded(int, 1, 64), nargs="+", default=[1, 2], help="of the service")
     parser.add_argument("--batches", type=bounded(int, 100), default=1000, help="batches that are timed")
-    parser.add_argument("--batch-size", type=bounded(int, 1, 1024), default=Data().batch_size, help="utterances in one")
+    parser.add_argument(
+        "--batch-size", type=bounded(int, 1, 1024), default=DataConfig().batch_size, help="utterances in one"
+    )
     return parser.parse_args()
 
 
 def readers(asked: argparse.Namespace) -> tuple[Callable[[], Iterator[dict]], Callable[[str], Iterator[dict]]]:
     """The batches of a voice without end, as this process reads them, and as the service at an address does."""
-    from myxtts.batch import WAVES
+    from myxtts.batch import TTS_INPUTS
     from myxtts.data.dataset import demo_corpus, load_corpora
     from myxtts.data.plan_iterator import Position, planned_batches
     from myxtts.data.readers.files import rows_from_files, wave_batches
     from myxtts.data.readers.service import DataService
 
-    data = Data(
+    data = DataConfig(
         train_data=asked.train_data or str(demo_corpus()),
         batch_size=asked.batch_size,
-        validation_share=0.0,
+        validation_fraction=0.0,
         text_frontend="characters",
     )
     with tempfile.TemporaryDirectory() as folder:
@@ -94,10 +96,10 @@ def readers(asked: argparse.Namespace) -> tuple[Callable[[], Iterator[dict]], Ca
 
     def read_here():
         read_rows = rows_from_files(corpus.manifest, native_loading=True)
-        return iter(wave_batches(planned, read_rows, REFERENCE_SAMPLES, *depths, WAVES))
+        return iter(wave_batches(planned, read_rows, REFERENCE_SAMPLES, *depths, TTS_INPUTS))
 
     def read_by(address):
-        return DataService(address).batches(planned(), corpus.manifest, WAVES, REFERENCE_SAMPLES, *depths)
+        return DataService(address).batches(planned(), corpus.manifest, TTS_INPUTS, REFERENCE_SAMPLES, *depths)
 
     return read_here, read_by
 

@@ -59,11 +59,11 @@ class Bench:
         self.run("train_main.py", *flags.split())
         return self.checkpoints(name)
 
-    def jobs(self, name: str, shared_steps: int, flags: str) -> list[Path]:
+    def jobs(self, name: str, warmstart_steps: int, flags: str) -> list[Path]:
         """Two jobs from a common start, and their merge."""
-        steps = (self.steps + shared_steps) // 2
+        steps = (self.steps + warmstart_steps) // 2
         flags = f"{self.common} --train-data {self.corpus} --run {name} --max-steps {steps} {ALONE} {flags}"
-        own = f"--gpus 0 1 --simulate-gpus 2 --shared-steps {shared_steps}"
+        own = f"--gpus 0 1 --simulate-gpus 2 --warmstart-steps {warmstart_steps}"
         # 1: the merge is worse than its best part.
         self.run("utilities/train_independent.py", *flags.split(), *own.split(), codes=(0, 1))
         found = self.checkpoints(f"{name}/gpu0", f"{name}/gpu1")
@@ -72,7 +72,7 @@ class Bench:
         return found
 
     def in_rounds(self, name: str, rounds: int, flags: str = "") -> list[Path]:
-        return self.jobs(name, round(SHARED * self.steps), f"--rounds {rounds} {flags}")
+        return self.jobs(name, round(SHARED * self.steps), f"--num-syncs {rounds} {flags}")
 
     def from_different_starts(self, name: str) -> list[Path]:
         """Two jobs with weights of their own from the first step, on a half of the corpus and of the machine each."""
@@ -140,19 +140,19 @@ def main(arguments: list[str] | None = None) -> int:
 
 def measure(cases: dict[str, list[Path]]) -> dict:
     """The mean of each case's checkpoints, by the audio that each has heard, on the same held-out utterances."""
-    from myxtts.config.schema import Placement
+    from myxtts.config.schema import PlacementConfig
     from myxtts.evaluation.held_out import load_again
     from myxtts.local_sgd.averaging import shares_of
     from myxtts.local_sgd.interpolation import evaluation
-    from myxtts.local_sgd.merge_inputs import given_weights, read_part
+    from myxtts.local_sgd.merge_inputs import given_weights, read_input
     from myxtts.placement import devices
     from myxtts.placement.routes import plan_routes
 
-    placement = plan_routes(Placement(), devices.gpu_count())
+    placement = plan_routes(PlacementConfig(), devices.gpu_count())
     devices.configure(placement)
-    parts = [read_part(path) for path in dict.fromkeys(path for checkpoints in cases.values() for path in checkpoints)]
+    parts = [read_input(path) for path in dict.fromkeys(path for checkpoints in cases.values() for path in checkpoints)]
     first = parts[0]
-    config, _, held_out = load_again(first.checkpoint, first.about, first.checkpoint.parents[1])
+    config, _, held_out = load_again(first.checkpoint, first.metadata, first.checkpoint.parents[1])
     evaluate = evaluation(parts, held_out.manifest, config, placement.routes[0], first.checkpoint.parents[1])
     measured = {}
     for name, checkpoints in cases.items():

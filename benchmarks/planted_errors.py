@@ -21,16 +21,16 @@ from myxtts.commands.cli import bounded, report_errors
 from myxtts.data.demo_corpus import load_grammar, speak_trimmed
 from myxtts.evaluation.boundaries import Phoneme, word_spans
 from myxtts.evaluation.planted_errors import drawn_word, plant
-from myxtts.text.espeak import Voice, fresh
+from myxtts.text.espeak import EspeakVoice, fresh
 
-RECORDED = Voice("en", "", 50, 165)
+RECORDED = EspeakVoice("en", "", 50, 165)
 AGAIN = {
     "165 words a minute": RECORDED,
-    "145 words a minute": Voice("en", "", 50, 145),
-    "180 words a minute": Voice("en", "", 50, 180),
-    "m1, lower": Voice("en", "m1", 44, 165),
-    "m3, higher, 175": Voice("en", "m3", 56, 175),
-    "Annie": Voice("en", "Annie", 50, 165),
+    "145 words a minute": EspeakVoice("en", "", 50, 145),
+    "180 words a minute": EspeakVoice("en", "", 50, 180),
+    "m1, lower": EspeakVoice("en", "m1", 44, 165),
+    "m3, higher, 175": EspeakVoice("en", "m3", 56, 175),
+    "Annie": EspeakVoice("en", "Annie", 50, 165),
 }
 WORDS_MS = (0, 60, 80, 100, 2000)
 
@@ -40,16 +40,16 @@ def main() -> int:
     parser.add_argument("--sentences", type=bounded(int, 1), default=150, help="(default 150)")
     asked = parser.parse_args()
     from myxtts.evaluation.acoustic_metrics import FAULT_S, compare  # and TensorFlow
-    from myxtts.evaluation.speech import copy_synthesis, hear
+    from myxtts.evaluation.speech import copy_synthesis, transcribe_waves
 
     texts = load_grammar("en").draw(asked.sentences, random.Random(0))
     with fresh() as espeak:
         said = {name: [_said(espeak, text, voice) for text in texts] for name, voice in AGAIN.items()}
-        recorded = hear([wave for wave, _ in (_said(espeak, text, RECORDED) for text in texts)], "/CPU:0")
+        recorded = transcribe_waves([wave for wave, _ in (_said(espeak, text, RECORDED) for text in texts)], "/CPU:0")
 
     def faults(waves) -> np.ndarray:
         """bool [sentences, 2]: skipped, repeated."""
-        found = (compare(*pair) for pair in zip(recorded, hear(waves, "/CPU:0"), strict=True))
+        found = (compare(*pair) for pair in zip(recorded, transcribe_waves(waves, "/CPU:0"), strict=True))
         return np.array([(one.skipped_s > FAULT_S, one.repeated_s > FAULT_S) for one in found])
 
     alarms = faults(copy_synthesis([sound.mel for sound in recorded], "/CPU:0"))
@@ -75,7 +75,7 @@ def main() -> int:
     return 0
 
 
-def _said(espeak, text: str, voice: Voice) -> tuple[np.ndarray, list[Phoneme]]:
+def _said(espeak, text: str, voice: EspeakVoice) -> tuple[np.ndarray, list[Phoneme]]:
     samples, phonemes = speak_trimmed(espeak, text, voice)
     return samples.astype(np.float32) / 32768.0, [Phoneme(*one) for one in phonemes]
 

@@ -31,7 +31,7 @@ SECONDS = 2.6  # utterances up to so long: 84 of the demo corpus, which make 2 t
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Replicas against one device, on the same batches.")
-    parser.add_argument("--tasks", nargs="+", choices=("voice", "recogniser"), default=("voice", "recogniser"))
+    parser.add_argument("--tasks", nargs="+", choices=("tts", "asr"), default=("tts", "asr"))
     parser.add_argument("--replicas", nargs="+", type=int, choices=range(2, 9), default=(2, 4))
     parser.add_argument(
         "--precisions", nargs="+", choices=("float32", "mixed_bfloat16", "mixed_float16"), default=("float32",)
@@ -43,11 +43,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     asked = parse(arguments)
     logging.getLogger("myxtts").setLevel(logging.ERROR)
-    from myxtts.config.schema import Placement
+    from myxtts.config.schema import PlacementConfig
     from myxtts.placement import devices
     from myxtts.placement.routes import plan_routes
 
-    devices.configure(plan_routes(Placement(simulate_gpus=max(asked.replicas)), 0))
+    devices.configure(plan_routes(PlacementConfig(simulate_gpus=max(asked.replicas)), 0))
     print("| task | replicas | accumulation | precision | weights | averages | loss |\n|---|---|---|---|---|---|---|")
     failed = False
     for case in itertools.product(asked.tasks, asked.replicas, asked.accumulations, asked.precisions):
@@ -83,7 +83,7 @@ def settings(task: str, accumulation: int, precision: str) -> Config:
             "precision": precision,
             # At the full rate after 5 steps the voice is unstable: within three steps a last bit became 2.8e-4.
             "warmup_steps": 40,
-            "ema": 0.9,
+            "ema_decay": 0.9,
         },
     )
 
@@ -106,16 +106,16 @@ def trained(config: Config, replicas: int, together: bool) -> tuple[list[np.ndar
     names = [f"/CPU:{number if together else 0}" for number in range(replicas)]
     routes = tuple(Route(name, name) for name in names)
     with tempfile.TemporaryDirectory() as folder:
-        corpus, _, tables = load_corpora(config, Path(folder), replicas=replicas)
-        state = build_state(config, tables, make_replicas(routes if together else routes[:1]))
+        corpus, _, vocabulary = load_corpora(config, Path(folder), replicas=replicas)
+        state = build_state(config, vocabulary, make_replicas(routes if together else routes[:1]))
         if not together:  # every batch of a step is a round
             accumulated = config.training.model_copy(update={"gradient_accumulation": 2})
             step = make_step(config.model_copy(update={"training": accumulated}), state)
         else:
             step = make_step(config, state)
         schedule, losses = make_schedule(config, corpus, state), []
-        recipe = task_of(config).recipe(config, training=True)
-        with Pipeline(corpus, routes, config.data, 0, Path(folder), recipe).open_feed(Position()) as feed:
+        extractor = task_of(config).extractor(config, training=True)
+        with Pipeline(corpus, routes, config.data, 0, Path(folder), extractor).open_feed(Position()) as feed:
             for number in range(STEPS):
                 rounds = loop.batches_of(loop.next_step(feed))
                 if not together:  # replica by replica, as one device accumulates them

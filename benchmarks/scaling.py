@@ -1,7 +1,7 @@
 """What workers gain: some against one, each pinned to a core of its own, on the same batches a worker.
 
     python benchmarks/scaling.py
-    python benchmarks/scaling.py --tasks recogniser --workers 2 --rounds 3 --steps 200
+    python benchmarks/scaling.py --tasks recogniser --workers 2 --num-syncs 3 --steps 200
 
 Trains on the demo corpus by utilities/launch_workers.py, one worker and several by turns, and as many runs at the same
 time that do not talk to each other ("apart"): what the machine itself allows, whose cores share memory and cache.
@@ -34,9 +34,11 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Some workers against one, each on a core of its own.")
-    parser.add_argument("--tasks", nargs="+", choices=("voice", "recogniser"), default=("voice", "recogniser"))
+    parser.add_argument("--tasks", nargs="+", choices=("tts", "asr"), default=("tts", "asr"))
     parser.add_argument("--workers", type=bounded(int, 2, 64), default=2, help="that train together (default 2)")
-    parser.add_argument("--rounds", type=bounded(int, 1, 20), default=2, help="runs of each kind, by turns (default 2)")
+    parser.add_argument(
+        "--num-syncs", type=bounded(int, 1, 20), default=2, help="runs of each kind, by turns (default 2)"
+    )
     parser.add_argument("--steps", type=bounded(int, 40), default=160, help="of each run (default 160)")
     parser.add_argument("--batch-size", type=bounded(int, 1), default=16, help="of each worker (default 16)")
     return parser.parse_args(arguments)

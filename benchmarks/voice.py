@@ -140,7 +140,7 @@ def main() -> int:
     kind = KINDS[asked.kind]
     name = f"{asked.name or Path(kind.config).stem}-{asked.minutes:g}min"
     runs = {seed: RUNS / f"{name}-seed{seed}" for seed in asked.seeds}
-    refuse_lost_flags(runs.values(), asked.train_flags)
+    check_lost_flags(runs.values(), asked.train_flags)
     figures = []
     for seed, run in runs.items():
         if asked.only != "measure":
@@ -184,7 +184,7 @@ def absolute(path: str) -> Path:
     return Path(path).absolute()
 
 
-def refuse_lost_flags(runs: Iterable[Path], flags: Sequence[str]) -> None:
+def check_lost_flags(runs: Iterable[Path], flags: Sequence[str]) -> None:
     """Raises ConfigError where flags of training are given for a run that is there: it keeps its own settings."""
     there = [run.name for run in runs if settings_of(run).exists()]
     if flags and there:

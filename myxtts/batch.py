@@ -1,8 +1,8 @@
 """The batch contract: names, types, dimensions, padding and units, in one place.
 
 A batch is a dictionary of tensors. Reading yields waves on the data device; producing turns them
-into features, which are handed to the model device. Each task has its own of both: a voice WAVES and
-FEATURES, a recogniser HEARD_WAVES and HEARD_FEATURES, which are a part of these. Dimensions of one name are
+into features, which are handed to the model device. Each task has its own of both: a voice TTS_INPUTS and
+TTS_FEATURES, a recogniser ASR_INPUTS and ASR_FEATURES, which are a part of these. Dimensions of one name are
 equal within a batch, and a bucket has one shape: a row without an utterance has `samples`, `frames` and
 `token_count` 0, so that the last batch of an epoch has the shape of all others.
 """
@@ -34,22 +34,22 @@ TEXT = {
     "step_tokens": Field("float32", (), "real tokens of the whole step"),
 }
 
-HEARD_WAVES = TEXT | {
+ASR_INPUTS = TEXT | {
     "pcm": Field("int16", ("batch", "samples"), "wave at 22,050 Hz, padded with 0"),
     "samples": Field("int32", ("batch",), "real samples of each row"),
 }
 
-WAVES = HEARD_WAVES | {
+TTS_INPUTS = ASR_INPUTS | {
     "reference_pcm": Field("int16", ("batch", "reference_samples"), "another utterance of the speaker, padded with 0"),
     "reference_samples": Field("int32", ("batch",), "real samples of the reference"),
 }
 
-HEARD_FEATURES = TEXT | {
+ASR_FEATURES = TEXT | {
     "mel": Field("float32", ("batch", "frames", MEL_BANDS), "log-mel, padded with silence, log(1e-5)"),
     "frames": Field("int32", ("batch",), "real frames of each row"),
 }
 
-FEATURES = HEARD_FEATURES | {
+TTS_FEATURES = ASR_FEATURES | {
     "f0_hz": Field("float32", ("batch", "frames"), "fundamental frequency, 0 where unvoiced and behind the end"),
     "reference": Field("float32", ("batch", "reference_frames", MEL_BANDS), "log-mel of the reference"),
     "reference_frames": Field("int32", ("batch",), "real frames of the reference"),
@@ -73,7 +73,7 @@ def check(batch: dict, fields: dict[str, Field], stage: str) -> None:
 
     Args:
         batch: tensors or arrays by name.
-        fields: the contract, such as WAVES or FEATURES.
+        fields: the contract, such as TTS_INPUTS or TTS_FEATURES.
         stage: named in the message.
 
     Raises:

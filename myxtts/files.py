@@ -24,7 +24,7 @@ def write_whole(path: Path, content: bytes) -> None:
         raise
 
 
-def refuse_unwritable(flag: str, path: Path | None) -> None:
+def check_writable(flag: str, path: Path | None) -> None:
     """Before minutes are spent on what could not be written.
 
     Raises:

@@ -19,32 +19,32 @@ from myxtts.clock import Clock
 from myxtts.config.load import dump
 from myxtts.config.schema import Config
 from myxtts.data.dataset import DEMO, Corpus, load_corpora
-from myxtts.data.manifest import Tables
-from myxtts.data.pipeline import Pipeline, Round
+from myxtts.data.manifest import Vocabulary
+from myxtts.data.pipeline import Pipeline, ReplicaBatches
 from myxtts.data.plan_iterator import Position, planned_steps, steps_left
 from myxtts.distributed.cluster import Cluster, find_cluster
 from myxtts.errors import CheckpointError, ConfigError, DataError, PlacementError, TrainingError
-from myxtts.local_sgd.sync import Exchange, Outer, Peers
+from myxtts.local_sgd.sync import OuterOptimizer, SyncGroup, WeightSync
 from myxtts.models.layers import parameter_count
 from myxtts.observe.advice import LongWait
 from myxtts.observe.html_report import write_report
 from myxtts.observe.report import Reporter
 from myxtts.placement import devices
 from myxtts.placement.audit import require_device
-from myxtts.placement.replicas import Replicas, joined_replicas
+from myxtts.placement.replicas import Replicas, open_replicas
 from myxtts.placement.routes import Placement, plan_routes
 from myxtts.training import loop, schedule
 from myxtts.training.checkpoint import Checkpoints, restore
-from myxtts.training.checkpoint_files import digest_of, latest, read_about
+from myxtts.training.checkpoint_files import digest_of, latest, read_metadata
 from myxtts.training.init_from import (
-    Base,
-    inherit,
-    known_tables,
-    read_base,
-    refuse_useless_freeze,
-    start_from,
+    Pretrained,
+    check_freeze,
+    inherit_settings,
+    inherited_vocabulary,
+    load_pretrained,
+    read_pretrained,
 )
-from myxtts.training.run_folder import RunFolder, refuse_other_corpus, refuse_other_settings
+from myxtts.training.run_folder import RunFolder, check_same_corpus, check_same_settings
 from myxtts.training.select_checkpoint import settings_of
 from myxtts.training.state import TrainingState, make_optimizer
 from myxtts.training.step import Step
@@ -70,21 +70,21 @@ def train(config: Config) -> int:
     run, cluster = config.run, find_cluster(os.environ)
     folder = RunFolder(Path(run.runs_dir) / run.run)
     if cluster is None:
-        folder.refuse_existing(run.resume)
+        folder.check_not_existing(run.resume)
     if cluster is not None and config.data.train_data is None and not DEMO.exists():
         raise ConfigError(
             f"{cluster.count} workers were started without --train-data, and there is no {DEMO}, which one process has "
             f"to make. Run `python utilities/make_demo_corpus.py --out {DEMO}` on every host first, or give a corpus."
         )
-    if cluster is not None and config.independent.merge_every:
+    if cluster is not None and config.local_sgd.sync_every:
         raise ConfigError(
-            f"--merge-every was asked for with {cluster.count} workers, which take each step together already. "
+            f"--sync-every was asked for with {cluster.count} workers, which take each step together already. "
             "Leave out one of the two."
         )
     config, start = find_start(config, folder)
     placement = configure_devices(config, cluster)
     try:
-        with joined_replicas(placement, cluster, shared_settings(config, start)) as replicas:
+        with open_replicas(placement, cluster, shared_settings(config, start)) as replicas:
             return train_on(placement, replicas, config, folder, start, started_s)
     except tf.errors.ResourceExhaustedError as error:
         raise TrainingError(explain_out_of_memory(error, placement)) from error
@@ -109,8 +109,8 @@ class Start:
     """
 
     checkpoint: Path | None = None
-    base: Base | None = None
-    known: Tables | None = None
+    base: Pretrained | None = None
+    known: Vocabulary | None = None
     ancestor: dict[str, Any] | None = None
     digest: str | None = None
 
@@ -124,15 +124,15 @@ def find_start(config: Config, folder: RunFolder) -> tuple[Config, Start]:
     checkpoint = latest(folder.checkpoints) if config.run.resume else None
     base = None
     if training.init_from is not None:
-        base = None if checkpoint else read_base(Path(training.init_from), folder.path)
-        config = inherit(config, base.checkpoint if base else checkpoint)
+        base = None if checkpoint else read_pretrained(Path(training.init_from), folder.path)
+        config = inherit_settings(config, base.checkpoint if base else checkpoint)
     if checkpoint is not None:
-        about = read_about(checkpoint)
-        refuse_other_settings(checkpoint, settings_of(checkpoint, about), config)
-        refuse_useless_freeze(config)
-        return config, Start(checkpoint, None, known_tables(about), about["ancestor"], about["start"])
-    refuse_useless_freeze(config)
-    return config, Start(None, base, base.tables, base.ancestor()) if base else Start()
+        metadata = read_metadata(checkpoint)
+        check_same_settings(checkpoint, settings_of(checkpoint, metadata), config)
+        check_freeze(config)
+        return config, Start(checkpoint, None, inherited_vocabulary(metadata), metadata["ancestor"], metadata["start"])
+    check_freeze(config)
+    return config, Start(None, base, base.vocabulary, base.ancestor()) if base else Start()
 
 
 def train_on(
@@ -141,30 +141,30 @@ def train_on(
     """Corpus, state, feed and loop, on devices that are set up; files are written by the chief of several workers."""
     run, data = config.run, config.data
     caches = folder.path if replicas.is_chief else folder.path / f"worker-{replicas.first // len(replicas.devices)}"
-    if replicas.joined and replicas.is_chief:  # only now, so that the others are told
-        folder.refuse_existing(run.resume)
+    if replicas.is_distributed and replicas.is_chief:  # only now, so that the others are told
+        folder.check_not_existing(run.resume)
     with ExitStack() as opened:
-        corpus, held_out, tables = load_corpora(config, caches, start.known, replicas.count)
-        refuse_missing_validation(config, corpus, held_out)
-        refuse_other_corpora(replicas, corpus)
+        corpus, held_out, vocabulary = load_corpora(config, caches, start.known, replicas.count)
+        check_validation_data(config, corpus, held_out)
+        check_workers_corpus(replicas, corpus)
         if replicas.is_chief:
             opened.enter_context(folder.locked())
 
-        state = build_state(config, tables, replicas, start.base)
-        about = about_run(
-            config, corpus, tables, start.ancestor, start.digest or digest_of(dict(state.arrays("model")))
+        state = build_state(config, vocabulary, replicas, start.base)
+        metadata = about_run(
+            config, corpus, vocabulary, start.ancestor, start.digest or digest_of(dict(state.arrays("model")))
         )
         if start.checkpoint is not None:
-            refuse_other_corpus(start.checkpoint, about)
+            check_same_corpus(start.checkpoint, metadata)
             restore(start.checkpoint, state)
             log.info("resumed        %s", start.checkpoint)
         elif start.base is not None:
-            log.info("start          %s", start.base.describe(tables))
-        refuse_other_weights(replicas, state)
+            log.info("start          %s", start.base.describe(vocabulary))
+        check_workers_weights(replicas, state)
         plan = make_schedule(config, corpus, state)
         if replicas.is_chief:
-            describe(config, corpus, held_out, tables, state, plan)
-        owes_merge = config.independent.merge_every and state.unmerged_s > 0  # stopped while it waited for the last one
+            describe(config, corpus, held_out, vocabulary, state, plan)
+        owes_merge = config.local_sgd.sync_every and state.unmerged_s > 0  # stopped while it waited for the last one
         if state.step >= plan.total_steps and start.checkpoint is not None and not owes_merge:
             log.info("nothing to do: run %s has its %d steps; --max-steps makes it longer", run.run, state.step)
             return 0
@@ -172,22 +172,22 @@ def train_on(
         if replicas.is_chief:
             folder.write_config(dump(config))
             reporter = opened.enter_context(Reporter(folder.metrics, folder.tensorboard, state.step, plan.total_steps))
-            held = held_out_actions(config, held_out, tables, state, folder, reporter)
-            checkpoints = Checkpoints(folder.checkpoints, run.keep_checkpoints, about)
+            held = held_out_actions(config, held_out, vocabulary, state, folder, reporter)
+            checkpoints = Checkpoints(folder.checkpoints, run.keep_checkpoints, metadata)
             long_wait = LongWait(state.step, data, not dual, config.placement.simulate_gpus or devices.gpu_count())
             periods = loop.Periods(run.log_every, run.validate_every, run.sample_every, run.checkpoint_every)
             actions = chief_actions(first_step, reporter, long_wait, checkpoints, held)
-            if config.independent.merge_every:
-                actions = with_merges(actions, config, plan.total_steps, about, state, start.checkpoint is None)
+            if config.local_sgd.sync_every:
+                actions = with_merges(actions, config, plan.total_steps, metadata, state, start.checkpoint is None)
             if not plan.total_steps:
                 log.info("first weights  %s, and no step", checkpoints.save(state))
                 return 0
         else:
             periods, actions = loop.Periods(run.log_every, 0, 0, 0), loop.only_steps(first_step)
         # Between two devices the hand-over waits for what was produced in any case; settling tells the two apart.
-        pipeline = make_pipeline(config, corpus, replicas, caches, settle=dual)
+        pipeline = make_pipeline(config, corpus, replicas, caches, synchronize=dual)
         feed = opened.enter_context(pipeline.open_feed(state.position))
-        request = SharedStopRequest(step.asked_to_stop) if replicas.joined else StopRequest()
+        request = SharedStopRequest(step.asked_to_stop) if replicas.is_distributed else StopRequest()
         stop = opened.enter_context(stop_on_signals(request))
         log.info("feed           filled in %.1f s", feed.wait_until_full(data.model_start_delay))
         try:
@@ -213,7 +213,7 @@ def configure_devices(config: Config, cluster: Cluster | None = None) -> Placeme
             f"--compile xla was asked for with {replicas} replicas ({placement.name}), but XLA compiles "
             "for one device. Leave out --compile, or give one GPU by --model-gpu."
         )
-    if config.model.task == "recogniser" and config.training.compile == "xla":
+    if config.model.task == "asr" and config.training.compile == "xla":
         raise ConfigError("--compile xla was asked for, but XLA cannot compile the loss of a recogniser. Leave it out.")
     devices.configure(placement)
     if config.training.deterministic:
@@ -221,51 +221,57 @@ def configure_devices(config: Config, cluster: Cluster | None = None) -> Placeme
     return placement
 
 
-def refuse_other_corpora(replicas: Replicas, corpus: Corpus) -> None:
+def check_workers_corpus(replicas: Replicas, corpus: Corpus) -> None:
     """Raises DataError where the workers have not all read the same utterances: their shares would not fit."""
-    if not replicas.all_have(corpus.manifest.fingerprint):
+    if not replicas.all_equal(corpus.manifest.fingerprint):
         raise DataError(
             f"all workers have to read the same corpus, but not all of them found the {len(corpus.manifest)} usable "
             "utterances that this one did. Give every host the same files; rejected.csv of each says what it left out."
         )
 
 
-def refuse_other_weights(replicas: Replicas, state: TrainingState) -> None:
+def check_workers_weights(replicas: Replicas, state: TrainingState) -> None:
     """Raises CheckpointError where the workers begin with different weights: nothing would bring them together."""
-    if replicas.joined and not replicas.all_have(digest_of(dict(state.arrays("model")))):
+    if replicas.is_distributed and not replicas.all_equal(digest_of(dict(state.arrays("model")))):
         raise CheckpointError(
             "all workers have to begin with the same weights, but they do not. Give all of them the same run folder, "
             "or the same --init-from: a copy on one host may be of another attempt."
         )
 
 
-def refuse_missing_validation(config: Config, corpus: Corpus, held_out: Corpus | None) -> None:
+def check_validation_data(config: Config, corpus: Corpus, held_out: Corpus | None) -> None:
     run = config.run
     if held_out is None and (run.validate_every or run.sample_every):
         raise ConfigError(
             f"validation and samples were asked for, but none of the {len(corpus.manifest)} utterances is held out "
-            f"(validation_share is {config.data.validation_share}). Give --val-data or a larger --validation-share, or "
-            "turn them off by --validate-every 0 --sample-every 0."
+            f"(validation_fraction is {config.data.validation_fraction}). Give --val-data or a larger "
+            "--validation-fraction, or turn them off by --validate-every 0 --sample-every 0."
         )
 
 
-def build_state(config: Config, tables: Tables, replicas: Replicas, base: Base | None = None) -> TrainingState:
+def build_state(
+    config: Config, vocabulary: Vocabulary, replicas: Replicas, base: Pretrained | None = None
+) -> TrainingState:
     """The model with its first weights, of its base where it has one, its optimizer and averages, on every replica."""
     training = config.training
     keras.utils.set_random_seed(training.seed)
     with replicas.scope():
-        network = task_of(config).build(config, tables)
+        network = task_of(config).build(config, vocabulary)
         if base is not None:
-            start_from(base, network, tables, training.freeze)
+            load_pretrained(base, network, vocabulary, training.freeze)
         optimizer = make_optimizer(training.weight_decay, training.precision)
-        return TrainingState(network, optimizer, averaged=training.ema > 0, replicas=replicas, frozen=training.freeze)
+        return TrainingState(
+            network, optimizer, averaged=training.ema_decay > 0, replicas=replicas, frozen=training.freeze
+        )
 
 
-def make_pipeline(config: Config, corpus: Corpus, replicas: Replicas, cache_folder: Path, settle: bool) -> Pipeline:
+def make_pipeline(
+    config: Config, corpus: Corpus, replicas: Replicas, cache_folder: Path, synchronize: bool
+) -> Pipeline:
     """The training batches of this process; see Pipeline."""
-    recipe, seed = task_of(config).recipe(config, training=True), config.training.seed
+    extractor, seed = task_of(config).extractor(config, training=True), config.training.seed
     return Pipeline(
-        corpus, replicas.routes, config.data, seed, cache_folder, recipe, settle, first_replica=replicas.first
+        corpus, replicas.routes, config.data, seed, cache_folder, extractor, synchronize, first_replica=replicas.first
     )
 
 
@@ -281,7 +287,7 @@ def make_step(config: Config, state: TrainingState) -> Step:
 
 
 def about_run(
-    config: Config, corpus: Corpus, tables: Tables, ancestor: dict[str, Any] | None, start: str
+    config: Config, corpus: Corpus, vocabulary: Vocabulary, ancestor: dict[str, Any] | None, start: str
 ) -> dict[str, Any]:
     """What a checkpoint keeps beside the weights: enough to resume, to speak and to merge.
 
@@ -290,9 +296,9 @@ def about_run(
     """
     return {
         "settings": config.model_dump(mode="json"),
-        "symbols": tables.symbols.to_list(),
-        "languages": tables.languages,
-        "speakers": tables.speakers,
+        "symbols": vocabulary.symbols.to_list(),
+        "languages": vocabulary.languages,
+        "speakers": vocabulary.speakers,
         "corpus": corpus.manifest.fingerprint,
         "ancestor": ancestor,
         "start": start,
@@ -307,9 +313,9 @@ def make_schedule(config: Config, corpus: Corpus, state: TrainingState) -> loop.
     return loop.Schedule(
         total_steps=total if training.stop_at_step is None else min(total, training.stop_at_step),
         learning_rate=lambda step: schedule.learning_rate(
-            step, total, peak, training.warmup_steps, training.final_learning_rate
+            step, total, peak, training.warmup_steps, training.final_lr_ratio
         ),
-        ema_decay=lambda step: schedule.ema_decay(step, training.ema),
+        ema_decay=lambda step: schedule.ema_decay(step, training.ema_decay),
     )
 
 
@@ -331,40 +337,40 @@ def chief_actions(first_step, reporter, long_wait, checkpoints, held: dict) -> l
 
 
 def with_merges(
-    actions: loop.Actions, config: Config, total_steps: int, about: dict[str, Any], state: TrainingState, fresh: bool
+    actions: loop.Actions, config: Config, total_steps: int, metadata: dict[str, Any], state: TrainingState, fresh: bool
 ) -> loop.Actions:
     """The actions of a run that is one of several jobs."""
-    independent = config.independent
-    peers = Peers(
-        Path(independent.exchange),
-        independent.job,
-        independent.jobs,
-        independent.merge_every,
-        independent.round_timeout,
+    local_sgd = config.local_sgd
+    peers = SyncGroup(
+        Path(local_sgd.sync_dir),
+        local_sgd.job,
+        local_sgd.jobs,
+        local_sgd.sync_every,
+        local_sgd.sync_timeout,
     )
-    outer = Outer(independent.outer_learning_rate, independent.outer_momentum)
-    exchange = Exchange(peers, outer, independent.merge_optimizer, total_steps, about)
+    outer = OuterOptimizer(local_sgd.outer_learning_rate, local_sgd.outer_momentum)
+    exchange = WeightSync(peers, outer, local_sgd.merge_optimizer, total_steps, metadata)
     exchange.begin(state, fresh)
     return replace(actions, merge_is_due=exchange.is_due, merge=exchange.merge)
 
 
-def held_out_actions(config, held_out, tables, state, folder, reporter) -> dict:
+def held_out_actions(config, held_out, vocabulary, state, folder, reporter) -> dict:
     """Validation and samples: what the loop does with held-out utterances, on the first replica alone."""
     if held_out is None or not (config.run.validate_every or config.run.sample_every):
         return {"validate": None, "sample": None}  # neither is ever due
     task = task_of(config)
-    recipe = task.recipe(config, training=False)
-    pipeline = Pipeline(held_out, state.replicas.routes[:1], config.data, config.training.seed, folder.path, recipe)
+    extractor = task.extractor(config, training=False)
+    pipeline = Pipeline(held_out, state.replicas.routes[:1], config.data, config.training.seed, folder.path, extractor)
     validation = Validation(
         state.model,
         lambda: pipeline.open_feed(Position(), epochs=1, mean_over="epoch"),
-        task.judge(tables),
+        task.judge(vocabulary),
     )
     with pipeline.open_feed(Position(), epochs=1) as feed:
         ((planned, batch, _),) = next(feed)
     ids = [held_out.manifest.ids[row] for row in planned.rows]
     texts = [held_out.manifest.texts[row] for row in planned.rows]
-    samples = task.samples(config, tables, folder.samples, batch, ids, texts, reporter.tensorboard)
+    samples = task.samples(config, vocabulary, folder.samples, batch, ids, texts, reporter.tensorboard)
 
     def sample(state: TrainingState) -> None:
         samples(state)
@@ -379,7 +385,7 @@ class FirstStep:
     def __init__(self, started_s: float):
         self._started_s = started_s
 
-    def __call__(self, state: TrainingState, rounds: Sequence[Round], outcome: tf.Tensor) -> None:
+    def __call__(self, state: TrainingState, rounds: Sequence[ReplicaBatches], outcome: tf.Tensor) -> None:
         """Raises PlacementError where a tensor or variable is not on the device of its replica."""
         state.require_devices()
         require_device(state.device, [("losses", outcome)])
@@ -390,7 +396,7 @@ class FirstStep:
         log.info("first step     %.1f s after the start", time.perf_counter() - self._started_s)
 
 
-def describe(config, corpus, held_out, tables, state, plan) -> None:
+def describe(config, corpus, held_out, vocabulary, state, plan) -> None:
     """Every derived number of the run, by name."""
     training, data, replicas = config.training, config.data, state.replicas.count
     samples = corpus.manifest.samples
@@ -405,8 +411,8 @@ def describe(config, corpus, held_out, tables, state, plan) -> None:
         replicas > 1
     )
     lines = {
-        "corpus": f"{len(samples)} utterances{held}, {audio_s / 60:.1f} min, {len(tables.speakers)} speakers, "
-        f"{len(tables.symbols)} symbols, languages {' '.join(tables.languages)}",
+        "corpus": f"{len(samples)} utterances{held}, {audio_s / 60:.1f} min, {len(vocabulary.speakers)} speakers, "
+        f"{len(vocabulary.symbols)} symbols, languages {' '.join(vocabulary.languages)}",
         "buckets": " ".join(f"{bound / SAMPLE_RATE_HZ:.2f}" for bound in corpus.plan.bounds) + " s",
         "padding": f"{100 * corpus.plan.padding:.1f} %",
         "model": f"{task_of(config).describe(config)}, {parameter_count(state.model):,} parameters, "
@@ -450,5 +456,5 @@ def explain_out_of_memory(error: tf.errors.ResourceExhaustedError, placement: Pl
         f"out of memory{batch}: {error.message.splitlines()[0]} (the model is on {placement.routes[0].model}; limits: "
         f"{limits}). --resume with a higher --model-gpu-memory or --data-gpu-memory; or start another run with a lower "
         "--batch-size (and a higher --gradient-accumulation, which keeps the step's size), --max-seconds or "
-        "--model-size, or with --precision mixed_bfloat16 or (a voice) --recompute-activations."
+        "--model-size, or with --precision mixed_bfloat16 or (a voice) --gradient-checkpointing."
     )

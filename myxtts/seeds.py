@@ -5,7 +5,7 @@ from zlib import crc32
 import tensorflow as tf
 
 
-def own_seed(seed, name: str):
+def fold_in(seed, name: str):
     """The seed of what is drawn under a name: int32 [2] -> int32 [2]. Each name is used once.
 
     One seed gives the same numbers on CPU and GPU; compiled by XLA it gives others.

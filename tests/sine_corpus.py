@@ -8,7 +8,7 @@ import numpy as np
 import soundfile
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.config.schema import Config, Data, Training
+from myxtts.config.schema import Config, DataConfig, TrainingConfig
 from myxtts.data.batch_plan import bucket_bounds
 from myxtts.data.dataset import Corpus, make_plan
 from myxtts.data.manifest import Manifest, build_manifest
@@ -64,7 +64,9 @@ def manifest_of(metadata: Path) -> Manifest:
     return replace(manifest, ids=tuple(Path(name).stem for name in manifest.ids))
 
 
-def planned_corpus(manifest: Manifest, data: Data, seed: int = 0, accumulation: int = 1, replicas: int = 1) -> Corpus:
+def planned_corpus(
+    manifest: Manifest, data: DataConfig, seed: int = 0, accumulation: int = 1, replicas: int = 1
+) -> Corpus:
     bounds = bucket_bounds(manifest.samples, data.buckets)
-    config = Config(data=data, training=Training(seed=seed))
+    config = Config(data=data, training=TrainingConfig(seed=seed))
     return Corpus(manifest, make_plan(manifest, bounds, config, accumulation, replicas))

@@ -7,8 +7,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from myxtts.batch import HEARD_FEATURES
-from myxtts.models.asr import ENCODERS, SIZES, MaskedBatchNorm, Recogniser, Size, ctc_losses, labels_of
+from myxtts.batch import ASR_FEATURES
+from myxtts.models.asr import ENCODERS, SIZES, ASRModel, MaskedBatchNorm, Size, ctc_losses, labels_of
 from myxtts.models.layers import parameter_count
 from myxtts.placement.audit import audit, knows_gpu_kernels
 from myxtts.text.ctc import subsampled
@@ -16,13 +16,13 @@ from tests.tiny import SYMBOLS, features, on_device, rows_of
 from tests.two_devices import DATA, MODEL
 
 SMALLEST = Size(channels=16, blocks=2, memory=4, order=4)
-SPECS = {name: tf.TensorSpec(field.shape, field.dtype) for name, field in HEARD_FEATURES.items()}
+SPECS = {name: tf.TensorSpec(field.shape, field.dtype) for name, field in ASR_FEATURES.items()}
 ROWS = [(5, 13), (8, 24), (3, 1)]  # tokens, with begin and end, and frames
 
 
 def spoken(*arguments):
-    """HEARD_FEATURES of random content, see `features`."""
-    return {name: value for name, value in features(*arguments).items() if name in HEARD_FEATURES}
+    """ASR_FEATURES of random content, see `features`."""
+    return {name: value for name, value in features(*arguments).items() if name in ASR_FEATURES}
 
 
 def build(encoder="lmu", precision="float32", size=SMALLEST, symbols=SYMBOLS, **settings):
@@ -31,7 +31,7 @@ def build(encoder="lmu", precision="float32", size=SMALLEST, symbols=SYMBOLS, **
     keras.config.set_dtype_policy(precision)
     try:
         with tf.device(MODEL):
-            model = Recogniser(size, symbols, encoder, **settings)
+            model = ASRModel(size, symbols, encoder, **settings)
             model(on_device(spoken([(0, 0)])))
     finally:
         keras.config.set_dtype_policy(policy)
@@ -247,7 +247,7 @@ class Normalisation(unittest.TestCase):
         strategy = tf.distribute.MirroredStrategy([DATA, MODEL])
         keras.utils.set_random_seed(0)
         with strategy.scope():
-            model = Recogniser(SMALLEST, SYMBOLS, "conv", sync_batch_norm=True)
+            model = ASRModel(SMALLEST, SYMBOLS, "conv", sync_batch_norm=True)
             model(on_device(spoken([(0, 0)])))
 
         @tf.function
@@ -292,7 +292,7 @@ class Sizes(unittest.TestCase):
         x, mask, frames = tf.zeros([1, 1, SIZES["tiny"].channels]), tf.ones([1, 1, 1]), tf.constant([1])
         counts = []
         for encoder in ENCODERS:
-            block = Recogniser._block(encoder, SIZES["tiny"], 0.0, False, name=encoder)
+            block = ASRModel._block(encoder, SIZES["tiny"], 0.0, False, name=encoder)
             block(x, mask, frames)
             counts.append(sum(v.value.shape.num_elements() for v in block.trainable_variables))
         np.testing.assert_allclose(counts, counts[0], rtol=0.02)

@@ -5,7 +5,7 @@ import unittest
 import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.data.producer import trace_produce, voice_recipe
+from myxtts.data.producer import trace_produce, tts_extractor
 from myxtts.placement.audit import Audit, audit, knows_gpu_kernels
 from myxtts.synthesis.export import voice_module
 from myxtts.training.step import Step
@@ -39,9 +39,9 @@ class Project(unittest.TestCase):
         self.assertGreater(found.operations, least)  # or the walk has not gone into the functions that are called
 
     def test_producer(self):
-        for voice_augmentation in (0.0, 0.15):
-            with self.subTest(voice_augmentation=voice_augmentation):
-                self.assert_clean(trace_produce(DATA, voice_recipe(voice_augmentation)), 200)
+        for vtlp in (0.0, 0.15):
+            with self.subTest(vtlp=vtlp):
+                self.assert_clean(trace_produce(DATA, tts_extractor(vtlp)), 200)
 
     def assert_step_clean(self, model, precision: str, accumulation: int, least: int, xla: bool = False):
         step = Step(state_of(model, precision), 1.0, accumulation, static_shapes=xla, compile_xla=xla)

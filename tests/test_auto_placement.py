@@ -12,27 +12,27 @@ from tests import two_devices  # noqa: F401 - before TensorFlow starts
 import numpy as np
 
 from myxtts.commands.cli import parse
-from myxtts.config.schema import Config, Placement, Training
+from myxtts.config.schema import Config, PlacementConfig, TrainingConfig
 from myxtts.distributed.cluster import Cluster
 from myxtts.errors import DataError, PlacementError
 from myxtts.placement.routes import plan_routes
 from myxtts.profiling import auto
 from myxtts.profiling.auto import choose_placement, measure_apart, rank
-from myxtts.profiling.measure import Alone, times_alone
+from myxtts.profiling.measure import StageTimes, measure_stage_times
 from tests.tiny import Workplace, toy_models
 
 
-def times(read_ms: float, produce_ms: float, transfer_ms: float, step_ms, all_reduce_ms: float = 0.0) -> Alone:
+def times(read_ms: float, produce_ms: float, transfer_ms: float, step_ms, all_reduce_ms: float = 0.0) -> StageTimes:
     """Of 20 batches; those with the same `step_ms`, where it is a list, share a bucket."""
     named = {"read": read_ms, "produce": produce_ms, "transfer": transfer_ms, "step": step_ms}
     stages_s = {name: np.resize(milliseconds, 20) / 1e3 for name, milliseconds in named.items()}
     _, bucket = np.unique(stages_s["step"], return_inverse=True)
-    return Alone(stages_s, bucket, all_reduce_ms / 1e3)
+    return StageTimes(stages_s, bucket, all_reduce_ms / 1e3)
 
 
 class RankTest(unittest.TestCase):
     def best(self, *milliseconds, gpus: int = 2, **training):
-        return rank(times(*milliseconds), gpus, Config(training=Training(**training)))[0]
+        return rank(times(*milliseconds), gpus, Config(training=TrainingConfig(**training)))[0]
 
     def test_replicas_where_the_all_reduce_costs_little(self):
         best = self.best(1, 5, 2, 22, 3)
@@ -66,12 +66,12 @@ class RankTest(unittest.TestCase):
         self.assertAlmostEqual(best.batches_per_s, 2 / 0.020, delta=0.2)  # each by itself: 2 / 0.025
 
     def test_one_replica_where_xla_compiles_the_step(self):
-        ranked = rank(times(1, 5, 2, 22), 4, Config(training=Training(compile="xla")))
+        ranked = rank(times(1, 5, 2, 22), 4, Config(training=TrainingConfig(compile="xla")))
         self.assertEqual({one.candidate.replicas for one in ranked}, {1})
 
 
 class ChoosePlacementTest(unittest.TestCase):
-    AUTO = Config(placement=Placement(placement="auto", simulate_gpus=2))
+    AUTO = Config(placement=PlacementConfig(placement="auto", simulate_gpus=2))
 
     def test_replicas_are_chosen_with_a_word_on_the_step_that_they_make_larger(self):
         with (
@@ -79,19 +79,19 @@ class ChoosePlacementTest(unittest.TestCase):
             self.assertLogs("myxtts", "INFO") as logged,
         ):
             chosen = choose_placement(self.AUTO)
-        self.assertEqual(chosen.placement, Placement(model_gpus=(0, 1), simulate_gpus=2))
+        self.assertEqual(chosen.placement, PlacementConfig(model_gpus=(0, 1), simulate_gpus=2))
         told = "\n".join(logged.output)
         self.assertIn("R 2, P 5, T 2, C 22, A 3", told)
         self.assertIn("a step of 2 replicas has 2 times the utterances", told)
 
     def test_one_device_needs_no_measuring(self):
-        chosen = choose_placement(Config(placement=Placement(placement="auto", simulate_gpus=1)))
-        self.assertEqual(chosen.placement, Placement(simulate_gpus=1))
+        chosen = choose_placement(Config(placement=PlacementConfig(placement="auto", simulate_gpus=1)))
+        self.assertEqual(chosen.placement, PlacementConfig(simulate_gpus=1))
 
     def test_a_named_placement_is_refused(self):
         for named in ({"data_gpu": 0, "model_gpu": 1}, {"model_gpus": (0,)}):
             with self.subTest(**named), self.assertRaisesRegex(PlacementError, "--model-gpu.* as well"):
-                choose_placement(Config(placement=Placement(placement="auto", simulate_gpus=2, **named)))
+                choose_placement(Config(placement=PlacementConfig(placement="auto", simulate_gpus=2, **named)))
 
     def test_one_of_several_workers_is_refused(self):
         worker = {"TF_CONFIG": Cluster(("a:20000", "b:20000"), 1).tf_config()}
@@ -100,7 +100,7 @@ class ChoosePlacementTest(unittest.TestCase):
 
     def test_unsettled_it_is_no_placement(self):
         with self.assertRaisesRegex(PlacementError, "train_main.py alone"):
-            plan_routes(Placement(placement="auto"), 2)
+            plan_routes(PlacementConfig(placement="auto"), 2)
 
 
 class MeasureTest(unittest.TestCase):
@@ -119,9 +119,9 @@ class MeasureTest(unittest.TestCase):
             measure_apart(parse(["--train-data", "nowhere"]).config)
 
 
-def measured_toy(argv: list[str]) -> Alone:
+def measured_toy(argv: list[str]) -> StageTimes:
     with toy_models():
-        return times_alone(parse(argv).config, steps=4)
+        return measure_stage_times(parse(argv).config, steps=4)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import MEL_BANDS
-from myxtts.audio.mel import log_mel, moved_filter_bank
-from myxtts.batch import FEATURES, TEXT, WAVES, check
-from myxtts.data.producer import CURVES, other_voices, produce_voice, trace_produce, voice_recipe
+from myxtts.audio.mel import log_mel, warped_mel_filters
+from myxtts.batch import TEXT, TTS_FEATURES, TTS_INPUTS, check
+from myxtts.data.producer import CURVES, trace_produce, tts_extractor, tts_features, vtlp_warp
 from tests.sine_corpus import sine
 
 SIZES = {"batch": 2, "tokens": 5, "samples": 2_560, "reference_samples": 1_280, "frames": 10, "reference_frames": 5}
@@ -25,77 +25,79 @@ def batch_of(fields) -> dict[str, np.ndarray]:
 
 class CheckTest(unittest.TestCase):
     def test_arrays_tensors_and_symbolic_tensors_that_keep_it_pass(self):
-        for fields in (WAVES, FEATURES):
+        for fields in (TTS_INPUTS, TTS_FEATURES):
             check(batch_of(fields), fields, "test")
             check({name: tf.constant(array) for name, array in batch_of(fields).items()}, fields, "test")
             check({name: tf.TensorSpec(field.shape, field.dtype) for name, field in fields.items()}, fields, "test")
 
     def test_every_field_is_required(self):
-        for name in FEATURES:
-            batch = batch_of(FEATURES)
+        for name in TTS_FEATURES:
+            batch = batch_of(TTS_FEATURES)
             del batch[name]
             with self.assertRaisesRegex(TypeError, f"^batch after test: {name} is missing$"):
-                check(batch, FEATURES, "test")
+                check(batch, TTS_FEATURES, "test")
 
     def test_no_other_field_is_allowed(self):
         with self.assertRaisesRegex(TypeError, "pitch is unknown"):
-            check(batch_of(FEATURES) | {"pitch": np.zeros(2)}, FEATURES, "test")
+            check(batch_of(TTS_FEATURES) | {"pitch": np.zeros(2)}, TTS_FEATURES, "test")
 
     def test_another_type_is_named(self):
-        for name, field in FEATURES.items():
-            batch = batch_of(FEATURES)
+        for name, field in TTS_FEATURES.items():
+            batch = batch_of(TTS_FEATURES)
             batch[name] = batch[name].astype(np.float64)
             with self.assertRaisesRegex(TypeError, f"{name} is float64, not {field.dtype}"):
-                check(batch, FEATURES, "test")
+                check(batch, TTS_FEATURES, "test")
         with self.assertRaisesRegex(TypeError, "mel is bfloat16, not float32"):
-            check(batch_of(FEATURES) | {"mel": tf.zeros([2, 10, MEL_BANDS], tf.bfloat16)}, FEATURES, "test")
+            check(batch_of(TTS_FEATURES) | {"mel": tf.zeros([2, 10, MEL_BANDS], tf.bfloat16)}, TTS_FEATURES, "test")
 
     def test_another_rank_is_named(self):
-        for name in FEATURES:
-            batch = batch_of(FEATURES)
+        for name in TTS_FEATURES:
+            batch = batch_of(TTS_FEATURES)
             batch[name] = batch[name][None]
             with self.assertRaisesRegex(TypeError, f"{name} has shape"):
-                check(batch, FEATURES, "test")
+                check(batch, TTS_FEATURES, "test")
 
     def test_a_dimension_must_be_the_same_in_all_fields(self):
         with self.assertRaisesRegex(TypeError, "has [23] batch, not [23]"):
-            check(batch_of(FEATURES) | {"frames": np.zeros(3, np.int32)}, FEATURES, "test")
+            check(batch_of(TTS_FEATURES) | {"frames": np.zeros(3, np.int32)}, TTS_FEATURES, "test")
 
     def test_a_fixed_dimension_is_held_to_its_number(self):
         for name, shape in (("mel", (2, 10, 79)), ("reference", (2, 5, 81))):
             with self.assertRaisesRegex(TypeError, f"{name} has {shape[2]} 80, not 80"):
-                check(batch_of(FEATURES) | {name: np.zeros(shape, np.float32)}, FEATURES, "test")
+                check(batch_of(TTS_FEATURES) | {name: np.zeros(shape, np.float32)}, TTS_FEATURES, "test")
 
     def test_all_breaches_are_named_at_once(self):
-        batch = batch_of(WAVES) | {"pcm": np.zeros((2, 3), np.float32), "seed": np.zeros(3, np.int32)}
+        batch = batch_of(TTS_INPUTS) | {"pcm": np.zeros((2, 3), np.float32), "seed": np.zeros(3, np.int32)}
         del batch["tokens"]
         with self.assertRaisesRegex(TypeError, "pcm is float32, not int16; seed has 3 2, not 2; tokens is missing"):
-            check(batch, WAVES, "test")
+            check(batch, TTS_INPUTS, "test")
 
     def test_values_are_not_looked_at(self):
         with tf.device(DATA):
             check(
-                {name: tf.fill(array.shape, array.dtype.type(7)) for name, array in batch_of(WAVES).items()}, WAVES, ""
+                {name: tf.fill(array.shape, array.dtype.type(7)) for name, array in batch_of(TTS_INPUTS).items()},
+                TTS_INPUTS,
+                "",
             )
 
 
 class StagesTest(unittest.TestCase):
     def test_producing_turns_waves_into_features_and_passes_the_text_on(self):
-        waves = batch_of(WAVES) | {"tokens": np.arange(10, dtype=np.int32).reshape(2, 5)}
-        features = produce_voice({name: tf.constant(array) for name, array in waves.items()})
-        check(features, FEATURES, "producing")
+        waves = batch_of(TTS_INPUTS) | {"tokens": np.arange(10, dtype=np.int32).reshape(2, 5)}
+        features = tts_features({name: tf.constant(array) for name, array in waves.items()})
+        check(features, TTS_FEATURES, "producing")
         for name in TEXT:
             np.testing.assert_array_equal(features[name], waves[name])
 
     def test_the_traced_function_takes_and_gives_what_the_contract_says(self):
-        for voice_augmentation in (0.0, 0.15):
-            outputs = trace_produce(DATA, voice_recipe(voice_augmentation)).structured_outputs
-            check(outputs, FEATURES, "producing")
-            for name, field in FEATURES.items():
+        for vtlp in (0.0, 0.15):
+            outputs = trace_produce(DATA, tts_extractor(vtlp)).structured_outputs
+            check(outputs, TTS_FEATURES, "producing")
+            for name, field in TTS_FEATURES.items():
                 self.assertEqual(outputs[name].shape.as_list(), field.shape, name)
 
     def test_the_pitch_is_that_of_the_target_up_to_its_end(self):
-        hz = produce_voice(tones())["f0_hz"].numpy()
+        hz = tts_features(tones())["f0_hz"].numpy()
         self.assertEqual(hz.shape, (4, 40))
         np.testing.assert_allclose(hz[:3, 4:20], 200.0, rtol=0.002)
         for row, samples in zip(hz, (10_240, 8_000, 6_000, 0), strict=True):
@@ -103,7 +105,7 @@ class StagesTest(unittest.TestCase):
 
 
 def tones(seed: int = 0, padded: int = 10_240) -> dict[str, np.ndarray]:
-    """WAVES of three tones of 200 Hz and a row without an utterance; the references have 300 Hz."""
+    """TTS_INPUTS of three tones of 200 Hz and a row without an utterance; the references have 300 Hz."""
     target, reference = (np.zeros((4, samples), np.int16) for samples in (padded, 5_120))
     for wave, hz in ((target, 200.0), (reference, 300.0)):
         wave[:3] = 32_768 * sine(hz, wave.shape[1] / 22_050)
@@ -128,28 +130,28 @@ class VoiceAugmentationTest(unittest.TestCase):
 
     def test_without_it_the_features_are_those_of_the_waves(self):
         waves = tones()
-        features = produce_voice(waves, 0.0)
+        features = tts_features(waves, 0.0)
         for mel, pcm, samples in (("mel", "pcm", "samples"), ("reference", "reference_pcm", "reference_samples")):
             expected = log_mel(waves[pcm].astype(np.float32) / 32_768, waves[samples])
             np.testing.assert_array_equal(features[mel], expected)
 
     def test_target_reference_and_pitch_of_a_row_are_moved_by_the_same_factor(self):
         waves = tones()
-        features = produce_voice(waves, self.MOST)
-        check(features, FEATURES, "producing")
-        factor, filters = other_voices(tf.constant(waves["seed"]), 4, self.MOST)
+        features = tts_features(waves, self.MOST)
+        check(features, TTS_FEATURES, "producing")
+        factor, filters = vtlp_warp(tf.constant(waves["seed"]), 4, self.MOST)
         np.testing.assert_allclose(factors(features), factor[:3], rtol=0.002)
         for mel, pcm, samples in (("mel", "pcm", "samples"), ("reference", "reference_pcm", "reference_samples")):
             expected = log_mel(waves[pcm].astype(np.float32) / 32_768, waves[samples], filters)
             np.testing.assert_allclose(features[mel], expected, atol=1e-4)
-        np.testing.assert_array_equal(features["f0_hz"] > 0, produce_voice(waves)["f0_hz"] > 0)
+        np.testing.assert_array_equal(features["f0_hz"] > 0, tts_features(waves)["f0_hz"] > 0)
 
     def test_the_spectrum_is_raised_by_a_smooth_curve_of_bounded_height(self):
         seeds = [tf.constant([seed, 0], tf.int32) for seed in range(20)]
         gains = []
         for seed in seeds:
-            factor, filters = other_voices(seed, 4, self.MOST)
-            plain = moved_filter_bank(factor).numpy()
+            factor, filters = vtlp_warp(seed, 4, self.MOST)
+            plain = warped_mel_filters(factor).numpy()
             heard = plain > 1e-4
             raised = np.where(heard, filters / np.where(heard, plain, 1.0), np.nan)
             gains.append(np.log(np.nanmean(raised, axis=1)))
@@ -163,7 +165,7 @@ class VoiceAugmentationTest(unittest.TestCase):
         np.testing.assert_allclose(heights[:, 0].std() / 2, uniform, rtol=0.3)
 
     def test_the_factors_are_spread_over_the_range_and_differ_between_rows_and_batches(self):
-        traced = trace_produce(DATA, voice_recipe(self.MOST))
+        traced = trace_produce(DATA, tts_extractor(self.MOST))
         batches = ({name: tf.constant(value) for name, value in tones(seed).items()} for seed in range(30))
         found = np.log([factors(traced(batch)) for batch in batches])
         self.assertEqual(len(np.unique(found)), found.size)
@@ -174,11 +176,11 @@ class VoiceAugmentationTest(unittest.TestCase):
 
     def test_the_seed_alone_decides_and_not_the_padding_or_the_rows_behind(self):
         waves = tones(3)
-        expected = factors(produce_voice(waves, self.MOST))
-        np.testing.assert_allclose(factors(produce_voice(tones(3, padded=20_480), self.MOST)), expected, rtol=1e-5)
+        expected = factors(tts_features(waves, self.MOST))
+        np.testing.assert_allclose(factors(tts_features(tones(3, padded=20_480), self.MOST)), expected, rtol=1e-5)
         fewer = {n: v if n in ("seed", "step_frames", "step_tokens") else v[:3] for n, v in waves.items()}
-        np.testing.assert_allclose(factors(produce_voice(fewer, self.MOST)), expected, rtol=1e-5)
-        traced = trace_produce(DATA, voice_recipe(self.MOST))
+        np.testing.assert_allclose(factors(tts_features(fewer, self.MOST)), expected, rtol=1e-5)
+        traced = trace_produce(DATA, tts_extractor(self.MOST))
         features = traced({name: tf.constant(value) for name, value in waves.items()})
         np.testing.assert_allclose(factors(features), expected, rtol=1e-5)
 

@@ -88,7 +88,7 @@ class Epoch(unittest.TestCase):
             for step, replica in itertools.product(range(epoch.steps), range(settings["replicas"])):
                 size, samples, tokens = plan.shape(epoch.step_bucket[step])
                 batches = epoch.batches(step, replica)
-                self.assertEqual(len(batches), epoch.rounds(step))
+                self.assertEqual(len(batches), epoch.microbatches(step))
                 self.assertTrue(replica or len(batches[0][0]))
                 for rows, references in batches:
                     self.assertEqual(len(rows), len(references))

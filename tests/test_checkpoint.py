@@ -12,7 +12,7 @@ from myxtts.data.plan_iterator import Position
 from myxtts.errors import CheckpointError
 from myxtts.training import checkpoint_files as archive
 from myxtts.training.checkpoint import Checkpoints, restore
-from myxtts.training.checkpoint_files import latest, list_checkpoints, read_about, read_best, write_arrays
+from myxtts.training.checkpoint_files import latest, list_checkpoints, read_best, read_metadata, write_arrays
 from tests.tiny import build_model, build_toy, state_of
 
 
@@ -76,8 +76,8 @@ class RoundTrip(Case):
     def test_holds_what_it_is_told_of_the_run(self):
         state = state_of(build_toy())
         state.step = 3
-        about = read_about(self.checkpoints().save(state))
-        self.assertEqual((about["settings"], about["symbols"], about["step"]), ({"a": 1}, ["ა", "b"], 3))
+        metadata = read_metadata(self.checkpoints().save(state))
+        self.assertEqual((metadata["settings"], metadata["symbols"], metadata["step"]), ({"a": 1}, ["ა", "b"], 3))
 
 
 class Kept(Case):
@@ -232,7 +232,7 @@ class Damaged(Case):
         path.write_text(json.dumps(json.loads(whole) | {"format": 1}))
         self.assertEqual(
             self.refusal(),
-            f"{self.saved} has format 1, and this version reads format 4. Use the version of MyXTTS that wrote it.",
+            f"{self.saved} has format 1, and this version reads format 5. Use the version of MyXTTS that wrote it.",
         )
 
     def test_another_architecture_is_named_by_its_first_difference(self):

@@ -83,7 +83,7 @@ class FlagTest(unittest.TestCase):
             (("--batch-size", "-3"), "--batch-size is -3, but must be a whole number from 1 to 1000000."),
             (("--batch-size", "x"), "--batch-size is 'x', but must be a whole number from 1 to 1000000."),
             (("--batch-size", "8.5"), "--batch-size is '8.5', but must be a whole number from 1 to 1000000."),
-            (("--ema", "nan"), "--ema is NaN, but must be a number of at least 0 and below 1."),
+            (("--ema-decay", "nan"), "--ema-decay is NaN, but must be a number of at least 0 and below 1."),
             (("--batch-seconds", "inf"), "--batch-seconds is Infinity, but must be a number from 0 to 86400."),
             (
                 ("--model-size", "big\x1b[2J"),

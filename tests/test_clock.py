@@ -4,7 +4,7 @@ import logging
 import unittest
 
 from myxtts.clock import Clock, Interval, Times
-from myxtts.config.schema import Data
+from myxtts.config.schema import DataConfig
 from myxtts.observe.advice import LongWait, candidates, flags_of
 
 
@@ -128,7 +128,7 @@ class LongWaitTest(unittest.TestCase):
     """What a run says of its waits, by the reports that it makes."""
 
     def setUp(self):
-        self.long_wait = LongWait(0, Data(num_workers=1), single=True, devices=1)
+        self.long_wait = LongWait(0, DataConfig(num_workers=1), single=True, devices=1)
 
     def said(self, reports, **metrics) -> list[str]:
         """What is logged at reports of (step, wait share)."""
@@ -163,15 +163,15 @@ class LongWaitTest(unittest.TestCase):
         self.assertIn("--prefetch-buffer-size 6; --buffer-size 16", message)
 
     def test_what_is_set_already_is_not_named(self):
-        data = Data(num_workers=10_000, cache_dataset=True, enable_static_shapes=True, batch_seconds=9.0)
+        data = DataConfig(num_workers=10_000, cache_dataset=True, enable_static_shapes=True, batch_seconds=9.0)
         for stage in ("read", "step"):
             self.assertEqual(candidates(stage, data, single=True, devices=2), [])
 
     def test_another_gpu_is_named_where_there_is_one(self):
-        dual = candidates("produce", Data(), single=True, devices=2)
+        dual = candidates("produce", DataConfig(), single=True, devices=2)
         self.assertEqual(list(map(flags_of, dual)), ["--data-gpu 0 --model-gpu 1"])
-        self.assertEqual(candidates("produce", Data(), single=True, devices=1), [])
-        self.assertEqual(candidates("produce", Data(), single=False, devices=2), [])
+        self.assertEqual(candidates("produce", DataConfig(), single=True, devices=1), [])
+        self.assertEqual(candidates("produce", DataConfig(), single=False, devices=2), [])
         (message,) = self.said([(200, 0.5)], bottleneck="produce")
         self.assertIn("No setting is known to help", message)
 

@@ -152,7 +152,7 @@ class MeetingTest(unittest.TestCase):
         def attend(index: int) -> str:
             try:
                 own_timeout_s = timeout_s if index else chief_timeout_s
-                meeting.meet(Cluster(workers, index), abouts[index], own_timeout_s, self.told.append)
+                meeting.rendezvous(Cluster(workers, index), abouts[index], own_timeout_s, self.told.append)
             except PlacementError as error:
                 return str(error)
             return ""
@@ -192,8 +192,8 @@ class MeetingTest(unittest.TestCase):
     def test_other_addresses_are_refused(self):
         workers = local_workers(3)
         with ThreadPoolExecutor() as pool:
-            chief = pool.submit(meeting.meet, Cluster(workers[:2], 0), {}, 20.0)
-            other = pool.submit(meeting.meet, Cluster((workers[0], workers[2]), 1), {}, 20.0)
+            chief = pool.submit(meeting.rendezvous, Cluster(workers[:2], 0), {}, 20.0)
+            other = pool.submit(meeting.rendezvous, Cluster((workers[0], workers[2]), 1), {}, 20.0)
             for one in (chief, other):
                 self.assertIn("the same addresses", str(one.exception()))
 
@@ -208,10 +208,10 @@ class MeetingTest(unittest.TestCase):
         workers = local_workers(2)
         host, _, port = workers[0].rpartition(":")
         with ThreadPoolExecutor() as pool:
-            chief = pool.submit(meeting.meet, Cluster(workers, 0), {}, 20.0)
+            chief = pool.submit(meeting.rendezvous, Cluster(workers, 0), {}, 20.0)
             for words in (b"GET / HTTP/1.1\n", b'{"worker": "x"}\n', b'{"worker": 1, "about": 7}\n', b"[]\n", b""):
                 self.knock(host, int(port), words)
-            meeting.meet(Cluster(workers, 1), {}, 20.0)
+            meeting.rendezvous(Cluster(workers, 1), {}, 20.0)
             self.assertIsNone(chief.result())
 
     @staticmethod

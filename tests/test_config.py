@@ -10,7 +10,7 @@ from unittest import mock
 
 from myxtts.config import document, schema
 from myxtts.config.load import MAX_BYTES, MAX_FILES, dump, load
-from myxtts.config.schema import Config, Model
+from myxtts.config.schema import Config, ModelConfig
 from myxtts.config.settings import SECTIONS, SETTINGS
 from myxtts.errors import ConfigError
 from myxtts.placement.routes import plan_routes
@@ -43,10 +43,10 @@ class YamlTest(unittest.TestCase):
         self.assertEqual((config.data.batch_size, config.data.buckets, config.data.num_workers), (3, 4, 2))
 
     def test_numbers_without_a_dot_are_numbers(self):
-        config = self.load("training:\n  learning_rate: 1e-4\n  weight_decay: 5E-3\n  max_steps: 100_000\n  ema: 0\n")
+        config = self.load("training:\n  learning_rate: 1e-4\n  weight_decay: 5E-3\n  max_steps: 100_000\n  ema_decay: 0\n")
         self.assertEqual(config.training.learning_rate, 0.0001)
         self.assertEqual(config.training.weight_decay, 0.005)
-        self.assertEqual((config.training.max_steps, config.training.ema), (100_000, 0.0))
+        self.assertEqual((config.training.max_steps, config.training.ema_decay), (100_000, 0.0))
 
     def test_words_of_yaml_1_1_are_text(self):
         config = self.load("training:\n  compile: off\ndata:\n  language: no\nrun:\n  run: 2026-01-31\n")
@@ -119,7 +119,7 @@ class YamlTest(unittest.TestCase):
             ),
             (
                 "model:\n  <<: {dropout: 0}\n",
-                f"c.yaml, line 2: '<<' is unknown. Known here: {', '.join(Model.model_fields)}.",
+                f"c.yaml, line 2: '<<' is unknown. Known here: {', '.join(ModelConfig.model_fields)}.",
             ),
         ):
             with self.subTest(text=text):
@@ -233,9 +233,9 @@ class DefaultsTest(unittest.TestCase):
                 self.assertEqual((config.data.batch_size, config.data.buckets), (1, buckets))
 
     def test_files_and_nothing_else_make_a_configuration(self):
-        files = {"a.yml": "run: {run: seven}\n", "7.yaml": "", "x.y.yaml": "training: {ema: 0}\n"}
+        files = {"a.yml": "run: {run: seven}\n", "7.yaml": "", "x.y.yaml": "training: {ema_decay: 0}\n"}
         config = self.load(files | {"c.yaml": "defaults:\n  - a.yml\n  - 7\n  - x.y\n"})
-        self.assertEqual((config.run.run, config.training.ema), ("seven", 0.0))
+        self.assertEqual((config.run.run, config.training.ema_decay), ("seven", 0.0))
         self.assertEqual(self.load({"c.yaml": "defaults:\n"}), Config())
         self.assertEqual(self.load({"c.yaml": "defaults: []\n"}), Config())
 
@@ -339,7 +339,7 @@ class SchemaTest(unittest.TestCase):
                 config = load(folder / "own.yaml")
                 routes = plan_routes(config.placement, gpu_count=2).routes
                 self.assertEqual([(route.data, route.model) for route in routes], expected)
-                self.assertEqual(config.model.task, "recogniser")
+                self.assertEqual(config.model.task, "asr")
 
     def test_shipped_configurations_load(self):
         paths = sorted((ROOT / "configs").glob("*.yaml"))

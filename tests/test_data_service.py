@@ -22,11 +22,11 @@ from tests.two_devices import DATA
 import numpy as np
 import tensorflow as tf
 
-from myxtts.batch import HEARD_WAVES, WAVES, check
+from myxtts.batch import ASR_INPUTS, TTS_INPUTS, check
 from myxtts.config.address import service_address
-from myxtts.config.schema import Data
+from myxtts.config.schema import DataConfig
 from myxtts.data.plan_iterator import Position, planned_batches
-from myxtts.data.producer import waves_of_plan
+from myxtts.data.producer import with_waves
 from myxtts.data.readers import service
 from myxtts.data.readers.files import name_culprit, rows_from_files, wave_batches
 from myxtts.data.readers.service import DataService, _Job
@@ -55,16 +55,16 @@ class Corpus:
 
     def __init__(self, folder: Path):
         self.manifest = write_corpus(folder, [0.3 + 0.01 * i for i in range(22)])
-        self.plan = planned_corpus(self.manifest, Data(batch_seconds=1.7, buckets=2)).plan
+        self.plan = planned_corpus(self.manifest, DataConfig(batch_seconds=1.7, buckets=2)).plan
 
     def planned(self, epochs: int, start: Position = Position()):  # noqa: B008
         return planned_batches(self.plan, self.manifest, start, 3, REFERENCE_SAMPLES, epochs)
 
-    def read_here(self, epochs: int, fields=WAVES, start: Position = Position()):  # noqa: B008
+    def read_here(self, epochs: int, fields=TTS_INPUTS, start: Position = Position()):  # noqa: B008
         rows = rows_from_files(self.manifest, native_loading=True)
         return wave_batches(lambda: self.planned(epochs, start), rows, REFERENCE_SAMPLES, 1, 1, DATA, 1, fields)
 
-    def read_by(self, data_service, epochs: int, fields=WAVES, start: Position = Position(), depth: int = 2):  # noqa: B008
+    def read_by(self, data_service, epochs: int, fields=TTS_INPUTS, start: Position = Position(), depth: int = 2):  # noqa: B008
         return data_service.batches(
             self.planned(epochs, start), self.manifest, fields, REFERENCE_SAMPLES, 2, depth, DATA, 1
         )
@@ -100,7 +100,7 @@ class ServiceCase(unittest.TestCase):
             servers.enter_context(worker("127.0.0.1", port, "127.0.0.1", 0))
         return servers, f"grpc://127.0.0.1:{port}"
 
-    def assert_same(self, found, expected, fields=WAVES):
+    def assert_same(self, found, expected, fields=TTS_INPUTS):
         found, expected = list(found), list(expected)
         self.assertEqual(len(found), len(expected))
         for one, other in zip(found, expected, strict=True):
@@ -122,7 +122,7 @@ class OrderTest(ServiceCase):
         cls.address = f"grpc://127.0.0.1:{port}"
 
     def test_batches_are_those_that_are_read_here_in_their_order(self):
-        for fields in (WAVES, HEARD_WAVES):
+        for fields in (TTS_INPUTS, ASR_INPUTS):
             with self.subTest(len(fields)), self.assertNoLogs("myxtts", "WARNING"):
                 found = self.corpus.read_by(DataService(self.address, stall_s=60.0), 4, fields)
                 self.assert_same(found, self.corpus.read_here(4, fields), fields)
@@ -134,7 +134,7 @@ class OrderTest(ServiceCase):
             self.assert_same(found, self.corpus.read_here(3, start=start))
 
     def test_no_python_runs_on_a_worker(self):
-        request = service._Request(self.corpus.manifest, WAVES, REFERENCE_SAMPLES, 2, 2)
+        request = service._Request(self.corpus.manifest, TTS_INPUTS, REFERENCE_SAMPLES, 2, 2)
         dataset = request.dataset(list(self.corpus.planned(1)), 0)
         graph = tf.compat.v1.GraphDef.FromString(dataset._as_serialized_graph().numpy())
         types = {node.op for nodes in (graph.node, *(f.node_def for f in graph.library.function)) for node in nodes}
@@ -163,7 +163,7 @@ class OrderTest(ServiceCase):
         data_service, taken = DataService(self.address, stall_s=60.0), 0
         self.addCleanup(path.with_suffix(".away").rename, path)
         path.rename(path.with_suffix(".away"))
-        explained = waves_of_plan(
+        explained = with_waves(
             planned,
             self.corpus.read_by(data_service, 4),
             lambda plan, error: name_culprit(self.corpus.manifest, plan, error),

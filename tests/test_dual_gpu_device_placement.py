@@ -15,11 +15,11 @@ from unittest import mock
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from myxtts.config.schema import Data
-from myxtts.config.schema import Placement as Settings
+from myxtts.config.schema import DataConfig
+from myxtts.config.schema import PlacementConfig as Settings
 from myxtts.data.pipeline import Pipeline
 from myxtts.data.plan_iterator import Position
-from myxtts.data.producer import voice_recipe
+from myxtts.data.producer import tts_extractor
 from myxtts.errors import PlacementError
 from myxtts.placement import devices
 from myxtts.placement.audit import require_device
@@ -32,7 +32,7 @@ from tests.sine_corpus import planned_corpus, write_corpus
 from tests.tiny import BARE, SECONDS, Workplace, build_model, build_toy, features, on_device, replicas_on, state_of
 from tests.two_devices import DATA, MODEL, SIMULATED
 
-READING = Data(batch_size=3, buckets=2)
+READING = DataConfig(batch_size=3, buckets=2)
 ADVICE = "This is a defect of the program or of a custom model: build and call it inside tf.device."
 
 
@@ -72,7 +72,7 @@ class Run(unittest.TestCase):
         state = state_of(model, device=route.model)
         step = Step(state, 1.0, accumulation, static_shapes=False, compile_xla=False)
         with placed_functions() as functions:
-            pipeline = Pipeline(corpus, [route], READING, 0, Path("unused"), voice_recipe())
+            pipeline = Pipeline(corpus, [route], READING, 0, Path("unused"), tts_extractor())
             with pipeline.open_feed(Position()) as feed:
                 rounds = next_step(feed)
                 while len(rounds) < accumulation:  # one step of an epoch is incomplete

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.mel import SILENCE
-from myxtts.config.schema import Model
+from myxtts.config.schema import ModelConfig
 from myxtts.errors import CheckpointError, ConfigError, DataError
 from myxtts.evaluation.acoustic_metrics import (
     DECIBELS,
@@ -44,7 +44,7 @@ from myxtts.evaluation.held_out import Utterance
 from myxtts.evaluation.planted_errors import plant
 from myxtts.evaluation.report import SHOWN, Metric, Score
 from myxtts.evaluation.speakers import NearestSpeaker, voice_print
-from myxtts.evaluation.speech import copy_synthesis, hear
+from myxtts.evaluation.speech import copy_synthesis, transcribe_waves
 from myxtts.evaluation.tts_score import (
     Choice,
     another_text_each,
@@ -55,13 +55,13 @@ from myxtts.evaluation.tts_score import (
     score_of,
     write_score,
 )
-from myxtts.models.xtts import Manner
+from myxtts.models.xtts import SynthesisOptions
 from myxtts.profiling.flops import contraction_flops
 from myxtts.text.symbols import SymbolTable
-from myxtts.training.select_checkpoint import choose_checkpoint
-from myxtts.training.tts_samples import manner_of
+from myxtts.training.select_checkpoint import select_checkpoint
+from myxtts.training.tts_samples import synthesis_options
 from tests.tiny import SECONDS, arrays_of, loaded_once, network_of, whole_run
-from tests.tiny_asr import listener_of, listeners_loaded_once, recogniser_run
+from tests.tiny_asr import transcriber_of, listeners_loaded_once, recogniser_run
 from utilities import evaluate
 
 
@@ -75,7 +75,7 @@ def glide(semitones: float = 0.0, seconds: float = 1.0, swing_hz: float = 40.0) 
 
 
 def heard(*waves: np.ndarray) -> list[Sound]:
-    return hear([wave.astype(np.float32) for wave in waves], MODEL)
+    return transcribe_waves([wave.astype(np.float32) for wave in waves], MODEL)
 
 
 def figures(recorded: Sound, spoken: Sound) -> dict[str, float | None]:
@@ -402,7 +402,7 @@ class WholeEvaluation(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         cls.addClassCleanup(folder.cleanup)
         cls.pictures = Path(folder.name) / "pictures"
-        cls.checkpoint = choose_checkpoint(cls.run_folder)
+        cls.checkpoint = select_checkpoint(cls.run_folder)
         cls.score = cls.measure(recogniser=recogniser_run().folder)
 
     @classmethod
@@ -413,7 +413,7 @@ class WholeEvaluation(unittest.TestCase):
             listeners_loaded_once("myxtts.evaluation.tts_score"),
             contextlib.redirect_stdout(io.StringIO()),
         ):
-            return score_of(run, choose_checkpoint(run), Choice(**{"steps": 1, **choice}), TWO.routes[0], pictures)
+            return score_of(run, select_checkpoint(run), Choice(**{"steps": 1, **choice}), TWO.routes[0], pictures)
 
     def copied(self, name: str) -> Path:
         return self.place.copied("whole", name, self.addCleanup)
@@ -452,10 +452,10 @@ class WholeEvaluation(unittest.TestCase):
 
     def test_a_text_that_the_recogniser_cannot_know_is_refused_before_anything_is_spoken(self):
         run = recogniser_run().folder
-        listener = listener_of(run)
-        foreign = replace(listener.tables, languages=("ka",))
+        transcriber = transcriber_of(run)
+        foreign = replace(transcriber.vocabulary, languages=("ka",))
         with (
-            mock.patch.object(listener, "tables", foreign),
+            mock.patch.object(transcriber, "tables", foreign),
             mock.patch("myxtts.evaluation.tts_score.spoken") as spoken,
             self.assertRaisesRegex(DataError, "a text in 'en' was to be heard, but .*heard was trained on ka"),
         ):
@@ -472,7 +472,7 @@ class WholeEvaluation(unittest.TestCase):
             evaluate.main(["--run", str(run), "--json", str(file), "--utterances", "2"])
         self.assertIn("| all | 2 |", told.getvalue())
         self.assertEqual(json.loads(file.read_text(encoding="utf-8"))["checkpoint"], "step-000000")
-        with self.assertRaisesRegex(ConfigError, "--steps, --recogniser was asked for, but .* is a recogniser itself"):
+        with self.assertRaisesRegex(ConfigError, "--steps, --asr was asked for, but .* is a recogniser itself"):
             write_score(run, None, Choice(steps=4, recogniser=run), None, None)
 
     def test_pictures_are_drawn(self):
@@ -496,12 +496,12 @@ class WholeEvaluation(unittest.TestCase):
             np.testing.assert_array_equal(variable.numpy(), saved[f"averages/{variable.path}"])
 
     def test_a_checkpoint_is_chosen_by_its_name(self):
-        self.assertEqual(choose_checkpoint(self.run_folder, "step-000005").name, "step-000005")
+        self.assertEqual(select_checkpoint(self.run_folder, "step-000005").name, "step-000005")
         for wrong in ("step-000003", "../checkpoints/step-000005", "", "config.yaml"):
             with self.assertRaisesRegex(CheckpointError, "step-000005, step-000008"):
-                choose_checkpoint(self.run_folder, wrong)
+                select_checkpoint(self.run_folder, wrong)
         with self.assertRaisesRegex(CheckpointError, "has no checkpoint"):
-            choose_checkpoint(self.run_folder / "checkpoints")
+            select_checkpoint(self.run_folder / "checkpoints")
 
     def test_outputs_that_cannot_be_are_refused_first(self):
         missing = self.run_folder / "no" / "score.json"
@@ -528,7 +528,7 @@ class WholeEvaluation(unittest.TestCase):
 
     def test_nothing_held_out_is_said(self):
         run = self.copied("all")
-        self.rewrite(run, lambda settings: settings["data"].update(validation_share=0.0))
+        self.rewrite(run, lambda settings: settings["data"].update(validation_fraction=0.0))
         with self.assertRaisesRegex(DataError, "none was held out"):
             self.measure(run)
 
@@ -552,9 +552,9 @@ class WholeEvaluation(unittest.TestCase):
             self.measure(pictures=self.pictures.with_name("unknown"), data=file)
 
     def test_steps_and_guidance_are_those_of_the_run_unless_given(self):
-        own = manner_of(Model(synthesis_steps=5, guidance=2.0))
-        self.assertEqual(Choice().manner(own), Manner(steps=5, guidance=2.0))
-        self.assertEqual(Choice(steps=3, guidance=1.0).manner(own), Manner(steps=3, guidance=1.0))
+        own = synthesis_options(ModelConfig(ode_steps=5, guidance=2.0))
+        self.assertEqual(Choice().options(own), SynthesisOptions(steps=5, guidance=2.0))
+        self.assertEqual(Choice(steps=3, guidance=1.0).options(own), SynthesisOptions(steps=3, guidance=1.0))
 
     def test_flags_out_of_bounds_are_refused_by_the_parser(self):
         for flag, value in (
@@ -576,10 +576,10 @@ class WholeEvaluation(unittest.TestCase):
 
     @staticmethod
     def rewrite(run: Path, change) -> None:
-        file = choose_checkpoint(run) / "state.json"
-        about = json.loads(file.read_text(encoding="utf-8"))
-        change(about["settings"])
-        file.write_text(json.dumps(about), encoding="utf-8")
+        file = select_checkpoint(run) / "state.json"
+        metadata = json.loads(file.read_text(encoding="utf-8"))
+        change(metadata["settings"])
+        file.write_text(json.dumps(metadata), encoding="utf-8")
 
 
 class TextTest(unittest.TestCase):

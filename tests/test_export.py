@@ -18,8 +18,8 @@ from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.griffin_lim import waves_of
 from myxtts.audio.mel import log_mel
 from myxtts.commands.cli import report_errors
-from myxtts.config.schema import Config, Data, Model
-from myxtts.models.xtts import Manner
+from myxtts.config.schema import Config, DataConfig, ModelConfig
+from myxtts.models.xtts import SynthesisOptions
 from myxtts.synthesis import export
 from myxtts.training.checkpoint import Checkpoints
 from tests.sine_corpus import sine
@@ -28,7 +28,7 @@ from utilities import export_model
 
 ITERATIONS = 4
 LETTERS = [chr(ord("a") + i) for i in range(SYMBOLS - 3)]
-MANNER = Manner(speed=1.5, pitch_semitones=2.0, energy_db=-3.0, steps=3, guidance=2.0, seed=5)
+MANNER = SynthesisOptions(speed=1.5, pitch_semitones=2.0, energy_db=-3.0, steps=3, guidance=2.0, seed=5)
 CHILD = """
 import sys
 sys.modules["keras"] = None  # importing it is an error
@@ -49,15 +49,15 @@ np.savez(out, **{name: value.numpy() for name, value in (heard | spoken).items()
 
 def write_run(folder: Path) -> Path:
     """A run whose weights are random, with one checkpoint; gives that."""
-    settings = Config(model=Model(model_size="tiny", synthesis_steps=6), data=Data(text_frontend="characters"))
-    tables = {"symbols": LETTERS, "speakers": ["s"], "languages": ["en", "ka"]}
-    about = {"settings": settings.model_dump(mode="json"), **tables}
+    settings = Config(model=ModelConfig(model_size="tiny", ode_steps=6), data=DataConfig(text_frontend="characters"))
+    vocabulary = {"symbols": LETTERS, "speakers": ["s"], "languages": ["en", "ka"]}
+    metadata = {"settings": settings.model_dump(mode="json"), **vocabulary}
     state = state_of(build_model())
     random = np.random.default_rng(0)
     for average in state.averages:
         average.assign_add(random.normal(0.0, 0.1, average.shape))
     state.step = 7
-    return Checkpoints(folder / "checkpoints", 1, about).save(state)
+    return Checkpoints(folder / "checkpoints", 1, metadata).save(state)
 
 
 class Said(tf.Module):
@@ -85,7 +85,7 @@ class Exported(unittest.TestCase):
         with loaded_once("myxtts.synthesis.export"):
             asked = ("--checkpoint", cls.checkpoint.name, "--iterations", str(ITERATIONS))
             cls.ended = cls.program("--out", str(cls.exported), *asked)
-        cls.about = json.loads((cls.exported / "voice.json").read_text(encoding="utf-8"))
+        cls.metadata = json.loads((cls.exported / "voice.json").read_text(encoding="utf-8"))
 
     def test_program_ends_well(self):
         self.assertEqual(self.ended, (0, ""))
@@ -93,9 +93,9 @@ class Exported(unittest.TestCase):
     def test_speaks_and_hears_as_the_original_in_a_fresh_process(self):
         """Two rows: one with a reference, which is longer than what is heard of it, and one without."""
         wave = sine(220.0, 4.0).astype(np.float32)
-        ids = [self.about["symbols"][letter] for letter in "badgeface"]
-        rows = [[self.about["begin_id"], *row, self.about["end_id"]] for row in (ids, ids[:4])]
-        tokens = np.full([2, len(rows[0])], self.about["padding_id"], np.int32)
+        ids = [self.metadata["symbols"][letter] for letter in "badgeface"]
+        rows = [[self.metadata["begin_id"], *row, self.metadata["end_id"]] for row in (ids, ids[:4])]
+        tokens = np.full([2, len(rows[0])], self.metadata["padding_id"], np.int32)
         for to, row in zip(tokens, rows, strict=True):
             to[: len(row)] = row
         network = network_of(self.checkpoint, "/CPU:0")  # the one that was exported
@@ -105,7 +105,7 @@ class Exported(unittest.TestCase):
             given = {
                 "tokens": tokens,
                 "token_count": np.array([len(row) for row in rows], np.int32),
-                "language": np.array([self.about["languages"][name] for name in ("ka", "en")], np.int32),
+                "language": np.array([self.metadata["languages"][name] for name in ("ka", "en")], np.int32),
                 "reference": np.tile(reference, [2, 1, 1]),
                 "reference_frames": np.array([frames, 0], np.int32),
             }
@@ -151,13 +151,13 @@ class Exported(unittest.TestCase):
         self.assertEqual([node.name for node in nodes if node.device], [])
 
     def test_tells_how_ids_are_made_and_what_is_usual(self):
-        self.assertEqual(self.about["symbols"], {letter: 3 + i for i, letter in enumerate(LETTERS)})
-        self.assertEqual(self.about["languages"], {"en": 0, "ka": 1})
-        self.assertEqual((self.about["padding_id"], self.about["begin_id"], self.about["end_id"]), (0, 1, 2))
-        self.assertEqual((self.about["text_frontend"], self.about["sample_rate_hz"]), ("characters", 22_050))
-        self.assertEqual((self.about["step"], self.about["griffin_lim_iterations"]), (7, ITERATIONS))
+        self.assertEqual(self.metadata["symbols"], {letter: 3 + i for i, letter in enumerate(LETTERS)})
+        self.assertEqual(self.metadata["languages"], {"en": 0, "ka": 1})
+        self.assertEqual((self.metadata["padding_id"], self.metadata["begin_id"], self.metadata["end_id"]), (0, 1, 2))
+        self.assertEqual((self.metadata["text_frontend"], self.metadata["sample_rate_hz"]), ("characters", 22_050))
+        self.assertEqual((self.metadata["step"], self.metadata["griffin_lim_iterations"]), (7, ITERATIONS))
         self.assertEqual(
-            self.about["defaults"],
+            self.metadata["defaults"],
             {"speed": 1.0, "pitch_semitones": 0.0, "energy_db": 0.0, "steps": 6, "guidance": 1.0, "seed": [0, 0]},
         )
 

@@ -10,14 +10,21 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from myxtts.batch import FEATURES, smallest
+from myxtts.batch import TTS_FEATURES, smallest
 from myxtts.config.load import load
 from myxtts.config.settings import SETTINGS
-from myxtts.data.manifest import Tables
+from myxtts.data.manifest import Vocabulary
 from myxtts.errors import CheckpointError, ConfigError
 from myxtts.text.symbols import SymbolTable
-from myxtts.training.checkpoint_files import latest, read_about, read_arrays, write_arrays
-from myxtts.training.init_from import Base, digest_of, grown_rows, known_tables, read_base, start_from
+from myxtts.training.checkpoint_files import latest, read_arrays, read_metadata, write_arrays
+from myxtts.training.init_from import (
+    Pretrained,
+    digest_of,
+    extend_rows,
+    inherited_vocabulary,
+    load_pretrained,
+    read_pretrained,
+)
 from myxtts.training.state import TrainingState, make_optimizer
 from myxtts.training.step import Step
 from myxtts.training.task import TASKS
@@ -32,7 +39,7 @@ class Parted(keras.Model):
     """What a run and its base know of a model: two tables, parts and a loss."""
 
     LOSSES = ("mel",)
-    BATCH = FEATURES
+    BATCH = TTS_FEATURES
 
     def __init__(self, symbols: int, languages: int):
         super().__init__(name="parted", autocast=False)
@@ -40,13 +47,13 @@ class Parted(keras.Model):
         self.language_embedding = keras.layers.Embedding(languages, 80, name="language_embedding")
         self.decoder = keras.layers.Dense(80, name="decoder")
 
-    def tables(self) -> dict[str, tuple[str, int]]:
+    def vocabulary(self) -> dict[str, tuple[str, int]]:
         named = {"symbols": self.symbol_embedding, "languages": self.language_embedding}
         return {layer.embeddings.path: (name, 0) for name, layer in named.items()}
 
     def parts(self) -> dict[str, list[keras.layers.Layer]]:
-        tables = [self.symbol_embedding, self.language_embedding]
-        return {"text_encoder": tables, "decoder": [self.decoder], "prosody": [], "reference_encoder": []}
+        vocabulary = [self.symbol_embedding, self.language_embedding]
+        return {"text_encoder": vocabulary, "decoder": [self.decoder], "prosody": [], "reference_encoder": []}
 
     def call(self, batch, training=False):
         real = tf.sequence_mask(batch["token_count"], tf.shape(batch["tokens"])[1], tf.float32)[:, :, None]
@@ -58,12 +65,12 @@ class Parted(keras.Model):
 def build_parted(size: str, symbols: int, languages: int, **settings) -> Parted:
     """In the place of `build_xtts`."""
     model = Parted(symbols, languages)
-    model(smallest(FEATURES))
+    model(smallest(TTS_FEATURES))
     return model
 
 
-def tables(symbols: Sequence[str], languages: Sequence[str]) -> Tables:
-    return Tables(SymbolTable(tuple(symbols)), (), tuple(languages))
+def vocabulary(symbols: Sequence[str], languages: Sequence[str]) -> Vocabulary:
+    return Vocabulary(SymbolTable(tuple(symbols)), (), tuple(languages))
 
 
 place: Workplace
@@ -109,33 +116,33 @@ class Runs(unittest.TestCase):
 class Started(Runs):
     def test_keeps_the_rows_of_its_base_and_adds_new_ones_behind(self):
         self.assertEqual((tuned.code, tuned.err), (0, ""))
-        base = read_base(self.base, self.place.folder)
+        base = read_pretrained(self.base, self.place.folder)
         self.assertIn(
-            f"start          {self.base} step {base.about['step']}: 8 symbols kept, 2 new (ა ბ), "
+            f"start          {self.base} step {base.metadata['step']}: 8 symbols kept, 2 new (ა ბ), "
             "1 language kept, 1 new (ka)\n",
             tuned.out,
         )
         self.assertIn("2 speakers, 13 symbols, languages en ka\n", tuned.out)  # 10 and 3 ids that are no symbols
-        about = read_about(latest(self.place.run("tuned") / "checkpoints"))
-        self.assertEqual((about["symbols"], about["languages"]), ([*"abcdefgh", "ა", "ბ"], ["en", "ka"]))
-        self.assertEqual(about["speakers"], ["s0", "s1"])
+        metadata = read_metadata(latest(self.place.run("tuned") / "checkpoints"))
+        self.assertEqual((metadata["symbols"], metadata["languages"]), ([*"abcdefgh", "ა", "ბ"], ["en", "ka"]))
+        self.assertEqual(metadata["speakers"], ["s0", "s1"])
         self.assertEqual(
-            about["ancestor"],
+            metadata["ancestor"],
             {
                 "run": str(self.base),
-                "step": base.about["step"],
+                "step": base.metadata["step"],
                 "weights": digest_of(base.weights),
                 "symbols": 8,
                 "languages": 1,
                 "speakers": 0,
             },
         )
-        self.assertEqual(known_tables(about), tables("abcdefgh", ["en"]))
-        self.assertIsNone(known_tables(base.about))
+        self.assertEqual(inherited_vocabulary(metadata), vocabulary("abcdefgh", ["en"]))
+        self.assertIsNone(inherited_vocabulary(base.metadata))
 
     def test_begins_with_the_averaged_weights_of_the_best_checkpoint(self):
         """Steps whose rate is too small for float32 leave the weights as they were."""
-        best = read_about(latest(self.base / "checkpoints"))["best"][0]
+        best = read_metadata(latest(self.base / "checkpoints"))["best"][0]
         expected = read_arrays(self.base / f"checkpoints/step-{best:06d}/averages.npz")
         still = ("--learning-rate", "1e-30", "--weight-decay", "0", "--max-steps", "1")
         self.assertEqual(tune("still", *still).code, 0)
@@ -166,7 +173,7 @@ class Started(Runs):
         self.assertEqual(left.keys(), right.keys())
         for name, array in left.items():
             self.assertEqual(array.tobytes(), right[name].tobytes(), name)
-        abouts = [read_about(latest(self.place.run(name) / "checkpoints")) for name in ("tuned", "broken")]
+        abouts = [read_metadata(latest(self.place.run(name) / "checkpoints")) for name in ("tuned", "broken")]
         self.assertEqual(abouts[0]["ancestor"], abouts[1]["ancestor"])
 
     def test_may_be_a_base_itself(self):
@@ -179,7 +186,7 @@ class Frozen(Runs):
         flags = ("--freeze", "decoder", "--weight-decay", "0.5", "--gradient-accumulation", "2", "--batch-size", "2")
         self.assertEqual(tune("frozen", *flags).code, 0)
         arrays = dict(arrays_of(latest(self.place.run("frozen") / "checkpoints")))
-        start = read_base(self.base, self.place.folder).weights
+        start = read_pretrained(self.base, self.place.folder).weights
         for name, array in start.items():
             for group in ("model", "averages"):
                 found = arrays[f"{group}/{name}"][: len(array)]
@@ -198,7 +205,7 @@ class Frozen(Runs):
 
     def test_parts_need_a_base_and_something_must_be_left(self):
         self.assertIn("would stay random", self.place.train("none", "--freeze", "decoder").err)
-        self.assertIn("nothing is left to train", self.refusal("all", "--freeze", *TASKS["voice"].parts))
+        self.assertIn("nothing is left to train", self.refusal("all", "--freeze", *TASKS["tts"].parts))
         self.assertIn("output, but a voice has reference_encoder", self.refusal("other", "--freeze", "output"))
         self.assertIn("decoder", self.refusal("typing", "--freeze", "decodr"))
 
@@ -261,13 +268,13 @@ class Rows(unittest.TestCase):
     def test_are_matched_by_name_and_new_ones_lie_around_their_mean(self):
         known = np.array([[1.0, 0.0], [3.0, 4.0]], np.float32)
         fresh = np.array([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]], np.float32)
-        found = grown_rows(known, fresh, ["a", "b"], ["b", "z", "a"], 0)
+        found = extend_rows(known, fresh, ["a", "b"], ["b", "z", "a"], 0)
         np.testing.assert_allclose(found, [[3.0, 4.0], [2.3, 2.4], [1.0, 0.0]])
 
     def test_without_a_name_stay_and_are_not_in_the_mean(self):
         known = np.array([[90.0], [1.0], [3.0]], np.float32)
         fresh = np.array([[0.1], [0.2], [0.3], [0.5]], np.float32)
-        found = grown_rows(known, fresh, ["a", "b"], ["a", "b", "z"], 1)
+        found = extend_rows(known, fresh, ["a", "b"], ["a", "b", "z"], 1)
         np.testing.assert_allclose(found, [[90.0], [1.0], [3.0], [2.5]])
 
 
@@ -278,23 +285,23 @@ class Network(unittest.TestCase):
     def setUpClass(cls):
         cls.model = build_model()
 
-    def base_of(self, model, symbols, languages) -> Base:
+    def base_of(self, model, symbols, languages) -> Pretrained:
         random = np.random.default_rng(0)
         weights = {v.path: random.normal(size=v.shape).astype(np.float32) for v in model.trainable_variables}
-        about = {"symbols": list(symbols), "speakers": [], "languages": list(languages), "step": 1}
-        return Base(Path("runs/base"), Path("runs/base/checkpoints/step-000001"), about, weights)
+        metadata = {"symbols": list(symbols), "speakers": [], "languages": list(languages), "step": 1}
+        return Pretrained(Path("runs/base"), Path("runs/base/checkpoints/step-000001"), metadata, weights)
 
     def test_parts_are_those_of_the_setting(self):
-        self.assertEqual(set(self.model.parts()), set(TASKS["voice"].parts))
+        self.assertEqual(set(self.model.parts()), set(TASKS["tts"].parts))
         self.assertEqual({part for task in TASKS.values() for part in task.parts}, set(SETTINGS["freeze"].choices))
 
     def test_takes_all_weights_and_the_rows_by_name(self):
         model = self.model
         base = self.base_of(model, LETTERS, ["ka", "en"])
-        new = tables([*LETTERS[::-1][:-1], "z"], ["en", "fa"])  # `a` is gone, all others have moved
+        new = vocabulary([*LETTERS[::-1][:-1], "z"], ["en", "fa"])  # `a` is gone, all others have moved
         symbols, languages = model.symbol_embedding.embeddings, model.language_embedding.embeddings
         fresh = symbols.numpy()
-        start_from(base, model, new)
+        load_pretrained(base, model, new)
         for variable in model.trainable_variables:
             if variable is not symbols and variable is not languages:
                 np.testing.assert_array_equal(variable.numpy(), base.weights[variable.path], err_msg=variable.path)
@@ -310,18 +317,24 @@ class Network(unittest.TestCase):
         good = self.base_of(model, LETTERS, ["en", "ka"])
         fewer = dict(list(good.weights.items())[:-1])
         for base, known, freeze, error, said in (
-            (Base(good.run, good.checkpoint, good.about, fewer), LETTERS, (), CheckpointError, "has shape None"),
+            (
+                Pretrained(good.run, good.checkpoint, good.metadata, fewer),
+                LETTERS,
+                (),
+                CheckpointError,
+                "has shape None",
+            ),
             (self.base_of(model, LETTERS[1:], ["en", "ka"]), LETTERS, (), CheckpointError, "symbol_embedding"),
             (good, (*LETTERS[1:], "z"), ("text_encoder",), ConfigError, r"does not know \(z\)"),
         ):
             with self.assertRaisesRegex(error, said):
-                start_from(base, model, tables(known, ["en", "ka"]), freeze)
+                load_pretrained(base, model, vocabulary(known, ["en", "ka"]), freeze)
         for left, variable in zip(before, model.trainable_variables, strict=True):
             np.testing.assert_array_equal(left, variable.numpy())
 
     def test_trains_what_is_not_frozen_also_where_activations_are_computed_again(self):
         frozen = ("reference_encoder", "text_encoder")
-        model = build_model(size=BARE, recompute=True, condition_dropout=0.9)
+        model = build_model(size=BARE, recompute=True, cfg_dropout=0.9)
         replicas = replicas_on(MODEL)
         with replicas.scope():
             state = TrainingState(model, make_optimizer(0.5, "float32"), True, replicas, frozen)

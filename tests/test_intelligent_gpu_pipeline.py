@@ -20,20 +20,20 @@ import soundfile
 import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, LOG_FLOOR, SAMPLE_RATE_HZ
-from myxtts.batch import FEATURES, WAVES, check
-from myxtts.config.schema import Data
+from myxtts.batch import TTS_FEATURES, TTS_INPUTS, check
+from myxtts.config.schema import DataConfig
 from myxtts.data import producer
 from myxtts.data.feed import Feed
 from myxtts.data.pipeline import Pipeline
 from myxtts.data.plan_iterator import PlannedBatch, Position, planned_batches
-from myxtts.data.producer import Delivery, deliveries, trace_produce, voice_recipe
+from myxtts.data.producer import DeviceBatch, device_batches, trace_produce, tts_extractor
 from myxtts.data.readers.files import wave_batches
 from myxtts.errors import DataError, PlacementError
 from tests.sine_corpus import frequency, pitch_of, planned_corpus, write_corpus
 
 PATIENCE_S = 30.0  # of a test for what takes milliseconds, where the alternative is to hang for ever
 ROUTE = TWO.routes[0]
-PLAIN = voice_recipe()
+PLAIN = tts_extractor()
 BEGINNING = Position()
 
 
@@ -252,14 +252,14 @@ class FeedTest(unittest.TestCase):
             may_end.set()
 
 
-def host(delivery: Delivery) -> dict[str, np.ndarray]:
+def host(delivery: DeviceBatch) -> dict[str, np.ndarray]:
     return {name: tensor.numpy() for name, tensor in delivery.batch.items()}
 
 
 class PipelineCase(unittest.TestCase):
     """A corpus of 13 sinusoids by three speakers, in two buckets of batches of three, two batches a step."""
 
-    SETTINGS = Data(batch_size=3, buckets=2, reference_seconds=0.5)
+    SETTINGS = DataConfig(batch_size=3, buckets=2, reference_seconds=0.5)
     SECONDS = tuple(0.3 + 0.05 * i for i in range(13))
     SEED = 5
 
@@ -277,11 +277,11 @@ class PipelineCase(unittest.TestCase):
         data = self.SETTINGS.model_copy(update=settings)
         return Pipeline(self.corpus, [ROUTE], data, self.SEED, self.folder / "cache", PLAIN)
 
-    def epoch(self, start=BEGINNING, epochs=1, mean_over="step", **settings) -> list[Delivery]:
+    def epoch(self, start=BEGINNING, epochs=1, mean_over="step", **settings) -> list[DeviceBatch]:
         with self.pipeline(**settings).open_feed(start, epochs, mean_over) as feed:
             return [delivery for (delivery,) in feed]
 
-    def assert_same(self, found: list[Delivery], expected: list[Delivery]):
+    def assert_same(self, found: list[DeviceBatch], expected: list[DeviceBatch]):
         self.assertEqual(len(found), len(expected))
         for one, other in zip(found, expected, strict=True):
             step, expected_step = one.planned.step, other.planned.step
@@ -310,7 +310,7 @@ class PipelineTest(PipelineCase):
 
     def test_every_batch_is_whole_and_lies_on_the_model_device(self):
         for delivery in self.delivered:
-            check(delivery.batch, FEATURES, "delivery")
+            check(delivery.batch, TTS_FEATURES, "delivery")
             for name, tensor in delivery.batch.items():
                 self.assertTrue(tensor.device.endswith(MODEL[1:]), f"{name} is on {tensor.device}")
 
@@ -389,10 +389,10 @@ class PipelineTest(PipelineCase):
                 self.assert_same(self.epoch(**settings), self.first_epoch)
 
     def test_each_batch_is_heard_in_other_voices_where_that_is_asked_for_and_only_there(self):
-        settings = self.SETTINGS.model_copy(update={"voice_augmentation": 0.2})
+        settings = self.SETTINGS.model_copy(update={"vtlp": 0.2})
         heard = []
-        for recipe in (PLAIN, voice_recipe(0.2), voice_recipe(0.2)):
-            pipeline = Pipeline(self.corpus, [ROUTE], settings, self.SEED, self.folder / "cache", recipe)
+        for extractor in (PLAIN, tts_extractor(0.2), tts_extractor(0.2)):
+            pipeline = Pipeline(self.corpus, [ROUTE], settings, self.SEED, self.folder / "cache", extractor)
             with pipeline.open_feed(BEGINNING, 1) as feed:
                 heard.append([delivery for (delivery,) in feed])
         self.assert_same(heard[0], self.first_epoch)  # the setting is training's to pass on: nothing else augments
@@ -443,7 +443,7 @@ class PipelineTest(PipelineCase):
             return features
 
         planned = [delivery.planned for delivery in self.first_epoch]
-        batches = deliveries(planned, waves_of(planned), [ROUTE], PLAIN, watched, lambda planned, error: error)
+        batches = device_batches(planned, waves_of(planned), [ROUTE], PLAIN, watched, lambda planned, error: error)
         with Feed(batches, depth=2) as feed:
             next(feed)
             self.assertTrue(enough.wait(PATIENCE_S))  # this one, two in the feed, and the one in the making
@@ -451,14 +451,14 @@ class PipelineTest(PipelineCase):
 
     def test_every_operation_that_produces_features_is_bound_to_the_device(self):
         for device in (DATA, MODEL):
-            operations = trace_produce(device, voice_recipe(0.1)).graph.get_operations()
+            operations = trace_produce(device, tts_extractor(0.1)).graph.get_operations()
             self.assertIn("RFFT", {operation.type for operation in operations})
             at = {op.device for op in operations if op.type not in ("Placeholder", "Identity")}  # arguments, results
             self.assertEqual(at, {f"/device:{device[1:]}"})
 
     def test_a_batch_on_another_device_than_promised_is_refused(self):
         planned = [self.first_epoch[0].planned]
-        batches = deliveries(
+        batches = device_batches(
             planned, waves_of(planned, MODEL), [ROUTE], PLAIN, trace_produce(DATA, PLAIN), lambda planned, error: error
         )
         with self.assertRaisesRegex(PlacementError, f"{DATA} was promised, but found .* on {MODEL}"):
@@ -474,8 +474,8 @@ def librosa_log_mel(wave: np.ndarray) -> np.ndarray:
 
 
 def waves_of(planned: list[PlannedBatch], device: str = DATA) -> tf.data.Dataset:
-    """WAVES of silence on a device, for the planned batches."""
-    return wave_batches(lambda: planned, silence, 11_008, 2, 2, device, 2, WAVES)
+    """TTS_INPUTS of silence on a device, for the planned batches."""
+    return wave_batches(lambda: planned, silence, 11_008, 2, 2, device, 2, TTS_INPUTS)
 
 
 def silence(rows, starts, samples, padded):
@@ -501,7 +501,7 @@ class SlowFilesTest(PipelineCase):
                 return silence(rows, starts, samples, padded)
             return tf.ensure_shape(tf.numpy_function(slow_at_first, [rows, padded], tf.int16), [None, None])
 
-        waves = wave_batches(lambda: planned, read_rows, 11_008, 3, 2, DATA, 3, WAVES)
+        waves = wave_batches(lambda: planned, read_rows, 11_008, 3, 2, DATA, 3, TTS_INPUTS)
         found = [int(wave["pcm"][0, 0]) for wave in waves]
         self.assertNotEqual(read[0], planned[0].arrays["row"].tolist())
         self.assertEqual(found, [int(plan.rows[0]) for plan in planned])
@@ -615,10 +615,10 @@ class DamagedCorpusTest(PipelineCase):
 class UnusualCorpusTest(unittest.TestCase):
     """Each corpus goes through whole, once."""
 
-    def delivered(self, seconds, suffixes=(".wav",), speakers=1, name="corpus", **settings) -> list[Delivery]:
+    def delivered(self, seconds, suffixes=(".wav",), speakers=1, name="corpus", **settings) -> list[DeviceBatch]:
         folder = Path(tempfile.mkdtemp())
         self.addCleanup(shutil.rmtree, folder)
-        data = Data(**{"batch_size": 2, "buckets": 3, "reference_seconds": 0.5} | settings)
+        data = DataConfig(**{"batch_size": 2, "buckets": 3, "reference_seconds": 0.5} | settings)
         corpus = planned_corpus(write_corpus(folder / name, seconds, speakers, suffixes), data)
         with Pipeline(corpus, [ROUTE], data, 0, folder, PLAIN).open_feed(Position(), epochs=1) as feed:
             delivered = [delivery for (delivery,) in feed]

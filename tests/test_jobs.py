@@ -18,13 +18,13 @@ from unittest import mock
 from myxtts.commands import cli
 from myxtts.commands.cli import report_errors
 from myxtts.config.load import load
-from myxtts.config.schema import Config, Data, Model
+from myxtts.config.schema import Config, DataConfig, ModelConfig
 from myxtts.errors import PlacementError
 from myxtts.local_sgd.job_settings import round_steps
 from myxtts.local_sgd.jobs import devices_of
-from myxtts.local_sgd.launcher_state import Fixed, new_record, read_record
+from myxtts.local_sgd.launcher_state import FixedSettings, new_record, read_record
 from myxtts.local_sgd.progress import Display, duration, last_report, progress_of
-from myxtts.training.checkpoint_files import latest, read_about, write_checkpoint
+from myxtts.training.checkpoint_files import latest, read_metadata, write_checkpoint
 from tests.sine_corpus import write_corpus
 from tests.tiny import arrays_of, toy_models
 from tests.two_devices import SIMULATED
@@ -137,7 +137,9 @@ class Place(unittest.TestCase):
 
     def argv(self, *flags: str) -> list[str]:
         fixed = f"--run own --runs-dir {self.folder / 'runs'} --train-data {self.folder / 'corpus' / 'corpus.csv'}"
-        fixed += " --text-frontend characters --validation-share 0.2 --max-steps 6 --shared-steps 2 --max-restarts 1"
+        fixed += (
+            " --text-frontend characters --validation-fraction 0.2 --max-steps 6 --warmstart-steps 2 --max-restarts 1"
+        )
         return [*fixed.split(), "--simulate-gpus", "4", "--gpus", "0", "1", *flags]
 
     def launch(self, *flags: str) -> tuple[int, str, str]:
@@ -191,9 +193,9 @@ class Jobs(Place):
         runs = {name: load(self.run_folder / f"{name}.yaml") for name in ("start", "gpu0", "gpu1")}
         self.assertEqual([config.training.seed for config in runs.values()], [0, 0, 1])
         self.assertEqual([config.training.stop_at_step for config in runs.values()], [2, None, None])
-        self.assertEqual([config.independent.job for config in runs.values()], [0, 0, 1])
+        self.assertEqual([config.local_sgd.job for config in runs.values()], [0, 0, 1])
         self.assertEqual(
-            [Path(config.data.train_data).name for config in runs.values()], ["train.csv", "part-0.csv", "part-1.csv"]
+            [Path(config.data.train_data).name for config in runs.values()], ["train.csv", "shard-0.csv", "part-1.csv"]
         )
         for name, config in runs.items():
             self.assertEqual(Path(config.data.val_data).name, "held_out.csv")
@@ -201,7 +203,7 @@ class Jobs(Place):
             seen = self.read(f"{name}/seen.json")
             self.assertEqual((seen["gpus"], seen["resume"]), ("-1", "--resume"))
         self.assertEqual([self.reported(name) for name in runs], [[1, 2], [3, 4, 5, 6], [3, 4, 5, 6]])
-        forked = read_about(self.run_folder / "gpu1/checkpoints/step-000002")
+        forked = read_metadata(self.run_folder / "gpu1/checkpoints/step-000002")
         self.assertEqual((forked["settings"]["run"]["run"], forked["start"]), ("gpu1", "first"))
         asked = self.read("merged/asked.json")
         self.assertEqual(parse(asked).val_data, runs["start"].data.val_data)  # merge_checkpoints.py knows its flags
@@ -230,9 +232,9 @@ class Jobs(Place):
         refused = self.launch()
         self.assertEqual(refused[0], 2)
         self.assertIn("already holds independent jobs", refused[2])
-        code, _, err = self.launch("--resume", "--validation-share", "0.4")
+        code, _, err = self.launch("--resume", "--validation-fraction", "0.4")
         self.assertEqual(code, 2)
-        self.assertIn("validation_share is 0.4, but the jobs in", err)
+        self.assertIn("validation_fraction is 0.4, but the jobs in", err)
 
     def test_one_that_is_killed_goes_on_from_its_checkpoint(self):
         self.fault("gpu1", "kill", at=5, once=True)
@@ -277,7 +279,7 @@ class Jobs(Place):
         self.assertEqual((code, err.count("the fault was asked for")), (2, 1))
         self.assertFalse((self.run_folder / "gpu0").exists())
         self.heal("start")
-        code, _, err = self.launch("--resume", "--validation-share", "0.4", "--shared-steps", "3")
+        code, _, err = self.launch("--resume", "--validation-fraction", "0.4", "--warmstart-steps", "3")
         self.assertEqual((code, err), (0, ""))
         self.assertEqual(self.steps("start"), [3])
         held_out = (self.run_folder / "parts/held_out.csv").read_text().splitlines()
@@ -286,7 +288,7 @@ class Jobs(Place):
     def test_one_that_lacks_the_last_merge_is_not_done(self):
         for unmerged, flags in (("unmerged", ()), ("", ("--resume",))):
             with mock.patch.dict(os.environ, FAKE=unmerged):
-                code, _, err = self.launch("--rounds", "2", *flags)
+                code, _, err = self.launch("--num-syncs", "2", *flags)
         starts = (self.run_folder / "logs/gpu1_training.log").read_text().count("=== ")
         self.assertEqual((code, starts), (1, 2), err)  # the fake does not merge
         self.assertIn("the merge lacks gpu1: it was lost at step 6 of 6", err)
@@ -300,10 +302,10 @@ class Jobs(Place):
 
     def test_with_a_base_have_what_its_weights_fix_and_no_shared_steps(self):
         kept = self.folder / "runs/kept/checkpoints"
-        settings = Config(data=Data(text_frontend="characters"), model=Model(model_size="small"))
+        settings = Config(data=DataConfig(text_frontend="characters"), model=ModelConfig(model_size="small"))
         write_checkpoint(kept / "step-000009", [], {"settings": settings.model_dump(mode="json"), "best": None})
         argv = [flag for flag in self.argv("--init-from", str(kept.parent), "--freeze", "decoder")]
-        for flag in ("--text-frontend", "--shared-steps"):
+        for flag in ("--text-frontend", "--warmstart-steps"):
             del argv[argv.index(flag) : argv.index(flag) + 2]
         code, _, err = self.launch_with(argv)
         self.assertEqual((code, err), (0, ""))
@@ -371,7 +373,7 @@ class Stopping(Place):
 
     def test_asks_no_process_that_only_has_the_number(self):
         self.run_folder.mkdir(parents=True)
-        fixed = Fixed(gpus=[0, 1], shared_steps=2, merge_every=0, corpus={})
+        fixed = FixedSettings(gpus=[0, 1], warmstart_steps=2, sync_every=0, corpus={})
         record = new_record(6, fixed)
         self.assertTrue(record.launcher.runs())
         record.launcher.started_ticks -= 1
@@ -412,10 +414,10 @@ class Settings(Place):
             "--model-gpu was asked for, but each job has one": ["--model-gpu", "0"],
             "placement auto was asked for": ["--placement", "auto"],
             "Give --max-steps, and leave out --epochs": ["--epochs", "2"],
-            "what --shared-steps sets": ["--stop-at-step", "2"],
+            "what --warmstart-steps sets": ["--stop-at-step", "2"],
             "--jobs and --job were given": ["--jobs", "2"],
-            "--shared-steps 6 was asked for": ["--shared-steps", "6"],
-            "--rounds 2 and merge_every 3 were both given": ["--rounds", "2", "--merge-every", "3"],
+            "--warmstart-steps 6 was asked for": ["--warmstart-steps", "6"],
+            "--num-syncs 2 and sync_every 3 were both given": ["--num-syncs", "2", "--sync-every", "3"],
             "no independent jobs were started there": ["--status"],
             "nowhere was asked for, but has no checkpoint": ["--init-from", "nowhere"],
         }
@@ -471,7 +473,7 @@ class Settings(Place):
 
 class InEarnest(Place):
     def test_jobs_of_which_one_is_killed_end_as_if_it_was_not_and_are_merged(self):
-        flags = "--simulate-gpus 2 --validation-share 0 --validate-every 0 --sample-every 0 --model-size tiny"
+        flags = "--simulate-gpus 2 --validation-fraction 0 --validate-every 0 --sample-every 0 --model-size tiny"
         flags += " --batch-size 2 --log-every 1 --checkpoint-every 2 --keep-checkpoints 9"
         argv = self.argv(*flags.split())
         self.assertEqual(self.launch_with(argv, ((sys.executable, "-c", "exit(2)"), MERGER))[0], 2)
@@ -481,7 +483,7 @@ class InEarnest(Place):
         code, out, err = self.launch_with([*argv, "--resume"], (trainer, MERGER))
         self.assertEqual((code, err), (0, ""), out)
         self.assertIn("gpu1 was killed by SIGKILL", out)
-        parts = read_about(latest(self.run_folder / "merged/checkpoints"))["parts"]
+        parts = read_metadata(latest(self.run_folder / "merged/checkpoints"))["parts"]
         found = [(Path(part["checkpoint"]).parts[-3], part["step"]) for part in parts]
         self.assertEqual(found, [("gpu0", 6), ("gpu1", 6)])
 

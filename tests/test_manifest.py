@@ -43,7 +43,7 @@ def riff(*chunks):
 PCM_SUBFORMAT = bytes.fromhex("0100000000001000800000aa00389b71")
 DATA = chunk(b"data", np.arange(10_000, dtype="<i2").tobytes())
 EXTENSIBLE = pcm_format(tag=0xFFFE, more=struct.pack("<HHI", 22, 16, 4) + PCM_SUBFORMAT)
-WAVES = {  # name: (file, whether it is native)
+TTS_INPUTS = {  # name: (file, whether it is native)
     "plain": (riff(pcm_format(), DATA), True),
     "format of 18 bytes": (riff(pcm_format(more=b"\0\0"), DATA), True),
     "chunk between": (riff(pcm_format(), chunk(b"LIST", b"abcd"), DATA), True),
@@ -116,13 +116,13 @@ class Columns(Corpus):
     def test_tokens_speakers_and_languages_index_the_tables(self):
         self.sound("a.wav", text="ba", speaker="zoe")
         self.sound("b.wav", text="cab", speaker="ann", language="ka")
-        manifest, tables, _ = self.build()
-        self.assertEqual(tables.symbols.to_list(), ["a", "b", "c"])
+        manifest, vocabulary, _ = self.build()
+        self.assertEqual(vocabulary.symbols.to_list(), ["a", "b", "c"])
         self.assertEqual(manifest.tokens.tolist(), [1, 4, 3, 2, 1, 5, 3, 4, 2])
         self.assertEqual(manifest.token_start.tolist(), [0, 4, 9])
         self.assertEqual(manifest.token_counts.tolist(), [4, 5])
-        self.assertEqual((tables.speakers, manifest.speaker.tolist()), (("ann", "zoe"), [1, 0]))
-        self.assertEqual((tables.languages, manifest.language.tolist()), (("en", "ka"), [0, 1]))
+        self.assertEqual((vocabulary.speakers, manifest.speaker.tolist()), (("ann", "zoe"), [1, 0]))
+        self.assertEqual((vocabulary.languages, manifest.language.tolist()), (("en", "ka"), [0, 1]))
         self.assertEqual(manifest.padded_tokens(np.array([1]), 2, 6).tolist(), [[1, 5, 3, 4, 2, 0], [0] * 6])
 
     def test_dtypes_are_those_of_the_contract_even_without_utterances(self):
@@ -140,17 +140,19 @@ class Columns(Corpus):
     def test_tables_hold_nothing_of_rejected_rows(self):
         self.sound("a.wav", text="ab")
         self.sound("short.wav", 100, text="z", speaker="gone", language="ka")
-        _, tables, _ = self.build()
-        self.assertEqual((tables.symbols.to_list(), tables.speakers, tables.languages), (["a", "b"], ("s",), ("en",)))
+        _, vocabulary, _ = self.build()
+        self.assertEqual(
+            (vocabulary.symbols.to_list(), vocabulary.speakers, vocabulary.languages), (["a", "b"], ("s",), ("en",))
+        )
 
     def test_validation_uses_the_tables_of_training_and_may_add_speakers(self):
         self.sound("a.wav", text="ab")
-        tables = self.build()[1]
+        vocabulary = self.build()[1]
         self.lines[1:] = []
         self.sound("b.wav", text="ba", speaker="new")
         self.sound("c.wav", text="abz")
         self.sound("d.wav", text="ab", language="ka")
-        manifest, extended, rejected = self.build(tables=tables)
+        manifest, extended, rejected = self.build(vocabulary=vocabulary)
         self.assertEqual(manifest.ids, ("b.wav",))
         self.assertEqual((extended.speakers, manifest.speaker.tolist()), (("s", "new"), [1]))
         self.assertEqual(
@@ -357,12 +359,12 @@ class Cache(Corpus):
         ), read
 
     def test_a_cached_result_is_the_same_and_reads_no_text(self):
-        (first, tables, rejected), _ = self.cached()
+        (first, vocabulary, rejected), _ = self.cached()
         (again, tables_again, rejected_again), read = self.cached()
         self.assertEqual(read, [])
         for name, column in vars(first).items():
             np.testing.assert_array_equal(column, vars(again)[name], name)
-        self.assertEqual((tables, rejected, first.fingerprint), (tables_again, rejected_again, again.fingerprint))
+        self.assertEqual((vocabulary, rejected, first.fingerprint), (tables_again, rejected_again, again.fingerprint))
 
     def test_any_change_rebuilds(self):
         self.cached()
@@ -379,8 +381,8 @@ class Cache(Corpus):
             self.assertFalse(self.cached()[1], name)
         for name, value in {"min_seconds": 0.31, "max_seconds": 19.0, "frontend": "phonemes"}.items():
             self.assertTrue(self.cached(**{name: value})[1], name)
-        tables = self.cached()[0][1]
-        self.assertTrue(self.cached(tables=tables)[1])
+        vocabulary = self.cached()[0][1]
+        self.assertTrue(self.cached(vocabulary=vocabulary)[1])
 
     def test_a_file_that_appears_is_noticed(self):
         self.assertEqual(len(self.cached()[0][0]), 2)
@@ -416,7 +418,7 @@ class Native(unittest.TestCase):
         return read_header(self.path)
 
     def test_native_is_what_the_table_says_and_every_length_is_libsndfiles(self):
-        for name, (content, native) in WAVES.items():
+        for name, (content, native) in TTS_INPUTS.items():
             header = self.header(content)
             self.assertEqual(header.native, native, name)
             self.assertEqual(header.samples, len(soundfile.read(self.path)[0]), name)
@@ -424,7 +426,7 @@ class Native(unittest.TestCase):
     def test_tensorflow_decodes_all_that_is_native_to_the_same_length(self):
         import tensorflow as tf
 
-        for name, (content, native) in WAVES.items():
+        for name, (content, native) in TTS_INPUTS.items():
             if native:
                 wave, rate_hz = tf.audio.decode_wav(content)
                 self.assertEqual((wave.shape, int(rate_hz)), ((self.header(content).samples, 1), SAMPLE_RATE_HZ), name)

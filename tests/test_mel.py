@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, LOG_FLOOR, MEL_BANDS, SAMPLE_RATE_HZ
 from myxtts.audio.griffin_lim import griffin_lim, magnitude_from
-from myxtts.audio.mel import SILENCE, filter_bank, log_mel, moved_filter_bank
+from myxtts.audio.mel import SILENCE, log_mel, mel_filters, warped_mel_filters
 from tests.sine_corpus import frequency, sine
 
 
@@ -72,7 +72,7 @@ class LogMelTest(unittest.TestCase):
     def test_a_sinusoid_has_the_magnitude_that_its_window_gives(self):
         # A tone of level a on bin k has |X[k]| = a * 1024 / 4 under a Hann window, and half of it on both neighbours.
         tone = sine(100 * SAMPLE_RATE_HZ / 1024, 0.3).astype(np.float32)
-        expected = 0.5 * 256 * (filter_bank()[99:102] * np.array([[0.5], [1.0], [0.5]])).sum(axis=0)
+        expected = 0.5 * 256 * (mel_filters()[99:102] * np.array([[0.5], [1.0], [0.5]])).sum(axis=0)
         np.testing.assert_allclose(np.exp(log_mel(tone[None])[0, 12]), np.maximum(expected, 1e-5), rtol=1e-4, atol=1e-6)
 
     def test_there_is_a_frame_for_every_256_samples(self):
@@ -123,17 +123,17 @@ class FrequencyFactorTest(unittest.TestCase):
 
     def mel(self, wave: np.ndarray, factor: float | None = None) -> np.ndarray:
         """float32 [80] of the wave's middle frame."""
-        asked = None if factor is None else moved_filter_bank(tf.constant([factor], tf.float32))
+        asked = None if factor is None else warped_mel_filters(tf.constant([factor], tf.float32))
         mel = log_mel(wave[None].astype(np.float32), None, asked)[0].numpy()
         return mel[len(mel) // 2]
 
     def test_a_factor_of_one_is_the_fixed_bank(self):
-        np.testing.assert_allclose(moved_filter_bank(tf.ones([1]))[0], filter_bank(), rtol=0, atol=1e-6)
+        np.testing.assert_allclose(warped_mel_filters(tf.ones([1]))[0], mel_filters(), rtol=0, atol=1e-6)
         for name, signal in signals().items():
             with self.subTest(name):
                 wave = signal[None].astype(np.float32)
                 np.testing.assert_allclose(
-                    log_mel(wave, None, moved_filter_bank(tf.ones([1]))), log_mel(wave), rtol=0, atol=1e-4
+                    log_mel(wave, None, warped_mel_filters(tf.ones([1]))), log_mel(wave), rtol=0, atol=1e-4
                 )
 
     def test_a_tone_is_heard_at_the_factor_times_its_frequency(self):
@@ -158,7 +158,7 @@ class FrequencyFactorTest(unittest.TestCase):
 
     def test_the_highest_band_is_heard_whole_at_the_lowest_factor(self):
         noise = np.random.default_rng(0).uniform(-0.5, 0.5, 2 * SAMPLE_RATE_HZ)
-        lowest = moved_filter_bank(tf.constant([np.exp(-0.3)], tf.float32))
+        lowest = warped_mel_filters(tf.constant([np.exp(-0.3)], tf.float32))
         found = log_mel(noise[None].astype(np.float32), None, lowest)[0].numpy()
         plain = log_mel(noise[None].astype(np.float32))[0].numpy()
         level = np.exp(found).mean(axis=0) / np.exp(plain).mean(axis=0)
@@ -166,17 +166,17 @@ class FrequencyFactorTest(unittest.TestCase):
 
     def test_timing_is_kept_and_what_is_silent_stays_silent(self):
         wave = np.stack([signals()["a tone in digital silence"], np.ones(11_025)]).astype(np.float32)
-        mel = log_mel(wave, tf.constant([11_025, 0]), moved_filter_bank(tf.constant([1.3, 0.8]))).numpy()
+        mel = log_mel(wave, tf.constant([11_025, 0]), warped_mel_filters(tf.constant([1.3, 0.8]))).numpy()
         plain = log_mel(wave, tf.constant([11_025, 0])).numpy()
         np.testing.assert_array_equal(mel[1], plain[1])
         np.testing.assert_array_equal(mel[0].max(axis=1) > -2.0, plain[0].max(axis=1) > -2.0)
 
     def test_each_row_has_its_own(self):
         wave = np.stack([sine(1_000.0, 0.3)] * 3).astype(np.float32)
-        mel = log_mel(wave, None, moved_filter_bank(tf.constant([0.8, 1.0, 1.25]))).numpy()
+        mel = log_mel(wave, None, warped_mel_filters(tf.constant([0.8, 1.0, 1.25]))).numpy()
         for row, factor in zip(mel, (0.8, 1.0, 1.25), strict=True):
             np.testing.assert_allclose(
-                row, log_mel(wave[:1], None, moved_filter_bank(tf.constant([factor])))[0], atol=1e-5
+                row, log_mel(wave[:1], None, warped_mel_filters(tf.constant([factor])))[0], atol=1e-5
             )
         self.assertEqual(len({int(row[12].argmax()) for row in mel}), 3)
 
@@ -188,7 +188,7 @@ class InversionTest(unittest.TestCase):
         magnitude = magnitude_from(mel).numpy()
         self.assertEqual(magnitude.shape, (2, 43, 513))
         self.assertTrue(np.all(magnitude >= 0) and np.isfinite(magnitude).all())
-        again = np.log(np.maximum(magnitude @ filter_bank(), LOG_FLOOR))
+        again = np.log(np.maximum(magnitude @ mel_filters(), LOG_FLOOR))
         audible = mel.numpy() > np.log(1e-2)
         self.assertGreater(audible.sum(), 1_000)
         self.assertLess(np.abs(again - mel)[audible].mean(), 0.02)

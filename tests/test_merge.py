@@ -18,31 +18,38 @@ from tests.two_devices import SIMULATED
 import numpy as np
 
 from myxtts.config.load import load
-from myxtts.config.schema import Config, Training
+from myxtts.config.schema import Config, TrainingConfig
 from myxtts.errors import CheckpointError, ConfigError, DataError
-from myxtts.local_sgd.interpolation import FIGURES, Distortion, Line, Measured, distortion_db, measure
-from myxtts.local_sgd.layer_distance import layers_apart, table_of_layers
+from myxtts.local_sgd.interpolation import FIGURES, Distortion, InterpolationLine, Measured, distortion_db, measure
+from myxtts.local_sgd.layer_distance import layer_distances, table_of_layers
 from myxtts.local_sgd.merge import Corpora, merge
-from myxtts.models.xtts import Manner
-from myxtts.training.checkpoint_files import digest_of, latest, read_about, read_arrays, write_arrays, write_checkpoint
-from myxtts.training.init_from import known_tables
-from myxtts.training.select_checkpoint import tables_of
+from myxtts.models.xtts import SynthesisOptions
+from myxtts.training.checkpoint_files import (
+    digest_of,
+    latest,
+    read_arrays,
+    read_metadata,
+    write_arrays,
+    write_checkpoint,
+)
+from myxtts.training.init_from import inherited_vocabulary
+from myxtts.training.select_checkpoint import vocabulary_of
 from tests.test_synthesis import reported
 from tests.tiny import arrays_of, features, on_device
-from tests.tiny_asr import listener_of, recogniser_run, small_recognisers
+from tests.tiny_asr import transcriber_of, recogniser_run, small_recognisers
 from utilities import merge_checkpoints
 
 NONE = Corpora()
 
 
-def about(**changes) -> dict:
+def metadata(**changes) -> dict:
     """state.json of a part; `settings` is a section of those by name."""
-    settings = Config(training=Training(seed=1)).model_dump(mode="json")
+    settings = Config(training=TrainingConfig(seed=1)).model_dump(mode="json")
     for section, values in changes.pop("settings", {}).items():
         settings[section] |= values
-    tables = {"symbols": ["a", "b"], "languages": ["en"], "speakers": ["s0"]}
+    vocabulary = {"symbols": ["a", "b"], "languages": ["en"], "speakers": ["s0"]}
     common = {"start": "f00", "position": [0, 0, []], "replicas": 1, "best": None, "corpus": "c", "ancestor": None}
-    return {"step": 3, "audio_s": 1.0, "settings": settings, **tables, **common, **changes}
+    return {"step": 3, "audio_s": 1.0, "settings": settings, **vocabulary, **common, **changes}
 
 
 def arrays(kernel, count: int = 1) -> dict[str, np.ndarray]:
@@ -63,7 +70,7 @@ class Case(unittest.TestCase):
         """A run of made-up arrays; [1, 2] where none are given."""
         given = {"model": model, "averages": averages, "optimizer": optimizer}
         groups = {group: arrays([1, 2]) if own is None else own for group, own in given.items()}
-        own = about(**changes)
+        own = metadata(**changes)
         target = self.folder / name / f"checkpoints/step-{own['step']:06d}"
         write_checkpoint(target, ((group, own.items()) for group, own in groups.items()), own)
         return self.folder / name
@@ -113,7 +120,7 @@ class Mean(Case):
         found = set()
         for order in permutations(parts):
             digest = digest_of(self.merge(*order))
-            found.add((digest, read_about(self.checkpoint)["start"]))
+            found.add((digest, read_metadata(self.checkpoint)["start"]))
             shutil.rmtree(self.merged)
         self.assertEqual(len(found), 1)
 
@@ -127,7 +134,7 @@ class Mean(Case):
             with self.subTest(audio=audio, weights=weights):
                 parts = [self.part(f"part{i}", audio_s=audio_s) for i, audio_s in enumerate(audio)]
                 self.merge(*parts, weights=weights)
-                kept = read_about(self.checkpoint)
+                kept = read_metadata(self.checkpoint)
                 self.assertEqual([part["share"] for part in kept["parts"]], expected)
                 self.assertEqual([part["audio_s"] for part in kept["parts"]], list(audio))
                 self.assertEqual(kept["audio_s"], sum(audio))
@@ -135,7 +142,7 @@ class Mean(Case):
                     shutil.rmtree(folder)
 
     def test_is_of_what_parts_are_used_with_where_one_of_them_keeps_no_averages(self):
-        plain = self.part("plain", arrays([5, 5]), settings={"training": {"ema": 0.0}})
+        plain = self.part("plain", arrays([5, 5]), settings={"training": {"ema_decay": 0.0}})
         (plain / "checkpoints/step-000003/averages.npz").unlink()
         averaged = self.part("averaged", arrays([3, 3]), arrays([1, 1]))
         self.assertEqual(self.merge(averaged, plain)["averages/net/one/kernel"].tolist(), [3, 3])
@@ -170,7 +177,7 @@ class Kept(Case):
     """What state.json and config.yaml say."""
 
     def test_the_run_begins_anew_with_all_rows_of_the_tables(self):
-        one = self.part("one", step=5, settings={"independent": {"merge_every": 2, "jobs": 2, "exchange": "x"}})
+        one = self.part("one", step=5, settings={"local_sgd": {"sync_every": 2, "jobs": 2, "sync_dir": "x"}})
         other = self.part("other", step=4, settings={"training": {"seed": 7, "stop_at_step": 6}})
         corpus = self.folder / "train.csv"
         corpus.write_text("path,text\na.wav,a\n")
@@ -178,24 +185,24 @@ class Kept(Case):
             found = self.merge(one, other, corpora=Corpora(train_data=str(corpus), audio_root=str(self.folder)))
         self.assertEqual([line for line in told.output if "differs" in line], [told.output[2]])
         self.assertIn("seed is 1, 7; it stays 1", told.output[2])
-        kept, config = read_about(self.checkpoint), load(self.merged / "config.yaml")
+        kept, config = read_metadata(self.checkpoint), load(self.merged / "config.yaml")
         self.assertEqual((self.checkpoint.name, kept["step"]), ("step-000005", 5))
         self.assertEqual((kept["corpus"], kept["position"], kept["replicas"]), (None, [0, 0, []], 1))
         self.assertEqual((kept["best"], kept["kept"], kept["start"]), (None, None, "f00"))
         self.assertEqual(kept["settings"], config.model_dump(mode="json"))
-        self.assertEqual(known_tables(kept), tables_of(kept))
+        self.assertEqual(inherited_vocabulary(kept), vocabulary_of(kept))
         model = {name.partition("/")[2]: array for name, array in found.items() if name.startswith("model/")}
         self.assertEqual(kept["ancestor"]["weights"], digest_of(model))
         self.assertEqual((config.run.run, config.run.runs_dir), ("merged", str(self.folder)))
         self.assertEqual((config.data.train_data, config.data.audio_root), (str(corpus), str(self.folder)))
         self.assertEqual((config.training.seed, config.training.stop_at_step), (1, None))
-        self.assertEqual(config.independent, Config().independent)
+        self.assertEqual(config.local_sgd, Config().local_sgd)
 
     def test_other_speakers_and_starts_are_merged_by_force(self):
         one = self.part("one", speakers=["s1", "s0"])
         other = self.part("other", speakers=["s2", "s1"], start="aaa")
         found = self.merge(one, other, force=True)
-        kept = read_about(self.checkpoint)
+        kept = read_metadata(self.checkpoint)
         self.assertEqual(kept["speakers"], ["s1", "s0", "s2"])
         model = {name.partition("/")[2]: array for name, array in found.items() if name.startswith("model/")}
         self.assertEqual(kept["start"], digest_of(model))
@@ -204,7 +211,7 @@ class Kept(Case):
 class Refused(Case):
     def test_parts_whose_arrays_do_not_mean_the_same(self):
         for changes, said in (
-            ({"settings": {"model": {"task": "recogniser"}}}, "task is voice in the first and recogniser in the"),
+            ({"settings": {"model": {"task": "asr"}}}, "task is tts in the first and asr in the"),
             ({"settings": {"model": {"model_size": "tiny"}}}, "model_size is normal in the first and tiny in"),
             ({"settings": {"data": {"reference_seconds": 2.0}}}, "reference_seconds is 3.0"),
             ({"settings": {"data": {"text_frontend": "characters"}}}, "text_frontend is phonemes"),
@@ -228,7 +235,7 @@ class Refused(Case):
 
     def test_recognisers_with_another_encoder_or_subsampling(self):
         parts = [
-            self.part(f"part{i}", settings={"model": {"task": "recogniser"}, "recogniser": own})
+            self.part(f"part{i}", settings={"model": {"task": "asr"}, "asr": own})
             for i, own in enumerate(({}, {"encoder": "gru"}, {"subsampling": 4}))
         ]
         self.assertIn("encoder is lmu in the first and gru in the second", self.refusal(*parts[:2]))
@@ -237,7 +244,7 @@ class Refused(Case):
     def test_settings_of_the_machine_and_of_the_corpus_may_differ(self):
         one = self.part("one", corpus="c")
         own = {"data": {"batch_size": 3, "num_workers": 7}, "training": {"precision": "mixed_bfloat16", "seed": 5}}
-        self.merge(one, self.part("other", corpus="d", settings=own | {"recogniser": {"encoder": "gru"}}))
+        self.merge(one, self.part("other", corpus="d", settings=own | {"asr": {"encoder": "gru"}}))
 
     def test_arrays_that_are_not_finite_or_have_other_names_or_shapes(self):
         one = self.part("one")
@@ -296,20 +303,20 @@ class ApartTest(Case):
         for name, one, two in (("a", [3, 0], [0, 0]), ("b", [0, 4], [0, 0]), ("c", [6, 0], [2, 0])):
             values = {"net/one/x": one, "net/two/x": two, "net/two/y": [0]}
             write_arrays(self.folder / f"{name}.npz", ((k, np.array(v, np.float32)) for k, v in values.items()))
-        found = layers_apart([self.folder / f"{name}.npz" for name in "abc"])
+        found = layer_distances([self.folder / f"{name}.npz" for name in "abc"])
         # a and b are at a right angle and 5 apart, over 4; b and c √52 over 6; a and c 3 over 6
         self.assertEqual(found["net/one"].cosine, 0.0)
         self.assertAlmostEqual(found["net/one"].distance, 5 / 4)
         self.assertEqual(found["net/two"], (0.0, 1.0))  # of two layers of zeros the cosine is 1
-        self.assertEqual(layers_apart([self.folder / "a.npz"] * 2)["net/two"], (1.0, 0.0))
+        self.assertEqual(layer_distances([self.folder / "a.npz"] * 2)["net/two"], (1.0, 0.0))
         self.assertIn("below 0.5) in net/one, net/two: try", table_of_layers(found))
 
 
 class LineTest(unittest.TestCase):
-    def line(self, *measured: tuple[float, float], merged=(0.5, 0.5)) -> Line:
+    def line(self, *measured: tuple[float, float], merged=(0.5, 0.5)) -> InterpolationLine:
         """Of the first part, the second one and their mean."""
         found = {shares: Measured(*one) for shares, one in zip(((1.0, 0.0), (0.0, 1.0), merged), measured, strict=True)}
-        return Line(["A", "B"], merged, ((1.0, 0.0), (0.0, 1.0)), found, FIGURES["recogniser"], "note")
+        return InterpolationLine(["A", "B"], merged, ((1.0, 0.0), (0.0, 1.0)), found, FIGURES["asr"], "note")
 
     def test_the_figure_decides_and_where_it_is_the_same_the_loss(self):
         for measured, better in (
@@ -378,7 +385,7 @@ class DistortionTest(unittest.TestCase):
     def test_is_of_the_first_16_utterances_and_of_no_empty_row(self):
         batch = on_device(features([(3, 12)] * 9 + [(0, 0)] * 2))
         echo = Echo(batch)
-        distortion = Distortion(echo, Manner())
+        distortion = Distortion(echo, SynthesisOptions())
         for expected in (9, 16, 16):
             distortion.add(batch, {})
             self.assertEqual(echo.spoken, expected)
@@ -399,7 +406,7 @@ class Recognisers(unittest.TestCase):
         for group in ("model", "averages"):
             file = latest(run / "checkpoints") / f"{group}.npz"
             found = read_arrays(file)
-            found["recogniser/out/bias"][0] += blank
+            found["asr/out/bias"][0] += blank
             write_arrays(file, found.items())
         return run
 
@@ -426,7 +433,7 @@ class Recognisers(unittest.TestCase):
         self.assertEqual(out.count("\n| 0"), 4)  # 0, ¼, ½, ¾
         self.assertIn("| 0.5 | merged |", out)
         checkpoint = latest(self.merged / "checkpoints")
-        kept = read_about(checkpoint)
+        kept = read_metadata(checkpoint)
         self.assertEqual(kept["kept"], str(latest(talks / "checkpoints")))
         self.assertEqual([part["share"] for part in kept["parts"]], [0.0, 1.0])
         left, right = dict(arrays_of(checkpoint)), dict(arrays_of(latest(talks / "checkpoints")))
@@ -436,15 +443,17 @@ class Recognisers(unittest.TestCase):
         code, out = self.merge(self.part("less", -0.25), self.part("more", 0.25))
         self.assertEqual((code, out.count("| 1.0000 | 0.0000 |")), (0, 4), out)  # the bias is in the fifth
         wave = np.random.default_rng(0).normal(0, 0.1, 22050).astype(np.float32)
-        self.assertEqual(list(listener_of(self.merged).hear([wave])), list(listener_of(self.whole).hear([wave])))
+        self.assertEqual(list(transcriber_of(self.merged).transcribe([wave])), list(transcriber_of(self.whole).transcribe([wave])))
         on_device = ("--simulate-gpus", str(SIMULATED), "--data-gpu", "0", "--model-gpu", "1")
         short = ("--max-steps", "1", "--validate-every", "0", "--sample-every", "0")
         with small_recognisers():
             done = self.place.main("--config", str(self.merged / "config.yaml"), "--resume", *on_device, *short)
         self.assertEqual((done.code, done.err), (0, ""))
         self.assertIn(f"resumed        {self.merged}/checkpoints/step-000000", done.out)
-        after = read_about(latest(self.merged / "checkpoints"))
-        self.assertEqual((after["step"], after["start"]), (1, read_about(latest(self.whole / "checkpoints"))["start"]))
+        after = read_metadata(latest(self.merged / "checkpoints"))
+        self.assertEqual(
+            (after["step"], after["start"]), (1, read_metadata(latest(self.whole / "checkpoints"))["start"])
+        )
         self.assertIsNotNone(after["corpus"])
         self.assertGreater(after["audio_s"], 0.0)
 

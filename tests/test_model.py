@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from myxtts.models.build import build_xtts
 from myxtts.models.layers import parameter_count
-from myxtts.models.xtts import XTTS, Condition, Manner, kept, voice_level
+from myxtts.models.xtts import XTTS, FlowCondition, SynthesisOptions, keep_mask, voice_level
 from tests.long import long
 from tests.tiny import build_model, features, on_device, rows_of
 from tests.two_devices import MODEL
@@ -40,12 +40,14 @@ class Network(unittest.TestCase):
         with tf.device(MODEL):
             return numpy_of(self.model(on_device(batch), **options))
 
-    def speak(self, batch, speed=0.25, steps=2, **manner):
+    def speak(self, batch, speed=0.25, steps=2, **options):
         """(mel, frames, path); at this speed an untrained model gives some frames to each token."""
         names = ("tokens", "token_count", "language", "reference", "reference_frames")
         batch = on_device(batch)
         with tf.device(MODEL):
-            spoken = self.model.speak(*(batch[name] for name in names), Manner(speed=speed, steps=steps, **manner))
+            spoken = self.model.speak(
+                *(batch[name] for name in names), SynthesisOptions(speed=speed, steps=steps, **options)
+            )
         return numpy_of(spoken)
 
     def assert_same_outputs(self, left, right, rows=ROWS):
@@ -164,10 +166,10 @@ class Inputs(Network):
 
     def test_pitch_and_energy_change_the_mel_and_no_duration(self):
         mel, frames, _ = self.speak(features(ROWS))
-        for manner in ({"pitch_semitones": 4.0}, {"energy_db": 6.0}):
-            other, same_frames, _ = self.speak(features(ROWS), **manner)
+        for options in ({"pitch_semitones": 4.0}, {"energy_db": 6.0}):
+            other, same_frames, _ = self.speak(features(ROWS), **options)
             np.testing.assert_array_equal(frames, same_frames)
-            self.assertGreater(np.abs(mel - other).max(), 0.05, manner)
+            self.assertGreater(np.abs(mel - other).max(), 0.05, options)
 
     def test_guidance_1_is_plain_and_others_are_on_the_same_line(self):
         batch = features(ROWS)
@@ -255,7 +257,7 @@ class Training(Network):
 
     def test_a_dropped_condition_is_not_seen_by_the_flow(self):
         model = self.model
-        condition = Condition(
+        condition = FlowCondition(
             *(tf.ones(shape) for shape in ([2, 4, 16], [2, 16], [2, 8, 80], [2])), tf.ones([2, 8], bool)
         )
         with tf.device(MODEL):
@@ -267,7 +269,7 @@ class Training(Network):
         self.assertEqual(np.abs(dropped.hidden[0]).max() + np.abs(dropped.mel[0]).max(), 0.0)
         self.assertEqual(dropped.spread.numpy().tolist(), [1.0, 1.0])
         target, seed = tf.random.stateless_normal([2, 8, 80], [1, 2]), tf.constant([3, 4])
-        blind = build_model(condition_dropout=0.999)
+        blind = build_model(cfg_dropout=0.999)
         with tf.device(MODEL):
             errors = [
                 blind._flow_errors(target, condition._replace(mel=condition.mel * scale), seed, seed).numpy()
@@ -277,10 +279,12 @@ class Training(Network):
 
     def test_conditions_and_references_are_dropped_for_the_asked_share(self):
         rows, seed = tf.ones([10_000]), tf.constant([1, 2])
-        self.assertAlmostEqual(float(tf.reduce_mean(kept(rows, 0.1, seed, "3"))), 0.9, delta=0.01)
-        self.assertEqual(float(tf.reduce_mean(kept(rows, 0.1, None, "3"))), 1.0)
-        np.testing.assert_array_equal(kept(tf.constant([3, 0]), 0.0, seed, "3"), [1.0, 0.0])
-        self.assertNotEqual(kept(rows, 0.5, seed, "3").numpy().tolist(), kept(rows, 0.5, seed, "4").numpy().tolist())
+        self.assertAlmostEqual(float(tf.reduce_mean(keep_mask(rows, 0.1, seed, "3"))), 0.9, delta=0.01)
+        self.assertEqual(float(tf.reduce_mean(keep_mask(rows, 0.1, None, "3"))), 1.0)
+        np.testing.assert_array_equal(keep_mask(tf.constant([3, 0]), 0.0, seed, "3"), [1.0, 0.0])
+        self.assertNotEqual(
+            keep_mask(rows, 0.5, seed, "3").numpy().tolist(), keep_mask(rows, 0.5, seed, "4").numpy().tolist()
+        )
 
     def test_the_flow_does_not_pull_at_the_decoder(self):
         batch, model = on_device(features(ROWS)), self.model

@@ -17,9 +17,9 @@ import validate_dual_gpu_pipeline
 from myxtts.clock import Clock
 from myxtts.commands import cli
 from myxtts.config.load import load as load_config
-from myxtts.config.schema import Config, Placement
+from myxtts.config.schema import Config, PlacementConfig
 from myxtts.data.batch_plan import Plan
-from myxtts.data.producer import trace_produce, voice_recipe
+from myxtts.data.producer import trace_produce, tts_extractor
 from myxtts.errors import PlacementError
 from myxtts.placement import devices
 from myxtts.placement.audit import knows_gpu_kernels
@@ -119,7 +119,7 @@ class Whole(unittest.TestCase):
 class WithoutGpu(unittest.TestCase):
     def test_asked_for_gpus_the_placement_fails_and_the_corpus_is_looked_at_all_the_same(self):
         finished = validated(
-            "--train-data", str(PLACE.corpus), "--text-frontend", "characters", "--validation-share=0.1"
+            "--train-data", str(PLACE.corpus), "--text-frontend", "characters", "--validation-fraction=0.1"
         )
         self.assertEqual((finished.code, finished.err), (1, ""))
         self.assertIn("❌ GPUs asked for: data GPU 0 was asked for, but TensorFlow sees no GPU", finished.out)
@@ -201,7 +201,7 @@ class Prerequisites(unittest.TestCase):
             ({"data_gpu": 2, "model_gpu": 3, "simulate_gpus": 4}, 0),
             ({"model_gpus": (0, 1)}, 2),
         ):
-            self.assertEqual(needed_gpus(Placement(**asked)), needed)
+            self.assertEqual(needed_gpus(PlacementConfig(**asked)), needed)
 
     def test_folder_that_cannot_be_written_is_found_by_writing(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -220,7 +220,7 @@ class Prerequisites(unittest.TestCase):
 class Places(unittest.TestCase):
     def placed(self, **asked) -> list[Check]:
         checks = []
-        generator = check_placement(with_dual(Config(placement=Placement(**asked))))
+        generator = check_placement(with_dual(Config(placement=PlacementConfig(**asked))))
         with contextlib.suppress(StopIteration), contextlib.redirect_stdout(io.StringIO()):
             while True:
                 checks.append(next(generator))
@@ -367,7 +367,7 @@ class Operations(unittest.TestCase):
         with mock.patch(
             "myxtts.data.producer.f0", lambda wave, samples: (tf.numpy_function(abs, [wave], "float32"), 0)
         ):
-            made = check_operations("audit", [trace_produce(DATA, voice_recipe())])
+            made = check_operations("audit", [trace_produce(DATA, tts_extractor())])
         self.assertEqual(made.state, "fails")
         self.assertRegex(made.found, r"^1 of \d+ operations lack one: PyFunc 'PyFunc' in .*produce_on_device")
 
@@ -384,7 +384,7 @@ class Corpora(unittest.TestCase):
             metadata = folder / "corpus" / "corpus.csv"
             metadata.write_text(metadata.read_text(encoding="utf-8") + "\nmissing.wav,abc,s0\n", encoding="utf-8")
             settings = {"train_data": str(metadata), "text_frontend": "characters", "max_rejected": 0.5}
-            config = load_config(None, {**settings, "validation_share": 0.2, "batch_size": 4})
+            config = load_config(None, {**settings, "validation_fraction": 0.2, "batch_size": 4})
             with self.assertLogs("myxtts.data", "WARNING"):
                 loaded = load(config, Start(), folder)
             checks = {made.name: made for made in check_corpus(loaded)}

@@ -21,12 +21,12 @@ import tensorflow as tf
 from PIL import Image
 
 from myxtts.commands.cli import report_errors
-from myxtts.config.schema import Data, Training
+from myxtts.config.schema import DataConfig, TrainingConfig
 from myxtts.observe import advice
 from myxtts.planner.emulator import Emulation, Span
 from myxtts.planner.simulator import STAGES, Outcome
 from myxtts.profiling import measure
-from myxtts.profiling.analysis import Measurement, Pass, grade, judge
+from myxtts.profiling.analysis import Measurement, Pass, analyze, grade
 from myxtts.profiling.emulation import WARM_UP, emulated_placement, pass_of
 from myxtts.profiling.nvml import Usage, Watch
 from myxtts.profiling.report import lines_of
@@ -58,7 +58,7 @@ class Judged(unittest.TestCase):
     """Figures of a verdict, each computed by hand."""
 
     def test_rates_are_work_over_the_time_of_all_batches(self):
-        verdict = judge(measured(), Data())
+        verdict = analyze(measured(), DataConfig())
         rates = [verdict.rates[stage] for stage in STAGES]
         np.testing.assert_allclose(rates, [100, 50, 200, 20])
         self.assertAlmostEqual(verdict.ceiling, 20.0)
@@ -70,15 +70,15 @@ class Judged(unittest.TestCase):
         self.assertAlmostEqual(verdict.noise, 0.5 / 2.25)
 
     def test_producing_and_transfer_share_a_thread_and_so_a_place_in_the_ceiling(self):
-        verdict = judge(measured(produce=0.4, transfer=0.35), Data())
+        verdict = analyze(measured(produce=0.4, transfer=0.35), DataConfig())
         self.assertAlmostEqual(verdict.ceiling, 10 / 0.75)
         self.assertEqual(verdict.bottleneck, "produce")
 
     def test_reading_runs_ahead_so_serial_has_it_only_where_it_is_slowest(self):
-        self.assertAlmostEqual(judge(measured(read=2.0), Data()).serial, 5.0)
+        self.assertAlmostEqual(analyze(measured(read=2.0), DataConfig()).serial, 5.0)
 
     def test_shares_are_those_of_the_watched_rounds(self):
-        verdict = judge(measured(), Data())
+        verdict = analyze(measured(), DataConfig())
         self.assertAlmostEqual(verdict.accelerator_utilisation, 3.6 / 4.5)
         self.assertAlmostEqual(verdict.wait_share, 0.5 / 4.5)
         self.assertAlmostEqual(verdict.blocked_share, 1.0 / 4.5)
@@ -86,12 +86,12 @@ class Judged(unittest.TestCase):
         self.assertAlmostEqual(verdict.padding, 0.2)
 
     def test_where_watching_is_free_its_passes_are_the_run(self):
-        verdict = judge(measured(plain_s=[]), Data())
+        verdict = analyze(measured(plain_s=[]), DataConfig())
         self.assertAlmostEqual(verdict.achieved, 40 / 2.25)
         self.assertIsNone(verdict.watching_costs)
 
     def test_steps_vary_by_their_bucket_or_by_themselves(self):
-        verdict = judge(measured(), Data())
+        verdict = analyze(measured(), DataConfig())
         self.assertAlmostEqual(verdict.step_mean_s, 0.625)
         self.assertAlmostEqual(verdict.variation, 0.2)  # 0.125 of 0.625
         self.assertAlmostEqual(verdict.variation_in_bucket, 0.0)
@@ -100,12 +100,12 @@ class Judged(unittest.TestCase):
         for times in ({"read": 0.6}, {"produce": 0.6}, {"transfer": 0.6}, {"step": 0.6}):
             (stage,) = times
             with self.subTest(stage=stage):
-                verdict = judge(measured(**times), Data())
+                verdict = analyze(measured(**times), DataConfig())
                 self.assertEqual(verdict.bottleneck, stage)
                 self.assertRegex(verdict.reason, rf"^{stage}: alone, .*600\.0|^(produce|transfer): .* (80|65)0\.0")
 
     def test_a_stage_without_time_has_no_rate(self):
-        verdict = judge(measured(read=0.0, transfer=0.0), Data())
+        verdict = analyze(measured(read=0.0, transfer=0.0), DataConfig())
         self.assertEqual((verdict.rates["read"], verdict.variations["transfer"]), (None, 0.0))
         self.assertIn("no time", "\n".join(lines_of(verdict, "audio s/s")))
 
@@ -119,7 +119,7 @@ class Recommended(unittest.TestCase):
     """Flags, by what the simulation of the queue says they gain."""
 
     def gains(self, data=None, plain_s=(2.0, 2.0), **times) -> dict[str, float]:
-        verdict = judge(measured(plain_s=plain_s, **times), data or Data())
+        verdict = analyze(measured(plain_s=plain_s, **times), data or DataConfig())
         return {one.flags: round(one.gain, 2) for one in verdict.recommendations}
 
     def test_two_devices_halve_the_time_where_both_stages_take_as_long(self):
@@ -137,7 +137,7 @@ class Recommended(unittest.TestCase):
             self.assertAlmostEqual(gains["--num-workers 4"], 0.25)  # 1.0 / 0.8
             self.assertAlmostEqual(gains["--cache-dataset"], 1.0)  # then the step is slowest
             self.assertEqual(self.gains(read=1.0, more_workers_s=1.0).keys(), {"--cache-dataset"})
-            self.assertEqual(self.gains(read=1.0, more_workers_s=1.0, data=Data(cache_dataset=True)), {})
+            self.assertEqual(self.gains(read=1.0, more_workers_s=1.0, data=DataConfig(cache_dataset=True)), {})
 
     def test_static_shapes_gain_what_was_measured(self):
         self.assertAlmostEqual(self.gains(static_share=0.8)["--enable-static-shapes"], 0.25)
@@ -150,7 +150,7 @@ class Recommended(unittest.TestCase):
 
     def test_a_gain_within_the_noise_is_none(self):
         self.assertEqual(self.gains(plain_s=(2.0, 3.0), static_share=0.8), {})
-        text = "\n".join(lines_of(judge(measured(), Data()), "audio s/s"))
+        text = "\n".join(lines_of(analyze(measured(), DataConfig()), "audio s/s"))
         self.assertIn("recommended    nothing", text)
 
 
@@ -229,7 +229,7 @@ class Emulated(unittest.TestCase):
             taken.append(len(batches))
             return tf.zeros([1])
 
-        training = Training(gradient_accumulation=3)
+        training = TrainingConfig(gradient_accumulation=3)
         bench = SimpleNamespace(config=SimpleNamespace(training=training), state=SimpleNamespace(step=0))
         numbers = np.repeat(np.arange(measure.WARM_UP + 2), 3)
         stretch = measure.Stretch(numbers, np.zeros_like(numbers), np.ones(len(numbers)), np.ones(len(numbers)))

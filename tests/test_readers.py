@@ -16,8 +16,8 @@ import soundfile
 import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.batch import WAVES
-from myxtts.config.schema import Config, Data, Training
+from myxtts.batch import TTS_INPUTS
+from myxtts.config.schema import Config, DataConfig, TrainingConfig
 from myxtts.data.audio_file import read_pcm, resampled_length
 from myxtts.data.dataset import load_corpora
 from myxtts.data.plan_iterator import Position, planned_batches
@@ -256,11 +256,11 @@ class CacheTest(FolderCase):
 
 class WaveBatchesTest(FolderCase):
     def test_elements_carry_the_planned_arrays_unchanged(self):
-        data = Data(batch_size=2, buckets=1)
+        data = DataConfig(batch_size=2, buckets=1)
         corpus = planned_corpus(write_corpus(self.folder, [0.3, 0.4, 0.5]), data)
         planned = list(planned_batches(corpus.plan, corpus.manifest, Position(), 3, 6_400, epochs=1))
         read_rows = rows_from_files(corpus.manifest, native_loading=True)
-        waves = list(wave_batches(lambda: planned, read_rows, 6_400, 1, 1, DATA, 1, WAVES))
+        waves = list(wave_batches(lambda: planned, read_rows, 6_400, 1, 1, DATA, 1, TTS_INPUTS))
         self.assertEqual(len(waves), 2)
         for plan, wave in zip(planned, waves, strict=True):
             for name in wave.keys() & plan.arrays.keys():
@@ -272,7 +272,7 @@ class WaveBatchesTest(FolderCase):
 class PlannedBatchesTest(FolderCase):
     def setUp(self):
         super().setUp()
-        self.data = Data(batch_size=2, buckets=2)
+        self.data = DataConfig(batch_size=2, buckets=2)
         self.corpus = planned_corpus(write_corpus(self.folder, [0.3 + 0.02 * i for i in range(11)]), self.data, 0, 2)
 
     def planned(self, start, epochs, seed=1, mean_over="step"):
@@ -320,7 +320,7 @@ class PlannedBatchesTest(FolderCase):
 class CulpritTest(FolderCase):
     def setUp(self):
         super().setUp()
-        data = Data(batch_size=3, buckets=1)
+        data = DataConfig(batch_size=3, buckets=1)
         self.manifest = write_corpus(self.folder, [0.3, 0.31, 0.32], speakers=1)
         corpus = planned_corpus(self.manifest, data)
         (self.planned,) = planned_batches(corpus.plan, self.manifest, Position(4, 0), 0, 6_400, epochs=5)
@@ -339,8 +339,8 @@ class CulpritTest(FolderCase):
 
 class LoadCorporaTest(FolderCase):
     def load(self, accumulation=1, **settings):
-        data = Data(**{"train_data": str(self.folder / "corpus.csv"), "text_frontend": "characters"} | settings)
-        training = Training(gradient_accumulation=accumulation)
+        data = DataConfig(**{"train_data": str(self.folder / "corpus.csv"), "text_frontend": "characters"} | settings)
+        training = TrainingConfig(gradient_accumulation=accumulation)
         return load_corpora(Config(data=data, training=training), self.folder / "run")
 
     def write(self, utterances, **settings):
@@ -351,17 +351,17 @@ class LoadCorporaTest(FolderCase):
 
     def test_the_hold_out_and_the_training_corpus_share_no_utterance(self):
         self.write(20)
-        train, validation, tables = self.load(validation_share=0.2)
+        train, validation, vocabulary = self.load(validation_fraction=0.2)
         ids = [set(corpus.manifest.ids) for corpus in (train, validation)]
         self.assertEqual((len(ids[0]), len(ids[1]), len(ids[0] | ids[1])), (16, 4, 20))
-        self.assertEqual(tables.speakers, ("s0", "s1"))
-        self.assertEqual(self.load(validation_share=0.2)[1].manifest.ids, validation.manifest.ids)
+        self.assertEqual(vocabulary.speakers, ("s0", "s1"))
+        self.assertEqual(self.load(validation_fraction=0.2)[1].manifest.ids, validation.manifest.ids)
 
     def test_one_utterance_or_no_share_leaves_no_validation(self):
         self.write(1)
         self.assertIsNone(self.load()[1])
         self.write(4)
-        self.assertIsNone(self.load(validation_share=0.0)[1])
+        self.assertIsNone(self.load(validation_fraction=0.0)[1])
 
     def test_a_validation_corpus_with_longer_utterances_gets_a_bucket_of_its_own(self):
         self.write(6)
@@ -374,7 +374,7 @@ class LoadCorporaTest(FolderCase):
 
     def test_accumulation_belongs_to_training_alone(self):
         self.write(20)
-        train, validation, _ = self.load(accumulation=4, batch_size=2, validation_share=0.4)
+        train, validation, _ = self.load(accumulation=4, batch_size=2, validation_fraction=0.4)
         self.assertEqual((train.plan.steps_per_epoch, validation.plan.steps_per_epoch), (2, 4))
 
     def test_unusable_rows_are_listed_and_too_many_stop_the_run(self):
@@ -384,7 +384,7 @@ class LoadCorporaTest(FolderCase):
             self.load()
         self.assertIn("u2.wav,missing file", (self.folder / "run" / "rejected.csv").read_text())
         with self.assertLogs("myxtts", "WARNING"):
-            self.assertEqual(len(self.load(max_rejected=0.5, validation_share=0.0)[0].manifest), 3)
+            self.assertEqual(len(self.load(max_rejected=0.5, validation_fraction=0.0)[0].manifest), 3)
 
     def test_a_corpus_that_is_not_there_makes_nothing(self):
         with self.assertRaisesRegex(DataError, "nothing can be found there"):
@@ -393,7 +393,7 @@ class LoadCorporaTest(FolderCase):
 
     def test_manifests_are_of_the_paths_that_were_given(self):
         self.write(3)
-        train, _, _ = self.load(validation_share=0.0)
+        train, _, _ = self.load(validation_fraction=0.0)
         self.assertEqual(train.manifest.paths, manifest_of(self.folder / "corpus.csv").paths)
 
 

@@ -9,11 +9,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from myxtts.batch import HEARD_FEATURES
+from myxtts.batch import ASR_FEATURES
 from myxtts.data.batch_plan import Plan, bucket_bounds
 from myxtts.data.plan_iterator import Position, planned_steps, steps_left
 from myxtts.models import asr as recogniser
-from myxtts.models.build import build_recogniser
+from myxtts.models.build import build_asr
 from myxtts.placement.replicas import Replicas, make_replicas
 from myxtts.placement.routes import Route
 from myxtts.training.state import TrainingState, make_optimizer
@@ -50,9 +50,9 @@ def voice(precision: str) -> keras.Model:
         return build_xtts("tiny", SYMBOLS, 2, precision=precision, dropout=0.1)
 
 
-def listener(precision: str, encoder: str = "lmu", dropout: float = 0.1) -> keras.Model:
+def transcriber(precision: str, encoder: str = "lmu", dropout: float = 0.1) -> keras.Model:
     with mock.patch.dict(recogniser.SIZES, tiny=SMALL):
-        return build_recogniser("tiny", SYMBOLS, encoder, 2, precision, dropout=dropout, sync_batch_norm=True)
+        return build_asr("tiny", SYMBOLS, encoder, 2, precision, dropout=dropout, sync_batch_norm=True)
 
 
 def steps_of(batches: int, steps: int) -> list[list[dict]]:
@@ -125,19 +125,19 @@ class SameStep(unittest.TestCase):
 
     @long
     def test_both_tasks_do(self):
-        for build in (voice, listener):
+        for build in (voice, transcriber):
             with self.subTest(task=build.__name__):
                 self.assert_same(build, 2, steps=4)
 
     def test_batches_are_normalised_over_all_replicas_where_that_is_asked_for(self):
         (batches,) = steps_of(2, 1)
-        several, _, losses = trained(lambda precision: listener(precision, "conv", dropout=0.0), 2, [batches])
-        state, step = built(lambda precision: listener(precision, "conv", dropout=0.0), replicas_of(1))
+        several, _, losses = trained(lambda precision: transcriber(precision, "conv", dropout=0.0), 2, [batches])
+        state, step = built(lambda precision: transcriber(precision, "conv", dropout=0.0), replicas_of(1))
         whole = {name: batches[0][name] for name in ("seed", "step_tokens", "step_frames")}
         joined = {
-            name: np.concatenate([batch[name] for batch in batches]) for name in HEARD_FEATURES if name not in whole
+            name: np.concatenate([batch[name] for batch in batches]) for name in ASR_FEATURES if name not in whole
         }
-        loss = step.read(step([[on(state.device, joined | whole, HEARD_FEATURES)]], 1, 1e-2, 0.9))["loss"]
+        loss = step.read(step([[on(state.device, joined | whole, ASR_FEATURES)]], 1, 1e-2, 0.9))["loss"]
         self.assertAlmostEqual(losses[0], loss, places=5)
         moving = [v.path for v in state.model.variables if "moving" in v.path]
         self.assertTrue(moving)
@@ -162,20 +162,20 @@ class Devices(unittest.TestCase):
         self.assertTrue(step([batches], 1, 1e-2, 0.9).device.endswith("CPU:0"))
 
     def test_all_have_tells_whether_replicas_agree(self):
-        self.assertTrue(replicas_of(2).all_have("ab12cd34ef"))
+        self.assertTrue(replicas_of(2).all_equal("ab12cd34ef"))
 
 
 class Frozen(unittest.TestCase):
     def test_statistics_of_a_frozen_encoder_stay(self):
         replicas = replicas_of(1)
         with replicas.scope():
-            model = listener("float32", "conv")
+            model = transcriber("float32", "conv")
             state = TrainingState(model, make_optimizer(0.01, "float32"), True, replicas, frozen=("encoder",))
         step = Step(state, 1.0, 1, static_shapes=False, compile_xla=False)
         frozen = [v for layer in model.parts()["encoder"] for v in layer.variables]
         self.assertTrue(any("moving" in v.path for v in frozen))
         before = [v.numpy() for v in frozen]
-        step([[on(state.device, steps_of(1, 1)[0][0], HEARD_FEATURES)]], 1, 1e-2, 0.9)
+        step([[on(state.device, steps_of(1, 1)[0][0], ASR_FEATURES)]], 1, 1e-2, 0.9)
         for variable, value in zip(frozen, before, strict=True):
             np.testing.assert_array_equal(variable.numpy(), value, variable.path)
 
@@ -243,7 +243,7 @@ class Runs(unittest.TestCase):
     def setUpClass(cls):
         cls.place = Workplace.of_toys(cls.addClassCleanup)
 
-    def about(self, run, step):
+    def metadata(self, run, step):
         return json.loads((self.place.run(run) / f"checkpoints/step-{step:06d}/state.json").read_text())
 
     def arrays(self, run, step):
@@ -254,11 +254,13 @@ class Runs(unittest.TestCase):
         self.assertEqual(begun.code, 0, begun.err)
         self.assertIn("replicated", begun.out)
         self.assertIn("2 replicas with", begun.out)
-        self.assertEqual((self.about("shared", 2)["position"], self.about("shared", 2)["replicas"]), ([0, 2, []], 2))
+        self.assertEqual(
+            (self.metadata("shared", 2)["position"], self.metadata("shared", 2)["replicas"]), ([0, 2, []], 2)
+        )
         ended = self.place.train("shared", "--batch-size", "2", "--max-steps", "4", "--resume")
         self.assertEqual(ended.code, 0, ended.err)
         self.assertIn("1 now, 2 before", ended.out)
-        self.assertEqual(self.about("shared", 4)["position"], [1, 0, []])  # 12 utterances: 2 x 4, then 2 x 2
+        self.assertEqual(self.metadata("shared", 4)["position"], [1, 0, []])  # 12 utterances: 2 x 4, then 2 x 2
 
     def test_one_producer_feeds_all_replicas_what_they_would_make_themselves(self):
         flags = ("--batch-size", "2", "--max-steps", "3")

@@ -11,7 +11,7 @@ import unittest
 from pathlib import Path
 
 from myxtts.observe.metrics import read_metrics
-from myxtts.training.checkpoint_files import latest, read_about
+from myxtts.training.checkpoint_files import latest, read_metadata
 from tests.long import long
 from tests.tiny import Workplace, arrays_of, whole_run
 
@@ -80,7 +80,7 @@ class Network(Case):
         broken = place.copied("whole", "broken", self.addCleanup)
         shutil.rmtree(broken / "checkpoints/step-000008")
         newest = latest(broken / "checkpoints")
-        self.assertEqual((newest.name, read_about(newest)["position"]), ("step-000005", [1, 2, []]))
+        self.assertEqual((newest.name, read_metadata(newest)["position"]), ("step-000005", [1, 2, []]))
         silent = ("--validate-every", "0", "--sample-every", "0")
         resumed = place.train("broken", "--resume", *whole.flags, *silent, *REVERSED)
         self.assertEqual((resumed.code, resumed.err), (0, ""))
@@ -111,7 +111,7 @@ class Interrupted(Case):
         self.assertIn(f"resumed        {survived}", stopped.out)
         self.assertIn("stopped by SIGTERM at step 7, after a checkpoint; --resume goes on", stopped.out)
         self.assertEqual(latest(checkpoints).name, "step-000007")
-        self.assertEqual(read_about(latest(checkpoints))["position"], [2, 1, []])  # of 3 steps an epoch
+        self.assertEqual(read_metadata(latest(checkpoints))["position"], [2, 1, []])  # of 3 steps an epoch
 
         finished = self.place.train("killed", *SINGLE, "--resume")
         self.assertEqual((finished.code, finished.err), (0, ""))
@@ -136,7 +136,7 @@ class Interrupted(Case):
         with signal_at(5, signal.SIGINT):
             self.assertEqual(self.place.train("stopped", *flags).code, 128 + signal.SIGINT)
         stopped_at = latest(self.place.run("stopped") / "checkpoints")
-        self.assertEqual((stopped_at.name, read_about(stopped_at)["position"]), ("step-000005", [1, 2, []]))
+        self.assertEqual((stopped_at.name, read_metadata(stopped_at)["position"]), ("step-000005", [1, 2, []]))
         self.assertEqual(self.place.train("stopped", "--resume", *flags).code, 0)
         self.assert_same_run(self.place, "stopped", "scaled")
 

@@ -3,13 +3,13 @@
 import itertools
 import unittest
 
-from myxtts.config.schema import Placement
+from myxtts.config.schema import PlacementConfig
 from myxtts.errors import PlacementError
 from myxtts.placement.routes import LogicalDevice, Route, plan_routes
 
 
 def plan(gpus=0, **asked):
-    return plan_routes(Placement(**asked), gpus)
+    return plan_routes(PlacementConfig(**asked), gpus)
 
 
 def routes(gpus=0, **asked):

@@ -19,8 +19,8 @@ from myxtts.errors import CheckpointError, ConfigError
 from myxtts.models.xtts import XTTS
 from myxtts.observe.metrics import MetricsFile, read_metrics
 from myxtts.placement.routes import plan_routes
-from myxtts.training.checkpoint_files import latest, list_checkpoints, read_about, read_best, write_arrays
-from myxtts.training.run_folder import FIXED, RunFolder, refuse_other_corpus, refuse_other_settings
+from myxtts.training.checkpoint_files import latest, list_checkpoints, read_best, read_metadata, write_arrays
+from myxtts.training.run_folder import FIXED, RunFolder, check_same_corpus, check_same_settings
 from myxtts.training.select_checkpoint import settings_of
 from tests.tiny import Workplace, arrays_of, toy_models, whole_run
 from tests.tiny_asr import small_recognisers
@@ -77,7 +77,7 @@ class WholeRun(Case):
             "traces         1 of the training step",
         ):
             self.assertIn(line + "\n", self.finished.out)
-        model = r"\nmodel          voice, tiny, 16 channels, 1 enc.* latents.*, [0-9,]+ parameters, float32\n"
+        model = r"\nmodel          tts, tiny, 16 channels, 1 enc.* latents.*, [0-9,]+ parameters, float32\n"
         self.assertRegex(self.finished.out, model)
         self.assertRegex(self.finished.out, r"\nfirst step     \d+\.\d s after the start\n")
         shares = r"wait \d+\.\d % \| AU \d+\.\d % \| bottleneck (read|produce|transfer|step)"
@@ -115,9 +115,9 @@ class WholeRun(Case):
         best = read_best(kept[-1])
         self.assertEqual(tuple(best), min(losses.items(), key=lambda item: item[1]))
         self.assertEqual({path.name for path in kept}, {"step-000005", "step-000008", f"step-{best.step:06d}"})
-        about = read_about(kept[-1])
-        self.assertEqual((about["symbols"], about["languages"]), (list("abcdefgh"), ["en"]))
-        self.assertEqual((about["step"], about["position"], about["replicas"]), (8, [2, 2, []], 1))
+        metadata = read_metadata(kept[-1])
+        self.assertEqual((metadata["symbols"], metadata["languages"]), (list("abcdefgh"), ["en"]))
+        self.assertEqual((metadata["step"], metadata["position"], metadata["replicas"]), (8, [2, 2, []], 1))
 
     def test_samples_are_sounds_and_pictures_of_held_out_utterances(self):
         for step in ("step-000004", "step-000008"):
@@ -174,17 +174,17 @@ class WholeRun(Case):
     def test_resuming_it_with_anything_else_that_a_run_keeps_is_refused(self):
         checkpoint = latest(RunFolder(self.folder).checkpoints)
         self.assertEqual(checkpoint, self.folder / "checkpoints/step-000008")
-        about = read_about(checkpoint)
-        kept = settings_of(checkpoint, about)
-        refuse_other_settings(checkpoint, kept, kept)
+        metadata = read_metadata(checkpoint)
+        kept = settings_of(checkpoint, metadata)
+        check_same_settings(checkpoint, kept, kept)
         for section, names in FIXED.items():
             for name in names:
                 changed = getattr(kept, section).model_copy(update={name: "other"})
                 with self.assertRaisesRegex(CheckpointError, rf"^{section}\.{name} is other, but .* was written with "):
-                    refuse_other_settings(checkpoint, kept, kept.model_copy(update={section: changed}))
+                    check_same_settings(checkpoint, kept, kept.model_copy(update={section: changed}))
         for what in ("symbols", "languages", "corpus"):
             with self.assertRaisesRegex(CheckpointError, f"trained on another corpus: not the same {what}"):
-                refuse_other_corpus(self.folder / "checkpoints/step-000008", about | {what: ["other"]})
+                check_same_corpus(self.folder / "checkpoints/step-000008", metadata | {what: ["other"]})
 
 
 class Stopped(Case):
@@ -260,7 +260,7 @@ class Refused(Case):
         self.assertFalse(self.place.run("two").exists())
 
     def test_validation_without_held_out_utterances(self):
-        message = self.refusal("none", "--validation-share", "0", "--validate-every", "1")
+        message = self.refusal("none", "--validation-fraction", "0", "--validate-every", "1")
         self.assertIn("validation and samples were asked for, but none of the 13 utterances is held out", message)
 
     def test_a_corpus_that_is_not_there_makes_nothing(self):
@@ -272,8 +272,8 @@ class Refused(Case):
     def test_checkpoints_without_settings_are_a_run_too(self):
         (self.place.run("half") / "checkpoints").mkdir(parents=True)
         with self.assertRaises(ConfigError):
-            RunFolder(self.place.run("half")).refuse_existing(resume=False)
-        RunFolder(self.place.run("half")).refuse_existing(resume=True)
+            RunFolder(self.place.run("half")).check_not_existing(resume=False)
+        RunFolder(self.place.run("half")).check_not_existing(resume=True)
 
     def test_too_many_unusable_rows(self):
         corpus = self.broken_corpus()
@@ -307,7 +307,7 @@ class QuietRun(Case):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        off = ("--validate-every", "0", "--sample-every", "0", "--checkpoint-every", "0", "--ema", "0")
+        off = ("--validate-every", "0", "--sample-every", "0", "--checkpoint-every", "0", "--ema-decay", "0")
         length = ("--max-steps", "0", "--epochs", "2", "--log-every", "5")
         with toy_models():
             cls.finished = cls.place.train("quiet", *off, *length, "--enable-static-shapes", "--buckets", "3")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from myxtts.config.schema import Config, Data
+from myxtts.config.schema import Config, DataConfig
 from myxtts.data.dataset import load_corpora
 from myxtts.errors import DataError
 from myxtts.local_sgd.shards import assign, split_corpus
@@ -48,14 +48,14 @@ class Split(unittest.TestCase):
 
     def config(self, **data) -> Config:
         given = {"train_data": str(self.folder / "corpus/corpus.csv"), "text_frontend": "characters"}
-        return Config(data=Data(**given | data))
+        return Config(data=DataConfig(**given | data))
 
     def rows(self, path: Path) -> list[tuple[str, ...]]:
         with open(path, encoding="utf-8", newline="") as file:
             return [tuple(row.values()) for row in csv.DictReader(file)]
 
     def test_parts_are_disjoint_and_cover_what_is_not_held_out(self):
-        config = self.config(validation_share=0.2)
+        config = self.config(validation_fraction=0.2)
         found = split_corpus(config, self.folder / "parts", 3)
         parts = [row for path in found.parts for row in self.rows(path)]
         self.assertEqual(len(parts), 18)
@@ -79,7 +79,7 @@ class Split(unittest.TestCase):
             part, held_out, _ = load_corpora(self.config(train_data=str(path), **fields), self.folder / "run")
             self.assertEqual(len(part.manifest), len(self.rows(path)))
             self.assertEqual(len(held_out.manifest), len(self.rows(parts.held_out)))
-        again = self.config(train_data=str(parts.train), validation_share=0.0, audio_root=str(parts.audio_root))
+        again = self.config(train_data=str(parts.train), validation_fraction=0.0, audio_root=str(parts.audio_root))
         self.assertEqual(self.rows(split_corpus(again, self.folder / "again", 2).train), self.rows(parts.train))
 
     def test_texts_and_names_with_separators_quotes_and_other_letters_come_through(self):
@@ -93,7 +93,7 @@ class Split(unittest.TestCase):
             writer.writerows(
                 [("path", "text", "speaker"), *((f"wavs/u, {i}.wav", t, "a,b") for i, t in enumerate(texts))]
             )
-        found = split_corpus(self.config(train_data=str(corpus / "list.csv"), validation_share=0.0), corpus / "p", 2)
+        found = split_corpus(self.config(train_data=str(corpus / "list.csv"), validation_fraction=0.0), corpus / "p", 2)
         rows = sorted(row for path in found.parts for row in self.rows(path))
         self.assertEqual(rows, [(f"wavs/u, {i}.wav", text, "a,b", "en") for i, text in enumerate(texts)])
         self.assertIsNone(found.held_out)
@@ -104,7 +104,7 @@ class Split(unittest.TestCase):
         for name in "ab":
             write_sound(corpus / f"wavs/{name}.wav", sine(300, 1.0))
         (corpus / "metadata.csv").write_text("a|abc\nb|abd\n")
-        found = split_corpus(self.config(train_data=str(corpus), validation_share=0.0), self.folder / "parts", 2)
+        found = split_corpus(self.config(train_data=str(corpus), validation_fraction=0.0), self.folder / "parts", 2)
         self.assertEqual(
             [self.rows(path)[0][:2] for path in found.parts], [("wavs/a.wav", "abc"), ("wavs/b.wav", "abd")]
         )

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from myxtts.batch import FEATURES
+from myxtts.batch import TTS_FEATURES
 from myxtts.training.loop import NonFiniteLoss, require_finite
 from myxtts.training.step import Step
 from tests.long import long
@@ -140,7 +140,7 @@ class Root(keras.Model):
     """Its loss is √0 = 0, and the gradient of that is infinite."""
 
     LOSSES = ("root",)
-    BATCH = FEATURES
+    BATCH = TTS_FEATURES
 
     def __init__(self):
         super().__init__()

@@ -15,13 +15,13 @@ from unittest import mock
 import numpy as np
 
 from myxtts.errors import CheckpointError, ConfigError
-from myxtts.local_sgd.sync import STAND_IN_S, Exchange, Outer, Peers
-from myxtts.training.checkpoint_files import latest, read_about
+from myxtts.local_sgd.sync import STAND_IN_S, OuterOptimizer, SyncGroup, WeightSync
+from myxtts.training.checkpoint_files import latest, read_metadata
 from myxtts.training.state import TrainingState
 from tests.tiny import Workplace, arrays_of, build_toy, state_of
 
 TIMEOUT_S = 60.0
-OF_MERGES = ("merge_every", "jobs", "outer_learning_rate", "outer_momentum", "merge_optimizer")
+OF_MERGES = ("sync_every", "jobs", "outer_learning_rate", "outer_momentum", "merge_optimizer")
 
 
 class Job:
@@ -34,11 +34,11 @@ class Job:
         self.now_s = 0.0
         self.meanwhile = lambda: None
         self.stopped = False
-        peers = Peers(folder, number, jobs, every=10, timeout_s=TIMEOUT_S)
-        options = {"outer": Outer(), "optimizer": "keep", "total_steps": 35} | options
-        settings = {"independent": {name: None for name in OF_MERGES} | {"jobs": jobs}}
-        about = {"start": start, "symbols": ["a"], "languages": ("en",), "settings": settings} | (changed or {})
-        self.exchange = Exchange(peers, about=about, clock_s=lambda: self.now_s, sleep=self.sleep, **options)
+        peers = SyncGroup(folder, number, jobs, every=10, timeout_s=TIMEOUT_S)
+        options = {"outer": OuterOptimizer(), "optimizer": "keep", "total_steps": 35} | options
+        settings = {"local_sgd": {name: None for name in OF_MERGES} | {"jobs": jobs}}
+        metadata = {"start": start, "symbols": ["a"], "languages": ("en",), "settings": settings} | (changed or {})
+        self.exchange = WeightSync(peers, metadata=metadata, clock_s=lambda: self.now_s, sleep=self.sleep, **options)
         self.exchange.begin(self.state, fresh)
 
     def sleep(self, duration_s: float) -> None:
@@ -98,7 +98,7 @@ class Rounds(Case):
         merge_both(one, other)
         self.assertEqual((one.change, other.change), (1.25, 1.25))
         self.assertEqual((one.state.audio_s, one.state.unmerged_s, other.state.unmerged_s), (30.0, 0.0, 0.0))
-        parts = read_about(self.folder / "round-000010/merged")["parts"]
+        parts = read_metadata(self.folder / "sync-000010/merged")["parts"]
         self.assertEqual([(part["job"], part["share"]) for part in parts], [(0, 0.75), (1, 0.25)])
         merge_both(one.train(20, 1.0), other.train(20, 0.0))
         self.assertEqual((one.change, other.change), (1.75, 1.75))
@@ -129,9 +129,9 @@ class Rounds(Case):
         for step in range(10, 100, 10):
             merge_both(one.train(step, 0.0), other.train(step, 0.0))
         kept = sorted(path.name for path in self.folder.iterdir())
-        self.assertEqual(kept, ["round-000070", "round-000080", "round-000090"])
-        given = sorted(path.parent.name for path in self.folder.glob("round-*/job-*"))
-        self.assertEqual(given, ["round-000090", "round-000090"])
+        self.assertEqual(kept, ["sync-000070", "sync-000080", "sync-000090"])
+        given = sorted(path.parent.name for path in self.folder.glob("sync-*/job-*"))
+        self.assertEqual(given, ["sync-000090", "sync-000090"])
 
 
 class Lost(Case):
@@ -171,27 +171,27 @@ class Lost(Case):
 
         def both(*arguments):
             one.exchange._merge(*arguments)
-            theirs = dict(arrays_of(self.folder / "round-000010/merged"))
+            theirs = dict(arrays_of(self.folder / "sync-000010/merged"))
             merged_by_other(*arguments)
-            self.assertEqual(theirs.keys(), dict(arrays_of(self.folder / "round-000010/merged")).keys())
+            self.assertEqual(theirs.keys(), dict(arrays_of(self.folder / "sync-000010/merged")).keys())
 
         other.exchange._merge = both
         one.stopped = True
         one.merge()
         other.merge()
         self.assertEqual(other.change, 2.0)
-        self.assertEqual([path.name for path in (self.folder / "round-000010").glob(".*")], [])
+        self.assertEqual([path.name for path in (self.folder / "sync-000010").glob(".*")], [])
 
     def test_what_is_damaged_is_left_out_as_if_its_job_had_not_come(self):
         one, other = self.pair()
         other.train(10, 9.0).stopped = True
         other.merge()
-        archive = self.folder / "round-000010/job-001/model.npz"
+        archive = self.folder / "sync-000010/job-001/model.npz"
         archive.write_bytes(archive.read_bytes()[:-100])
         one.train(10, 1.0).merge()
         self.assertEqual(one.change, 1.0)
-        about = read_about(self.folder / "round-000010/merged")
-        self.assertEqual(([part["job"] for part in about["parts"]], about["missed"]), ([0], {"1": 1}))
+        metadata = read_metadata(self.folder / "sync-000010/merged")
+        self.assertEqual(([part["job"] for part in metadata["parts"]], metadata["missed"]), ([0], {"1": 1}))
 
     def test_the_rounds_that_each_has_missed_are_counted(self):
         one, other = self.pair(total_steps=100)
@@ -199,7 +199,7 @@ class Lost(Case):
             one.train(step, 0.0).merge()
         other.train(10, 0.0).merge()
         merge_both(one.train(30, 0.0), other.train(30, 0.0))
-        self.assertEqual(read_about(self.folder / "round-000030/merged")["missed"], {"1": 2})
+        self.assertEqual(read_metadata(self.folder / "sync-000030/merged")["missed"], {"1": 2})
 
 
 class Stopped(Case):
@@ -215,9 +215,9 @@ class Stopped(Case):
 
     def test_a_file_that_a_kill_left_is_written_again(self):
         one, other = self.pair()
-        (self.folder / "round-000010/.partial-job-000").mkdir(parents=True)
-        (self.folder / "round-000010/.partial-job-000/model.npz").write_text("half")
-        (self.folder / "round-000010/.partial-merged-job-000").mkdir()
+        (self.folder / "sync-000010/.partial-job-000").mkdir(parents=True)
+        (self.folder / "sync-000010/.partial-job-000/model.npz").write_text("half")
+        (self.folder / "sync-000010/.partial-merged-job-000").mkdir()
         merge_both(one.train(10, 1.0), other.train(10, 3.0))
         self.assertEqual((one.change, other.change), (2.0, 2.0))
 
@@ -244,14 +244,14 @@ class Optimizers(Case):
                 self.assertEqual((found["iteration"], momentum), expected)
 
     def test_the_outer_one_steps_by_nesterov_on_the_mean_change(self):
-        one, other = self.pair(outer=Outer(rate=0.5, momentum=0.5))
+        one, other = self.pair(outer=OuterOptimizer(rate=0.5, momentum=0.5))
         merge_both(one.train(10, 1.0), other.train(10, 3.0))  # mean change 2: momentum 2, step 0.5 * (2 + 1)
         self.assertEqual((one.change, other.change), (1.5, 1.5))
         merge_both(one.train(20, 1.0), other.train(20, 1.0))  # mean change 1: momentum 2, step 0.5 * (1 + 1)
         self.assertEqual((one.change, other.change), (2.5, 2.5))
 
     def test_the_outer_one_moves_averages_as_far_as_the_weights(self):
-        one, other = self.pair(outer=Outer(rate=0.5))
+        one, other = self.pair(outer=OuterOptimizer(rate=0.5))
         before = [v.numpy() for v in one.state.averages]
         merge_both(one.train(10, 2.0), other.train(10, 2.0))
         for now, then in zip(one.state.averages, before, strict=True):
@@ -263,7 +263,7 @@ class Refused(Case):
         others = {
             "start": {"start": "other"},
             "symbols": {"symbols": ["b"]},
-            "jobs": {"settings": {"independent": {name: None for name in OF_MERGES} | {"jobs": 3}}},
+            "jobs": {"settings": {"local_sgd": {name: None for name in OF_MERGES} | {"jobs": 3}}},
         }
         for name, changed in others.items():
             with self.subTest(name):
@@ -298,14 +298,14 @@ class Refused(Case):
 @contextlib.contextmanager
 def stopped_in_wait(step: int):
     """In its scope a run that waits at a step is asked to stop, by SIGTERM, before it may merge."""
-    wait = Exchange._wait
+    wait = WeightSync._wait
 
     def stopped_first(self, end, trained, stopped):
         if end == step:
             os.kill(os.getpid(), signal.SIGTERM)
         return wait(self, end, trained, stopped)
 
-    with mock.patch.object(Exchange, "_wait", stopped_first):
+    with mock.patch.object(WeightSync, "_wait", stopped_first):
         yield
 
 
@@ -321,8 +321,8 @@ class Run(unittest.TestCase):
         return {key: array.tobytes() for key, array in arrays_of(latest(self.place.run(name) / "checkpoints"))}
 
     def test_whose_others_never_come_trains_as_if_it_were_alone(self):
-        exchange = ("--exchange", str(self.place.folder / "rounds"), "--jobs", "2", "--job", "1")
-        alone = self.place.train("alone", "--merge-every", "3", *exchange, "--round-timeout", "0.1")
+        exchange = ("--sync-dir", str(self.place.folder / "rounds"), "--jobs", "2", "--job", "1")
+        alone = self.place.train("alone", "--sync-every", "3", *exchange, "--sync-timeout", "0.1")
         self.assertEqual((alone.code, alone.err), (0, ""))
         self.assertEqual(alone.out.count("merged         the weights of jobs 1 at step "), 3)
         self.assertEqual(self.final("alone"), self.final("whole"))
@@ -330,7 +330,7 @@ class Run(unittest.TestCase):
         self.assertEqual(steps, ["step-000003", "step-000006", "step-000008"])
 
     def jobs(self, exchange: str, *flags: str) -> tuple[str, ...]:
-        fixed = f"--merge-every 3 --exchange {self.place.folder / exchange} --jobs 2 --job 1 --round-timeout"
+        fixed = f"--sync-every 3 --sync-dir {self.place.folder / exchange} --jobs 2 --job 1 --sync-timeout"
         return (*fixed.split(), *flags)
 
     def test_that_is_stopped_while_it_waits_goes_on_with_that_merge(self):
@@ -341,12 +341,12 @@ class Run(unittest.TestCase):
                     stopped = self.place.train(name, *self.jobs(f"rounds-{at}", "0.1"))
                 self.assertEqual(stopped.code, 143, stopped.err)
                 self.assertEqual(latest(self.place.run(name) / "checkpoints").name, f"step-{at:06d}")
-                self.assertGreater(read_about(latest(self.place.run(name) / "checkpoints"))["unmerged_s"], 0)
+                self.assertGreater(read_metadata(latest(self.place.run(name) / "checkpoints"))["unmerged_s"], 0)
                 resumed = self.place.train(name, *self.jobs(f"rounds-{at}", "0.1"), "--resume")
                 self.assertEqual((resumed.code, resumed.err), (0, ""))
                 self.assertIn(f"jobs 1 at step {at}, ", resumed.out)
                 self.assertEqual(self.final(name), self.final("whole"))
-                self.assertEqual(read_about(latest(self.place.run(name) / "checkpoints"))["unmerged_s"], 0)
+                self.assertEqual(read_metadata(latest(self.place.run(name) / "checkpoints"))["unmerged_s"], 0)
 
     def test_that_is_made_longer_trains_on_where_a_round_was_short(self):
         flags = self.jobs("longer", "0.1")
@@ -370,7 +370,7 @@ class Run(unittest.TestCase):
         self.assertEqual(os.listdir(self.place.run("begun") / "checkpoints"), ["step-000000"])
         self.assertEqual(self.place.train("begun", "--resume").code, 0)
         self.assertEqual(self.final("begun"), self.final("whole"))
-        starts = {read_about(latest(self.place.run(name) / "checkpoints"))["start"] for name in ("begun", "whole")}
+        starts = {read_metadata(latest(self.place.run(name) / "checkpoints"))["start"] for name in ("begun", "whole")}
         self.assertEqual(len(starts), 1)
 
 

@@ -29,10 +29,10 @@ from myxtts.errors import CheckpointError, DataError
 from myxtts.synthesis.concatenation import FADE_S, PAUSES_S, fade_ends, pause_between
 from myxtts.synthesis.language import choose_language, trained_languages
 from myxtts.synthesis.speech_file import sound_file, write_speech
-from myxtts.synthesis.synthesizer import BATCH_PIECES, Voice
+from myxtts.synthesis.synthesizer import BATCH_PIECES, Synthesizer
 from myxtts.text.sentences import End
 from myxtts.training.checkpoint_files import list_checkpoints
-from myxtts.training.select_checkpoint import choose_checkpoint
+from myxtts.training.select_checkpoint import select_checkpoint
 from tests.sine_corpus import sine, write_sound
 from tests.tiny import loaded_once, small_models, whole_run
 from utilities import synthesize
@@ -44,7 +44,7 @@ FADE_SAMPLES = round(FADE_S * SAMPLE_RATE_HZ)
 
 folder: Path
 run_folder: Path
-voice: Voice
+voice: Synthesizer
 
 
 def setUpModule():
@@ -55,7 +55,7 @@ def setUpModule():
     folder, run_folder = Path(temporary.name), whole_run().folder
     logging.getLogger("myxtts").handlers = [logging.NullHandler()]  # not the console of that run
     with loaded_once("myxtts.synthesis.synthesizer"):
-        voice = Voice(run_folder, MODEL)
+        voice = Synthesizer(run_folder, MODEL)
 
 
 def sound(name: str, hz: float, seconds: float) -> Path:
@@ -91,23 +91,23 @@ class Speaking(Case):
         self.assertTrue(np.isfinite(wave).all() and 0.0 < np.abs(wave).max() <= 1.0)
 
     def test_same_seed_gives_the_same_wave_and_another_one_another(self):
-        first, again, other = (self.speak(manner=replace(self.voice.manner, seed=seed)) for seed in (1, 1, 2))
+        first, again, other = (self.speak(options=replace(self.voice.options, seed=seed)) for seed in (1, 1, 2))
         np.testing.assert_array_equal(first, again)
         self.assertEqual(first.shape, other.shape)
         self.assertTrue((first != other).any())
 
     def test_slower_is_longer(self):
-        plain, slow = (len(self.speak(manner=replace(self.voice.manner, speed=speed))) for speed in (1.0, 0.25))
+        plain, slow = (len(self.speak(options=replace(self.voice.options, speed=speed))) for speed in (1.0, 0.25))
         self.assertGreater(slow, 2 * plain)
 
     def test_the_runs_own_manner_is_that_of_its_settings(self):
-        self.assertEqual((self.voice.manner.steps, self.voice.manner.guidance, self.voice.manner.seed), (2, 1.0, 0))
+        self.assertEqual((self.voice.options.steps, self.voice.options.guidance, self.voice.options.seed), (2, 1.0, 0))
 
     def test_each_knob_of_the_manner_is_heard(self):
         plain = self.speak()
         for knob in ({"steps": 4}, {"guidance": 2.0}, {"pitch_semitones": 5.0}, {"energy_db": 6.0}):
             with self.subTest(knob):
-                other = self.speak(manner=replace(self.voice.manner, **knob))
+                other = self.speak(options=replace(self.voice.options, **knob))
                 self.assertTrue(other.shape != plain.shape or (other != plain).any())
 
     def test_it_speaks_without_a_reference_and_with_several(self):
@@ -205,7 +205,7 @@ class LongTexts(Case):
 
     def test_pauses_are_longer_behind_paragraphs_and_shorter_in_fast_speech(self):
         def second(text: str, speed: float = 1.0) -> int:
-            return len(self.waves(text, manner=replace(self.voice.manner, speed=speed))[1])
+            return len(self.waves(text, options=replace(self.voice.options, speed=speed))[1])
 
         paragraph, fast = second(f"{self.text}.\n{self.text}."), second(f"{self.text}.\n{self.text}.", speed=4.0)
         sentence = second(f"{self.text}. {self.text.title()}.")
@@ -303,17 +303,17 @@ class Checkpoint(Case):
     def test_the_best_one_speaks_and_the_newest_where_it_is_gone(self):
         copied = folder / "copied"
         shutil.copytree(self.run_folder, copied)
-        best = choose_checkpoint(copied)
+        best = select_checkpoint(copied)
         self.assertIn(best, list_checkpoints(copied / "checkpoints"))
         newest = list_checkpoints(copied / "checkpoints")[-1]
         if best != newest:
             shutil.rmtree(best)
             with self.assertLogs("myxtts", "WARNING"):
-                self.assertEqual(choose_checkpoint(copied), newest)
+                self.assertEqual(select_checkpoint(copied), newest)
 
     def test_a_folder_without_a_run_is_refused(self):
         with self.assertRaisesRegex(CheckpointError, "has no checkpoint"):
-            choose_checkpoint(folder)
+            select_checkpoint(folder)
 
 
 class Writing(Case):
@@ -324,12 +324,12 @@ class Writing(Case):
         with mock.patch("myxtts.placement.devices.configure"):  # this process has its devices
             with small_models():
                 write_speech(self.run_folder, text, [self.reference], out, **asked)
-            with mock.patch("myxtts.synthesis.synthesizer.Voice", return_value=voice):  # loaded another time
+            with mock.patch("myxtts.synthesis.synthesizer.Synthesizer", return_value=voice):  # loaded another time
                 write_speech(self.run_folder, text, [self.reference], again, **asked)
         self.assertEqual(out.read_bytes(), again.read_bytes())
         wave, rate_hz = soundfile.read(out, dtype="float32")
         self.assertEqual(rate_hz, SAMPLE_RATE_HZ)
-        expected = self.speak(text, manner=replace(voice.manner, speed=2.0))
+        expected = self.speak(text, options=replace(voice.options, speed=2.0))
         np.testing.assert_allclose(wave, expected, atol=1.1 / 32768)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from myxtts.errors import DataError
 from myxtts.text import espeak
-from myxtts.text.espeak import PAUSE, WORD_GAP, Voice
+from myxtts.text.espeak import PAUSE, WORD_GAP, EspeakVoice
 from myxtts.text.frontend import normalise, symbols_of
 from myxtts.text.symbols import SymbolTable
 
@@ -73,7 +73,7 @@ class Phonemes(unittest.TestCase):
     def test_phonemes_do_not_depend_on_what_was_said_before(self):
         texts = [("The old sailor slept.", "en"), ("გუშინ თოვდა.", "ka"), ("دیروز برف آمد.", "fa")]
         first = [espeak.phonemes(*text) for text in texts]
-        espeak.speak("Something else, quickly!", Voice("en", "m3", 70, 200))
+        espeak.speak("Something else, quickly!", EspeakVoice("en", "m3", 70, 200))
         self.assertEqual([espeak.phonemes(*text) for text in reversed(texts)], first[::-1])
 
     def test_threads_take_turns(self):
@@ -108,7 +108,7 @@ class Characters(unittest.TestCase):
 
 class Speech(unittest.TestCase):
     def test_events_follow_the_text(self):
-        samples, events = espeak.speak("See, two.", Voice("en"))
+        samples, events = espeak.speak("See, two.", EspeakVoice("en"))
         self.assertEqual(samples.dtype, np.int16)
         self.assertEqual([symbol for _, symbol in events if symbol != PAUSE], ["s", "ˈiː", WORD_GAP, "t", "ˈuː"])
         starts_s = [start_s for start_s, _ in events]
@@ -116,22 +116,22 @@ class Speech(unittest.TestCase):
         self.assertLessEqual(starts_s[-1], len(samples) / espeak.SAMPLE_RATE_HZ)
 
     def test_rate_and_pitch_are_those_of_the_voice(self):
-        slow, _ = espeak.speak("One two three.", Voice("en", rate_wpm=100))
-        fast, _ = espeak.speak("One two three.", Voice("en", rate_wpm=200))
+        slow, _ = espeak.speak("One two three.", EspeakVoice("en", rate_wpm=100))
+        fast, _ = espeak.speak("One two three.", EspeakVoice("en", rate_wpm=200))
         self.assertGreater(len(slow), 1.5 * len(fast))
-        low, _ = espeak.speak("One two three.", Voice("en", pitch=20))
-        high, _ = espeak.speak("One two three.", Voice("en", pitch=80))
+        low, _ = espeak.speak("One two three.", EspeakVoice("en", pitch=20))
+        high, _ = espeak.speak("One two three.", EspeakVoice("en", pitch=80))
         self.assertGreater(_first_peak_hz(high), 1.3 * _first_peak_hz(low))
 
     def test_fresh_copy_repeats_itself_whatever_was_said_before(self):
         spoken = []
         for _ in range(2):
             with espeak.fresh() as copy:
-                spoken.append([copy.speak("Once more.", Voice("en"))[0].tobytes() for _ in range(2)])
+                spoken.append([copy.speak("Once more.", EspeakVoice("en"))[0].tobytes() for _ in range(2)])
         self.assertEqual(spoken[0], spoken[1])
 
     def test_language_switch_is_no_event(self):
-        _, events = espeak.speak("hello سلام", Voice("fa"))
+        _, events = espeak.speak("hello سلام", EspeakVoice("fa"))
         self.assertFalse([symbol for _, symbol in events if "(" in symbol])
 
     def test_interrupt_while_speaking_is_not_lost(self):
@@ -145,12 +145,12 @@ class Speech(unittest.TestCase):
 
             copy._collect = interrupt
             with self.assertRaises(KeyboardInterrupt):
-                copy.speak("One.", Voice("en"))
+                copy.speak("One.", EspeakVoice("en"))
         self.assertIs(signal.getsignal(signal.SIGINT), signal.default_int_handler)
 
     def test_unknown_variant_is_refused(self):
         with self.assertRaisesRegex(ValueError, "zzz"):
-            espeak.speak("a", Voice("en", "zzz"))
+            espeak.speak("a", EspeakVoice("en", "zzz"))
 
 
 class Symbols(unittest.TestCase):

@@ -1,4 +1,4 @@
-"""From recordings to texts: pieces, the listener, the command, and error rates of a corpus."""
+"""From recordings to texts: pieces, the transcriber, the command, and error rates of a corpus."""
 
 import contextlib
 import io
@@ -19,14 +19,14 @@ import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.errors import CheckpointError, DataError
-from myxtts.evaluation.asr_score import Transcript, rates_by, write_hearing
+from myxtts.evaluation.asr_score import Transcript, rates_by, write_asr_score
 from myxtts.recognition.audio_chunks import BATCH_S, LONGEST_S, PADDED_S, batches, cut, groups, quietest
-from myxtts.recognition.transcriber import Listener
+from myxtts.recognition.transcriber import Transcriber
 from myxtts.text.edit_distance import error_rates
-from myxtts.training.select_checkpoint import choose_checkpoint
+from myxtts.training.select_checkpoint import select_checkpoint
 from tests.sine_corpus import sine, write_sound
 from tests.test_synthesis import reported
-from tests.tiny_asr import listener_of, listeners_loaded_once, recogniser_run
+from tests.tiny_asr import transcriber_of, listeners_loaded_once, recogniser_run
 from utilities import transcribe
 
 ROOT = Path(__file__).parents[1]
@@ -82,49 +82,49 @@ class RunOfRecogniser(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.place, cls.run_folder = recogniser_run()
-        cls.listener = listener_of(cls.run_folder)
+        cls.transcriber = transcriber_of(cls.run_folder)
 
-    def hear(self, *waves: np.ndarray) -> list[str]:
-        return list(self.listener.hear(waves))
+    def transcribe(self, *waves: np.ndarray) -> list[str]:
+        return list(self.transcriber.transcribe(waves))
 
     def changed(self, change) -> Path:
         """A copy of the run whose settings are others."""
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         run = Path(shutil.copytree(self.run_folder, Path(folder.name) / "run"))
-        file = choose_checkpoint(run) / "state.json"
-        about = json.loads(file.read_text(encoding="utf-8"))
-        change(about)
-        file.write_text(json.dumps(about), encoding="utf-8")
+        file = select_checkpoint(run) / "state.json"
+        metadata = json.loads(file.read_text(encoding="utf-8"))
+        change(metadata)
+        file.write_text(json.dumps(metadata), encoding="utf-8")
         return run
 
 
 class ListenerTest(RunOfRecogniser):
     def test_a_text_depends_on_its_own_wave_alone(self):
         waves = [noise(seconds, seed) for seed, seconds in enumerate((0.5, 3.0, 1.0, 6.0, 2.4))]
-        together = self.hear(*waves)
+        together = self.transcribe(*waves)
         self.assertEqual(len(set(together)), len(waves))
-        self.assertEqual(together, [text for wave in waves for text in self.hear(wave)])
-        self.assertEqual(together[::-1], self.hear(*waves[::-1]))
+        self.assertEqual(together, [text for wave in waves for text in self.transcribe(wave)])
+        self.assertEqual(together[::-1], self.transcribe(*waves[::-1]))
 
     def test_padding_changes_no_text(self):
         texts = set()
         for seconds in (2.0, 3.0, LONGEST_S):
             with mock.patch("myxtts.recognition.audio_chunks.PADDED_S", (seconds,)):
-                texts.update(self.hear(noise(2.0)))
+                texts.update(self.transcribe(noise(2.0)))
         self.assertEqual(len(texts), 1)
 
     def test_a_long_wave_is_heard_part_by_part(self):
         wave = noise(45.0)
         parts = cut(wave)
         self.assertGreater(len(parts), 2)
-        self.assertEqual(self.hear(noise(1.0), wave)[1], " ".join(self.hear(*parts)))
+        self.assertEqual(self.transcribe(noise(1.0), wave)[1], " ".join(self.transcribe(*parts)))
 
     def test_what_is_shorter_than_a_mel_is_heard_with_silence_behind_it(self):
-        texts = self.hear(*(np.zeros(samples, np.float32) for samples in (0, 1, 384, 385)))
+        texts = self.transcribe(*(np.zeros(samples, np.float32) for samples in (0, 1, 384, 385)))
         self.assertEqual(texts, texts[-1:] * 4)
         self.assertNotEqual(texts[-1], "")
-        self.assertEqual(self.hear(), [])
+        self.assertEqual(self.transcribe(), [])
 
     def test_waves_are_taken_as_their_texts_are_asked_for(self):
         taken = []
@@ -135,33 +135,33 @@ class ListenerTest(RunOfRecogniser):
                 yield noise(1.0, number)
 
         with mock.patch("myxtts.recognition.transcriber.GROUP_S", 1.0):
-            texts = self.listener.hear(waves())
+            texts = self.transcriber.transcribe(waves())
             first = next(texts)
             self.assertEqual(taken, [0, 1])  # the second did not fit into the group any more
-            self.assertEqual([first, *texts], self.hear(*(noise(1.0, number) for number in range(3))))
+            self.assertEqual([first, *texts], self.transcribe(*(noise(1.0, number) for number in range(3))))
 
     def test_a_beam_finds_the_text_of_the_greatest_probability(self):
         # With weights this sure of themselves one path has nearly all of it, mostly.
-        listener = listener_of(self.run_folder, 8)
+        transcriber = transcriber_of(self.run_folder, 8)
         waves = [noise(3.0, seed) for seed in range(4)]
-        rates = error_rates(self.hear(*waves), list(listener.hear(waves)))
+        rates = error_rates(self.transcribe(*waves), list(transcriber.transcribe(waves)))
         self.assertLess(rates["character_error_rate"], 0.2)
-        self.assertIn("width 8", listener.decoding)
+        self.assertIn("width 8", transcriber.decoding)
 
     def test_texts_have_the_form_of_the_run(self):
-        self.assertEqual(self.listener.form("ABC", "en"), "abc")
+        self.assertEqual(self.transcriber.form("ABC", "en"), "abc")
         with self.assertRaisesRegex(DataError, "'ka' was to be heard.*trained on en"):
-            self.listener.form("abc", "ka")
+            self.transcriber.form("abc", "ka")
         with self.assertRaisesRegex(DataError, r"'z' \(U\+007A\)"):
-            self.listener.form("abz", "en")
+            self.transcriber.form("abz", "en")
 
     def test_a_voice_and_a_missing_checkpoint_are_refused(self):
         with self.assertRaisesRegex(CheckpointError, "it is a voice"):
-            Listener(self.changed(lambda about: about["settings"]["model"].update(task="voice")), MODEL)
+            Transcriber(self.changed(lambda metadata: metadata["settings"]["model"].update(task="tts")), MODEL)
         with self.assertRaisesRegex(CheckpointError, "step-000009.*has step-000000"):
-            Listener(self.run_folder, MODEL, "step-000009")
+            Transcriber(self.run_folder, MODEL, "step-000009")
         with self.assertRaisesRegex(CheckpointError, "has no checkpoint"):
-            Listener(self.place.folder, MODEL)
+            Transcriber(self.place.folder, MODEL)
 
 
 class CommandTest(RunOfRecogniser):
@@ -210,11 +210,11 @@ class CommandTest(RunOfRecogniser):
             (("--corpus", str(folder / "none")), "nothing can be found"),
             ((good, "--json", str(folder / "none" / "x.json")), "there is no folder"),
         ):
-            with self.subTest(flags=flags), mock.patch("myxtts.recognition.transcriber.Listener") as listener:
+            with self.subTest(flags=flags), mock.patch("myxtts.recognition.transcriber.Listener") as transcriber:
                 code, told = reported(lambda flags=flags: transcribe.main(["--run", "r", *flags]))
                 self.assertEqual(code, 2)
                 self.assertIn(said, told)
-                listener.assert_not_called()
+                transcriber.assert_not_called()
 
     def test_files_are_looked_at_before_tensorflow_is_imported(self):
         code = "import sys; from utilities import transcribe\ntry: transcribe.main(['--run', 'r', 'none.wav'])\n"
@@ -242,7 +242,7 @@ class CommandTest(RunOfRecogniser):
             listeners_loaded_once("myxtts.evaluation.asr_score"),
             contextlib.redirect_stdout(io.StringIO()) as told,
         ):
-            write_hearing(self.run_folder, json_file=file)
+            write_asr_score(self.run_folder, json_file=file)
         self.assertIn("3 held-out utterances", told.getvalue())
         self.assertEqual(json.loads(file.read_text(encoding="utf-8"))["rates"]["utterances"], 3)
 

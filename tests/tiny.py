@@ -17,13 +17,13 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.mel import SILENCE
-from myxtts.batch import FEATURES, smallest
+from myxtts.batch import TTS_FEATURES, smallest
 from myxtts.commands import cli
 from myxtts.models.build import build_xtts
 from myxtts.models.xtts import SIZES, XTTS, Size
-from myxtts.placement.replicas import Replicas, one_replica
-from myxtts.training.checkpoint_files import read_about
-from myxtts.training.load_model import load_network
+from myxtts.placement.replicas import Replicas, single_replica
+from myxtts.training.checkpoint_files import read_metadata
+from myxtts.training.load_model import load_model
 from myxtts.training.state import TrainingState, make_optimizer
 from tests.sine_corpus import write_corpus
 from tests.two_devices import MODEL, SIMULATED
@@ -50,7 +50,7 @@ def build_model(
 @cache
 def replicas_on(device: str) -> Replicas:
     """One, the same for all who ask: variables belong to the strategy in whose scope they were made."""
-    return one_replica(device)
+    return single_replica(device)
 
 
 def state_of(model: keras.Model, precision: str = "float32", averaged: bool = True, device: str = MODEL):
@@ -63,7 +63,7 @@ class Toy(keras.Model):
     """What the step knows of a model and nothing more, so that tracing it takes a second: text → one frame for all."""
 
     LOSSES = ("mel", "duration")
-    BATCH = FEATURES
+    BATCH = TTS_FEATURES
 
     def __init__(self, symbols: int):
         super().__init__(name="toy", autocast=False)
@@ -94,7 +94,7 @@ def toy_for_run(size: str, symbols: int, languages: int, precision: str = "float
     keras.config.set_dtype_policy(precision)
     try:
         toy = Toy(symbols)
-        toy(smallest(FEATURES))
+        toy(smallest(TTS_FEATURES))
     finally:
         keras.config.set_dtype_policy(policy_before)
     return toy
@@ -108,7 +108,7 @@ def toy_models() -> contextlib.AbstractContextManager:
 def features(
     rows: Sequence[tuple[int, int]], padded: tuple[int, int] = (8, 24), reference: tuple[int, int] = (20, 24), seed=0
 ) -> dict[str, np.ndarray]:
-    """FEATURES of random content that does not depend on the padding.
+    """TTS_FEATURES of random content that does not depend on the padding.
 
     Args:
         rows: tokens and frames of each utterance.
@@ -138,7 +138,7 @@ def features(
 
 
 def rows_of(batch: dict, rows: slice) -> dict:
-    """Some rows of FEATURES, which stay shares of the same step."""
+    """Some rows of TTS_FEATURES, which stay shares of the same step."""
     whole = ("seed", "step_frames", "step_tokens")
     return {name: value if name in whole else value[rows] for name, value in batch.items()}
 
@@ -181,7 +181,7 @@ class Workplace:
         """A run of 8 steps in epochs of 3 without validation and samples; `flags` come last, so they win."""
         fixed = f"--run {name} --runs-dir {self.folder / 'runs'} --train-data {self.corpus}"
         fixed += f" --simulate-gpus {SIMULATED}"
-        size = "--text-frontend characters --model-size tiny --batch-size 4 --buckets 2 --validation-share 0.07"
+        size = "--text-frontend characters --model-size tiny --batch-size 4 --buckets 2 --validation-fraction 0.07"
         length = "--max-steps 8 --warmup-steps 2 --log-every 1 --checkpoint-every 3 --keep-checkpoints 9"
         return [*fixed.split(), *size.split(), *length.split(), "--validate-every=0", "--sample-every=0", *flags]
 
@@ -222,7 +222,7 @@ def whole_run() -> WholeRun:
     folder = tempfile.TemporaryDirectory()
     atexit.register(folder.cleanup)
     place = Workplace(Path(folder.name))
-    flags = "--validation-share 0.25 --synthesis-steps 2 --data-gpu 0 --model-gpu 1"
+    flags = "--validation-fraction 0.25 --ode-steps 2 --data-gpu 0 --model-gpu 1"
     flags += " --validate-every 4 --sample-every 4 --checkpoint-every 5 --keep-checkpoints 2"
     flags = tuple(flags.split())
     return WholeRun(place, flags, place.train("whole", *flags))
@@ -232,7 +232,7 @@ def whole_run() -> WholeRun:
 def network_of(checkpoint: Path, device: str) -> XTTS:
     """The network of a checkpoint, loaded once for all tests of a process: to load it and to trace speech takes 4 s."""
     with small_models():
-        return load_network(checkpoint, read_about(checkpoint), device)
+        return load_model(checkpoint, read_metadata(checkpoint), device)
 
 
 def loaded_once(module: str) -> contextlib.AbstractContextManager:

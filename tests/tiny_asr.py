@@ -11,10 +11,10 @@ from unittest import mock
 
 import keras
 
-from myxtts.config.schema import Config, Data, Model
+from myxtts.config.schema import Config, DataConfig, ModelConfig
 from myxtts.data.dataset import load_corpora
 from myxtts.models.asr import SIZES, Size
-from myxtts.recognition.transcriber import Listener
+from myxtts.recognition.transcriber import Transcriber
 from myxtts.run import about_run
 from myxtts.training.checkpoint import Checkpoints
 from myxtts.training.checkpoint_files import digest_of
@@ -42,35 +42,35 @@ def recogniser_run() -> RecogniserRun:
     atexit.register(temporary.cleanup)
     place = Workplace(Path(temporary.name))
     run = place.run("heard")
-    data = Data(train_data=str(place.corpus), text_frontend="characters", validation_share=0.25)
-    config = Config(data=data, model=Model(task="recogniser", model_size="tiny"))
-    corpus, _, tables = load_corpora(config, run)
+    data = DataConfig(train_data=str(place.corpus), text_frontend="characters", validation_fraction=0.25)
+    config = Config(data=data, model=ModelConfig(task="asr", model_size="tiny"))
+    corpus, _, vocabulary = load_corpora(config, run)
     keras.utils.set_random_seed(3)
     with small_recognisers(), replicas_on(MODEL).scope():
-        network = task_of(config).build(config, tables)
+        network = task_of(config).build(config, vocabulary)
     network.out.kernel.assign(20.0 * network.out.kernel)  # sure of each symbol, and not of one alone
-    about = about_run(config, corpus, tables, None, digest_of({v.path: v.numpy() for v in network.variables}))
-    Checkpoints(run / "checkpoints", 1, about).save(state_of(network))
+    metadata = about_run(config, corpus, vocabulary, None, digest_of({v.path: v.numpy() for v in network.variables}))
+    Checkpoints(run / "checkpoints", 1, metadata).save(state_of(network))
     return RecogniserRun(place, run)
 
 
-def listener_of(run: Path, beam_width: int = 0) -> Listener:
+def transcriber_of(run: Path, beam_width: int = 0) -> Transcriber:
     """Loaded and traced once for all tests of a process."""
     return _loaded(run, beam_width)
 
 
 @cache
-def _loaded(run: Path, beam_width: int) -> Listener:
+def _loaded(run: Path, beam_width: int) -> Transcriber:
     with small_recognisers():
-        return Listener(run, MODEL, beam_width=beam_width)
+        return Transcriber(run, MODEL, beam_width=beam_width)
 
 
 @contextlib.contextmanager
 def listeners_loaded_once(*modules: str) -> Iterator[None]:
-    """In its scope these modules of the package get the listeners of `listener_of`."""
+    """In its scope these modules of the package get the listeners of `transcriber_of`."""
     with contextlib.ExitStack() as patched:
         for module in modules:
             patched.enter_context(
-                mock.patch(f"{module}.Listener", lambda run, device, checkpoint=None, width=0: listener_of(run, width))
+                mock.patch(f"{module}.Listener", lambda run, device, checkpoint=None, width=0: transcriber_of(run, width))
             )
         yield

@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def server(asked: argparse.Namespace) -> AbstractContextManager[int]:
     dispatcher = host_and_port(asked.dispatcher, "--dispatcher") if asked.kind == "worker" else None
-    from myxtts.data import service_server  # imports TensorFlow, which takes seconds
+    from myxtts.data.readers import service_server  # imports TensorFlow, which takes seconds
 
     if dispatcher is None:
         return service_server.dispatcher(asked.host, asked.port)

@@ -18,10 +18,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from myxtts.commands.cli import bounded, read_settings, report_errors, settings_parser
 from myxtts.config.schema import Config
 from myxtts.errors import ConfigError
-from myxtts.files import refuse_unwritable, write_whole
+from myxtts.files import check_writable, write_whole
 from myxtts.observe.plots import lanes, png_bytes
 from myxtts.planner.emulator import parse_emulation, real_time
-from myxtts.profiling.analysis import judge
+from myxtts.profiling.analysis import analyze
 from myxtts.profiling.emulation import measure_emulation
 from myxtts.profiling.report import figures_of, lines_of
 from myxtts.profiling.trace import chrome_trace, rows_of, steady
@@ -58,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
     config, asked = parse(arguments)
     outputs = {"--json": asked.json_file, "--picture": asked.picture, "--trace": asked.trace}
     for flag, path in outputs.items():
-        refuse_unwritable(flag, path)
+        check_writable(flag, path)
     if asked.real_time and asked.emulate is None:
         raise ConfigError("--real-time was given without --emulate, which it is for. Leave it out.")
     if asked.emulate is not None:
@@ -70,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
 
         measurement, findings, placement = profile(config, asked.num_steps)
         unit = "audio s/s"
-    verdict = judge(measurement, config.data)
+    verdict = analyze(measurement, config.data)
     name = f"{placement.name}{', emulated' if findings is None else ''}, {asked.num_steps} steps"
     print("\n".join([f"{'profile':<14} {name}", *lines_of(verdict, unit), *(findings.lines() if findings else ())]))
     write(outputs, measurement, verdict, findings, name, unit)

@@ -2,7 +2,7 @@
 
 python utilities/evaluate.py --run runs/demo --json score.json
 python utilities/evaluate.py --run runs/voices --data data/voices_unseen/corpus.csv
-python utilities/evaluate.py --run runs/demo --recogniser runs/asr
+python utilities/evaluate.py --run runs/demo --asr runs/asr
 python utilities/evaluate.py --run runs/asr
 """
 
@@ -30,7 +30,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         help="the most to measure; by default 50 of a voice, and all of a recogniser",
     )
     parser.add_argument(
-        "--recogniser", metavar="RUN", type=Path, help="the run of a recogniser, which says how well it hears the voice"
+        "--asr", metavar="RUN", type=Path, help="the run of a recogniser, which says how well it hears the voice"
     )
     parser.add_argument("--steps", type=bounded(int, 1, 1000), help="steps of synthesis; the run's by default")
     parser.add_argument(
@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     asked = parse(arguments)
     from myxtts.evaluation.tts_score import Choice, write_score  # imports TensorFlow, which takes seconds
 
-    choice = Choice(asked.utterances, asked.data, asked.steps, asked.guidance, asked.recogniser)
+    choice = Choice(asked.utterances, asked.data, asked.steps, asked.guidance, asked.asr)
     write_score(asked.run, asked.checkpoint, choice, asked.json_file, asked.out)
     return 0
 

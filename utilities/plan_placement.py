@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from myxtts.commands.cli import bounded, report_errors
 from myxtts.errors import ConfigError
-from myxtts.files import refuse_unwritable, write_whole
+from myxtts.files import check_writable, write_whole
 from myxtts.planner.planner import (
     MOST_MS,
     MOST_VARIATION,
@@ -67,7 +67,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> int:
     asked = parse(arguments)
-    refuse_unwritable("--json", asked.json_file)
+    check_writable("--json", asked.json_file)
     costs = costs_of(asked)
     depths = Depths(asked.prefetch_buffer_size, asked.prefetch_buffer_size, asked.buffer_size, asked.num_workers)
     found = candidates(asked.gpus, memory_of(asked))

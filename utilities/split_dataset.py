@@ -1,7 +1,7 @@
 """Split a corpus into disjoint parts of about equal length, alike in speakers and languages.
 
-python utilities/split_dataset.py --input data/processed/train.csv --parts 2 --out data/parts
-python utilities/split_dataset.py --input corpora/LJSpeech-1.1 --parts 4 --out data/parts --validation-share 0.02
+python utilities/split_dataset.py --input data/processed/train.csv --shards 2 --out data/parts
+python utilities/split_dataset.py --input corpora/LJSpeech-1.1 --shards 4 --out data/parts --validation-fraction 0.02
 """
 
 import argparse
@@ -11,7 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from myxtts.commands.cli import bounded, report_errors
-from myxtts.config.schema import Config, Data, Training
+from myxtts.config.schema import Config, DataConfig, TrainingConfig
 from myxtts.local_sgd.shards import split_corpus
 
 
@@ -20,10 +20,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         description="Split a corpus into disjoint parts of about equal length, alike in speakers and languages."
     )
     parser.add_argument("--input", type=Path, required=True, help="corpus, as --train-data of train_main.py takes it")
-    parser.add_argument("--parts", type=bounded(int, 2, 1024), default=2, help="how many (default 2)")
-    parser.add_argument("--out", type=Path, required=True, help="folder for part-0.csv, …, train.csv, held_out.csv")
+    parser.add_argument("--shards", type=bounded(int, 2, 1024), default=2, help="how many (default 2)")
+    parser.add_argument("--out", type=Path, required=True, help="folder for shard-0.csv, …, train.csv, held_out.csv")
     parser.add_argument(
-        "--validation-share",
+        "--validation-fraction",
         type=bounded(float, 0.0, 0.9),
         default=0.05,
         help="share of the utterances for held_out.csv, which is in no part (default 0.05)",
@@ -38,16 +38,16 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> int:
     asked = parse(arguments)
-    data = Data(
+    data = DataConfig(
         train_data=str(asked.input),
-        validation_share=asked.validation_share,
+        validation_fraction=asked.validation_fraction,
         language=asked.language,
         min_seconds=asked.min_seconds,
         max_seconds=asked.max_seconds,
         max_rejected=asked.max_rejected,
         text_frontend="characters",  # quick, and nothing of it is written
     )
-    parts = split_corpus(Config(data=data, training=Training(seed=asked.seed)), asked.out, asked.parts)
+    parts = split_corpus(Config(data=data, training=TrainingConfig(seed=asked.seed)), asked.out, asked.parts)
     print(parts.table)
     held_out = f" --val-data {parts.held_out}" if parts.held_out else " --validate-every 0 --sample-every 0"
     print(f"\nTrain part 0:\n  python train_main.py --train-data {parts.parts[0]}{held_out} \\")

@@ -31,23 +31,23 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         default=[],
         help="audio files of the voice, each half a second or more; the learned voice without any",
     )
-    manner = parser.add_argument_group("manner", "how it is said; what is not given is the run's own")
-    manner.add_argument("--speed", type=bounded(float, 0.25, 4.0), help="2 is twice as fast (0.25 to 4)")
-    manner.add_argument(
+    options = parser.add_argument_group("manner", "how it is said; what is not given is the run's own")
+    options.add_argument("--speed", type=bounded(float, 0.25, 4.0), help="2 is twice as fast (0.25 to 4)")
+    options.add_argument(
         "--pitch", dest="pitch_semitones", metavar="SEMITONES", type=bounded(float, -12.0, 12.0), help="-12 to 12"
     )
-    manner.add_argument(
+    options.add_argument(
         "--energy",
         dest="energy_db",
         metavar="DB",
         type=bounded(float, -12.0, 12.0),
         help="louder or softer speech (-12 to 12)",
     )
-    manner.add_argument("--steps", type=bounded(int, 1, 1000), help="from noise to speech; more are finer and slower")
-    manner.add_argument(
+    options.add_argument("--steps", type=bounded(int, 1, 1000), help="from noise to speech; more are finer and slower")
+    options.add_argument(
         "--guidance", type=bounded(float, 0.0, 10.0), help="stress on text and voice (0 to 10); 1 is plain and quicker"
     )
-    manner.add_argument(
+    options.add_argument(
         "--seed", type=bounded(int, 0, 2**31 - 1), help="of the noise; the same gives the same .wav or .flac"
     )
     parser.add_argument("--iterations", type=bounded(int, 1, 1000), help="of Griffin-Lim (30 by default)")

@@ -1,7 +1,7 @@
 """Train one model as independent jobs, one on each GPU, that never wait for each other, and merge them.
 
 python utilities/train_independent.py --config configs/independent.yaml --gpus 0 1 --run NAME
-python utilities/train_independent.py --train-data CORPUS --gpus 0 1 2 --max-steps 20000 --rounds 5 --run NAME
+python utilities/train_independent.py --train-data CORPUS --gpus 0 1 2 --max-steps 20000 --num-syncs 5 --run NAME
 python utilities/train_independent.py --run NAME --status
 python utilities/train_independent.py --run NAME --stop
 
@@ -21,16 +21,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from myxtts.commands.cli import bounded, read_settings, report_errors, settings_parser
 from myxtts.config.schema import Config
 from myxtts.errors import ConfigError
-from myxtts.local_sgd.job_settings import refuse_difference, refuse_unfit, round_steps, with_base
+from myxtts.local_sgd.job_settings import check_job_settings, check_settings, round_steps, with_base
 from myxtts.local_sgd.jobs import Device, Job, Work, devices_of, existing_record, train_jobs
-from myxtts.local_sgd.launcher_state import Record, stop_launcher
+from myxtts.local_sgd.launcher_state import LauncherState, stop_launcher
 from myxtts.local_sgd.progress import Display, status
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = (sys.executable, "-u")
 TRAINER = (*PYTHON, str(ROOT / "train_main.py"))
 MERGER = (*PYTHON, str(ROOT / "utilities" / "merge_checkpoints.py"))
-OF_LAUNCHER = ("--merge-every", "0")  # is checked against --jobs and --exchange, which are known later
+OF_LAUNCHER = ("--sync-every", "0")  # is checked against --jobs and --sync-dir, which are known later
 
 log = logging.getLogger("myxtts.local_sgd")
 
@@ -44,13 +44,13 @@ def make_parser() -> argparse.ArgumentParser:
     count = bounded(int, 0)
     parser.add_argument("--gpus", metavar="N", type=count, nargs="+", help="GPUs, one for each job")
     parser.add_argument(
-        "--shared-steps",
+        "--warmstart-steps",
         metavar="N",
         type=count,
         help="steps that one run takes before the jobs part (default: a tenth of max_steps, or none with --init-from)",
     )
     parser.add_argument(
-        "--rounds", metavar="N", type=bounded(int, 1), help="merge so often on the way; sets --merge-every"
+        "--num-syncs", metavar="N", type=bounded(int, 1), help="merge so often on the way; sets --sync-every"
     )
     parser.add_argument(
         "--max-restarts",
@@ -87,17 +87,17 @@ def main(
         return 0
     if "TF_CONFIG" in os.environ:
         raise ConfigError("TF_CONFIG is set, which makes each run one of several workers. Unset it: jobs do not talk.")
-    refuse_unfit(config)
+    check_settings(config)
     before = existing_record(folder, config.run.resume)
     gpus = gpus_of(asked, before)
-    shared_steps = shared_steps_of(asked, before, config)
+    warmstart_steps = shared_steps_of(asked, before, config)
     work = Work(
         folder=folder,
         config=with_base(config),
         jobs=tuple(jobs_of(parser, argv, config, gpus, devices_of(gpus, config.placement.simulate_gpus))),
         gpus=gpus,
-        shared_steps=shared_steps,
-        merge_every=merge_every_of(parser, argv, asked, config, shared_steps, len(gpus)),
+        warmstart_steps=warmstart_steps,
+        sync_every=merge_every_of(parser, argv, asked, config, warmstart_steps, len(gpus)),
         max_restarts=asked.max_restarts,
         trainer=tuple(trainer),
         merger=tuple(merger),
@@ -105,7 +105,7 @@ def main(
     return train_jobs(work, Display(asked.table_every))
 
 
-def gpus_of(asked: argparse.Namespace, before: Record | None) -> tuple[int, ...]:
+def gpus_of(asked: argparse.Namespace, before: LauncherState | None) -> tuple[int, ...]:
     if asked.gpus is not None:
         return tuple(asked.gpus)
     if before is None:
@@ -113,32 +113,32 @@ def gpus_of(asked: argparse.Namespace, before: Record | None) -> tuple[int, ...]
     return tuple(before.fixed.gpus)
 
 
-def shared_steps_of(asked: argparse.Namespace, before: Record | None, config: Config) -> int:
+def shared_steps_of(asked: argparse.Namespace, before: LauncherState | None, config: Config) -> int:
     """Steps of the common start."""
     total_steps = config.training.max_steps
     usual = 0 if config.training.init_from is not None else total_steps // 10
     if before is not None:
-        usual = before.fixed.shared_steps
-    steps = usual if asked.shared_steps is None else asked.shared_steps
+        usual = before.fixed.warmstart_steps
+    steps = usual if asked.warmstart_steps is None else asked.warmstart_steps
     if steps >= total_steps:
         raise ConfigError(
-            f"--shared-steps {steps} was asked for, but the jobs have --max-steps {total_steps}, the shared ones among "
-            "them. Give fewer, or more --max-steps."
+            f"--warmstart-steps {steps} was asked for, but the jobs have --max-steps {total_steps}, the shared "
+            "ones among them. Give fewer, or more --max-steps."
         )
     return steps
 
 
-def merge_every_of(parser, argv, asked: argparse.Namespace, config: Config, shared_steps: int, jobs: int) -> int:
+def merge_every_of(parser, argv, asked: argparse.Namespace, config: Config, warmstart_steps: int, jobs: int) -> int:
     """Steps of a round; 0 where the jobs merge at the end only."""
-    of_jobs = ("--jobs", str(jobs), "--exchange", config.independent.exchange or "rounds")
-    merge_every = read_settings(parser, [*argv, *of_jobs])[0].independent.merge_every
+    of_jobs = ("--jobs", str(jobs), "--sync-dir", config.local_sgd.sync_dir or "rounds")
+    sync_every = read_settings(parser, [*argv, *of_jobs])[0].local_sgd.sync_every
     if asked.rounds is None:
-        return merge_every
-    if merge_every:
+        return sync_every
+    if sync_every:
         raise ConfigError(
-            f"--rounds {asked.rounds} and merge_every {merge_every} were both given. Leave out one of them."
+            f"--num-syncs {asked.rounds} and sync_every {sync_every} were both given. Leave out one of them."
         )
-    steps = round_steps(config.training.max_steps, shared_steps, asked.rounds)
+    steps = round_steps(config.training.max_steps, warmstart_steps, asked.rounds)
     log.info("rounds         a merge every %d steps", steps)
     return steps
 
@@ -159,8 +159,8 @@ def own_settings(parser, argv, config: Config, name: str) -> Config:
     if own_file is None or not own_file.is_file():
         return config
     own = read_settings(parser, [*argv, "--config", str(own_file), *OF_LAUNCHER])[0]
-    refuse_unfit(own)
-    refuse_difference(config, own, own_file)
+    check_settings(own)
+    check_job_settings(config, own, own_file)
     log.info("%-14s has settings of its own: %s", name, own_file)
     return own
 

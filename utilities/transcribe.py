@@ -47,9 +47,9 @@ def main(arguments: list[str] | None = None) -> int:
         write_transcripts(files=files, **asked)
         return 0
     read_corpus(corpus, "en")  # so that mistakes are told before TensorFlow is imported, which takes seconds
-    from myxtts.evaluation.asr_score import write_hearing
+    from myxtts.evaluation.asr_score import write_asr_score
 
-    write_hearing(data=corpus, **asked)
+    write_asr_score(data=corpus, **asked)
     return 0
 
 

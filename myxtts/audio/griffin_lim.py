@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import FFT_SAMPLES, HOP_SAMPLES, PAD_SAMPLES, WINDOW_SAMPLES
-from myxtts.audio.mel import filter_bank, stft
+from myxtts.audio.mel import mel_filters, stft
 
 ITERATIONS = 30  # of copy synthesis 1.27 dB mel-cepstral distortion; 60 take 1.8 times the time for 1.24
 INVERSION_STEPS = 16
@@ -24,11 +24,11 @@ def magnitude_from(log_mel):
     Returns:
         float32 [batch, frames, 513]; 1e-6 in the bins above the highest band.
     """
-    heard = int(filter_bank().any(axis=1).nonzero()[0][-1]) + 1  # 372 bins of 513, up to 8 kHz
-    bank = tf.constant(filter_bank()[:heard])  # [bins, bands]
+    heard = int(mel_filters().any(axis=1).nonzero()[0][-1]) + 1  # 372 bins of 513, up to 8 kHz
+    bank = tf.constant(mel_filters()[:heard])  # [bins, bands]
     mel = tf.exp(log_mel)
     wanted = tf.matmul(mel, bank, transpose_b=True)
-    magnitude = tf.maximum(tf.matmul(mel, np.linalg.pinv(filter_bank()[:heard]).astype(np.float32)), 1e-6)
+    magnitude = tf.maximum(tf.matmul(mel, np.linalg.pinv(mel_filters()[:heard]).astype(np.float32)), 1e-6)
     for _ in range(INVERSION_STEPS):
         # Not by bank · bankᵀ: a third of the work.
         found = tf.matmul(tf.matmul(magnitude, bank), bank, transpose_b=True)

@@ -23,14 +23,14 @@ SILENCE = float(np.log(LOG_FLOOR))
 
 
 @cache
-def filter_bank() -> np.ndarray:
+def mel_filters() -> np.ndarray:
     """Slaney's mel filters with unit area, float32 [bins, bands] (Slaney 1998, as librosa has them)."""
     return librosa.filters.mel(
         sr=SAMPLE_RATE_HZ, n_fft=FFT_SAMPLES, n_mels=MEL_BANDS, fmin=LOW_HZ, fmax=HIGH_HZ, norm="slaney", htk=False
     ).T.astype(np.float32)
 
 
-def moved_filter_bank(factor):
+def warped_mel_filters(factor):
     """The same filters for voices whose frequencies are all to lie at `factor` times where they are, and be as loud.
 
     A filter's gain at f is that of `filter_bank` at factor * f, from the triangle itself and not between its bins.
@@ -77,7 +77,7 @@ def log_mel(waveform, samples=None, filters=None):
         samples = tf.repeat(padded, tf.shape(waveform)[0])
     spectrum = stft(tf.cast(_reflect(waveform, samples, padded), tf.float64))
     magnitude = tf.abs(tf.cast(spectrum, tf.complex64))
-    filters = filter_bank() if filters is None else filters
+    filters = mel_filters() if filters is None else filters
     mel = tf.math.log(tf.maximum(tf.matmul(magnitude, filters), LOG_FLOOR))
     real = tf.sequence_mask(frame_count(samples), frame_count(padded))
     return tf.where(real[:, :, None], mel, SILENCE)

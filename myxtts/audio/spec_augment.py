@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from myxtts.seeds import own_seed
+from myxtts.seeds import fold_in
 
 
 def spec_augment(mel, frames, seed, time_masks: int, time_share: float, frequency_masks: int, frequency_bands: int):
@@ -27,8 +27,8 @@ def spec_augment(mel, frames, seed, time_masks: int, time_share: float, frequenc
     real = tf.sequence_mask(frames, padded)[:, :, None]
     longest = tf.cast(tf.cast(frames, tf.float32) * time_share, tf.int32)
     widest = tf.fill(tf.shape(frames), frequency_bands)
-    time = _masked(longest, frames, padded, time_masks, own_seed(seed, "time masks"))
-    frequency = _masked(widest, tf.fill(tf.shape(frames), bands), bands, frequency_masks, own_seed(seed, "bands"))
+    time = _masked(longest, frames, padded, time_masks, fold_in(seed, "time masks"))
+    frequency = _masked(widest, tf.fill(tf.shape(frames), bands), bands, frequency_masks, fold_in(seed, "bands"))
     masked = real & (time[:, :, None] | frequency[:, None, :])
     count = tf.cast(tf.maximum(frames, 1), tf.float32)[:, None, None]
     mean = tf.reduce_sum(tf.where(real, mel, 0.0), axis=1, keepdims=True) / count

@@ -284,14 +284,14 @@ def _check_together(config: Config) -> None:
         raise ConfigError("max_steps and epochs are both 0: the run would never be done. Set --max-steps or --epochs.")
     if training.compile == "xla" and not data.enable_static_shapes:
         raise ConfigError("compile is 'xla', but XLA needs known shapes. Add --enable-static-shapes or --compile off.")
-    independent = config.independent
-    if independent.merge_every and (independent.exchange is None or independent.jobs < 2):
+    local_sgd = config.local_sgd
+    if local_sgd.sync_every and (local_sgd.sync_dir is None or local_sgd.jobs < 2):
         raise ConfigError(
-            "merge_every needs other jobs and a folder for what they exchange: give --jobs and --exchange."
+            "sync_every needs other jobs and a folder for what they exchange: give --jobs and --sync-dir."
         )
-    if independent.job >= independent.jobs:
-        raise ConfigError(f"job is {independent.job}, but {independent.jobs} jobs are counted from 0: see --jobs.")
-    if config.recogniser.subsampling == 3:
+    if local_sgd.job >= local_sgd.jobs:
+        raise ConfigError(f"job is {local_sgd.job}, but {local_sgd.jobs} jobs are counted from 0: see --jobs.")
+    if config.asr.subsampling == 3:
         raise ConfigError("subsampling is 3, but frames are halved once or twice. Give 1, 2 or 4.")
     if data.data_service is not None:
         service_address(data.data_service)

@@ -24,7 +24,7 @@ class Section(BaseModel):
     )
 
 
-class Placement(Section):
+class PlacementConfig(Section):
     """Which device makes batches and which one trains on them."""
 
     placement: Literal["manual", "auto"] = "manual"
@@ -45,16 +45,16 @@ class Placement(Section):
     """Memory limit of a model GPU in MiB; implies isolation, in which 16384 is the default."""
 
 
-class Data(Section):
+class DataConfig(Section):
     """The corpus, and how batches are made of it."""
 
     train_data: str | None = None
     """LJSpeech folder, or CSV/TSV file with columns path, text[, speaker][, language]. Without it: the demo corpus."""
     val_data: str | None = None
-    """Held-out corpus of the same forms. Without it, validation_share of train_data is held out."""
+    """Held-out corpus of the same forms. Without it, validation_fraction of train_data is held out."""
     audio_root: str | None = None
     """Folder that the paths of CSV and TSV files start from and must lie in. Without it: the folder of each file."""
-    validation_share: Share = 0.05
+    validation_fraction: Share = 0.05
     """Share of the utterances that is held out where val_data is not given."""
     max_rejected: Annotated[float, Field(ge=0.0, le=1.0)] = 0.05
     """Largest share of unusable rows with which a run still starts."""
@@ -84,7 +84,7 @@ class Data(Section):
     """Batches kept ready on the host, for each data device."""
     prefetch_buffer_size: Count = 3
     """Batches kept ready on the data device, and again on the model device."""
-    voice_augmentation: Annotated[float, Field(ge=0.0, le=0.3)] = 0.0
+    vtlp: Annotated[float, Field(ge=0.0, le=0.3)] = 0.0
     """Each utterance and its reference are heard in another voice: all frequencies times one random factor from exp(-x)
     to exp(x), the spectrum raised and lowered by a random smooth curve. 0 is off; for unseen speakers try 0.1."""
     cache_dataset: bool = False
@@ -95,10 +95,10 @@ class Data(Section):
     """Longest time in seconds that the first step waits for the feed to fill."""
 
 
-class Model(Section):
+class ModelConfig(Section):
     """The network."""
 
-    task: Literal["voice", "recogniser"] = "voice"
+    task: Literal["tts", "asr"] = "tts"
     """What is trained: a voice, from text to speech, or a recogniser, from speech to text."""
     model_size: Literal["tiny", "small", "normal", "big"] = "normal"
     """About 3, 10, 25 or 80 million parameters; of a recogniser 1.3, 3, 7 or 20."""
@@ -106,19 +106,19 @@ class Model(Section):
     """Share of activations dropped in training."""
     reference_dropout: Share = 0.1
     """Share of the utterances that are learnt without a reference, so that one can be left out in synthesis."""
-    condition_dropout: Share = 0.1
+    cfg_dropout: Share = 0.1
     """Share of the utterances whose flow is trained without text and voice, which guidance needs."""
     segment_seconds: Annotated[float, Field(ge=0.25, le=120.0)] = 1.5
     """Decoder and flow are trained on a random stretch of this length of each utterance."""
-    recompute_activations: bool = False
+    gradient_checkpointing: bool = False
     """Compute activations a second time in the backward pass instead of keeping them: less memory, more time."""
-    synthesis_steps: Annotated[int, Field(ge=1, le=1000)] = 4
+    ode_steps: Annotated[int, Field(ge=1, le=1000)] = 4
     """Steps from noise to speech in synthesis; more are finer and slower."""
     guidance: Annotated[float, Field(ge=0.0, le=10.0)] = 1.0
     """How much synthesis exaggerates what text and voice ask for; 1 is plain, other values take twice the time."""
 
 
-class Recogniser(Section):
+class ASRConfig(Section):
     """What a recogniser has beside or instead of what a voice has."""
 
     encoder: Literal["lmu", "gru", "conv"] = "lmu"
@@ -127,7 +127,7 @@ class Recogniser(Section):
     """Frames that become one: 1, 2 or 4. Each letter needs one of those that are left."""
     time_masks: Annotated[int, Field(ge=0, le=20)] = 2
     """Stretches of time that SpecAugment hides in each utterance."""
-    time_mask_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.05
+    time_mask_fraction: Annotated[float, Field(ge=0.0, le=1.0)] = 0.05
     """Longest of them, as a share of the utterance."""
     frequency_masks: Annotated[int, Field(ge=0, le=20)] = 2
     """Stretches of frequency that SpecAugment hides in each utterance."""
@@ -137,7 +137,7 @@ class Recogniser(Section):
     """Normalise by the mean and variance of the batches of all replicas, where the encoder has batch normalisation."""
 
 
-class Training(Section):
+class TrainingConfig(Section):
     """How the weights are learnt."""
 
     max_steps: Period = 100_000
@@ -152,7 +152,7 @@ class Training(Section):
     """Multiply the learning rate by the number of replicas (linear scaling, Goyal et al. 2017)."""
     warmup_steps: Period = 500
     """Steps over which the learning rate rises from 0."""
-    final_learning_rate: Annotated[float, Field(ge=0.0, le=1.0)] = 0.05
+    final_lr_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.05
     """Learning rate at the last step, as a share of the peak (cosine decay)."""
     weight_decay: Annotated[float, Field(ge=0.0, le=1.0)] = 0.01
     """Decoupled weight decay of AdamW on kernels (not on biases, norms and embeddings)."""
@@ -162,7 +162,7 @@ class Training(Section):
     """Batches whose gradients are summed into one step."""
     precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] = "float32"
     """Number format of the computation; variables stay float32."""
-    ema: Share = 0.999
+    ema_decay: Share = 0.999
     """Decay of the moving average of the weights, used for validation and whatever the model is for; 0 turns it off."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Source of all randomness: initial weights, order of the utterances, dropout."""
@@ -178,7 +178,7 @@ class Training(Section):
     """Compile the step with XLA; needs enable_static_shapes."""
 
 
-class Run(Section):
+class RunConfig(Section):
     """The run folder, and what is written to it when (periods in steps)."""
 
     run: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)] = "default"
@@ -199,18 +199,18 @@ class Run(Section):
     """Steps between two sets of samples: speech of a voice, texts of a recogniser, and pictures."""
 
 
-class Independent(Section):
+class LocalSGDConfig(Section):
     """The run as one of several jobs that do not talk, but merge their weights every so many steps, by files."""
 
-    merge_every: Period = 0
+    sync_every: Period = 0
     """Steps between two merges with the other jobs; 0 is off."""
-    exchange: str | None = None
+    sync_dir: str | None = None
     """Folder that all jobs share, on any storage: what they give and take at each merge."""
     jobs: Annotated[int, Field(ge=1, le=1024)] = 1
     """How many jobs there are."""
     job: Annotated[int, Field(ge=0, le=1023)] = 0
     """Which of them this run is."""
-    round_timeout: Annotated[float, Field(gt=0.0, le=86400.0)] = 600.0
+    sync_timeout: Annotated[float, Field(gt=0.0, le=86400.0)] = 600.0
     """Longest time in seconds that a merge waits for the others."""
     outer_learning_rate: Annotated[float, Field(gt=0.0, le=2.0)] = 1.0
     """Share of the mean change of a round that is taken over; 1 without momentum is plain averaging."""
@@ -223,10 +223,10 @@ class Independent(Section):
 class Config(Section):
     """One run, whole."""
 
-    placement: Placement = Placement()
-    data: Data = Data()
-    model: Model = Model()
-    recogniser: Recogniser = Recogniser()
-    training: Training = Training()
-    run: Run = Run()
-    independent: Independent = Independent()
+    placement: PlacementConfig = PlacementConfig()
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    asr: ASRConfig = ASRConfig()
+    training: TrainingConfig = TrainingConfig()
+    run: RunConfig = RunConfig()
+    local_sgd: LocalSGDConfig = LocalSGDConfig()

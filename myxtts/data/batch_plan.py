@@ -95,7 +95,7 @@ class EpochPlan:
         """int32: all utterances of a step, those of all replicas."""
         return self.order[self.step_start[step] : self.step_start[step + 1]]
 
-    def rounds(self, step: int) -> int:
+    def microbatches(self, step: int) -> int:
         """Batches that each replica takes in a step."""
         utterances = int(self.step_start[step + 1] - self.step_start[step])
         share = -(-utterances // self.replicas)
@@ -110,7 +110,7 @@ class EpochPlan:
         begin, end = self.step_start[step], self.step_start[step + 1]
         first, last = (int(begin - (begin - end) * part // self.replicas) for part in (replica, replica + 1))  # ceil
         size = int(self.batch_sizes[self.step_bucket[step]])
-        starts = [min(first + round_ * size, last) for round_ in range(self.rounds(step))]
+        starts = [min(first + round_ * size, last) for round_ in range(self.microbatches(step))]
         cuts = [slice(at, min(at + size, last)) for at in starts]
         return [(self.order[cut], self.reference[cut]) for cut in cuts]
 
@@ -216,7 +216,7 @@ class Plan:
     def padded_samples(self, epoch: EpochPlan, step: int) -> int:
         """Samples of all batches of a step, padding included."""
         rows, samples, _ = self.shape(epoch.step_bucket[step])
-        return rows * samples * epoch.rounds(step) * epoch.replicas
+        return rows * samples * epoch.microbatches(step) * epoch.replicas
 
 
 def _lay_out(up_to_bound: np.ndarray, step_sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

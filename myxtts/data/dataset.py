@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from myxtts.config.schema import Config, Data
+from myxtts.config.schema import Config, DataConfig
 from myxtts.data.batch_plan import Plan, bucket_bounds
 from myxtts.data.demo_corpus import make_demo_corpus
-from myxtts.data.manifest import VOICE, Alignment, Manifest, Tables, build_manifest, report_rejected
+from myxtts.data.manifest import TTS_LENGTH_RULE, LengthRule, Manifest, Vocabulary, build_manifest, report_rejected
 from myxtts.data.metadata_file import Rejected, Rows, read_corpora
 from myxtts.errors import DataError
 from myxtts.text.frontend import symbols_of
@@ -30,31 +30,31 @@ class Corpus:
 
 
 def manifest_of(
-    rows: Rows, config: Config, tables: Tables | None, **options
-) -> tuple[Manifest, Tables, list[Rejected]]:
+    rows: Rows, config: Config, vocabulary: Vocabulary | None, **options
+) -> tuple[Manifest, Vocabulary, list[Rejected]]:
     """`build_manifest` by the settings of a run.
 
     Args:
         options: `grow` and `cache`.
     """
     data = config.data
-    heard = Alignment(ctc=True, subsampling=config.recogniser.subsampling)
+    heard = LengthRule(ctc=True, subsampling=config.asr.subsampling)
     return build_manifest(
         rows,
         min_seconds=data.min_seconds,
         max_seconds=data.max_seconds,
         frontend=data.text_frontend,
         symbols_of=symbols_of,
-        alignment=heard if config.model.task == "recogniser" else VOICE,
-        tables=tables,
+        alignment=heard if config.model.task == "asr" else TTS_LENGTH_RULE,
+        vocabulary=vocabulary,
         workers=HEADER_THREADS,
         **options,
     )
 
 
 def load_corpora(
-    config: Config, folder: Path, known: Tables | None = None, replicas: int = 1
-) -> tuple[Corpus, Corpus | None, Tables]:
+    config: Config, folder: Path, known: Vocabulary | None = None, replicas: int = 1
+) -> tuple[Corpus, Corpus | None, Vocabulary]:
     """The training corpus, the validation corpus if there is one, and the tables that both share.
 
     Args:
@@ -70,7 +70,7 @@ def load_corpora(
     train_path = Path(data.train_data) if data.train_data is not None else demo_corpus()
     validation_path = Path(data.val_data) if data.val_data is not None else None
     *parts, malformed = read_corpora(
-        train_path, validation_path, data.language, data.validation_share, seed, audio_root_of(data)
+        train_path, validation_path, data.language, data.validation_fraction, seed, audio_root_of(data)
     )
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -78,10 +78,10 @@ def load_corpora(
         raise DataError(
             f"the run folder {folder} cannot be made: {error.strerror}. Choose another --runs-dir."
         ) from error
-    tables, manifests, rejected = known, [], list(malformed)
+    vocabulary, manifests, rejected = known, [], list(malformed)
     for name, rows in zip(("train", "validation"), parts, strict=True):
         cache = folder / f"manifest-{name}.npz"
-        manifest, tables, unusable = manifest_of(rows, config, tables, grow=name == "train", cache=cache)
+        manifest, vocabulary, unusable = manifest_of(rows, config, vocabulary, grow=name == "train", cache=cache)
         manifests.append(manifest)
         rejected += unusable
     report_rejected(rejected, list(zip(parts, manifests, strict=True)), data.max_rejected, folder / "rejected.csv")
@@ -90,11 +90,11 @@ def load_corpora(
     bounds = bucket_bounds(train.samples, data.buckets, 1 if data.batch_seconds else data.batch_size * accumulation)
     train_plan = make_plan(train, bounds, config, accumulation, replicas)
     if not len(validation):
-        return Corpus(train, train_plan), None, tables
+        return Corpus(train, train_plan), None, vocabulary
     longest = bucket_bounds(validation.samples, 1)
     if longest[-1] > bounds[-1]:
         bounds = np.append(bounds, longest[-1])
-    return Corpus(train, train_plan), Corpus(validation, make_plan(validation, bounds, config)), tables
+    return Corpus(train, train_plan), Corpus(validation, make_plan(validation, bounds, config)), vocabulary
 
 
 def folder_of(corpus: str | Path | None) -> Path:
@@ -103,7 +103,7 @@ def folder_of(corpus: str | Path | None) -> Path:
     return path if path.is_dir() else path.parent
 
 
-def audio_root_of(data: Data) -> Path | None:
+def audio_root_of(data: DataConfig) -> Path | None:
     return Path(data.audio_root) if data.audio_root is not None else None
 
 

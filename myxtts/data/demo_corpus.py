@@ -30,7 +30,7 @@ import yaml
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.errors import DataError
-from myxtts.text.espeak import PAUSE, WORD_GAP, Espeak, Voice, fresh
+from myxtts.text.espeak import PAUSE, WORD_GAP, Espeak, EspeakVoice, fresh
 from myxtts.text.frontend import normalise
 
 ARGUMENTS_FILE = "demo_corpus.json"
@@ -83,7 +83,7 @@ class _Utterance:
     id: str
     text: str
     speaker: str
-    voice: Voice
+    voice: EspeakVoice
 
 
 def grammar_languages() -> list[str]:
@@ -182,11 +182,11 @@ def _texts(language: str, count: int, seed: int) -> Iterator[str]:
     return iter(grammar.draw(count, random.Random(f"{seed} {language}")))
 
 
-def _voice(language: str, speaker: int) -> Voice:
+def _voice(language: str, speaker: int) -> EspeakVoice:
     """One of MAX_SPEAKERS different voices: a variant's pitch and rate move on with each round of the variants."""
     variant = _VARIANTS[speaker % len(_VARIANTS)]
     pitch, rate_wpm = _PITCH_AND_RATE_WPM[(speaker + speaker // len(_VARIANTS)) % len(_PITCH_AND_RATE_WPM)]
-    return Voice(language, variant, pitch, rate_wpm)
+    return EspeakVoice(language, variant, pitch, rate_wpm)
 
 
 def _stands_already(out: Path, arguments: dict) -> bool:
@@ -235,7 +235,7 @@ def _write(folder: Path, planned: list[_Utterance], progress: Callable[[], objec
             progress()
 
 
-def speak_trimmed(espeak: Espeak, text: str, voice: Voice) -> tuple[np.ndarray, list[tuple[str, float, float]]]:
+def speak_trimmed(espeak: Espeak, text: str, voice: EspeakVoice) -> tuple[np.ndarray, list[tuple[str, float, float]]]:
     """int16 samples between two edges of silence, and (symbol, start_s, end_s) of everything in them."""
     samples, events = espeak.speak(text, voice)
     sounding = np.flatnonzero(samples)

@@ -38,16 +38,16 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Tables:
+class Vocabulary:
     """What the integers of a manifest's columns `tokens`, `speaker` and `language` stand for."""
 
     symbols: SymbolTable
     speakers: tuple[str, ...]
     languages: tuple[str, ...]
 
-    def grown(self, other: "Tables") -> "Tables":
+    def grown(self, other: "Vocabulary") -> "Vocabulary":
         """These tables, and behind them what only `other` has."""
-        return Tables(
+        return Vocabulary(
             SymbolTable(_joined(self.symbols.symbols, other.symbols.symbols)),
             _joined(self.speakers, other.speakers),
             _joined(self.languages, other.languages),
@@ -58,7 +58,7 @@ def _joined(names: Iterable[str], others: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*names, *others)))
 
 
-class Alignment(NamedTuple):
+class LengthRule(NamedTuple):
     """How many mel frames a text needs, so that it can be aligned with its audio.
 
     Attributes:
@@ -75,7 +75,7 @@ class Alignment(NamedTuple):
         return (needed - 1) * self.subsampling + 1
 
 
-VOICE = Alignment()
+TTS_LENGTH_RULE = LengthRule()
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,13 +154,13 @@ def build_manifest(
     max_seconds: float,
     frontend: str,
     symbols_of: SymbolsOf,
-    alignment: Alignment = VOICE,
-    tables: Tables | None = None,
+    alignment: LengthRule = TTS_LENGTH_RULE,
+    vocabulary: Vocabulary | None = None,
     grow: bool = False,
     cache: Path | None = None,
     workers: int = 2,
     progress: bool = True,
-) -> tuple[Manifest, Tables, list[Rejected]]:
+) -> tuple[Manifest, Vocabulary, list[Rejected]]:
     """Checks every row, and keeps the usable ones as columns.
 
     Args:
@@ -180,17 +180,17 @@ def build_manifest(
         the manifest (empty where no row is usable), its tables, and the rejected rows by line,
         without those in `rows.rejected`.
     """
-    key = _cache_key(rows, (min_seconds, max_seconds, frontend, alignment, grow), tables, workers) if cache else ""
+    key = _cache_key(rows, (min_seconds, max_seconds, frontend, alignment, grow), vocabulary, workers) if cache else ""
     if cache and (kept := _load(cache, key)):
         return kept
     rejections = _Rejections(str(rows.metadata))
     audio = _usable_audio(rows, rejections, min_seconds, max_seconds, workers, progress)
-    spoken = list(_spoken(audio, rejections, symbols_of, frontend, alignment, None if grow else tables, progress))
-    manifest, tables = _columns(spoken, tables)
+    spoken = list(_spoken(audio, rejections, symbols_of, frontend, alignment, None if grow else vocabulary, progress))
+    manifest, vocabulary = _columns(spoken, vocabulary)
     rejected = sorted(rejections.rejected, key=lambda row: row.line)
     if cache:
-        _save(cache, key, manifest, tables, rejected)
-    return manifest, tables, rejected
+        _save(cache, key, manifest, vocabulary, rejected)
+    return manifest, vocabulary, rejected
 
 
 def report_rejected(
@@ -276,8 +276,8 @@ def _spoken(
     rejections: _Rejections,
     symbols_of: SymbolsOf,
     frontend: str,
-    alignment: Alignment,
-    tables: Tables | None,
+    alignment: LengthRule,
+    vocabulary: Vocabulary | None,
     progress: bool,
 ) -> Iterator[tuple[_Audio, list[str]]]:
     """The utterances whose text can be spoken, known to the tables and aligned, with their symbols."""
@@ -293,9 +293,9 @@ def _spoken(
             frames = frame_count(one.samples)
             if not symbols:
                 rejections.add(row, "no text", row.text)
-            elif tables and row.language not in tables.languages:
+            elif vocabulary and row.language not in vocabulary.languages:
                 rejections.add(row, "language unknown to the training corpus", row.language)
-            elif tables and (unknown := tables.symbols.unknown(symbols)):
+            elif vocabulary and (unknown := vocabulary.symbols.unknown(symbols)):
                 rejections.add(row, "symbol unknown to the training corpus", " ".join(unknown))
             elif frames < (needed := alignment.frames_needed(symbols)):
                 detail = f"{frames} frames, {len(symbols)} symbols need {needed}"
@@ -304,15 +304,15 @@ def _spoken(
                 yield one, symbols
 
 
-def _columns(spoken: Sequence[tuple[_Audio, list[str]]], tables: Tables | None) -> tuple[Manifest, Tables]:
+def _columns(spoken: Sequence[tuple[_Audio, list[str]]], vocabulary: Vocabulary | None) -> tuple[Manifest, Vocabulary]:
     rows = [audio.row for audio, _ in spoken]
-    own = Tables(
+    own = Vocabulary(
         SymbolTable.from_sequences(symbols for _, symbols in spoken),
         tuple(sorted({row.speaker for row in rows})),
         tuple(sorted({row.language for row in rows})),
     )
-    tables = tables.grown(own) if tables else own
-    tokens = [np.asarray(tables.symbols.encode(symbols), np.int32) for _, symbols in spoken]
+    vocabulary = vocabulary.grown(own) if vocabulary else own
+    tokens = [np.asarray(vocabulary.symbols.encode(symbols), np.int32) for _, symbols in spoken]
     manifest = Manifest(
         ids=tuple(row.id for row in rows),
         paths=tuple(audio.path for audio, _ in spoken),
@@ -322,10 +322,10 @@ def _columns(spoken: Sequence[tuple[_Audio, list[str]]], tables: Tables | None) 
         native=np.array([audio.native for audio, _ in spoken], bool),
         tokens=np.concatenate([np.zeros(0, np.int32), *tokens]),
         token_start=np.cumsum([0, *map(len, tokens)], dtype=np.int64),
-        speaker=_indices((row.speaker for row in rows), tables.speakers),
-        language=_indices((row.language for row in rows), tables.languages),
+        speaker=_indices((row.speaker for row in rows), vocabulary.speakers),
+        language=_indices((row.language for row in rows), vocabulary.languages),
     )
-    return manifest, tables
+    return manifest, vocabulary
 
 
 def _indices(names: Iterable[str], table: Sequence[str]) -> np.ndarray:
@@ -333,9 +333,9 @@ def _indices(names: Iterable[str], table: Sequence[str]) -> np.ndarray:
     return np.array([index[name] for name in names], np.int32)
 
 
-def _cache_key(rows: Rows, settings: tuple, tables: Tables | None, workers: int) -> str:
+def _cache_key(rows: Rows, settings: tuple, vocabulary: Vocabulary | None, workers: int) -> str:
     """SHA-256 of all that a manifest depends on: the rows, each file's size and time, the arguments."""
-    known = _tables_to_json(tables) if tables else None
+    known = _tables_to_json(vocabulary) if vocabulary else None
     places = str(rows.metadata), os.path.realpath(rows.folder)
     digest = hashlib.sha256(json.dumps([CACHE_FORMAT, *places, settings, known]).encode())
     for row, stamp in _in_threads(lambda row: _stamp(rows.folder, row), rows.rows, workers, "files", progress=False):
@@ -351,17 +351,17 @@ def _stamp(folder: Path, row: Row) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _save(cache: Path, key: str, manifest: Manifest, tables: Tables, rejected: list[Rejected]) -> None:
+def _save(cache: Path, key: str, manifest: Manifest, vocabulary: Vocabulary, rejected: list[Rejected]) -> None:
     """An .npz file, followed by its SHA-256; np.load and zip tools pass over what follows."""
     columns = dict(vars(manifest))
     words = {name: columns.pop(name) for name in WORDS}
-    document = {"key": key, "tables": _tables_to_json(tables), "rejected": rejected, **words}
+    document = {"key": key, "tables": _tables_to_json(vocabulary), "rejected": rejected, **words}
     body = io.BytesIO()
     np.savez(body, document=np.frombuffer(json.dumps(document).encode(), np.uint8), **columns)
     write_whole(cache, body.getvalue() + hashlib.sha256(body.getvalue()).digest())
 
 
-def _load(cache: Path, key: str) -> tuple[Manifest, Tables, list[Rejected]] | None:
+def _load(cache: Path, key: str) -> tuple[Manifest, Vocabulary, list[Rejected]] | None:
     """What was saved under `key`; None where there is no such thing or it is damaged."""
     try:
         blob = cache.read_bytes()
@@ -385,13 +385,13 @@ def _load(cache: Path, key: str) -> tuple[Manifest, Tables, list[Rejected]] | No
     )
 
 
-def _tables_to_json(tables: Tables) -> list:
-    return [tables.symbols.to_list(), tables.speakers, tables.languages]
+def _tables_to_json(vocabulary: Vocabulary) -> list:
+    return [vocabulary.symbols.to_list(), vocabulary.speakers, vocabulary.languages]
 
 
-def _tables_from_json(document: list) -> Tables:
+def _tables_from_json(document: list) -> Vocabulary:
     symbols, speakers, languages = document
-    return Tables(SymbolTable.from_list(symbols), tuple(speakers), tuple(languages))
+    return Vocabulary(SymbolTable.from_list(symbols), tuple(speakers), tuple(languages))
 
 
 def _write_listing(rejected: Iterable[Rejected], listing: Path) -> None:

@@ -59,7 +59,7 @@ class Rows(NamedTuple):
 
 
 def read_corpora(
-    train: Path, validation: Path | None, language: str, validation_share: float, seed: int, root: Path | None = None
+    train: Path, validation: Path | None, language: str, validation_fraction: float, seed: int, root: Path | None = None
 ) -> tuple[Rows, Rows, list[Rejected]]:
     """Training rows, validation rows, and the rows of both whose form is wrong.
 
@@ -71,7 +71,7 @@ def read_corpora(
     elif all(os.path.isfile(train / name) for name in ("metadata_train.csv", "metadata_eval.csv")):
         parts = read_corpus(train, language, root), _read(train / "metadata_eval.csv", language, root)
     else:
-        parts = hold_out(read_corpus(train, language, root), validation_share, seed)
+        parts = hold_out(read_corpus(train, language, root), validation_fraction, seed)
     return *parts, [row for part in parts for row in part.rejected]
 
 

@@ -8,17 +8,17 @@ from typing import Literal
 import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
-from myxtts.config.schema import Data
+from myxtts.config.schema import DataConfig
 from myxtts.data.dataset import Corpus
 from myxtts.data.feed import Feed
 from myxtts.data.plan_iterator import PlannedBatch, Position, planned_batches
-from myxtts.data.producer import Delivery, Recipe, deliveries, trace_produce, waves_of_plan
+from myxtts.data.producer import DeviceBatch, FeatureExtractor, device_batches, trace_produce, with_waves
 from myxtts.data.readers.cache import open_cache
 from myxtts.data.readers.files import name_culprit, rows_from_cache, rows_from_files, wave_batches
 from myxtts.data.readers.service import DataService
 from myxtts.placement.routes import Route
 
-Round = tuple[Delivery, ...]  # a batch for each replica of this process, in the order of its routes
+ReplicaBatches = tuple[DeviceBatch, ...]  # a batch for each replica of this process, in the order of its routes
 
 
 class Pipeline:
@@ -31,7 +31,7 @@ class Pipeline:
         seed: of the batches' randomness.
         cache_folder: for the decoded corpus, if the settings ask for one.
         recipe: how the task's batches are made.
-        settle: see `deliveries`.
+        settle: see `device_batches`.
         first_replica: the number of the first of them among all.
 
     Attributes:
@@ -42,11 +42,11 @@ class Pipeline:
         self,
         corpus: Corpus,
         routes: Sequence[Route],
-        data: Data,
+        data: DataConfig,
         seed: int,
         cache_folder: Path,
-        recipe: Recipe,
-        settle: bool = False,
+        extractor: FeatureExtractor,
+        synchronize: bool = False,
         first_replica: int = 0,
     ):
         manifest = corpus.manifest
@@ -71,18 +71,18 @@ class Pipeline:
                 seed,
                 read_rows,
                 service,
-                recipe,
-                settle,
+                extractor,
+                synchronize,
             )
             for places in self._places
         ]
 
     def open_feed(
         self, start: Position, epochs: int | None = None, mean_over: Literal["step", "epoch"] = "step"
-    ) -> "Rounds":
+    ) -> "ReplicaFeed":
         """Rounds of batches on the model devices, for each of the steps of the plan."""
         feeds = [Feed(producer.rounds(start, epochs, mean_over), self._depth) for producer in self.producers]
-        return Rounds(feeds, self._places)
+        return ReplicaFeed(feeds, self._places)
 
 
 class Producer:
@@ -100,13 +100,15 @@ class Producer:
         produce: waves -> features on it.
     """
 
-    def __init__(self, corpus, routes, replicas, data: Data, seed: int, read_rows, service, recipe, settle):
+    def __init__(
+        self, corpus, routes, replicas, data: DataConfig, seed: int, read_rows, service, extractor, synchronize
+    ):
         self._corpus, self._routes, self._replicas, self._data = corpus, routes, replicas, data
-        self._seed, self._recipe, self._settle = seed, recipe, settle
+        self._seed, self._recipe, self._settle = seed, extractor, synchronize
         self._read_rows, self._service = read_rows, service
         self._reference_samples = int(data.reference_seconds * SAMPLE_RATE_HZ) // HOP_SAMPLES * HOP_SAMPLES
         self.device = routes[0].data
-        self.produce = trace_produce(self.device, recipe)
+        self.produce = trace_produce(self.device, extractor)
 
     def planned(
         self, start: Position, epochs: int | None = None, mean_over: Literal["step", "epoch"] = "step"
@@ -146,14 +148,14 @@ class Producer:
 
     def read(self, start: Position) -> Iterator[tuple[PlannedBatch, dict]]:
         """Batches of `planned` with their waves, without end; an utterance that cannot be read is named."""
-        return waves_of_plan(self.planned(start), self.open_waves(start), self._explain)
+        return with_waves(self.planned(start), self.open_waves(start), self._explain)
 
     def rounds(
         self, start: Position, epochs: int | None = None, mean_over: Literal["step", "epoch"] = "step"
-    ) -> Iterator[Round]:
+    ) -> Iterator[ReplicaBatches]:
         """Batches on the model devices, one for each replica that it feeds at a time."""
         waves = self.open_waves(start, epochs, mean_over)
-        delivered = deliveries(
+        delivered = device_batches(
             self.planned(start, epochs, mean_over),
             waves,
             self._routes,
@@ -172,7 +174,7 @@ class Producer:
         return name_culprit(self._corpus.manifest, planned, error)
 
 
-class Rounds:
+class ReplicaFeed:
     """The feeds of all producers as one: the next batch of each replica, in the order of the routes.
 
     Args:
@@ -180,13 +182,13 @@ class Rounds:
         places: where in the round the batches of each feed belong.
     """
 
-    def __init__(self, feeds: Sequence[Feed[Round]], places: Sequence[Sequence[int]]):
+    def __init__(self, feeds: Sequence[Feed[ReplicaBatches]], places: Sequence[Sequence[int]]):
         self._feeds = feeds
         after_each_other = [place for own in places for place in own]
         self._order = sorted(range(len(after_each_other)), key=after_each_other.__getitem__)
         self._opened = ExitStack()
 
-    def __enter__(self) -> "Rounds":
+    def __enter__(self) -> "ReplicaFeed":
         with ExitStack() as opened:
             for feed in self._feeds:
                 opened.enter_context(feed)
@@ -196,10 +198,10 @@ class Rounds:
     def __exit__(self, *raised) -> None:
         self._opened.close()
 
-    def __iter__(self) -> Iterator[Round]:
+    def __iter__(self) -> Iterator[ReplicaBatches]:
         return self
 
-    def __next__(self) -> Round:
+    def __next__(self) -> ReplicaBatches:
         parts = [delivery for feed in self._feeds for delivery in next(feed)]
         return tuple(parts[place] for place in self._order)
 

@@ -50,7 +50,7 @@ class PlannedStep(NamedTuple):
     following: Position
     utterances: np.ndarray
     bucket: int
-    rounds: int
+    microbatches: int
     audio_s: float
     padded_s: float
 
@@ -99,7 +99,7 @@ def planned_steps(
                     following=Position(epoch + 1) if ends else Position(epoch, step + 1, earlier),
                     utterances=utterances,
                     bucket=int(epoch_plan.step_bucket[step]),
-                    rounds=epoch_plan.rounds(step),
+                    microbatches=epoch_plan.microbatches(step),
                     audio_s=float(plan.samples[utterances].sum(dtype=np.int64)) / SAMPLE_RATE_HZ,
                     padded_s=plan.padded_samples(epoch_plan, step) / SAMPLE_RATE_HZ,
                 ),
@@ -139,18 +139,18 @@ def planned_batches(
         }
         shape = plan.shape(step.bucket)
         shares = [epoch_plan.batches(number, replica) for replica in replicas]
-        for round_ in range(step.rounds):
+        for round_ in range(step.microbatches):
             for replica, share in zip(replicas, shares, strict=True):
                 rows, references = share[round_]
                 # Its place in the step: accumulated or shared by replicas, the same batches draw the same numbers.
-                place = replica * step.rounds + round_
+                place = replica * step.microbatches + round_
                 random = np.random.default_rng(
                     [seed, step.position.epoch, number, place, *np.ravel(step.position.earlier)]
                 )
                 arrays = _arrays(manifest, rows, references, shape, reference_samples, random) | totals
                 yield PlannedBatch(
                     step=step,
-                    last=round_ == step.rounds - 1,
+                    last=round_ == step.microbatches - 1,
                     rows=rows,
                     audio_s=float(arrays["samples"].sum()) / SAMPLE_RATE_HZ,
                     padded_s=shape[0] * shape[1] / SAMPLE_RATE_HZ,

@@ -11,20 +11,20 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import MEL_BANDS, frame_count
-from myxtts.audio.mel import log_mel, moved_filter_bank
+from myxtts.audio.mel import log_mel, warped_mel_filters
 from myxtts.audio.pitch import f0
-from myxtts.batch import FEATURES, HEARD_FEATURES, HEARD_WAVES, TEXT, WAVES, Field, check, specs
+from myxtts.batch import ASR_FEATURES, ASR_INPUTS, TEXT, TTS_FEATURES, TTS_INPUTS, Field, check, specs
 from myxtts.clock import Times
 from myxtts.data.plan_iterator import PlannedBatch
 from myxtts.placement import devices
 from myxtts.placement.audit import require_device
 from myxtts.placement.routes import Route
-from myxtts.seeds import own_seed
+from myxtts.seeds import fold_in
 
 CURVES = 9  # cosines over the mel bands, the first of them flat: speakers of a language differ by such curves
 
 
-class Delivery(NamedTuple):
+class DeviceBatch(NamedTuple):
     """A batch on the model device, with the plan that it came from."""
 
     planned: PlannedBatch
@@ -33,7 +33,7 @@ class Delivery(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Recipe:
+class FeatureExtractor:
     """How a task's batches are made.
 
     Attributes:
@@ -46,18 +46,18 @@ class Recipe:
     produce: Callable[[dict], dict]
 
 
-def voice_recipe(voice_augmentation: float = 0.0) -> Recipe:
-    """Batches of a voice; see `produce_voice`."""
-    return Recipe(WAVES, FEATURES, partial(produce_voice, voice_augmentation=voice_augmentation))
+def tts_extractor(vtlp: float = 0.0) -> FeatureExtractor:
+    """Batches of a voice; see `tts_features`."""
+    return FeatureExtractor(TTS_INPUTS, TTS_FEATURES, partial(tts_features, vtlp=vtlp))
 
 
-def recogniser_recipe(hide: Callable | None = None) -> Recipe:
-    """Batches of a recogniser; see `produce_heard`."""
-    return Recipe(HEARD_WAVES, HEARD_FEATURES, partial(produce_heard, hide=hide))
+def asr_extractor(hide: Callable | None = None) -> FeatureExtractor:
+    """Batches of a recogniser; see `asr_features`."""
+    return FeatureExtractor(ASR_INPUTS, ASR_FEATURES, partial(asr_features, hide=hide))
 
 
-def produce_heard(waves: dict, hide: Callable | None = None) -> dict:
-    """HEARD_WAVES -> HEARD_FEATURES: PCM to float to log-mel.
+def asr_features(waves: dict, hide: Callable | None = None) -> dict:
+    """ASR_INPUTS -> ASR_FEATURES: PCM to float to log-mel.
 
     Args:
         hide: (mel, frames, seed) -> mel of which some is hidden, as `spec_augment` does.
@@ -69,17 +69,17 @@ def produce_heard(waves: dict, hide: Callable | None = None) -> dict:
     return {name: waves[name] for name in TEXT} | {"mel": mel, "frames": frames}
 
 
-def produce_voice(waves: dict, voice_augmentation: float = 0.0) -> dict:
-    """WAVES -> FEATURES: PCM to float to log-mel and F0.
+def tts_features(waves: dict, vtlp: float = 0.0) -> dict:
+    """TTS_INPUTS -> TTS_FEATURES: PCM to float to log-mel and F0.
 
     Args:
-        voice_augmentation: see `other_voices`; 0 is off.
+        vtlp: see `vtlp_warp`; 0 is off.
     """
     target, reference = (tf.cast(waves[name], tf.float32) / 32768.0 for name in ("pcm", "reference_pcm"))
     f0_hz, _ = f0(target, waves["samples"])
     filters = None
-    if voice_augmentation:
-        factor, filters = other_voices(waves["seed"], tf.shape(target)[0], voice_augmentation)
+    if vtlp:
+        factor, filters = vtlp_warp(waves["seed"], tf.shape(target)[0], vtlp)
         f0_hz *= factor[:, None]
     return {name: waves[name] for name in TEXT} | {
         "mel": log_mel(target, waves["samples"], filters),
@@ -90,20 +90,20 @@ def produce_voice(waves: dict, voice_augmentation: float = 0.0) -> dict:
     }
 
 
-def other_voices(seed, rows, most):
+def vtlp_warp(seed, rows, most):
     """A voice for each row: a factor of all frequencies, float32 [rows], and mel filters [rows, bins, bands].
 
     The factor is from exp(-most) to exp(most). The spectrum is raised and lowered by a smooth curve, a sum of CURVES
     cosines over the bands, each of up to 2 * most nepers. All numbers are uniform and drawn by the batch's seed.
     """
-    factor = tf.exp(tf.random.stateless_uniform([rows], own_seed(seed, "frequencies"), -most, most))
-    heights = tf.random.stateless_uniform([rows, CURVES], own_seed(seed, "spectrum"), -2.0 * most, 2.0 * most)
+    factor = tf.exp(tf.random.stateless_uniform([rows], fold_in(seed, "frequencies"), -most, most))
+    heights = tf.random.stateless_uniform([rows, CURVES], fold_in(seed, "spectrum"), -2.0 * most, 2.0 * most)
     phase = np.pi * np.arange(CURVES)[:, None] * (np.arange(MEL_BANDS) + 0.5) / MEL_BANDS
     gain = tf.exp(tf.matmul(heights, tf.constant(np.cos(phase), tf.float32)))
-    return factor, moved_filter_bank(factor) * gain[:, None, :]
+    return factor, warped_mel_filters(factor) * gain[:, None, :]
 
 
-def trace_produce(device: str, recipe: Recipe) -> Callable[[dict], dict]:
+def trace_produce(device: str, extractor: FeatureExtractor) -> Callable[[dict], dict]:
     """`recipe.produce` as a compiled function that runs on a device, traced once with symbolic dimensions.
 
     Tracing belongs to the main thread; the function that it gives may be called from any.
@@ -111,12 +111,12 @@ def trace_produce(device: str, recipe: Recipe) -> Callable[[dict], dict]:
 
     def produce_on_device(waves: dict) -> dict:
         with tf.device(device):  # one around the tracing would leave no mark on the operations
-            return recipe.produce(waves)
+            return extractor.produce(waves)
 
-    return tf.function(produce_on_device).get_concrete_function(specs(recipe.waves))
+    return tf.function(produce_on_device).get_concrete_function(specs(extractor.waves))
 
 
-def waves_of_plan(
+def with_waves(
     planned: Iterable[PlannedBatch],
     waves: Iterable[dict],
     explain: Callable[[PlannedBatch, Exception], Exception],
@@ -145,19 +145,19 @@ def hand_over(features: dict, device: str) -> dict[str, tf.Tensor]:
         return {name: tf.identity(value) for name, value in features.items()}
 
 
-def deliveries(
+def device_batches(
     planned: Iterable[PlannedBatch],
     waves: Iterable[dict],
     routes: Sequence[Route],
-    recipe: Recipe,
+    extractor: FeatureExtractor,
     produce_on_device: Callable[[dict], dict],
     explain: Callable[[PlannedBatch, Exception], Exception],
-    settle: bool = False,
-) -> Iterator[Delivery]:
+    synchronize: bool = False,
+) -> Iterator[DeviceBatch]:
     """Produce each batch and hand it over; runs in the feed's thread.
 
     Args:
-        planned, waves, explain: see `waves_of_plan`.
+        planned, waves, explain: see `with_waves`.
         routes: from one data device, taken by turns.
         recipe: whose contracts the batches have.
         produce_on_device: what `trace_produce` gives for it on the data device.
@@ -167,21 +167,21 @@ def deliveries(
         TypeError, PlacementError: the first batch of a route breaks the contract or is on another device.
     """
     began_s = time.perf_counter()
-    turns = zip(cycle(routes), waves_of_plan(planned, waves, explain), strict=False)
+    turns = zip(cycle(routes), with_waves(planned, waves, explain), strict=False)
     for number, (route, (plan, wave)) in enumerate(turns):
         read_s = time.perf_counter()
         with tf.device(route.data):  # decides where results lie; tf.device is per thread
             features = produce_on_device(wave)
-        if settle:
-            devices.settle(features["mel"])
+        if synchronize:
+            devices.synchronize(features["mel"])
         produced_s = time.perf_counter()
         batch = hand_over(features, route.model)
         times = Times(began_s, read_s, produced_s, time.perf_counter(), route.data)
         if number < len(routes):
-            check(wave, recipe.waves, "reading")
-            check(batch, recipe.features, "producing")
+            check(wave, extractor.waves, "reading")
+            check(batch, extractor.features, "producing")
             require_device(route.data, wave.items())
             require_device(route.data, features.items())
             require_device(route.model, batch.items())
-        yield Delivery(plan, batch, times)
+        yield DeviceBatch(plan, batch, times)
         began_s = time.perf_counter()

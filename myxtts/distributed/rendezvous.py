@@ -26,9 +26,9 @@ LONGEST_LINE = 1 << 20
 log = logging.getLogger(__name__)
 
 
-def meet(
+def rendezvous(
     cluster: Cluster,
-    about: Mapping[str, str],
+    metadata: Mapping[str, str],
     timeout_s: float = START_TIMEOUT_S,
     tell: Callable[[str], None] = log.info,
 ) -> None:
@@ -43,11 +43,11 @@ def meet(
         PlacementError: a worker did not come in time, is there twice, or differs from the chief; the port is taken.
     """
     wait = _Wait(timeout_s, tell)
-    with _own_port(cluster) as listener:
+    with _own_port(cluster) as transcriber:
         if cluster.is_chief:
-            _receive(cluster, dict(about), listener, wait)
+            _receive(cluster, dict(metadata), transcriber, wait)
         else:
-            _visit(cluster, dict(about), wait)
+            _visit(cluster, dict(metadata), wait)
 
 
 class _Wait:
@@ -75,25 +75,25 @@ def _own_port(cluster: Cluster) -> socket.socket:
     """A socket on this worker's port, so that a port which is taken is found now; the chief's listens."""
     host, port = split_address(cluster.address)
     is_local = host == "localhost" or host.startswith("127.")
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    transcriber = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    transcriber.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind(("127.0.0.1" if is_local else "", port))
+        transcriber.bind(("127.0.0.1" if is_local else "", port))
         if cluster.is_chief:
-            listener.listen(cluster.count + 16)
+            transcriber.listen(cluster.count + 16)
     except OSError as error:
-        listener.close()
+        transcriber.close()
         raise PlacementError(
             f"this process is {cluster.name()}, but port {port} cannot be had here: {error.strerror}. "
             "End what uses it, or give the workers other ports."
         ) from error
-    return listener
+    return transcriber
 
 
-def _receive(cluster: Cluster, about: dict, listener: socket.socket, wait: _Wait) -> None:
+def _receive(cluster: Cluster, metadata: dict, transcriber: socket.socket, wait: _Wait) -> None:
     """The chief's part: wait for all others, and send them on."""
     arrived: dict[int, socket.socket] = {}
-    listener.settimeout(RETRY_S)
+    transcriber.settimeout(RETRY_S)
     with ExitStack() as opened:
         opened.callback(lambda: [one.close() for one in arrived.values()])
         while len(arrived) < cluster.count - 1:
@@ -106,7 +106,7 @@ def _receive(cluster: Cluster, about: dict, listener: socket.socket, wait: _Wait
                 _say(arrived.values(), {"refused": str(error)})
                 raise
             try:
-                visitor, _ = listener.accept()
+                visitor, _ = transcriber.accept()
             except TimeoutError:
                 continue
             told = _hear(visitor, VISITOR_TIMEOUT_S)
@@ -114,7 +114,7 @@ def _receive(cluster: Cluster, about: dict, listener: socket.socket, wait: _Wait
             if not isinstance(index, int) or not isinstance(told.get("about"), dict):  # a port scanner, a probe
                 visitor.close()
                 continue
-            fault = _fault(cluster, about, told, arrived)
+            fault = _fault(cluster, metadata, told, arrived)
             if fault:
                 with visitor:
                     _say([visitor, *arrived.values()], {"refused": fault})
@@ -123,7 +123,7 @@ def _receive(cluster: Cluster, about: dict, listener: socket.socket, wait: _Wait
         _say(arrived.values(), {"go": True})
 
 
-def _fault(cluster: Cluster, about: dict, told: dict, arrived: Mapping[int, socket.socket]) -> str:
+def _fault(cluster: Cluster, metadata: dict, told: dict, arrived: Mapping[int, socket.socket]) -> str:
     """Why a worker cannot take part; empty if it can."""
     index = told["worker"]
     if told.get("workers") != list(cluster.workers):
@@ -133,8 +133,8 @@ def _fault(cluster: Cluster, about: dict, told: dict, arrived: Mapping[int, sock
         )
     if not 1 <= index < cluster.count or index in arrived:
         return f"two processes say that they are worker {index}. Give each an index of its own."
-    for name in sorted({*about, *told["about"]}):
-        here, there = about.get(name), told["about"].get(name)
+    for name in sorted({*metadata, *told["about"]}):
+        here, there = metadata.get(name), told["about"].get(name)
         if here != there:
             return (
                 f"{cluster.name(index)} has {name} {there}, but {cluster.name(0)} has {here}. "
@@ -143,7 +143,7 @@ def _fault(cluster: Cluster, about: dict, told: dict, arrived: Mapping[int, sock
     return ""
 
 
-def _visit(cluster: Cluster, about: dict, wait: _Wait) -> None:
+def _visit(cluster: Cluster, metadata: dict, wait: _Wait) -> None:
     """The part of all others: tell the chief, and wait for its word."""
     whom = cluster.name(0)
     while True:
@@ -154,7 +154,7 @@ def _visit(cluster: Cluster, about: dict, wait: _Wait) -> None:
             time.sleep(RETRY_S)
             continue
         with chief:
-            _say([chief], {"worker": cluster.index, "workers": cluster.workers, "about": about})
+            _say([chief], {"worker": cluster.index, "workers": cluster.workers, "about": metadata})
             while told := _hear(chief, CHIEF_TIMEOUT_S):
                 if "refused" in told:
                     raise PlacementError(told["refused"])

@@ -15,7 +15,7 @@ from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.python.eager import context
 
 from myxtts.distributed.cluster import Cluster
-from myxtts.distributed.rendezvous import START_TIMEOUT_S, meet
+from myxtts.distributed.rendezvous import START_TIMEOUT_S, rendezvous
 from myxtts.errors import PlacementError, TrainingError, UserError
 
 HEARTBEAT_TIMEOUT_S = 20  # a worker that says nothing for so long is dead
@@ -44,8 +44,8 @@ class WorkerLost(TrainingError):
 
 
 @contextmanager
-def joined(
-    cluster: Cluster, gpus: int, about: Mapping[str, str] | None = None, timeout_s: float = START_TIMEOUT_S
+def worker_group(
+    cluster: Cluster, gpus: int, metadata: Mapping[str, str] | None = None, timeout_s: float = START_TIMEOUT_S
 ) -> Iterator[tf.distribute.MultiWorkerMirroredStrategy]:
     """The strategy over all workers, for as long as they train together.
 
@@ -62,7 +62,7 @@ def joined(
         PlacementError: a worker did not come, or differs; TensorFlow has already started.
         WorkerLost: naming the worker that died, or that gave up and why.
     """
-    meet(cluster, {"GPUs": str(gpus), "TensorFlow": tf.__version__, **(about or {})}, timeout_s)
+    rendezvous(cluster, {"GPUs": str(gpus), "TensorFlow": tf.__version__, **(metadata or {})}, timeout_s)
     try:
         strategy = worker_strategy(cluster, gpus)
         yield strategy

@@ -10,17 +10,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.config.schema import Placement
+from myxtts.config.schema import PlacementConfig
 from myxtts.data.manifest import Manifest
 from myxtts.evaluation.held_out import load_again, other_recordings, spread, wave_of
 from myxtts.evaluation.report import folder_for, tell
-from myxtts.files import refuse_unwritable
+from myxtts.files import check_writable
 from myxtts.placement import devices
 from myxtts.placement.routes import plan_routes
-from myxtts.recognition.transcriber import Listener
+from myxtts.recognition.transcriber import Transcriber
 from myxtts.text.edit_distance import error_rates
-from myxtts.training.checkpoint_files import read_about
-from myxtts.training.select_checkpoint import choose_checkpoint, settings_of
+from myxtts.training.checkpoint_files import read_metadata
+from myxtts.training.select_checkpoint import select_checkpoint, settings_of
 
 
 class Transcript(NamedTuple):
@@ -34,7 +34,7 @@ class Transcript(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rates:
+class ErrorRates:
     """Edits over the length of the true texts, in characters and in words, of so many utterances."""
 
     utterances: int
@@ -43,7 +43,7 @@ class Rates:
 
 
 @dataclass(frozen=True)
-class Hearing:
+class ASRScore:
     """What was measured of a recogniser's checkpoint.
 
     Attributes:
@@ -53,9 +53,9 @@ class Hearing:
 
     run: str
     checkpoint: str
-    rates: Rates
-    languages: dict[str, Rates]
-    speakers: dict[str, Rates]
+    rates: ErrorRates
+    languages: dict[str, ErrorRates]
+    speakers: dict[str, ErrorRates]
     real_time_factor: float
     notes: tuple[str, ...]
     transcripts: tuple[Transcript, ...]
@@ -78,7 +78,7 @@ class Hearing:
         return asdict(self) | {"transcripts": [one._asdict() for one in self.transcripts]}
 
 
-def write_hearing(
+def write_asr_score(
     run: Path,
     checkpoint: str | None = None,
     data: Path | None = None,
@@ -97,27 +97,29 @@ def write_hearing(
     Raises:
         UserError: the run, a corpus or an output cannot be used.
     """
-    chosen = choose_checkpoint(run, checkpoint)
-    refuse_unwritable("--json", json_file)
+    chosen = select_checkpoint(run, checkpoint)
+    check_writable("--json", json_file)
     folder = folder_for(run, chosen, data, out)
-    placement = plan_routes(Placement(), devices.gpu_count())
+    placement = plan_routes(PlacementConfig(), devices.gpu_count())
     devices.configure(placement)
-    listener = Listener(run, placement.routes[0].model, chosen.name, beam_width)
-    about = read_about(chosen)
+    transcriber = Transcriber(run, placement.routes[0].model, chosen.name, beam_width)
+    metadata = read_metadata(chosen)
     if data is None:
-        _, _, held_out = load_again(chosen, about, run)
-        manifest, speakers, source = held_out.manifest, tuple(about["speakers"]), "held-out utterances"
+        _, _, held_out = load_again(chosen, metadata, run)
+        manifest, speakers, source = held_out.manifest, tuple(metadata["speakers"]), "held-out utterances"
     else:
-        manifest, tables = other_recordings(data, settings_of(chosen, about), about, folder)
-        speakers, source = tables.speakers, f"utterances of {data}"
-    tell(hearing_of(listener, manifest, speakers, utterances or len(manifest), source), json_file)
+        manifest, vocabulary = other_recordings(data, settings_of(chosen, metadata), metadata, folder)
+        speakers, source = vocabulary.speakers, f"utterances of {data}"
+    tell(asr_score(transcriber, manifest, speakers, utterances or len(manifest), source), json_file)
 
 
-def hearing_of(listener: Listener, manifest: Manifest, speakers: Sequence[str], most: int, source: str) -> Hearing:
+def asr_score(
+    transcriber: Transcriber, manifest: Manifest, speakers: Sequence[str], most: int, source: str
+) -> ASRScore:
     """Measure at most so many utterances, spread over a manifest.
 
     Args:
-        manifest: whose languages are the listener's.
+        manifest: whose languages are the transcriber's.
         speakers: their names.
         source: what the utterances are, for the notes.
 
@@ -126,30 +128,30 @@ def hearing_of(listener: Listener, manifest: Manifest, speakers: Sequence[str], 
     """
     rows = spread(np.arange(len(manifest)), most)
     started_s = time.perf_counter()
-    heard = list(listener.hear(wave_of(manifest, row) for row in rows))
+    heard = list(transcriber.transcribe(wave_of(manifest, row) for row in rows))
     took_s, speech_s = time.perf_counter() - started_s, float(manifest.samples[rows].sum()) / SAMPLE_RATE_HZ
     transcripts = []
     for row, said in zip(rows, heard, strict=True):
-        language = listener.tables.languages[manifest.language[row]]
-        text = listener.form(manifest.texts[row], language)
+        language = transcriber.vocabulary.languages[manifest.language[row]]
+        text = transcriber.form(manifest.texts[row], language)
         transcripts.append(Transcript(manifest.ids[row], speakers[manifest.speaker[row]], language, text, said))
-    return Hearing(
-        run=str(listener.run),
-        checkpoint=listener.checkpoint.name,
+    return ASRScore(
+        run=str(transcriber.run),
+        checkpoint=transcriber.checkpoint.name,
         rates=rates_of(transcripts),
         languages=rates_by("language", transcripts),
         speakers=rates_by("speaker", transcripts),
         real_time_factor=took_s / speech_s,
         notes=(
-            f"{len(rows)} {source}, {speech_s:.1f} s of speech, {listener.decoding}",
-            f"from file to text in {took_s:.2f} s on {listener.device}, after a warm-up: "
+            f"{len(rows)} {source}, {speech_s:.1f} s of speech, {transcriber.decoding}",
+            f"from file to text in {took_s:.2f} s on {transcriber.device}, after a warm-up: "
             f"real-time factor {took_s / speech_s:.4f}",
         ),
         transcripts=tuple(transcripts),
     )
 
 
-def rates_by(name: str, transcripts: Sequence[Transcript]) -> dict[str, Rates]:
+def rates_by(name: str, transcripts: Sequence[Transcript]) -> dict[str, ErrorRates]:
     """The rates of each `language` or `speaker`, by its name; nothing where there is only one."""
     groups = defaultdict(list)
     for one in transcripts:
@@ -157,6 +159,6 @@ def rates_by(name: str, transcripts: Sequence[Transcript]) -> dict[str, Rates]:
     return {group: rates_of(own) for group, own in sorted(groups.items())} if len(groups) > 1 else {}
 
 
-def rates_of(transcripts: Sequence[Transcript]) -> Rates:
+def rates_of(transcripts: Sequence[Transcript]) -> ErrorRates:
     figures = error_rates([one.text for one in transcripts], [one.heard for one in transcripts])
-    return Rates(len(transcripts), **figures)
+    return ErrorRates(len(transcripts), **figures)

@@ -11,7 +11,7 @@ from myxtts.config.schema import Config
 from myxtts.data.audio_file import read_wave
 from myxtts.data.batch_plan import bucket_bounds
 from myxtts.data.dataset import Corpus, load_corpora, make_plan, manifest_of
-from myxtts.data.manifest import Manifest, Tables, report_rejected
+from myxtts.data.manifest import Manifest, Vocabulary, report_rejected
 from myxtts.data.metadata_file import read_corpus
 from myxtts.data.pipeline import Pipeline
 from myxtts.data.plan_iterator import Position
@@ -19,9 +19,9 @@ from myxtts.errors import DataError
 from myxtts.models.xtts import XTTS
 from myxtts.placement.routes import Route
 from myxtts.run import about_run
-from myxtts.training.init_from import known_tables
-from myxtts.training.run_folder import refuse_other_corpus
-from myxtts.training.select_checkpoint import settings_of, tables_of
+from myxtts.training.init_from import inherited_vocabulary
+from myxtts.training.run_folder import check_same_corpus
+from myxtts.training.select_checkpoint import settings_of, vocabulary_of
 from myxtts.training.task import task_of
 
 
@@ -51,7 +51,7 @@ class Utterance:
 
 
 def load_again(
-    checkpoint: Path, about: dict[str, Any], run: Path, needs_held_out: bool = True
+    checkpoint: Path, metadata: dict[str, Any], run: Path, needs_held_out: bool = True
 ) -> tuple[Config, Corpus, Corpus | None]:
     """The settings, the training corpus and the held-out corpus that a checkpoint was made with.
 
@@ -59,7 +59,7 @@ def load_again(
         DataError: the corpus is gone, or nothing was held out of it where that is needed.
         CheckpointError: it has changed since.
     """
-    config = settings_of(checkpoint, about)
+    config = settings_of(checkpoint, metadata)
     # How its batches were read was a matter of the machine.
     data = config.data.model_copy(update={"data_service": None, "cache_dataset": False})
     config = config.model_copy(update={"data": data})
@@ -69,19 +69,19 @@ def load_again(
                 f"{run} was trained on {path}, which is not found from {Path.cwd()}. Put it back, or work in "
                 "the folder in which the run was started."
             )
-    known = known_tables(about)
-    corpus, held_out, tables = load_corpora(config, run, known)
+    known = inherited_vocabulary(metadata)
+    corpus, held_out, vocabulary = load_corpora(config, run, known)
     if needs_held_out and held_out is None:
         raise DataError(
             f"{run} is to be measured on utterances that it was not trained on, but none was held out "
-            f"(validation_share {data.validation_share}). Train with --validation-share or --val-data, or give other "
-            "recordings by --data."
+            f"(validation_fraction {data.validation_fraction}). Train with --validation-fraction or --val-data, or "
+            "give other recordings by --data."
         )
-    refuse_other_corpus(checkpoint, about_run(config, corpus, tables, about["ancestor"], about["start"]))
+    check_same_corpus(checkpoint, about_run(config, corpus, vocabulary, metadata["ancestor"], metadata["start"]))
     return config, corpus, held_out
 
 
-def other_recordings(path: Path, config: Config, about: dict[str, Any], folder: Path) -> tuple[Manifest, Tables]:
+def other_recordings(path: Path, config: Config, metadata: dict[str, Any], folder: Path) -> tuple[Manifest, Vocabulary]:
     """The recordings of another corpus, and the tables of a run with speakers that it never heard behind its own.
 
     Args:
@@ -93,10 +93,10 @@ def other_recordings(path: Path, config: Config, about: dict[str, Any], folder: 
     """
     data = config.data
     rows = read_corpus(path, data.language)
-    manifest, tables, rejected = manifest_of(rows, config, tables_of(about))
+    manifest, vocabulary, rejected = manifest_of(rows, config, vocabulary_of(metadata))
     folder.mkdir(parents=True, exist_ok=True)
     report_rejected([*rows.rejected, *rejected], [(rows, manifest)], data.max_rejected, folder / "rejected.csv")
-    return manifest, tables
+    return manifest, vocabulary
 
 
 def read_utterances(
@@ -106,8 +106,8 @@ def read_utterances(
     data, seed = config.data, config.training.seed
     # One bucket: XLA compiles the search once.
     plan = make_plan(manifest, bucket_bounds(manifest.samples, 1), config)
-    recipe = task_of(config).recipe(config, training=False)
-    pipeline = Pipeline(Corpus(manifest, plan), [route], data, seed, folder, recipe)
+    extractor = task_of(config).extractor(config, training=False)
+    pipeline = Pipeline(Corpus(manifest, plan), [route], data, seed, folder, extractor)
     found: list[Utterance] = []
     with pipeline.open_feed(Position(), epochs=1) as feed:
         for ((planned, batch, _),) in feed:

@@ -11,9 +11,9 @@ from myxtts.audio.griffin_lim import ITERATIONS, waves_of
 from myxtts.audio.mel import SILENCE, log_mel
 from myxtts.audio.pitch import f0
 from myxtts.evaluation.acoustic_metrics import Sound
-from myxtts.models.xtts import XTTS, Manner
+from myxtts.models.xtts import XTTS, SynthesisOptions
 from myxtts.text.frontend import symbols_of
-from myxtts.training.select_checkpoint import tables_of
+from myxtts.training.select_checkpoint import vocabulary_of
 
 BATCH_UTTERANCES = 8
 
@@ -23,11 +23,11 @@ _f0 = tf.function(f0, input_signature=[tf.TensorSpec([None, None]), tf.TensorSpe
 
 def speak(
     network: XTTS,
-    about: dict[str, Any],
+    metadata: dict[str, Any],
     texts: Sequence[str],
     languages: Sequence[int],
     references: Sequence[np.ndarray],
-    manner: Manner,
+    options: SynthesisOptions,
     device: str,
     iterations: int = ITERATIONS,
 ) -> list[np.ndarray]:
@@ -42,15 +42,15 @@ def speak(
     Returns:
         float32 [samples] for each text.
     """
-    tables, frontend = tables_of(about), about["settings"]["data"]["text_frontend"]
+    vocabulary, frontend = vocabulary_of(metadata), metadata["settings"]["data"]["text_frontend"]
     spoken = zip(texts, languages, strict=True)
-    tokens = [tables.symbols.encode(symbols_of(text, tables.languages[row], frontend)) for text, row in spoken]
+    tokens = [vocabulary.symbols.encode(symbols_of(text, vocabulary.languages[row], frontend)) for text, row in spoken]
     waves: list[np.ndarray] = []
     for part in _parts(len(tokens)):
         ids, counts = _padded(tokens[part], 0)
         mels, frames = _padded(references[part], SILENCE)
         with tf.device(device):
-            mel, lengths, _ = network.speak(ids, counts, tf.constant(languages[part]), mels, frames, manner)
+            mel, lengths, _ = network.speak(ids, counts, tf.constant(languages[part]), mels, frames, options)
             waves += waves_of(mel, lengths, iterations=iterations)
     return waves
 
@@ -65,7 +65,7 @@ def copy_synthesis(mels: Sequence[np.ndarray], device: str) -> list[np.ndarray]:
     return waves
 
 
-def hear(waves: Sequence[np.ndarray], device: str) -> list[Sound]:
+def transcribe_waves(waves: Sequence[np.ndarray], device: str) -> list[Sound]:
     """Log-mel and F0 of waves."""
     sounds: list[Sound] = []
     for part in _parts(len(waves)):

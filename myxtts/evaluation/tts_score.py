@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.config.schema import Placement
+from myxtts.config.schema import PlacementConfig
 from myxtts.data.dataset import folder_of
 from myxtts.data.manifest import Manifest
 from myxtts.errors import ConfigError
 from myxtts.evaluation.acoustic_metrics import FAULT_S, Sound, compare, summary
-from myxtts.evaluation.asr_score import write_hearing
+from myxtts.evaluation.asr_score import write_asr_score
 from myxtts.evaluation.boundaries import Phoneme, boundaries, boundary_figures, found_s, read_alignments, word_spans
 from myxtts.evaluation.held_out import (
     Utterance,
@@ -28,18 +28,18 @@ from myxtts.evaluation.held_out import (
 from myxtts.evaluation.planted_errors import plant
 from myxtts.evaluation.report import SHOWN, Metric, Score, draw, folder_for, tell
 from myxtts.evaluation.speakers import NearestSpeaker, voice_print
-from myxtts.evaluation.speech import BATCH_UTTERANCES, copy_synthesis, hear, speak
-from myxtts.files import refuse_unwritable
-from myxtts.models.xtts import XTTS, Manner
+from myxtts.evaluation.speech import BATCH_UTTERANCES, copy_synthesis, speak, transcribe_waves
+from myxtts.files import check_writable
+from myxtts.models.xtts import XTTS, SynthesisOptions
 from myxtts.placement import devices
 from myxtts.placement.routes import Route, plan_routes
-from myxtts.recognition.transcriber import Listener
+from myxtts.recognition.transcriber import Transcriber
 from myxtts.text.edit_distance import error_rates
 from myxtts.text.symbols import FIRST_SYMBOL_ID, SymbolTable
-from myxtts.training.checkpoint_files import read_about
-from myxtts.training.load_model import load_network
-from myxtts.training.select_checkpoint import choose_checkpoint, settings_of, tables_of
-from myxtts.training.tts_samples import manner_of
+from myxtts.training.checkpoint_files import read_metadata
+from myxtts.training.load_model import load_model
+from myxtts.training.select_checkpoint import select_checkpoint, settings_of, vocabulary_of
+from myxtts.training.tts_samples import synthesis_options
 
 MOST_SPOKEN = 50
 DRAWN = 4
@@ -65,14 +65,14 @@ class Choice:
     guidance: float | None = None
     recogniser: Path | None = None
 
-    def manner(self, own: Manner) -> Manner:
+    def options(self, own: SynthesisOptions) -> SynthesisOptions:
         """The run's own manner with what was chosen."""
         chosen = {"steps": self.steps, "guidance": self.guidance}
         return replace(own, **{name: value for name, value in chosen.items() if value is not None})
 
-    def refuse_for_recogniser(self, run: Path) -> None:
+    def check_asr_options(self, run: Path) -> None:
         """Raises ConfigError where something is chosen that only a voice has."""
-        asked = {"--steps": self.steps, "--guidance": self.guidance, "--recogniser": self.recogniser}
+        asked = {"--steps": self.steps, "--guidance": self.guidance, "--asr": self.recogniser}
         wrong = [flag for flag, value in asked.items() if value is not None]
         if wrong:
             raise ConfigError(f"{', '.join(wrong)} was asked for, but {run} is a recogniser itself. Leave that out.")
@@ -86,14 +86,14 @@ def write_score(run: Path, checkpoint: str | None, choice: Choice, json_file: Pa
     Raises:
         UserError: the run, a corpus or an output cannot be used.
     """
-    chosen = choose_checkpoint(run, checkpoint)
-    if settings_of(chosen, read_about(chosen)).model.task == "recogniser":
-        choice.refuse_for_recogniser(run)
-        write_hearing(run, chosen.name, choice.data, choice.utterances, json_file=json_file, out=out)
+    chosen = select_checkpoint(run, checkpoint)
+    if settings_of(chosen, read_metadata(chosen)).model.task == "asr":
+        choice.check_asr_options(run)
+        write_asr_score(run, chosen.name, choice.data, choice.utterances, json_file=json_file, out=out)
         return
-    refuse_unwritable("--json", json_file)
+    check_writable("--json", json_file)
     folder = folder_for(run, chosen, choice.data, out)
-    placement = plan_routes(Placement(), devices.gpu_count())
+    placement = plan_routes(PlacementConfig(), devices.gpu_count())
     devices.configure(placement)
     tell(score_of(run, chosen, choice, placement.routes[0], folder), json_file)
     log.info("pictures       %s", folder)
@@ -106,31 +106,31 @@ def score_of(run: Path, checkpoint: Path, choice: Choice, route: Route, pictures
         CheckpointError: it is damaged, or its corpus has changed since.
         DataError: a corpus is gone or cannot be used, nothing was held out, or a file cannot be read.
     """
-    about = read_about(checkpoint)
-    config, corpus, held_out = load_again(checkpoint, about, run, needs_held_out=choice.data is None)
-    manifest = other_recordings(choice.data, config, about, pictures)[0] if choice.data else held_out.manifest
-    network = load_network(checkpoint, about, route.model)
-    device, manner = route.model, choice.manner(manner_of(config.model))
-    listener = Listener(choice.recogniser, device) if choice.recogniser else None
+    metadata = read_metadata(checkpoint)
+    config, corpus, held_out = load_again(checkpoint, metadata, run, needs_held_out=choice.data is None)
+    manifest = other_recordings(choice.data, config, metadata, pictures)[0] if choice.data else held_out.manifest
+    network = load_model(checkpoint, metadata, route.model)
+    device, options = route.model, choice.options(synthesis_options(config.model))
+    transcriber = Transcriber(choice.recogniser, device) if choice.recogniser else None
     found = read_utterances(network, manifest, config, route, run, choice.utterances or MOST_SPOKEN)
-    texts = [listener.form(one.text, about["languages"][one.language]) for one in found] if listener else []
+    texts = [transcriber.form(one.text, metadata["languages"][one.language]) for one in found] if transcriber else []
     log.info("evaluation     %s, %d utterances", checkpoint, len(found))
-    waves, real_time_factor = spoken(network, found, about, manner, device)
+    waves, real_time_factor = spoken(network, found, metadata, options, device)
     source = f"utterances of {choice.data}" if choice.data else "held-out utterances"
     notes = [
         f"{len(found)} {source}, {sum(len(one.wave) for one in found) / SAMPLE_RATE_HZ:.1f} s of speech; "
-        f"{manner.steps} steps of synthesis, guidance {manner.guidance:g}",
+        f"{options.steps} steps of synthesis, guidance {options.guidance:g}",
         f"the real-time factor is that of batches of {BATCH_UTTERANCES} on {device}, after a warm-up",
     ]
     if "shuffled_texts" not in waves:
         notes.append("shuffled texts are left out: one utterance has no other's text")
 
-    recorded = hear([one.wave for one in found], device)
-    sounds = {column: hear(wave, device) for column, wave in waves.items()}
+    recorded = transcribe_waves([one.wave for one in found], device)
+    sounds = {column: transcribe_waves(wave, device) for column, wave in waves.items()}
     draw(pictures, found[:DRAWN], recorded[:DRAWN], sounds["voice"][:DRAWN])
-    said = {column: list(listener.hear(wave)) for column, wave in waves.items()} if listener else {}
-    if listener:
-        notes += recogniser_notes(listener, texts, found)
+    said = {column: list(transcriber.transcribe(wave)) for column, wave in waves.items()} if transcriber else {}
+    if transcriber:
+        notes += recogniser_notes(transcriber, texts, found)
     figures = figures_of(recorded, sounds, texts, said)
     metrics = figures(range(len(found))) | {"real_time_factor": Metric(real_time_factor)}
     held = config.data.audio_root or config.data.val_data or config.data.train_data
@@ -138,16 +138,16 @@ def score_of(run: Path, checkpoint: Path, choice: Choice, route: Route, pictures
     notes.append(planted_faults(found, recorded, waves["copy_synthesis"], alignments, device))
     for more, note in (
         speaker_accuracy(corpus.manifest, manifest, found, {"natural": recorded, **sounds}, device),
-        phoneme_boundaries(found, alignments, tables_of(about).symbols),
+        phoneme_boundaries(found, alignments, vocabulary_of(metadata).symbols),
     ):
         metrics |= more
         notes.append(note)
-    by_language = languages_of(found, about["languages"], figures)
+    by_language = languages_of(found, metadata["languages"], figures)
     return Score(str(run), checkpoint.name, len(found), in_order(metrics), by_language, tuple(notes))
 
 
 def spoken(
-    network: XTTS, found: Sequence[Utterance], about: dict[str, Any], manner: Manner, device: str
+    network: XTTS, found: Sequence[Utterance], metadata: dict[str, Any], options: SynthesisOptions, device: str
 ) -> tuple[dict[str, list[np.ndarray]], float]:
     """The waves of each column, and the seconds that a second of the voice's speech takes.
 
@@ -157,7 +157,7 @@ def spoken(
     def say(utterances: Sequence[Utterance]) -> list[np.ndarray]:
         """The text of each in the voice of the utterance that stands in its place in `found`."""
         texts, languages = [one.text for one in utterances], [one.language for one in utterances]
-        return speak(network, about, texts, languages, [one.reference for one in found], manner, device)
+        return speak(network, metadata, texts, languages, [one.reference for one in found], options, device)
 
     waves = {"shuffled_texts": say(another_text_each(found))}  # first, which warms up for the one that is timed
     started_s = time.perf_counter()
@@ -223,12 +223,12 @@ def metrics_of(by_column: dict[str, dict[str, float | None]]) -> dict[str, Metri
     return {key: Metric(**{column: figures[key] for column, figures in by_column.items()}) for key in keys}
 
 
-def recogniser_notes(listener: Listener, texts: Sequence[str], found: Sequence[Utterance]) -> list[str]:
+def recogniser_notes(transcriber: Transcriber, texts: Sequence[str], found: Sequence[Utterance]) -> list[str]:
     """Who hears, how well it hears the recordings themselves, and for whom it is too kind."""
-    rates = error_rates(texts, list(listener.hear(one.wave for one in found)))
+    rates = error_rates(texts, list(transcriber.transcribe(one.wave for one in found)))
     characters, words = rates["character_error_rate"], rates["word_error_rate"]
     return [
-        f"the recogniser is {listener.run}, {listener.checkpoint.name}; of the recordings it has a character "
+        f"the recogniser is {transcriber.run}, {transcriber.checkpoint.name}; of the recordings it has a character "
         f"error rate of {characters:.1%} and a word error rate of {words:.1%}",
         "its figures are optimistic where it was trained on the corpus of the voice or on speech of the same "
         "synthesiser: compare voices by one recogniser only",
@@ -272,7 +272,10 @@ def planted_faults(
     cut, doubled = plant([copies[i] for i in known], [alignments[Path(found[i].id).stem] for i in known])
     missed = [
         sum(getattr(compare(recorded[i], sound), which) <= FAULT_S for i, sound in zip(known, heard, strict=True))
-        for which, heard in (("skipped_s", hear(cut, device)), ("repeated_s", hear(doubled, device)))
+        for which, heard in (
+            ("skipped_s", transcribe_waves(cut, device)),
+            ("repeated_s", transcribe_waves(doubled, device)),
+        )
     ]
     return (
         f"of {len(known)} copies with a word cut out {len(known) - missed[0]} are found, "
@@ -297,7 +300,7 @@ def speaker_accuracy(
     count = len(np.unique(speakers))
     if count < 2:
         return {}, "speaker accuracy is left out: there is one speaker"
-    prints = [voice_print(sound.mel) for sound in hear(waves + more_waves, device)]
+    prints = [voice_print(sound.mel) for sound in transcribe_waves(waves + more_waves, device)]
     nearest = NearestSpeaker(np.stack(prints), speakers)
     metrics, parts = {}, []
     for group, members in (("seen", np.unique(training.speaker)), ("unseen", np.unique(more_speakers))):

@@ -8,7 +8,7 @@ from myxtts.training.checkpoint_files import (
     digest_of,
     latest,
     opened_arrays,
-    read_about,
+    read_metadata,
     write_checkpoint,
 )
 
@@ -34,7 +34,7 @@ def fork(start: Path, run: Path, config: Config) -> Path:
     checkpoints = run / "checkpoints"
     if newest := latest(checkpoints):
         return newest
-    about = read_about(start)
+    metadata = read_metadata(start)
     with opened_arrays(start / "model.npz") as weights:
         digest = digest_of(weights)
     changed = {
@@ -46,13 +46,13 @@ def fork(start: Path, run: Path, config: Config) -> Path:
         "best": None,
         "ancestor": {
             "run": str(start.parents[1]),
-            "step": about["step"],
+            "step": metadata["step"],
             "weights": digest,
-            **{table: len(about[table]) for table in ("symbols", "languages", "speakers")},
+            **{table: len(metadata[table]) for table in ("symbols", "languages", "speakers")},
         },
     }
-    kept = {name: value for name, value in about.items() if name not in OF_A_MERGE}
-    target = checkpoint_of(checkpoints, about["step"])
+    kept = {name: value for name, value in metadata.items() if name not in OF_A_MERGE}
+    target = checkpoint_of(checkpoints, metadata["step"])
     write_checkpoint(target, ((path.stem, _arrays(path)) for path in sorted(start.glob("*.npz"))), kept | changed)
     return target
 

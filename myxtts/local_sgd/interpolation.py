@@ -11,8 +11,8 @@ from typing import NamedTuple
 import keras
 import numpy as np
 
-from myxtts.batch import FEATURES
-from myxtts.config.schema import Config, Placement
+from myxtts.batch import TTS_FEATURES
+from myxtts.config.schema import Config, PlacementConfig
 from myxtts.data.batch_plan import bucket_bounds
 from myxtts.data.dataset import Corpus, make_plan
 from myxtts.data.manifest import Manifest
@@ -20,14 +20,14 @@ from myxtts.data.pipeline import Pipeline
 from myxtts.data.plan_iterator import Position
 from myxtts.evaluation.acoustic_metrics import Sound, compare
 from myxtts.local_sgd.averaging import mean_of
-from myxtts.local_sgd.merge_inputs import Part
-from myxtts.models.xtts import Manner
+from myxtts.local_sgd.merge_inputs import MergeInput
+from myxtts.models.xtts import SynthesisOptions
 from myxtts.placement import devices
 from myxtts.placement.routes import Route, plan_routes
-from myxtts.training.load_model import load_network
-from myxtts.training.select_checkpoint import tables_of
+from myxtts.training.load_model import load_model
+from myxtts.training.select_checkpoint import vocabulary_of
 from myxtts.training.task import task_of
-from myxtts.training.tts_samples import first_rows, manner_of
+from myxtts.training.tts_samples import first_rows, synthesis_options
 from myxtts.training.validation import Validation
 
 PLACES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -48,8 +48,8 @@ class Figure(NamedTuple):
 
 
 FIGURES = {
-    "voice": Figure("mel_cepstral_distortion", "mel-cepstral distortion, dB", 1.0),
-    "recogniser": Figure("character_error_rate", "character error rate, %", 100.0),
+    "tts": Figure("mel_cepstral_distortion", "mel-cepstral distortion, dB", 1.0),
+    "asr": Figure("character_error_rate", "character error rate, %", 100.0),
 }
 
 
@@ -61,7 +61,7 @@ class Measured(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Line:
+class InterpolationLine:
     """The parts, their mean and the points between.
 
     Attributes:
@@ -139,7 +139,9 @@ def between(begin: Shares, end: Shares, place: float) -> Shares:
     return tuple((1.0 - place) * one + place * other for one, other in zip(begin, end, strict=True))
 
 
-def measure(parts: Sequence[Part], merged: Shares, held_out: Manifest, config: Config, folder: Path) -> Line:
+def measure(
+    parts: Sequence[MergeInput], merged: Shares, held_out: Manifest, config: Config, folder: Path
+) -> InterpolationLine:
     """Measure on GPU 0 or, without one, on the CPU; no weights twice.
 
     The line goes from the first part to the second where there are two, else from the best one to the mean
@@ -151,7 +153,7 @@ def measure(parts: Sequence[Part], merged: Shares, held_out: Manifest, config: C
         config: of the merged run.
         folder: of the run.
     """
-    placement = plan_routes(Placement(), devices.gpu_count())
+    placement = plan_routes(PlacementConfig(), devices.gpu_count())
     devices.configure(placement)
     evaluate = evaluation(parts, held_out, config, placement.routes[0], folder)
     ones = [only(place, len(parts)) for place in range(len(parts))]
@@ -163,26 +165,26 @@ def measure(parts: Sequence[Part], merged: Shares, held_out: Manifest, config: C
     figure = FIGURES[config.model.task]
     spoken = min(MOST_SPOKEN, len(held_out))
     note = f"{len(held_out)} utterances of {config.data.val_data}, with the weights that a run is used with" + (
-        f"; the distortion is that of {spoken} spoken mels along the best warping path" * (config.model.task == "voice")
+        f"; the distortion is that of {spoken} spoken mels along the best warping path" * (config.model.task == "tts")
     )
-    return Line([str(part.checkpoint) for part in parts], merged, ends, measured, figure, note)
+    return InterpolationLine([str(part.checkpoint) for part in parts], merged, ends, measured, figure, note)
 
 
 def evaluation(
-    parts: Sequence[Part], held_out: Manifest, config: Config, route: Route, folder: Path
+    parts: Sequence[MergeInput], held_out: Manifest, config: Config, route: Route, folder: Path
 ) -> Callable[[Shares], Measured]:
     """What measures a mean of the parts, with one network for all."""
-    task, device, about = task_of(config), route.model, parts[0].about
-    network = load_network(parts[0].checkpoint, about, device, config.model.task)
+    task, device, metadata = task_of(config), route.model, parts[0].metadata
+    network = load_model(parts[0].checkpoint, metadata, device, config.model.task)
     # One bucket: what is traced for a shape is traced once, and the first batches hold utterances of all lengths.
     plan = make_plan(held_out, bucket_bounds(held_out.samples, 1), config)
     data = config.data.model_copy(update={"data_service": None, "cache_dataset": False})
-    recipe = task.recipe(config, training=False)
-    pipeline = Pipeline(Corpus(held_out, plan), [route], data, config.training.seed, folder, recipe)
+    extractor = task.extractor(config, training=False)
+    pipeline = Pipeline(Corpus(held_out, plan), [route], data, config.training.seed, folder, extractor)
     validation = Validation(
         network,
         lambda: pipeline.open_feed(Position(), epochs=1, mean_over="epoch"),
-        task.judge(tables_of(about)) or partial(Distortion, network, manner_of(config.model)),
+        task.judge(vocabulary_of(metadata)) or partial(Distortion, network, synthesis_options(config.model)),
     )
     variables, key = {v.path: v.value for v in network.variables}, FIGURES[config.model.task].key
 
@@ -211,14 +213,14 @@ class Distortion:
     It is of the network's mels: what a vocoder does to them is the same for all weights.
     """
 
-    def __init__(self, network: keras.Model, manner: Manner):
-        self._network, self._manner = network, manner
+    def __init__(self, network: keras.Model, options: SynthesisOptions):
+        self._network, self._manner = network, options
         self._distances_db: list[float] = []
 
     def add(self, batch: dict, outputs: dict) -> None:
         rows = min(int(np.count_nonzero(batch["frames"])), MOST_SPOKEN - len(self._distances_db))
         if rows > 0:
-            own = first_rows(batch, FEATURES, rows)
+            own = first_rows(batch, TTS_FEATURES, rows)
             names = ("tokens", "token_count", "language", "reference", "reference_frames")
             spoken = self._network.speak(*(own[name] for name in names), self._manner)[:2]
             columns = [value.numpy() for value in (own["mel"], own["frames"], *spoken)]

@@ -4,24 +4,24 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from myxtts.config.schema import Config, Independent, Placement, Section
+from myxtts.config.schema import Config, LocalSGDConfig, PlacementConfig, Section
 from myxtts.errors import ConfigError, PlacementError
-from myxtts.local_sgd.launcher_state import Split
-from myxtts.training.checkpoint_files import read_about
-from myxtts.training.select_checkpoint import INHERITED, choose_checkpoint
+from myxtts.local_sgd.launcher_state import Shards
+from myxtts.training.checkpoint_files import read_metadata
+from myxtts.training.select_checkpoint import INHERITED, select_checkpoint
 
 # What one model out of all jobs needs them to have in common, whatever their own files say.
 COMMON = {
-    "data": ("train_data", "val_data", "audio_root", "validation_share", "language", "text_frontend"),
+    "data": ("train_data", "val_data", "audio_root", "validation_fraction", "language", "text_frontend"),
     "model": ("task", "model_size"),
-    "recogniser": ("encoder", "subsampling"),
-    "training": ("max_steps", "epochs", "precision", "ema", "seed", "init_from", "freeze"),
+    "asr": ("encoder", "subsampling"),
+    "training": ("max_steps", "epochs", "precision", "ema_decay", "seed", "init_from", "freeze"),
     "run": ("run", "runs_dir", "resume"),
-    "independent": tuple(Independent.model_fields),
+    "local_sgd": tuple(LocalSGDConfig.model_fields),
 }
 # What the parts of the corpus depend on.
 OF_THE_SPLIT = (
-    *("train_data", "val_data", "audio_root", "validation_share", "language"),
+    *("train_data", "val_data", "audio_root", "validation_fraction", "language"),
     *("text_frontend", "min_seconds", "max_seconds", "seed"),
 )
 
@@ -35,9 +35,9 @@ def changed(config: Config, **sections: dict[str, Any] | Section) -> Config:
     return config.model_copy(update=update)
 
 
-def refuse_unfit(config: Config) -> None:
+def check_settings(config: Config) -> None:
     """Raises ConfigError or PlacementError where settings are the launcher's own, or do not go with several jobs."""
-    placement, training, independent = config.placement, config.training, config.independent
+    placement, training, local_sgd = config.placement, config.training, config.local_sgd
     given = [name for name in ("data_gpu", "model_gpu", "data_gpu_memory") if getattr(placement, name) is not None]
     given += ["model_gpus"] * bool(placement.model_gpus) + ["placement auto"] * (placement.placement == "auto")
     if given:
@@ -51,12 +51,12 @@ def refuse_unfit(config: Config) -> None:
             "and take the same number of steps. Give --max-steps, and leave out --epochs."
         )
     if training.stop_at_step is not None:
-        raise ConfigError("--stop-at-step was given, but it is what --shared-steps sets. Give that.")
-    if independent.jobs > 1 or independent.job:
+        raise ConfigError("--stop-at-step was given, but it is what --warmstart-steps sets. Give that.")
+    if local_sgd.jobs > 1 or local_sgd.job:
         raise ConfigError("--jobs and --job were given, but the jobs are numbered by --gpus. Leave them out.")
 
 
-def refuse_difference(common: Config, own: Config, file: Path) -> None:
+def check_job_settings(common: Config, own: Config, file: Path) -> None:
     """Raises ConfigError where the file of one job has another value of what all jobs have in common."""
     for section, names in COMMON.items():
         for name in names:
@@ -76,7 +76,7 @@ def with_base(config: Config) -> Config:
     """
     if config.training.init_from is None:
         return config
-    settings = read_about(choose_checkpoint(Path(config.training.init_from)))["settings"]
+    settings = read_metadata(select_checkpoint(Path(config.training.init_from)))["settings"]
     return changed(
         config,
         **{
@@ -90,33 +90,33 @@ def _named(config: Config, section: str) -> set[str]:
     return getattr(config, section).model_fields_set
 
 
-def round_steps(total_steps: int, shared_steps: int, rounds: int) -> int:
+def round_steps(total_steps: int, warmstart_steps: int, rounds: int) -> int:
     """Steps of a round, so that jobs merge at most so often.
 
     They do at each multiple of it and at the last step; so it is a little more than the steps divided by the rounds
     where the common start ends between two multiples.
     """
-    shortest = -(-(total_steps - shared_steps) // rounds)
-    return next(every for every in count(shortest) if -(-total_steps // every) - shared_steps // every <= rounds)
+    shortest = -(-(total_steps - warmstart_steps) // rounds)
+    return next(every for every in count(shortest) if -(-total_steps // every) - warmstart_steps // every <= rounds)
 
 
-def of_start(config: Config, folder: Path, split: Split, shared_steps: int) -> Config:
+def of_start(config: Config, folder: Path, split: Shards, warmstart_steps: int) -> Config:
     return changed(
         config,
         placement=_on_one_device(config),
         data=_data(split, split.train),
-        training={"stop_at_step": shared_steps},
+        training={"stop_at_step": warmstart_steps},
         run=_run(folder, "start"),
-        independent=Independent(),
+        local_sgd=LocalSGDConfig(),
     )
 
 
-def of_job(config: Config, folder: Path, split: Split, name: str, number: int, merges: dict[str, Any]) -> Config:
+def of_job(config: Config, folder: Path, split: Shards, name: str, number: int, merges: dict[str, Any]) -> Config:
     """Settings of one job.
 
     Args:
         config: as the user gave them, for this job.
-        merges: `jobs`, `merge_every` and `exchange`.
+        merges: `jobs`, `sync_every` and `sync_dir`.
     """
     return changed(
         config,
@@ -124,16 +124,16 @@ def of_job(config: Config, folder: Path, split: Split, name: str, number: int, m
         data=_data(split, split.parts[number]),
         training={"seed": config.training.seed + number},
         run=_run(folder, name),
-        independent=merges | {"job": number},
+        local_sgd=merges | {"job": number},
     )
 
 
-def _on_one_device(config: Config) -> Placement | dict[str, Any]:
+def _on_one_device(config: Config) -> PlacementConfig | dict[str, Any]:
     """Shares of the CPU are the CPU to their job, and have no limits of memory."""
-    return Placement() if config.placement.simulate_gpus else {}
+    return PlacementConfig() if config.placement.simulate_gpus else {}
 
 
-def _data(split: Split, train: str) -> dict[str, Any]:
+def _data(split: Shards, train: str) -> dict[str, Any]:
     return {"train_data": train, "val_data": split.held_out, "audio_root": split.audio_root}
 
 

@@ -27,12 +27,20 @@ from myxtts.errors import ConfigError, DataError, PlacementError
 from myxtts.files import write_whole
 from myxtts.local_sgd.fork import fork
 from myxtts.local_sgd.job_settings import OF_THE_SPLIT, of_job, of_start
-from myxtts.local_sgd.launcher_state import Fixed, Merged, Process, Record, Split, new_record, read_record
+from myxtts.local_sgd.launcher_state import (
+    FixedSettings,
+    LauncherState,
+    Merged,
+    Process,
+    Shards,
+    new_record,
+    read_record,
+)
 from myxtts.local_sgd.progress import Display, progress_of
 from myxtts.local_sgd.shards import split_corpus
-from myxtts.local_sgd.supervisor import Crew, Program
-from myxtts.local_sgd.sync_folder import newest_merge, rounds_in
-from myxtts.training.checkpoint_files import latest, read_about, step_of
+from myxtts.local_sgd.supervisor import Program, Supervisor
+from myxtts.local_sgd.sync_folder import newest_merge, sync_folders
+from myxtts.training.checkpoint_files import latest, read_metadata, step_of
 from myxtts.training.run_folder import RunFolder
 
 
@@ -74,8 +82,8 @@ class Work:
         folder: of everything.
         config: as the user gave it for all jobs.
         gpus: number of the GPU of each job.
-        shared_steps: that the common start takes.
-        merge_every: steps of a round; 0 merges at the end only.
+        warmstart_steps: that the common start takes.
+        sync_every: steps of a round; 0 merges at the end only.
         max_restarts: of a job.
         trainer, merger: commands of train_main.py and utilities/merge_checkpoints.py, without flags.
     """
@@ -84,8 +92,8 @@ class Work:
     config: Config
     jobs: tuple[Job, ...]
     gpus: tuple[int, ...]
-    shared_steps: int
-    merge_every: int
+    warmstart_steps: int
+    sync_every: int
     max_restarts: int
     trainer: tuple[str, ...]
     merger: tuple[str, ...]
@@ -99,10 +107,12 @@ class Work:
     def total_steps(self) -> int:
         return self.config.training.max_steps
 
-    def fixed(self) -> Fixed:
+    def fixed(self) -> FixedSettings:
         values = {name: value for own in self.config.model_dump(mode="json").values() for name, value in own.items()}
         corpus = {name: values[name] for name in OF_THE_SPLIT}
-        return Fixed(gpus=list(self.gpus), shared_steps=self.shared_steps, merge_every=self.merge_every, corpus=corpus)
+        return FixedSettings(
+            gpus=list(self.gpus), warmstart_steps=self.warmstart_steps, sync_every=self.sync_every, corpus=corpus
+        )
 
 
 def devices_of(gpus: Sequence[int], simulated: int) -> list[Device]:
@@ -137,7 +147,7 @@ def devices_of(gpus: Sequence[int], simulated: int) -> list[Device]:
     return [Device((), frozenset(cores[gpu * each : (gpu + 1) * each]) or None) for gpu in gpus]
 
 
-def existing_record(folder: Path, resume: bool) -> Record | None:
+def existing_record(folder: Path, resume: bool) -> LauncherState | None:
     """The record of a run that is to be gone on with, if there is one.
 
     Raises:
@@ -173,14 +183,14 @@ def train_jobs(work: Work, display: Display) -> int:
         record = _begin(work)
         if record.split is None:
             shutil.rmtree(folder / "parts", ignore_errors=True)  # of another number of jobs
-            record.split = Split.of(split_corpus(work.config, folder / "parts", len(work.jobs)))
+            record.split = Shards.of(split_corpus(work.config, folder / "parts", len(work.jobs)))
         display.say(record.split.table)
         for job in work.jobs:
             display.say(f"{job.name:<14} on {job.device.told()}; see {_log_of(work, job.name)}")
         runs = _write_settings(work, record.split)
         record.processes = {name: Process(state="done" if _is_done(work, name) else "waiting") for name in runs}
         record.write(folder)
-        with stop_requests() as stop, Crew(folder, record, display, stop) as crew:
+        with stop_requests() as stop, Supervisor(folder, record, display, stop) as crew:
             code = _run_stages(work, record, runs, crew, display)
         record.write(folder)
         if stop.count:
@@ -197,7 +207,7 @@ def _make_folder(folder: Path) -> None:
         raise DataError(f"the folder {folder} cannot be made: {error.strerror}. Choose another --runs-dir.") from error
 
 
-def _begin(work: Work) -> Record:
+def _begin(work: Work) -> LauncherState:
     """The record of this launcher, with what an earlier one left to it.
 
     Raises:
@@ -218,12 +228,12 @@ def _begin(work: Work) -> Record:
     return record
 
 
-def _write_settings(work: Work, split: Split) -> dict[str, Config]:
+def _write_settings(work: Work, split: Shards) -> dict[str, Config]:
     """The settings of each run, by its name, in a file of their own."""
     folder = work.folder
-    exchange = work.config.independent.exchange or str(folder / "rounds")
-    merges = {"jobs": len(work.jobs), "merge_every": work.merge_every, "exchange": exchange}
-    runs = {"start": of_start(work.config, folder, split, work.shared_steps)}
+    sync_dir = work.config.local_sgd.sync_dir or str(folder / "rounds")
+    merges = {"jobs": len(work.jobs), "sync_every": work.sync_every, "sync_dir": sync_dir}
+    runs = {"start": of_start(work.config, folder, split, work.warmstart_steps)}
     for number, job in enumerate(work.jobs):
         runs[job.name] = of_job(job.config, folder, split, job.name, number, merges)
     for name, config in runs.items():
@@ -239,16 +249,16 @@ def _settings_of(work: Work, name: str) -> Path:
 def _is_done(work: Work, name: str) -> bool:
     newest = latest(work.folder / name / "checkpoints")
     if name == "start":
-        return newest is not None and step_of(newest) >= work.shared_steps
+        return newest is not None and step_of(newest) >= work.warmstart_steps
     # One that was stopped while it waited for the last merge has all its steps, but not that.
     return (
         newest is not None
         and step_of(newest) >= work.total_steps
-        and not (work.merge_every and read_about(newest)["unmerged_s"])
+        and not (work.sync_every and read_metadata(newest)["unmerged_s"])
     )
 
 
-def _run_stages(work: Work, record: Record, runs: dict[str, Config], crew: Crew, display: Display) -> int:
+def _run_stages(work: Work, record: LauncherState, runs: dict[str, Config], crew: Supervisor, display: Display) -> int:
     """Start, jobs and merge; gives the exit code, where nobody asked to stop."""
     folder, names = work.folder, [job.name for job in work.jobs]
     record.stage = "start"
@@ -258,9 +268,9 @@ def _run_stages(work: Work, record: Record, runs: dict[str, Config], crew: Crew,
             return 2 if code == 2 else 1
     start = latest(folder / "start" / "checkpoints")
     record.stage = "jobs"
-    exchange = Path(runs[names[0]].independent.exchange)
-    if work.merge_every and not any(latest(folder / name / "checkpoints") for name in names):
-        _refuse_used(exchange)
+    sync_dir = Path(runs[names[0]].local_sgd.sync_dir)
+    if work.sync_every and not any(latest(folder / name / "checkpoints") for name in names):
+        _check_unused(sync_dir)
     for name in names:
         fork(start, folder / name, runs[name])
     codes = crew.run([_training(work, job.name, job.device) for job in work.jobs if not _is_done(work, job.name)])
@@ -277,11 +287,11 @@ def _run_stages(work: Work, record: Record, runs: dict[str, Config], crew: Crew,
             "--resume goes on with it.",
             error=True,
         )
-    missed = _missed_rounds(work, exchange)
+    missed = _missed_rounds(work, sync_dir)
     for name, rounds in missed.items():
         display.say(
             f"error: {rounds} merges on the way lack {name}, which came late or was lost: what it had learnt for them "
-            "is not in the result. A longer --round-timeout waits longer.",
+            "is not in the result. A longer --sync-timeout waits longer.",
             error=True,
         )
     if len(there) < 2:
@@ -295,18 +305,18 @@ def _run_stages(work: Work, record: Record, runs: dict[str, Config], crew: Crew,
     return code or (1 if lost or missed else 0)
 
 
-def _refuse_used(exchange: Path) -> None:
+def _check_unused(sync_dir: Path) -> None:
     """Raises ConfigError where jobs of another run have merged in a folder: their weights would be taken for ours."""
-    if rounds := rounds_in(exchange):
+    if rounds := sync_folders(sync_dir):
         raise ConfigError(
-            f"--exchange {exchange} was given to new jobs, but {rounds[-1]} is there, of others. Give an empty folder."
+            f"--sync-dir {sync_dir} was given to new jobs, but {rounds[-1]} is there, of others. Give an empty folder."
         )
 
 
-def _missed_rounds(work: Work, exchange: Path) -> dict[str, int]:
+def _missed_rounds(work: Work, sync_dir: Path) -> dict[str, int]:
     """How many merges on the way lack each job, by its name; of those alone that some do."""
-    merged = newest_merge(exchange) if work.merge_every else None
-    counts = read_about(merged)["missed"] if merged else {}
+    merged = newest_merge(sync_dir) if work.sync_every else None
+    counts = read_metadata(merged)["missed"] if merged else {}
     return {work.jobs[int(number)].name: count for number, count in counts.items()}
 
 
@@ -319,7 +329,7 @@ def _log_of(work: Work, name: str) -> Path:
     return work.folder / "logs" / f"{name}_training.log"
 
 
-def _merge(work: Work, record: Record, names: Sequence[str], crew: Crew, display: Display) -> int:
+def _merge(work: Work, record: LauncherState, names: Sequence[str], crew: Supervisor, display: Display) -> int:
     """One model out of the newest checkpoints of these jobs; gives the exit code."""
     parts = {name: latest(work.folder / name / "checkpoints") for name in names}
     steps, merged = {name: step_of(path) for name, path in parts.items()}, work.folder / "merged"

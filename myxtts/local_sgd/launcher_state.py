@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from myxtts.distributed.processes import started_ticks
 from myxtts.errors import ConfigError
 from myxtts.files import write_whole
-from myxtts.local_sgd.shards import Parts
+from myxtts.local_sgd.shards import CorpusShards
 
 FILE = "independent.json"
 
@@ -43,7 +43,7 @@ class Process(BaseModel):
         return self.started_ticks is not None and started_ticks(self.pid) == self.started_ticks
 
 
-class Split(BaseModel):
+class Shards(BaseModel):
     """`Parts` as JSON."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -55,7 +55,7 @@ class Split(BaseModel):
     table: str
 
     @classmethod
-    def of(cls, parts: Parts) -> "Split":
+    def of(cls, parts: CorpusShards) -> "Shards":
         held_out = None if parts.held_out is None else str(parts.held_out)
         return cls(
             train=str(parts.train),
@@ -72,24 +72,24 @@ class Split(BaseModel):
         return f"{cells['utterances']} utterances, {cells['minutes']} minutes"
 
 
-class Fixed(BaseModel):
+class FixedSettings(BaseModel):
     """What a run keeps once its start has been trained.
 
     Attributes:
         gpus: number of the GPU of each job.
-        shared_steps: that the common start takes.
-        merge_every: steps of a round; 0 merges at the end only.
+        warmstart_steps: that the common start takes.
+        sync_every: steps of a round; 0 merges at the end only.
         corpus: settings that the parts depend on, by name.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     gpus: list[int]
-    shared_steps: int
-    merge_every: int
+    warmstart_steps: int
+    sync_every: int
     corpus: dict[str, Any]
 
-    def difference(self, now: "Fixed") -> tuple[str, Any, Any] | None:
+    def difference(self, now: "FixedSettings") -> tuple[str, Any, Any] | None:
         """Name, value here and value there of the first thing that is not the same."""
         mine, theirs = ({**one.model_dump(exclude={"corpus"}), **one.corpus} for one in (self, now))
         return next(((name, mine.get(name), value) for name, value in theirs.items() if mine.get(name) != value), None)
@@ -115,7 +115,7 @@ class Merged(BaseModel):
         return f"{merged} is the merge of {names}"
 
 
-class Record(BaseModel):
+class LauncherState(BaseModel):
     """The file.
 
     Attributes:
@@ -131,9 +131,9 @@ class Record(BaseModel):
     host: str
     launcher: Process
     stage: Literal["split", "start", "jobs", "merge", "done"] = "split"
-    fixed: Fixed
+    fixed: FixedSettings
     total_steps: int
-    split: Split | None = None
+    split: Shards | None = None
     processes: dict[str, Process] = {}
     merged: Merged | None = None
 
@@ -141,7 +141,7 @@ class Record(BaseModel):
         write_whole(folder / FILE, (self.model_dump_json(indent=1) + "\n").encode())
 
 
-def read_record(folder: Path) -> Record | None:
+def read_record(folder: Path) -> LauncherState | None:
     """What the launcher of a run wrote; None where there was none.
 
     Raises:
@@ -149,7 +149,7 @@ def read_record(folder: Path) -> Record | None:
     """
     path = folder / FILE
     try:
-        return Record.model_validate_json(path.read_bytes())
+        return LauncherState.model_validate_json(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ValidationError as error:
@@ -161,9 +161,9 @@ def read_record(folder: Path) -> Record | None:
         ) from error
 
 
-def new_record(total_steps: int, fixed: Fixed) -> Record:
+def new_record(total_steps: int, fixed: FixedSettings) -> LauncherState:
     """Of this process."""
-    return Record(
+    return LauncherState(
         host=socket.gethostname(), launcher=Process.running(os.getpid()), fixed=fixed, total_steps=total_steps
     )
 
@@ -197,7 +197,7 @@ def stop_launcher(folder: Path) -> str:
     return f"stopped the launcher of {folder} (process {pid}); the same command with --resume goes on"
 
 
-def required_record(folder: Path) -> Record:
+def required_record(folder: Path) -> LauncherState:
     """Raises ConfigError where no launcher has worked in a folder."""
     record = read_record(folder)
     if record is None:

@@ -15,7 +15,7 @@ from myxtts.training.checkpoint_files import opened_arrays
 FAR = 0.5  # cosine below which layers have little in common
 
 
-class Apart(NamedTuple):
+class LayerDistance(NamedTuple):
     """How far apart the two checkpoints are that differ most in a layer.
 
     Attributes:
@@ -27,7 +27,7 @@ class Apart(NamedTuple):
     distance: float
 
 
-def layers_apart(archives: Sequence[Path]) -> dict[str, Apart]:
+def layer_distances(archives: Sequence[Path]) -> dict[str, LayerDistance]:
     """Of each layer of some checkpoints; holds one variable of each at a time.
 
     A layer is all variables whose names have the same first two parts; whole numbers count as equal.
@@ -59,17 +59,17 @@ def _products(one: np.ndarray, other: np.ndarray) -> tuple[float, ...]:
     return inner, x_squared, y_squared, x @ x
 
 
-def _apart(products: np.ndarray) -> Apart:
+def _apart(products: np.ndarray) -> LayerDistance:
     """Of [pairs, 4] sums of `_products`. Two layers of zeros are the same; one of them alone is at a right angle."""
     cosines, distances = [], []
     for inner, x_squared, y_squared, squared in products.tolist():
         lengths = math.sqrt(x_squared) * math.sqrt(y_squared)
         cosines.append(inner / lengths if lengths else float(squared == 0.0))
         distances.append(math.sqrt(squared / max(x_squared, y_squared)) if squared else 0.0)
-    return Apart(min(cosines), max(distances))
+    return LayerDistance(min(cosines), max(distances))
 
 
-def table_of_layers(layers: Mapping[str, Apart]) -> str:
+def table_of_layers(layers: Mapping[str, LayerDistance]) -> str:
     """Markdown."""
     lines = ["| layer | cosine, lowest | distance, largest |", "|---|---|---|"]
     lines += [f"| {layer} | {apart.cosine:.4f} | {apart.distance:.4f} |" for layer, apart in layers.items()]

@@ -17,24 +17,24 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from myxtts.config.load import dump
-from myxtts.config.schema import Config, Independent, Run
+from myxtts.config.schema import Config, LocalSGDConfig, RunConfig
 from myxtts.data.dataset import audio_root_of, manifest_of
 from myxtts.data.manifest import Manifest, report_rejected
 from myxtts.data.metadata_file import read_corpora, read_corpus
 from myxtts.errors import ConfigError, DataError
 from myxtts.files import sync_folder, write_whole
 from myxtts.local_sgd.averaging import mean_of, shares_of
-from myxtts.local_sgd.layer_distance import layers_apart, table_of_layers
-from myxtts.local_sgd.merge_inputs import Part, given_weights, read_parts, refuse_differences
+from myxtts.local_sgd.layer_distance import layer_distances, table_of_layers
+from myxtts.local_sgd.merge_inputs import MergeInput, check_compatible, given_weights, read_inputs
 from myxtts.training.checkpoint_files import (
     checkpoint_of,
     digest_of,
     opened_arrays,
     partial_of,
-    read_about,
+    read_metadata,
     write_checkpoint,
 )
-from myxtts.training.select_checkpoint import tables_of
+from myxtts.training.select_checkpoint import vocabulary_of
 
 log = logging.getLogger(__name__)
 
@@ -69,18 +69,18 @@ def merge(
     Raises:
         UserError: a part, a corpus or the output cannot be used; there is no output then.
     """
-    refuse_output(output)
-    parts = read_parts(checkpoints)
+    check_output(output)
+    parts = read_inputs(checkpoints)
     weights = given_weights(parts, weights)
-    refuse_differences(parts, force)
+    check_compatible(parts, force)
     configs = [merged_config(part.config, output, corpora) for part in parts]
-    refuse_unreadable(configs[0], corpora)
+    check_readable(configs[0], corpora)
     held_out = read_held_out(configs[0], parts[0], output) if corpora.val_data is not None else None
     tell(parts, shares_of(weights), configs)
     with new_run(output) as folder:
         write_whole(folder / "config.yaml", dump(configs[0]).encode())
         written = write_mean(folder, parts, weights, configs[0], output)
-        print(table_of_layers(layers_apart([part.used for part in parts])))
+        print(table_of_layers(layer_distances([part.used for part in parts])))
         better = None
         if held_out is not None:
             better = better_part(parts, shares_of(weights), held_out, configs[0], folder)
@@ -92,10 +92,10 @@ def merge(
     return better is None
 
 
-def refuse_output(output: Path) -> None:
+def check_output(output: Path) -> None:
     """Raises ConfigError where something is there already, or a run cannot have such a name."""
     try:
-        Run(run=output.name)
+        RunConfig(run=output.name)
     except ValidationError as error:
         raise ConfigError(
             f"--output {output} was given, but the name of a run has letters, digits and . _ - only, and begins with "
@@ -116,12 +116,12 @@ def merged_config(config: Config, output: Path, corpora: Corpora) -> Config:
         "data": config.data.model_copy(update=given),
         "training": config.training.model_copy(update={"stop_at_step": None}),
         "run": config.run.model_copy(update={"run": output.name, "runs_dir": str(output.parent), "resume": False}),
-        "independent": Independent(),
+        "local_sgd": LocalSGDConfig(),
     }
     return config.model_copy(update=changed)
 
 
-def refuse_unreadable(config: Config, corpora: Corpora) -> None:
+def check_readable(config: Config, corpora: Corpora) -> None:
     """Raises DataError where a corpus or folder that was given is none, before minutes are spent."""
     if corpora.audio_root is not None and not Path(corpora.audio_root).is_dir():
         raise DataError(
@@ -131,7 +131,7 @@ def refuse_unreadable(config: Config, corpora: Corpora) -> None:
         read_corpus(Path(corpora.train_data), config.data.language, audio_root_of(config.data))
 
 
-def read_held_out(config: Config, part: Part, output: Path) -> Manifest:
+def read_held_out(config: Config, part: MergeInput, output: Path) -> Manifest:
     """The utterances to measure on, those that the merged run validates on.
 
     Raises:
@@ -139,7 +139,7 @@ def read_held_out(config: Config, part: Part, output: Path) -> Manifest:
     """
     path, data = Path(config.data.val_data), config.data
     _, rows, _ = read_corpora(path, path, data.language, 0.0, config.training.seed, audio_root_of(config.data))
-    manifest, _, rejected = manifest_of(rows, config, tables_of(part.about))
+    manifest, _, rejected = manifest_of(rows, config, vocabulary_of(part.metadata))
     if unusable := [*rows.rejected, *rejected]:
         output.parent.mkdir(parents=True, exist_ok=True)
         listing = output.with_name(f"{output.name}-rejected.csv")
@@ -147,11 +147,11 @@ def read_held_out(config: Config, part: Part, output: Path) -> Manifest:
     return manifest
 
 
-def tell(parts: Sequence[Part], shares: Sequence[float], configs: Sequence[Config]) -> None:
+def tell(parts: Sequence[MergeInput], shares: Sequence[float], configs: Sequence[Config]) -> None:
     """The parts, and the settings that the merged run has of the first of them because they differ."""
     for part, share in zip(parts, shares, strict=True):
-        about = part.about
-        heard = f"step {about['step']}, {about['audio_s']:.1f} s of speech, share {share:.4f}"
+        metadata = part.metadata
+        heard = f"step {metadata['step']}, {metadata['audio_s']:.1f} s of speech, share {share:.4f}"
         log.info("%-14s %s: %s", "part", part.checkpoint, heard)
     documents = [config.model_dump(mode="json") for config in configs]
     for section, settings in documents[0].items():
@@ -177,7 +177,12 @@ def new_run(output: Path) -> Iterator[Path]:
 
 
 def write_mean(
-    folder: Path, parts: Sequence[Part], weights: Sequence[float], config: Config, run: Path, kept: Part | None = None
+    folder: Path,
+    parts: Sequence[MergeInput],
+    weights: Sequence[float],
+    config: Config,
+    run: Path,
+    kept: MergeInput | None = None,
 ) -> Path:
     """Write the checkpoint of a merged run.
 
@@ -193,55 +198,57 @@ def write_mean(
     # In this order rounding does not depend on the order of the parts.
     ordered = sorted(zip(parts, weights, strict=True), key=lambda one: str(one[0].checkpoint.resolve()))
     contents = [(part, weight) for part, weight in ordered if kept in (None, part)]
-    abouts = [part.about for part, _ in contents]
-    step, starts = max(about["step"] for about in abouts), {about["start"] for about in abouts}
-    about = {
+    abouts = [part.metadata for part, _ in contents]
+    step, starts = max(metadata["step"] for metadata in abouts), {metadata["start"] for metadata in abouts}
+    metadata = {
         "step": step,
         "position": [0, 0, []],
         "replicas": 1,
-        "audio_s": math.fsum(about["audio_s"] for about in abouts),
+        "audio_s": math.fsum(metadata["audio_s"] for metadata in abouts),
         "unmerged_s": 0.0,
         "settings": config.model_dump(mode="json"),
-        **(tables := tables_of_all(parts)),
+        **(vocabulary := tables_of_all(parts)),
         "corpus": None,
         "best": None,
-        "parts": parts_for_json(parts, shares_of(weights)),
+        "parts": inputs_for_json(parts, shares_of(weights)),
         "kept": str(kept.checkpoint) if kept else None,
     }
     target = checkpoint_of(folder / "checkpoints", step)
-    write_checkpoint(target, mean_groups(contents, config), about)
+    write_checkpoint(target, mean_groups(contents, config), metadata)
     with opened_arrays(target / "model.npz") as arrays:
         digest = digest_of(arrays)
-    rows = {table: len(names) for table, names in tables.items()}
-    about |= {
+    rows = {table: len(names) for table, names in vocabulary.items()}
+    metadata |= {
         "ancestor": {"run": str(run), "step": step, "weights": digest, **rows},
         "start": starts.pop() if len(starts) == 1 else digest,
     }
-    write_whole(target / "state.json", json.dumps(read_about(target) | about, ensure_ascii=False, indent=1).encode())
+    write_whole(
+        target / "state.json", json.dumps(read_metadata(target) | metadata, ensure_ascii=False, indent=1).encode()
+    )
     return target
 
 
-def tables_of_all(parts: Sequence[Part]) -> dict[str, list[str]]:
+def tables_of_all(parts: Sequence[MergeInput]) -> dict[str, list[str]]:
     """The tables of the parts, in which only speakers may differ."""
-    speakers = dict.fromkeys(name for part in parts for name in part.about["speakers"])
-    first = parts[0].about
+    speakers = dict.fromkeys(name for part in parts for name in part.metadata["speakers"])
+    first = parts[0].metadata
     return {"symbols": first["symbols"], "languages": first["languages"], "speakers": list(speakers)}
 
 
-def parts_for_json(parts: Sequence[Part], shares: Sequence[float]) -> list[dict[str, Any]]:
+def inputs_for_json(parts: Sequence[MergeInput], shares: Sequence[float]) -> list[dict[str, Any]]:
     """What a merged checkpoint keeps of its parts."""
     return [
         {
             "checkpoint": str(part.checkpoint),
-            "step": part.about["step"],
-            "audio_s": part.about["audio_s"],
+            "step": part.metadata["step"],
+            "audio_s": part.metadata["audio_s"],
             "share": share,
         }
         for part, share in zip(parts, shares, strict=True)
     ]
 
 
-def mean_groups(contents: Sequence[tuple[Part, float]], config: Config) -> Iterator[tuple[str, Iterator]]:
+def mean_groups(contents: Sequence[tuple[MergeInput, float]], config: Config) -> Iterator[tuple[str, Iterator]]:
     """The archives of a merged checkpoint, one after another, each the mean of its like, as in a round.
 
     The moments belong to the trained weights, and the averages trail these. So what the run is used with is the mean of
@@ -249,14 +256,14 @@ def mean_groups(contents: Sequence[tuple[Part, float]], config: Config) -> Itera
     """
     parts, weights = zip(*contents, strict=True)
     groups = {"model": [part.checkpoint / "model.npz" for part in parts]}
-    groups["averages" if config.training.ema else "model"] = [part.used for part in parts]
+    groups["averages" if config.training.ema_decay else "model"] = [part.used for part in parts]
     groups["optimizer"] = [part.checkpoint / "optimizer.npz" for part in parts]
     for group, archives in groups.items():
         yield group, mean_of(archives, weights)
 
 
 def better_part(
-    parts: Sequence[Part], shares: Sequence[float], held_out: Manifest, config: Config, folder: Path
+    parts: Sequence[MergeInput], shares: Sequence[float], held_out: Manifest, config: Config, folder: Path
 ) -> int | None:
     """Measure the parts, their mean and what lies between; gives the place of a part that is better than the mean."""
     from myxtts.local_sgd.interpolation import measure  # imports TensorFlow, which takes seconds

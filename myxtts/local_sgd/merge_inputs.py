@@ -10,8 +10,8 @@ from typing import Any
 
 from myxtts.config.schema import Config
 from myxtts.errors import CheckpointError, ConfigError
-from myxtts.training.checkpoint_files import read_about
-from myxtts.training.select_checkpoint import choose_checkpoint, settings_of, tables_of, weights_file
+from myxtts.training.checkpoint_files import read_metadata
+from myxtts.training.select_checkpoint import select_checkpoint, settings_of, vocabulary_of, weights_file
 
 KINDS = {  # what is used of a state.json
     **dict.fromkeys(("symbols", "languages", "speakers"), list),
@@ -21,7 +21,7 @@ FORCED = ("speakers", "start")  # no weights go by these, so that parts that dif
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class MergeInput:
     """A checkpoint that is to be merged.
 
     Attributes:
@@ -30,21 +30,21 @@ class Part:
     """
 
     checkpoint: Path
-    about: dict[str, Any]
+    metadata: dict[str, Any]
     config: Config
 
     @property
     def used(self) -> Path:
         """The archive of the weights that it is used with."""
-        return weights_file(self.checkpoint, self.about)
+        return weights_file(self.checkpoint, self.metadata)
 
     @property
     def meaning(self) -> dict[str, Any]:
         """By name, what its arrays depend on; parts have to have the same."""
-        config, about = self.config, self.about
+        config, metadata = self.config, self.metadata
         of_task = {
-            "voice": {"reference_seconds": config.data.reference_seconds},
-            "recogniser": {"encoder": config.recogniser.encoder, "subsampling": config.recogniser.subsampling},
+            "tts": {"reference_seconds": config.data.reference_seconds},
+            "asr": {"encoder": config.asr.encoder, "subsampling": config.asr.subsampling},
         }
         return {
             "task": config.model.task,
@@ -54,13 +54,13 @@ class Part:
             # The optimizer has moments of what is trained, and with mixed_float16 the scale of the loss.
             "freeze": " ".join(sorted(config.training.freeze)) or "nothing",
             "precision": "mixed_float16" if config.training.precision == "mixed_float16" else "another",
-            **{name: about[name] for name in ("symbols", "languages", "speakers", "start")},
+            **{name: metadata[name] for name in ("symbols", "languages", "speakers", "start")},
         }
 
 
-def read_parts(paths: Sequence[Path]) -> list[Part]:
+def read_inputs(paths: Sequence[Path]) -> list[MergeInput]:
     """Raises CheckpointError where one cannot be read, and ConfigError where there are not two different ones."""
-    parts = [read_part(path) for path in paths]
+    parts = [read_input(path) for path in paths]
     places = [part.checkpoint.resolve() for part in parts]
     if len(parts) < 2 or len(set(places)) < len(places):
         twice = next((part.checkpoint for part, at in zip(parts, places, strict=True) if places.count(at) > 1), None)
@@ -69,25 +69,25 @@ def read_parts(paths: Sequence[Path]) -> list[Part]:
     return parts
 
 
-def read_part(path: Path) -> Part:
+def read_input(path: Path) -> MergeInput:
     """A part by the folder of its run or checkpoint."""
     is_checkpoint = path.is_dir() and ((path / "state.json").exists() or re.fullmatch(r"step-\d+", path.name))
-    checkpoint = path if is_checkpoint else choose_checkpoint(path)
-    about = read_about(checkpoint)
+    checkpoint = path if is_checkpoint else select_checkpoint(path)
+    metadata = read_metadata(checkpoint)
     for name, kind in KINDS.items():
-        if not isinstance(about.get(name), kind):
+        if not isinstance(metadata.get(name), kind):
             raise CheckpointError(
                 f"{checkpoint} was to be merged, but its state.json has no usable '{name}'. Give a checkpoint of a run."
             )
-    config = settings_of(checkpoint, about)
-    tables_of(about)
-    return Part(checkpoint, about | {"settings": config.model_dump(mode="json")}, config)
+    config = settings_of(checkpoint, metadata)
+    vocabulary_of(metadata)
+    return MergeInput(checkpoint, metadata | {"settings": config.model_dump(mode="json")}, config)
 
 
-def given_weights(parts: Sequence[Part], given: Sequence[float] | None) -> list[float]:
+def given_weights(parts: Sequence[MergeInput], given: Sequence[float] | None) -> list[float]:
     """Those that are given, or the audio seconds of each part. Raises ConfigError where they make no mean."""
     if given is None:
-        weights = [float(part.about["audio_s"]) for part in parts]
+        weights = [float(part.metadata["audio_s"]) for part in parts]
         if not all(0 <= weight < math.inf for weight in weights):
             raise CheckpointError(
                 f"The parts have {' '.join(map(str, weights))} seconds of speech by their state.json. Give --weights."
@@ -102,7 +102,7 @@ def given_weights(parts: Sequence[Part], given: Sequence[float] | None) -> list[
     return list(given)
 
 
-def refuse_differences(parts: Sequence[Part], force: bool) -> None:
+def check_compatible(parts: Sequence[MergeInput], force: bool) -> None:
     """Raises CheckpointError where the arrays of two parts do not mean the same; names the first difference."""
     first, meaning = parts[0], parts[0].meaning
     for part in parts[1:]:

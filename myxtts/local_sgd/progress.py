@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from myxtts.local_sgd.launcher_state import Record, required_record
+from myxtts.local_sgd.launcher_state import LauncherState, required_record
 from myxtts.training.checkpoint_files import latest, step_of
 
 TAIL_BYTES = 1 << 16  # of metrics.jsonl: some hundred reports
@@ -58,14 +58,14 @@ def last_report(metrics: Path) -> dict[str, Any]:
     return {}
 
 
-def rows_of(folder: Path, record: Record) -> list[tuple[str, ...]]:
+def rows_of(folder: Path, record: LauncherState) -> list[tuple[str, ...]]:
     """The table of a run by its record and its files, without heads."""
     rows = []
     for name, process in record.processes.items():
         if name == "merge":
             continue
         progress = progress_of(folder / name)
-        total = record.fixed.shared_steps if name == "start" else record.total_steps
+        total = record.fixed.warmstart_steps if name == "start" else record.total_steps
         moves = process.state == "running" and progress.steps_per_s
         left_s = (total - progress.step) / progress.steps_per_s if moves else None
         rows.append(

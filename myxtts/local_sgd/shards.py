@@ -12,7 +12,7 @@ import numpy as np
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.config.schema import Config
 from myxtts.data.dataset import audio_root_of, folder_of, load_corpora
-from myxtts.data.manifest import Manifest, Tables
+from myxtts.data.manifest import Manifest, Vocabulary
 from myxtts.errors import DataError
 from myxtts.files import write_whole
 
@@ -20,7 +20,7 @@ COLUMNS = ("path", "text", "speaker", "language")
 
 
 @dataclass(frozen=True)
-class Parts:
+class CorpusShards:
     """CSV files of a corpus that was split.
 
     Attributes:
@@ -38,12 +38,12 @@ class Parts:
     table: str
 
 
-def split_corpus(config: Config, folder: Path, parts: int, known: Tables | None = None) -> Parts:
+def split_corpus(config: Config, folder: Path, parts: int, known: Vocabulary | None = None) -> CorpusShards:
     """Write the parts of a run's corpus as CSV files; the same arguments give the same files.
 
     Args:
         config: of the run: corpus, bounds of length, text front end, what is held out.
-        folder: gets part-0.csv, part-1.csv, …, train.csv, held_out.csv, and rejected.csv of unusable rows.
+        folder: gets shard-0.csv, part-1.csv, …, train.csv, held_out.csv, and rejected.csv of unusable rows.
         parts: how many.
         known: rows that the run's tables begin with.
 
@@ -57,7 +57,7 @@ def split_corpus(config: Config, folder: Path, parts: int, known: Tables | None 
             f"{parts} parts were to be written into {folder}, but {stale[0]} of another split is there, and parts have "
             "to be disjoint. Give another folder, or remove it."
         )
-    corpus, held, tables = load_corpora(config, folder, known)
+    corpus, held, vocabulary = load_corpora(config, folder, known)
     manifest = corpus.manifest
     if len(manifest) < parts:
         raise DataError(
@@ -70,15 +70,15 @@ def split_corpus(config: Config, folder: Path, parts: int, known: Tables | None 
     part_of = assign(manifest.samples, manifest.speaker, manifest.language, parts)
 
     def write(name: str, one: Manifest, rows: Sequence[int]) -> Path:
-        write_rows(folder / name, one, rows, tables, root)
+        write_rows(folder / name, one, rows, vocabulary, root)
         return folder / name
 
-    return Parts(
+    return CorpusShards(
         train=write("train.csv", manifest, range(len(manifest))),
         parts=tuple(write(f"part-{part}.csv", manifest, np.flatnonzero(part_of == part)) for part in range(parts)),
         held_out=write("held_out.csv", held.manifest, range(len(held.manifest))) if held else None,
         audio_root=root,
-        table=described(manifest, part_of, tables),
+        table=described(manifest, part_of, vocabulary),
     )
 
 
@@ -107,25 +107,25 @@ def assign(samples: np.ndarray, speaker: np.ndarray, language: np.ndarray, parts
     return part_of
 
 
-def write_rows(path: Path, manifest: Manifest, rows: Sequence[int], tables: Tables, root: Path) -> None:
+def write_rows(path: Path, manifest: Manifest, rows: Sequence[int], vocabulary: Vocabulary, root: Path) -> None:
     """Some utterances of a manifest as a CSV file with the header of COLUMNS."""
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     writer.writerow(COLUMNS)
     for row in rows:
-        speaker, language = tables.speakers[manifest.speaker[row]], tables.languages[manifest.language[row]]
+        speaker, language = vocabulary.speakers[manifest.speaker[row]], vocabulary.languages[manifest.language[row]]
         writer.writerow((os.path.relpath(manifest.paths[row], root), manifest.texts[row], speaker, language))
     write_whole(path, text.getvalue().encode(errors="surrogateescape"))
 
 
-def described(manifest: Manifest, part_of: np.ndarray, tables: Tables) -> str:
+def described(manifest: Manifest, part_of: np.ndarray, vocabulary: Vocabulary) -> str:
     """A table: a row for each part, a column for each language."""
-    heads = ["part", "utterances", "minutes", "speakers", *tables.languages]
+    heads = ["part", "utterances", "minutes", "speakers", *vocabulary.languages]
     lines = [heads]
     for part in range(part_of.max() + 1):
         rows = np.flatnonzero(part_of == part)
         minutes = manifest.samples[rows].sum(dtype=np.int64) / SAMPLE_RATE_HZ / 60
-        of_languages = np.bincount(manifest.language[rows], minlength=len(tables.languages))
+        of_languages = np.bincount(manifest.language[rows], minlength=len(vocabulary.languages))
         speakers = len(np.unique(manifest.speaker[rows]))
         lines.append([*map(str, (part, len(rows))), f"{minutes:.2f}", str(speakers), *map(str, of_languages)])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from myxtts.distributed.processes import Child, Pipes, Stop
-from myxtts.local_sgd.launcher_state import Process, Record
+from myxtts.local_sgd.launcher_state import LauncherState, Process
 from myxtts.local_sgd.progress import Display, rows_of, table
 
 POLL_S = 0.1
@@ -35,15 +35,15 @@ class Program:
     shown: bool = False
 
 
-class Crew:
+class Supervisor:
     """Runs programs and keeps the record of them; a context manager, which kills what still runs when it is left."""
 
-    def __init__(self, folder: Path, record: Record, display: Display, stop: Stop):
+    def __init__(self, folder: Path, record: LauncherState, display: Display, stop: Stop):
         self._folder, self._record, self._display, self._stop = folder, record, display, stop
         self._running: dict[Child, Program] = {}
         self._told = 0  # how many of the requests to stop were passed on
 
-    def __enter__(self) -> "Crew":
+    def __enter__(self) -> "Supervisor":
         self._opened = ExitStack()
         self._pipes = self._opened.enter_context(Pipes())
         self._opened.callback(lambda: [child.kill() for child in self._running])

@@ -1,8 +1,8 @@
 """Merging the weights of jobs that do not talk, by files in a folder that all of them see (local SGD, Stich 2019).
 
-    round-000600/job-000/       what job 0 gives at step 600: a checkpoint
-    round-000600/merged/        what all go on from: the mean of those that were there in time
-    round-000600/taken-job-000  job 0 has gone on from it
+    sync-000600/job-000/       what job 0 gives at step 600: a checkpoint
+    sync-000600/merged/        what all go on from: the mean of those that were there in time
+    sync-000600/taken-job-000  job 0 has gone on from it
 
 A round ends at each multiple of `every` steps, and at the last step. Nobody leads: whoever finds all there, or has
 waited long enough, merges, the first of them first; the rename that publishes a merge succeeds once, so all take the
@@ -25,9 +25,9 @@ import tensorflow as tf
 
 from myxtts.errors import CheckpointError, ConfigError
 from myxtts.local_sgd.averaging import mean_of, shares_of
-from myxtts.local_sgd.sync_folder import end_of, newest_merge, rounds_in
+from myxtts.local_sgd.sync_folder import newest_merge, sync_folders, sync_step
 from myxtts.training.checkpoint import restore_variables, write_state
-from myxtts.training.checkpoint_files import opened_arrays, partial_of, read_about, read_arrays, write_checkpoint
+from myxtts.training.checkpoint_files import opened_arrays, partial_of, read_arrays, read_metadata, write_checkpoint
 from myxtts.training.state import TrainingState
 from myxtts.training.step import is_scaled
 
@@ -38,7 +38,7 @@ KEPT_ROUNDS = 3
 log = logging.getLogger(__name__)
 
 
-class Outer(NamedTuple):
+class OuterOptimizer(NamedTuple):
     """The optimizer of the rounds, whose gradient is the mean change of one (DiLoCo, Douillard et al. 2023).
 
     Momentum is Nesterov's. A rate of 1 without momentum is plain averaging.
@@ -49,11 +49,11 @@ class Outer(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        return self == Outer()
+        return self == OuterOptimizer()
 
 
 @dataclass(frozen=True)
-class Peers:
+class SyncGroup:
     """The jobs that merge.
 
     Attributes:
@@ -71,7 +71,7 @@ class Peers:
     timeout_s: float
 
 
-class Exchange:
+class WeightSync:
     """One job's part in the merges.
 
     Args:
@@ -85,16 +85,16 @@ class Exchange:
 
     def __init__(
         self,
-        peers: Peers,
-        outer: Outer,
+        peers: SyncGroup,
+        outer: OuterOptimizer,
         optimizer: Literal["keep", "average", "reset"],
         total_steps: int,
-        about: Mapping[str, Any],
+        metadata: Mapping[str, Any],
         clock_s: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ):
         self._peers, self._outer, self._optimizer = peers, outer, optimizer
-        self._total_steps, self._about = total_steps, json.loads(json.dumps(dict(about)))  # tuples as they come back
+        self._total_steps, self._about = total_steps, json.loads(json.dumps(dict(metadata)))  # tuples as they come back
         self._common = common_of(self._about)
         self._clock_s, self._sleep = clock_s, sleep
 
@@ -107,9 +107,9 @@ class Exchange:
         Raises:
             ConfigError: another run has used the folder as this job.
         """
-        if fresh and (used := next(self._peers.folder.glob(f"round-*/*{self._name}"), None)):
+        if fresh and (used := next(self._peers.folder.glob(f"sync-*/*{self._name}"), None)):
             raise ConfigError(
-                f"--exchange {self._peers.folder} was given to a new run, but {used} is there, of another one. "
+                f"--sync-dir {self._peers.folder} was given to a new run, but {used} is there, of another one. "
                 "Give an empty folder, or --resume."
             )
         start = self._merged(state.step)
@@ -169,20 +169,20 @@ class Exchange:
     def _expected(self) -> set[int]:
         """Whom a round waits for: who was in the last merge or has taken it; at first all."""
         last = self._merged(self._newest())
-        parts = {part["job"] for part in read_about(last)["parts"]} if last.exists() else set()
+        parts = {part["job"] for part in read_metadata(last)["parts"]} if last.exists() else set()
         if not parts:
             return set(range(self._peers.jobs))
         return parts | {int(path.name.removeprefix("taken-job-")) for path in last.parent.glob("taken-job-*")}
 
     def _merge(self, end: int, jobs: Sequence[int], trained: Sequence[str]) -> None:
         """Publish the mean of what these jobs gave, but of damaged files."""
-        abouts = {job: about for job in jobs if (about := self._readable(self._given(end, job)))}
+        abouts = {job: metadata for job in jobs if (metadata := self._readable(self._given(end, job)))}
         if not abouts:
             raise CheckpointError(
                 f"nothing in {self._round(end)} can be read, so nothing can be merged. Mend that disk, and --resume."
             )
         given = [self._given(end, job) for job in abouts]
-        weights = [about["unmerged_s"] for about in abouts.values()]
+        weights = [metadata["unmerged_s"] for metadata in abouts.values()]
 
         def mean_of_all(group: str) -> Iterator[tuple[str, np.ndarray]]:
             return mean_of([path / f"{group}.npz" for path in given], weights)
@@ -200,10 +200,10 @@ class Exchange:
         if momentum:
             groups.append(("outer", momentum.items()))
         parts = [
-            {"job": job, "audio_s": about["unmerged_s"], "share": share}
-            for (job, about), share in zip(abouts.items(), shares_of(weights), strict=True)
+            {"job": job, "audio_s": metadata["unmerged_s"], "share": share}
+            for (job, metadata), share in zip(abouts.items(), shares_of(weights), strict=True)
         ]
-        missed = dict(read_about(last)["missed"]) if (last := self._merged(self._newest())).exists() else {}
+        missed = dict(read_metadata(last)["missed"]) if (last := self._merged(self._newest())).exists() else {}
         for job in set(range(self._peers.jobs)).difference(abouts):
             missed[str(job)] = missed.get(str(job), 0) + 1
         self._publish(self._merged(end), groups, self._common | {"parts": parts, "missed": missed})
@@ -215,21 +215,21 @@ class Exchange:
             CheckpointError: it is of another set of jobs.
         """
         try:
-            about = read_about(given)
+            metadata = read_metadata(given)
             for archive in given.glob("*.npz"):
                 with opened_arrays(archive):
                     pass
         except CheckpointError as error:
             log.error("%s is left out of the merge: %s", given, error)
             return None
-        self._refuse_others(given, common_of(about))
-        return about
+        self._check_same_settings(given, common_of(metadata))
+        return metadata
 
-    def _refuse_others(self, path: Path, common: Mapping[str, Any]) -> None:
+    def _check_same_settings(self, path: Path, common: Mapping[str, Any]) -> None:
         if name := next((name for name, value in self._common.items() if common.get(name) != value), None):
             raise CheckpointError(
                 f"{path} and this run cannot be merged: they have not the same {name}. Let all jobs begin with the "
-                "same --init-from and tables, with the same flags for merges, and each set of jobs with an --exchange "
+                "same --init-from and tables, with the same flags for merges, and each set of jobs with an --sync-dir "
                 "of its own."
             )
 
@@ -245,10 +245,10 @@ class Exchange:
             moved[name] = rate * (change + decay * momentum[name]) - change
         return moved, momentum
 
-    def _publish(self, target: Path, groups: Sequence[tuple], about: Mapping[str, Any]) -> None:
+    def _publish(self, target: Path, groups: Sequence[tuple], metadata: Mapping[str, Any]) -> None:
         """Write a merge, unless another job has."""
         try:
-            write_checkpoint(target, groups, about, by=f"-{self._name}")
+            write_checkpoint(target, groups, metadata, by=f"-{self._name}")
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
@@ -257,8 +257,8 @@ class Exchange:
     def _take(self, state: TrainingState, end: int) -> list[int]:
         """Go on from a merge; gives the jobs that are in it."""
         merged, variables = self._merged(end), state.variables()
-        about = read_about(merged)
-        self._refuse_others(merged, about)
+        metadata = read_metadata(merged)
+        self._check_same_settings(merged, metadata)
         optimizer = variables.pop("optimizer")
         for group, own in variables.items():
             restore_variables(merged / f"{group}.npz", own)
@@ -269,16 +269,16 @@ class Exchange:
             for variable in inner.variables:
                 variable.assign(tf.zeros_like(variable))  # its learning rate is set at each step
         (merged.parent / f"taken-{self._name}").touch()
-        parts = [part["job"] for part in about["parts"]]
+        parts = [part["job"] for part in metadata["parts"]]
         self._drop_past(end, leads=self._peers.job == parts[0])
         return parts
 
     def _drop_past(self, end: int, leads: bool) -> None:
         """Remove what this job gave before, and where it leads the rounds that nobody goes on from any more."""
-        for past in self._peers.folder.glob(f"round-*/{self._name}"):
-            if end_of(past.parent) < end:
+        for past in self._peers.folder.glob(f"sync-*/{self._name}"):
+            if sync_step(past.parent) < end:
                 shutil.rmtree(past, ignore_errors=True)
-        for past in rounds_in(self._peers.folder)[:-KEPT_ROUNDS] if leads else ():
+        for past in sync_folders(self._peers.folder)[:-KEPT_ROUNDS] if leads else ():
             shutil.rmtree(past, ignore_errors=True)
 
     @property
@@ -288,7 +288,7 @@ class Exchange:
     def _newest(self) -> int:
         """Step of the newest merge; -1 where there is none."""
         merged = newest_merge(self._peers.folder)
-        return end_of(merged.parent) if merged else -1
+        return sync_step(merged.parent) if merged else -1
 
     def _merged(self, end: int) -> Path:
         return self._round(end) / "merged"
@@ -297,11 +297,11 @@ class Exchange:
         return self._round(end) / f"job-{job:03d}"
 
     def _round(self, end: int) -> Path:
-        return self._peers.folder / f"round-{max(end, 0):06d}"
+        return self._peers.folder / f"sync-{max(end, 0):06d}"
 
 
-def common_of(about: Mapping[str, Any]) -> dict[str, Any]:
+def common_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """What jobs that merge have in common, of the state.json of one of their checkpoints."""
-    own = about["settings"]["independent"]
-    names = ("merge_every", "jobs", "outer_learning_rate", "outer_momentum", "merge_optimizer")
-    return {name: about[name] for name in ("start", "symbols", "languages")} | {name: own[name] for name in names}
+    own = metadata["settings"]["local_sgd"]
+    names = ("sync_every", "jobs", "outer_learning_rate", "outer_momentum", "merge_optimizer")
+    return {name: metadata[name] for name in ("start", "symbols", "languages")} | {name: own[name] for name in names}

@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 from keras import layers
 
-from myxtts.batch import HEARD_FEATURES
+from myxtts.batch import ASR_FEATURES
 from myxtts.models.layers import SeededDropout, length_mask
 from myxtts.models.lmu import LegendreMemory
 from myxtts.models.xtts import MEL_MEAN, MEL_STD
@@ -41,7 +41,7 @@ WINDOW_FRAMES = 16  # of each memory, 0.37 s; with 32 twice as many characters w
 MOMENTUM = 0.95  # of the normalisation's statistics, which follow within 20 steps
 
 
-class Recogniser(keras.Model):
+class ASRModel(keras.Model):
     """The network.
 
     Args:
@@ -53,7 +53,7 @@ class Recogniser(keras.Model):
         sync_batch_norm: normalise over the frames of all replicas, where the encoder is `conv`.
     """
 
-    BATCH = HEARD_FEATURES
+    BATCH = ASR_FEATURES
     LOSSES = ("ctc",)
 
     def __init__(
@@ -70,7 +70,7 @@ class Recogniser(keras.Model):
                 f"encoder {encoder!r} and subsampling {subsampling!r} are not of {ENCODERS}, {SUBSAMPLINGS}"
             )
         # The mel stays float32 in mixed precision; the layers cast their own inputs.
-        super().__init__(name="recogniser", autocast=False)
+        super().__init__(name="asr", autocast=False)
         self.subsampling = subsampling
         self.convs = [
             layers.Conv1D(size.channels, KERNEL, strides=stride, activation="silu", name=f"subsampling_{i}")
@@ -90,7 +90,7 @@ class Recogniser(keras.Model):
             return GRUBlock(size.channels, gru_units(size), dropout, name=name)
         return ConvBlock(size.channels, conv_channels(size), dropout, sync_batch_norm, name=name)
 
-    def tables(self) -> dict[str, tuple[str, int]]:
+    def vocabulary(self) -> dict[str, tuple[str, int]]:
         """The variables with a row or column for each name of a table: path -> table, axis of its names."""
         return {self.out.kernel.path: ("symbols", 1), self.out.bias.path: ("symbols", 0)}
 

@@ -21,13 +21,13 @@ def build_xtts(size: str, symbols: int, languages: int, precision: str = "float3
     return _built(precision, lambda: xtts.XTTS(xtts.SIZES[size], symbols, languages, **settings))
 
 
-def build_recogniser(
+def build_asr(
     size: str, symbols: int, encoder: str, subsampling: int, precision: str = "float32", **settings
-) -> recogniser.Recogniser:
+) -> recogniser.ASRModel:
     """A recogniser likewise; `encoder`, `subsampling` and `settings` as Recogniser has them."""
     return _built(
         precision,
-        lambda: recogniser.Recogniser(recogniser.SIZES[size], symbols, encoder, subsampling, **settings),
+        lambda: recogniser.ASRModel(recogniser.SIZES[size], symbols, encoder, subsampling, **settings),
     )
 
 

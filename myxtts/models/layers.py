@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 from keras import layers
 
-from myxtts.seeds import own_seed
+from myxtts.seeds import fold_in
 
 
 def length_mask(lengths, padded, dtype):
@@ -30,7 +30,7 @@ class SeededDropout(layers.Layer):
         """Any shape; the identity where the seed is None or the rate 0."""
         if seed is None or self.rate == 0.0:
             return x
-        return tf.nn.experimental.stateless_dropout(x, self.rate, own_seed(seed, self.drawn_as))
+        return tf.nn.experimental.stateless_dropout(x, self.rate, fold_in(seed, self.drawn_as))
 
 
 class StyledNorm(layers.Layer):

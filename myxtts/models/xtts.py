@@ -16,7 +16,7 @@ from keras import layers
 
 from myxtts.audio.format import DECIBELS_PER_NEPER, LOUD_DB, MEL_BANDS
 from myxtts.audio.mel import SILENCE
-from myxtts.batch import FEATURES
+from myxtts.batch import TTS_FEATURES
 from myxtts.models import flow
 from myxtts.models.alignment import (
     frame_score,
@@ -29,7 +29,7 @@ from myxtts.models.alignment import (
 )
 from myxtts.models.layers import AttentionBlock, ConvBlock, ReferenceEncoder, length_mask, time_features
 from myxtts.models.prosody import PITCH_UNIT_SEMITONES, Prosody, prosody_errors, token_ends, true_prosody
-from myxtts.seeds import own_seed
+from myxtts.seeds import fold_in
 
 # Mean and standard deviation of log-mel over speech (Matcha-TTS gives -5.54 and 2.12 for LJSpeech):
 # the network works on values of about unit variance.
@@ -60,7 +60,7 @@ DECODER_ERROR = 0.3  # what the decoder's mel is off by after some hundred steps
 
 
 @dataclass(frozen=True)
-class Manner:
+class SynthesisOptions:
     """How a text is said.
 
     Attributes:
@@ -96,7 +96,7 @@ SPOKEN = (
 """What speech is made of, in the order of `spoken_mel`: texts, their voices, and a Manner."""
 
 
-class Voice(NamedTuple):
+class SpeakerCondition(NamedTuple):
     """Who speaks, and in which language.
 
     Attributes:
@@ -110,7 +110,7 @@ class Voice(NamedTuple):
     level: tf.Tensor
 
 
-class Condition(NamedTuple):
+class FlowCondition(NamedTuple):
     """What the flow is told of each utterance.
 
     Attributes:
@@ -137,12 +137,12 @@ class XTTS(keras.Model):
         languages: rows of the language table.
         dropout: share of activations dropped in training.
         reference_dropout: share of utterances trained without their reference.
-        condition_dropout: share of utterances whose flow is trained without text and voice.
+        cfg_dropout: share of utterances whose flow is trained without text and voice.
         segment_frames: of the random stretch of an utterance that decoder and flow are trained on.
         recompute: compute the blocks' activations again in the backward pass instead of keeping them.
     """
 
-    BATCH = FEATURES
+    BATCH = TTS_FEATURES
     LOSSES = ("mel", "flow", "prior", "duration", "pitch", "energy")
 
     def __init__(
@@ -152,7 +152,7 @@ class XTTS(keras.Model):
         languages: int,
         dropout: float = 0.0,
         reference_dropout: float = 0.0,
-        condition_dropout: float = 0.0,
+        cfg_dropout: float = 0.0,
         segment_frames: int = 128,
         recompute: bool = False,
     ):
@@ -160,7 +160,7 @@ class XTTS(keras.Model):
         super().__init__(name="xtts", autocast=False)
         channels, heads = size.channels, size.heads
         self.reference_dropout = reference_dropout
-        self.condition_dropout = condition_dropout
+        self.cfg_dropout = cfg_dropout
         self.segment_frames = -(-segment_frames // FOLD) * FOLD  # a whole number of pairs
         self.recompute = recompute
         self.reference_encoder = ReferenceEncoder(channels, heads, size.latents, name="reference_encoder")
@@ -192,7 +192,7 @@ class XTTS(keras.Model):
     def _conv_blocks(name, count, channels, dropout, kernel=KERNEL):
         return [ConvBlock(channels, kernel, dropout, name=f"{name}_conv_{i}") for i in range(count)]
 
-    def tables(self) -> dict[str, tuple[str, int]]:
+    def vocabulary(self) -> dict[str, tuple[str, int]]:
         """The variables with a row for each name of a table: path -> table, axis of its rows."""
         return {
             self.symbol_embedding.embeddings.path: ("symbols", 0),
@@ -216,7 +216,7 @@ class XTTS(keras.Model):
         }
 
     def call(self, batch, training=False):
-        """Losses of a batch of FEATURES, each a share of the whole step's.
+        """Losses of a batch of TTS_FEATURES, each a share of the whole step's.
 
         The sum over all batches and replicas of a step is the mean over that step's real frames
         (tokens for the prosody): nothing is averaged over batches of different sizes.
@@ -234,7 +234,7 @@ class XTTS(keras.Model):
         seed = batch["seed"] if training else None
         target = (batch["mel"] - MEL_MEAN) / MEL_STD
         frames, token_count = batch["frames"], batch["token_count"]
-        heard = kept(batch["reference_frames"], self.reference_dropout, seed, "reference")
+        heard = keep_mask(batch["reference_frames"], self.reference_dropout, seed, "reference")
         voice = self._hear(batch["reference"], batch["reference_frames"], batch["language"], heard)
         style = voice.style
         encoded, mean, mask = self._encode(batch["tokens"], token_count, voice, seed)
@@ -265,7 +265,7 @@ class XTTS(keras.Model):
         losses |= {name: tf.reduce_sum(error * token) / batch["step_tokens"] for name, error in errors.items()}
         return losses, {"path": path}
 
-    def speak(self, tokens, token_count, language, reference, reference_frames, manner: Manner):
+    def speak(self, tokens, token_count, language, reference, reference_frames, options: SynthesisOptions):
         """Log-mel of a batch of texts. A row is the same whatever stands beside it.
 
         Args:
@@ -278,12 +278,12 @@ class XTTS(keras.Model):
         """
         return self.spoken_mel(
             *(tokens, token_count, language, reference, reference_frames),
-            tf.constant(manner.speed, tf.float32),
-            tf.constant(manner.pitch_semitones, tf.float32),
-            tf.constant(manner.energy_db, tf.float32),
-            tf.constant(manner.steps, tf.int32),
-            tf.constant(manner.guidance, tf.float32),
-            tf.constant([manner.seed, 0], tf.int32),
+            tf.constant(options.speed, tf.float32),
+            tf.constant(options.pitch_semitones, tf.float32),
+            tf.constant(options.energy_db, tf.float32),
+            tf.constant(options.steps, tf.int32),
+            tf.constant(options.guidance, tf.float32),
+            tf.constant([options.seed, 0], tf.int32),
         )
 
     @tf.function(input_signature=SPOKEN)
@@ -302,7 +302,7 @@ class XTTS(keras.Model):
         seed,
     ):
         """`speak` with a Manner in tensors."""
-        heard = kept(reference_frames, 0.0, None, "reference")
+        heard = keep_mask(reference_frames, 0.0, None, "reference")
         voice = self._hear(reference, reference_frames, language, heard)
         style = voice.style
         encoded, mean, mask = self._encode(tokens, token_count, voice, None)
@@ -327,7 +327,7 @@ class XTTS(keras.Model):
                 lambda: asked + (guidance - 1.0) * (asked - self._denoise(noisy, time, none)[0]),
             )
 
-        noise = TEMPERATURE * flow.draw_noise(own_seed(seed, "noise"), tf.shape(condition.mel)[1:])
+        noise = TEMPERATURE * flow.draw_noise(fold_in(seed, "noise"), tf.shape(condition.mel)[1:])
         mel = flow.integrate(estimate, tf.broadcast_to(noise, tf.shape(condition.mel)), steps)
         mel = tf.where(condition.real[:, :, None], mel * MEL_STD + MEL_MEAN, SILENCE)
         return mel, ends[:, -1], path
@@ -337,7 +337,7 @@ class XTTS(keras.Model):
         normalised = (reference - MEL_MEAN) / MEL_STD
         vector, latents = self.reference_encoder(normalised, reference_frames, heard)
         level = voice_level(normalised, reference_frames) * heard[:, None]
-        return Voice(vector + self.language_embedding(language), latents, level)
+        return SpeakerCondition(vector + self.language_embedding(language), latents, level)
 
     def _encode(self, tokens, token_count, voice, seed):
         """Encoder output [B, N, C], mean mel of each token float32 [B, N, 80], mask [B, N, 1]."""
@@ -365,7 +365,7 @@ class XTTS(keras.Model):
         if seed is None:
             every = tf.range(padded)[None, :]
             return tf.where(every < frames[:, None], every, -1)
-        return random_segment(frames, padded, self.segment_frames, own_seed(seed, "segment"))
+        return random_segment(frames, padded, self.segment_frames, fold_in(seed, "segment"))
 
     def _decode(self, encoded, mean, prosody, durations, path, frame, style, seed):
         """Condition of the frames [B, S] that `path` and `frame` name."""
@@ -377,7 +377,7 @@ class XTTS(keras.Model):
         for conv in self.decoder:
             hidden = self._block(conv, hidden, style, mask, seed)
         mel = gather_rows(mean, path) + unfold(self.decoder_out(hidden), tf.shape(path)[1])
-        return Condition(hidden, style, mel, tf.fill(tf.shape(path)[:1], DECODER_ERROR), path >= 0)
+        return FlowCondition(hidden, style, mel, tf.fill(tf.shape(path)[:1], DECODER_ERROR), path >= 0)
 
     def _unconditional(self, condition, keep):
         """The condition where `keep`, float32 [B], is 1; where it is 0, no text, no prosody and no voice."""
@@ -397,12 +397,12 @@ class XTTS(keras.Model):
         """
         condition = tf.nest.map_structure(tf.stop_gradient, condition)
         rows, *size = tf.unstack(tf.shape(target))
-        noise_seed, time_seed = own_seed(batch_seed, "noise"), own_seed(batch_seed, "time")
+        noise_seed, time_seed = fold_in(batch_seed, "noise"), fold_in(batch_seed, "time")
         if seed is None:
             noise, time = flow.draw_noise(noise_seed, size), tf.repeat(flow.draw_times(time_seed, 1), rows)
         else:
             noise, time = flow.draw_noise(noise_seed, [rows, *size]), flow.draw_times(time_seed, rows)
-        condition = self._unconditional(condition, kept(tf.ones([rows]), self.condition_dropout, seed, "condition"))
+        condition = self._unconditional(condition, keep_mask(tf.ones([rows]), self.cfg_dropout, seed, "condition"))
         estimate, unit = self._denoise(flow.on_path(noise, target, time), time, condition, seed)
         return tf.reduce_sum(tf.square((estimate - target) / unit), axis=2)
 
@@ -436,12 +436,12 @@ def voice_level(mel, frames):
     return tf.reduce_sum(mel * loud, axis=1) / tf.maximum(tf.reduce_sum(loud, axis=1), 1.0)
 
 
-def kept(present, dropped, seed, name):
+def keep_mask(present, dropped, seed, name):
     """Float32 [B]: 1 where `present` [B] is not 0, but for a random share `dropped` where there is a seed."""
     keep = tf.cast(present > 0, tf.float32)
     if seed is None or not dropped:
         return keep
-    drawn = tf.random.stateless_uniform(tf.shape(keep), own_seed(seed, name))
+    drawn = tf.random.stateless_uniform(tf.shape(keep), fold_in(seed, name))
     return keep * tf.cast(drawn >= dropped, tf.float32)
 
 

@@ -4,7 +4,7 @@ import logging
 import os
 from typing import Any
 
-from myxtts.config.schema import Data
+from myxtts.config.schema import DataConfig
 from myxtts.config.settings import SETTINGS
 
 log = logging.getLogger(__name__)
@@ -15,7 +15,7 @@ WAIT_STEPS = 200
 BY_TURNS = 0.05  # of a step: a producer that stands blocked so long, in a run that waits, is not too slow but uneven
 
 
-def candidates(stage: str, data: Data, single: bool, devices: int) -> list[dict[str, Any]]:
+def candidates(stage: str, data: DataConfig, single: bool, devices: int) -> list[dict[str, Any]]:
     """Changes of settings that may help, each on its own; what they gain is for the profiler to say.
 
     Args:
@@ -61,7 +61,7 @@ class LongWait:
         single, devices: see `candidates`.
     """
 
-    def __init__(self, step: int, data: Data, single: bool, devices: int):
+    def __init__(self, step: int, data: DataConfig, single: bool, devices: int):
         self._step = step
         self._settings = data, single, devices
         self._waited_steps, self._said = 0, False

@@ -66,7 +66,7 @@ def _configure_cpu(placement: Placement) -> None:
     tf.config.set_logical_device_configuration(cpu, parts)
 
 
-def settle(tensor: tf.Tensor) -> None:
+def synchronize(tensor: tf.Tensor) -> None:
     """Wait until the device of a tensor is done with it, and with what it was told before, by reading one element.
 
     Not for int32, which TensorFlow keeps in the host's memory, where it is known before a GPU has done anything.

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from myxtts.distributed.cluster import Cluster
-from myxtts.distributed.worker_group import joined
+from myxtts.distributed.worker_group import worker_group
 from myxtts.errors import PlacementError
 from myxtts.placement.routes import Placement, Route
 
@@ -56,13 +56,13 @@ class Replicas:
         return self.first == 0
 
     @property
-    def joined(self) -> bool:
+    def is_distributed(self) -> bool:
         """Whether other processes take part."""
         return self.count > len(self.routes)
 
-    def all_have(self, digest: str) -> bool:
+    def all_equal(self, digest: str) -> bool:
         """Whether all processes call this with the same hexadecimal digest."""
-        if not self.joined:
+        if not self.is_distributed:
             return True
         number = tf.constant(int(digest[:6], 16), tf.float64)  # its square is exact
 
@@ -77,7 +77,7 @@ class Replicas:
     def summed(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The sums over all replicas of some float32 tensors, inside a replica."""
         context = tf.distribute.get_replica_context()
-        if not self.joined:
+        if not self.is_distributed:
             return context.all_reduce("SUM", list(tensors))
         # Between processes each tensor would be a message around the ring.
         total = context.all_reduce("SUM", tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], axis=0))
@@ -94,7 +94,7 @@ class Replicas:
         return self.strategy.experimental_local_results(value)
 
 
-def one_replica(device: str) -> Replicas:
+def single_replica(device: str) -> Replicas:
     """On one device, by a strategy of one."""
     return make_replicas((Route(device, device),))
 
@@ -111,8 +111,8 @@ def make_replicas(routes: tuple[Route, ...]) -> Replicas:
 
 
 @contextmanager
-def joined_replicas(
-    placement: Placement, cluster: Cluster | None, about: Mapping[str, str] | None = None
+def open_replicas(
+    placement: Placement, cluster: Cluster | None, metadata: Mapping[str, str] | None = None
 ) -> Iterator[Replicas]:
     """The replicas of a placement, with those of all other workers where there is a cluster.
 
@@ -129,15 +129,15 @@ def joined_replicas(
         yield make_replicas(placement.routes)
         return
     models = [route.model for route in placement.routes]
-    refuse_other_devices(placement, models)
+    check_worker_devices(placement, models)
     # In a function, /GPU:0 could be that of any worker.
     own = f"/job:worker/replica:0/task:{cluster.index}/device:"
     routes = tuple(Route(own + route.data[1:], own + route.model[1:]) for route in placement.routes)
-    with joined(cluster, len(models) if placement.on_gpu else 0, about) as strategy:
+    with worker_group(cluster, len(models) if placement.on_gpu else 0, metadata) as strategy:
         yield Replicas(strategy, routes, first=cluster.index * len(models))
 
 
-def refuse_other_devices(placement: Placement, models: Sequence[str]) -> None:
+def check_worker_devices(placement: Placement, models: Sequence[str]) -> None:
     """TensorFlow's strategy of several workers takes the first GPUs that a worker sees, or its first CPU."""
     kind = models[0].rpartition(":")[0]
     if models != [f"{kind}:{number}" for number in range(len(models))]:

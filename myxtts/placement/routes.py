@@ -70,15 +70,15 @@ def plan_routes(placement, gpu_count: int) -> Placement:
     Raises:
         PlacementError: the settings contradict each other, or ask for GPUs that are not there.
     """
-    _refuse_contradictions(placement)
+    _check_contradictions(placement)
     found = placement.simulate_gpus or gpu_count
     model_gpus = placement.model_gpus or (() if placement.model_gpu is None else (placement.model_gpu,))
     if not model_gpus and found == 0:
-        _refuse_limits_without_gpu(placement)
+        _check_limits_without_gpu(placement)
         return Placement("single", (Route("/CPU:0", "/CPU:0"),), (LogicalDevice("/CPU:0", None),), False)
     model_gpus = model_gpus or (0,)
     data_gpus = model_gpus if placement.data_gpu is None else (placement.data_gpu,) * len(model_gpus)
-    _refuse_missing(placement, data_gpus, model_gpus, found)
+    _check_gpus_exist(placement, data_gpus, model_gpus, found)
 
     limit_of = _limits(placement)
     data_role = "model" if placement.data_gpu is None or limit_of["data"] is None else "data"
@@ -109,7 +109,7 @@ def _name(routes: tuple[Route, ...]) -> str:
     return "dual" if len(routes) == 1 else f"dual, {len(routes)} replicas"
 
 
-def _refuse_contradictions(placement) -> None:
+def _check_contradictions(placement) -> None:
     data, model, models = placement.data_gpu, placement.model_gpu, placement.model_gpus
     if placement.placement == "auto":
         raise PlacementError(
@@ -132,7 +132,7 @@ def _refuse_contradictions(placement) -> None:
         raise PlacementError("--data-gpu-memory was given without --data-gpu. Name the GPU that makes the batches.")
 
 
-def _refuse_missing(placement, data_gpus, model_gpus, found: int) -> None:
+def _check_gpus_exist(placement, data_gpus, model_gpus, found: int) -> None:
     for role, gpus in (("data", data_gpus), ("model", model_gpus)):
         for gpu in gpus:
             if gpu >= found:
@@ -163,7 +163,7 @@ def _advice(placement) -> str:
     )
 
 
-def _refuse_limits_without_gpu(placement) -> None:
+def _check_limits_without_gpu(placement) -> None:
     if placement.enable_memory_isolation or placement.model_gpu_memory is not None:
         raise PlacementError(
             "A memory limit was asked for, but TensorFlow sees no GPU, and the CPU has no such limit. "

@@ -50,7 +50,7 @@ class Candidate:
         lack: of memory, in words.
     """
 
-    settings: schema.Placement
+    settings: schema.PlacementConfig
     placement: Placement
     lack: str = ""
 
@@ -179,7 +179,7 @@ def _assigned(needs_mib: list[float], gpus: int, memory: Memory | None) -> tuple
 
 
 def _candidate(data: int | None, models: tuple[int, ...], gpus: int, memory: Memory | None) -> Candidate:
-    settings = schema.Placement(data_gpu=data, model_gpus=models)
+    settings = schema.PlacementConfig(data_gpu=data, model_gpus=models)
     return Candidate(settings, plan_routes(settings, gpus), _lack(data, models, memory) if memory else "")
 
 

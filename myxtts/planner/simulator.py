@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from myxtts.config.schema import Data
+from myxtts.config.schema import DataConfig
 
 STAGES = ("read", "produce", "transfer", "step")
 FREE = object()  # what lies in the queue of a device that nobody uses
@@ -117,7 +117,7 @@ class Depths:
     workers: int = 2
 
     @classmethod
-    def of(cls, data: Data) -> "Depths":
+    def of(cls, data: DataConfig) -> "Depths":
         return cls(data.prefetch_buffer_size, data.prefetch_buffer_size, data.buffer_size, data.num_workers)
 
     def __post_init__(self):

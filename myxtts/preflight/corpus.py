@@ -12,9 +12,9 @@ import numpy as np
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.config.schema import Config
 from myxtts.data.dataset import Corpus, load_corpora
-from myxtts.data.manifest import Manifest, Tables
+from myxtts.data.manifest import Manifest, Vocabulary
 from myxtts.preflight.checks import Check, check, remark
-from myxtts.run import Start, refuse_missing_validation
+from myxtts.run import Start, check_validation_data
 from myxtts.text.frontend import normalise, symbols_of
 
 MUCH_PADDING = 0.2
@@ -29,15 +29,15 @@ class Loaded:
     start: Start
     corpus: Corpus
     held_out: Corpus | None
-    tables: Tables
+    vocabulary: Vocabulary
     folder: Path
 
 
 def load(config: Config, start: Start, folder: Path, replicas: int = 1) -> Loaded:
     """Raises UserError where no run could start on this corpus."""
-    corpus, held_out, tables = load_corpora(config, folder, start.known, replicas)
-    refuse_missing_validation(config, corpus, held_out)
-    return Loaded(config, start, corpus, held_out, tables, folder)
+    corpus, held_out, vocabulary = load_corpora(config, folder, start.known, replicas)
+    check_validation_data(config, corpus, held_out)
+    return Loaded(config, start, corpus, held_out, vocabulary, folder)
 
 
 def check_corpus(loaded: Loaded) -> Iterator[Check]:
@@ -45,7 +45,7 @@ def check_corpus(loaded: Loaded) -> Iterator[Check]:
     data = loaded.config.data
     yield check_rejected(loaded.folder / "rejected.csv", data.max_rejected, sum(map(len, manifests)))
     yield check_durations(manifests, data.min_seconds, data.max_seconds)
-    yield check_characters(manifests, loaded.tables.languages, data.text_frontend)
+    yield check_characters(manifests, loaded.vocabulary.languages, data.text_frontend)
     padding = loaded.corpus.plan.padding
     yield remark(
         padding <= MUCH_PADDING,

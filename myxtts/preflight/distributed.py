@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.distributed.cluster import Cluster
-from myxtts.distributed.worker_group import joined
+from myxtts.distributed.worker_group import worker_group
 from myxtts.errors import PlacementError
 from myxtts.preflight.checks import Check, check
 
@@ -78,7 +78,7 @@ def examine(cluster: Cluster, gpus: int | None) -> Findings:
         UserError: the workers do not come together, or one is lost.
     """
     gpus = _show_gpus(gpus)
-    with joined(cluster, gpus) as strategy:
+    with worker_group(cluster, gpus) as strategy:
         replicas = strategy.num_replicas_in_sync
         wrong_sum = _wrong_sum(strategy)
         speeds = tuple(_speed(strategy, *one) for one in REPETITIONS.items())

@@ -21,7 +21,7 @@ from myxtts.batch import smallest
 from myxtts.config.schema import Config
 from myxtts.data.batch_plan import Plan
 from myxtts.data.dataset import Corpus
-from myxtts.data.pipeline import Pipeline, Round
+from myxtts.data.pipeline import Pipeline, ReplicaBatches
 from myxtts.data.plan_iterator import Position
 from myxtts.errors import TrainingError
 from myxtts.models.layers import parameter_count
@@ -71,11 +71,11 @@ def check_model(loaded: Loaded, placement: Placement) -> Generator[Check, None, 
     config, corpus = loaded.config, loaded.corpus
     used_before_mib = process_peak_mib()
     replicas = make_replicas(placement.routes)
-    state = build_state(config, loaded.tables, replicas, loaded.start.base)
+    state = build_state(config, loaded.vocabulary, replicas, loaded.start.base)
     yield check_variables(state, config.model.model_size)
     yield check_outputs(state)
     yield check_checkpoint_room(state, config)
-    pipeline = make_pipeline(config, corpus, replicas, loaded.folder, settle=True)
+    pipeline = make_pipeline(config, corpus, replicas, loaded.folder, synchronize=True)
     step = make_step(config, state)
     for name in used_devices(placement) if placement.on_gpu else ():
         tf.config.experimental.reset_memory_stats(name[1:])
@@ -149,7 +149,7 @@ def heaviest_buckets(plan: Plan) -> list[int]:
     return [int(longest)] if longest == most else [int(longest), int(most)]
 
 
-def full_step(bucket: int, plan: Plan, pipeline: Pipeline, accumulation: int) -> list[Round]:
+def full_step(bucket: int, plan: Plan, pipeline: Pipeline, accumulation: int) -> list[ReplicaBatches]:
     """The rounds of a step of a bucket, one of them several times where the corpus has no complete step of it."""
     epoch = plan.epoch(0)
     utterances = np.where(epoch.step_bucket == bucket, np.diff(epoch.step_start), -1)
@@ -158,7 +158,7 @@ def full_step(bucket: int, plan: Plan, pipeline: Pipeline, accumulation: int) ->
     return [rounds[number % len(rounds)] for number in range(accumulation)]
 
 
-def take_steps(state: TrainingState, step: Step, rounds: Sequence[Round], schedule: loop.Schedule) -> Taken:
+def take_steps(state: TrainingState, step: Step, rounds: Sequence[ReplicaBatches], schedule: loop.Schedule) -> Taken:
     """Two steps, or as many as a loss scale takes to settle; the first of them may trace."""
     seconds = []
     for _ in range(WITH_LOSS_SCALE if is_scaled(state.optimizer) else 2):
@@ -170,7 +170,9 @@ def take_steps(state: TrainingState, step: Step, rounds: Sequence[Round], schedu
     return Taken(outcome, seconds[0], seconds[-1])
 
 
-def take_step(state: TrainingState, step: Step, rounds: Sequence[Round], schedule: loop.Schedule) -> dict[str, float]:
+def take_step(
+    state: TrainingState, step: Step, rounds: Sequence[ReplicaBatches], schedule: loop.Schedule
+) -> dict[str, float]:
     """One step at the learning rate of a run's first, until its losses are read."""
     rate, decay = schedule.learning_rate(0), schedule.ema_decay(0)
     outcome = step.read(step(loop.batches_of(rounds), state.step + 1, rate, decay))
@@ -221,7 +223,7 @@ def check_gpu_memory(placement: Placement) -> Iterator[Check]:
             f"memory of {name} ({role})",
             f"{100 * HEADROOM:.0f} % of {limit_mib:,.0f} MiB or more left",
             f"peak {peak_mib:,.0f} MiB, {headroom_mib:,.0f} MiB left",
-            "Lower --batch-size or --max-seconds, or add --recompute-activations.",
+            "Lower --batch-size or --max-seconds, or add --gradient-checkpointing.",
         )
 
 
@@ -247,7 +249,7 @@ def check_process_memory(before_mib: float, built_mib: float) -> Check:
         f"{100 * HEADROOM:.0f} % of its peak or more left",
         f"peak {peak_mib:,.0f} MiB, of it {built_mib - before_mib:,.0f} for the model "
         f"and {peak_mib - built_mib:,.0f} for the heaviest steps with their tracing; {left}",
-        "Lower --batch-size or --max-seconds, or add --recompute-activations.",
+        "Lower --batch-size or --max-seconds, or add --gradient-checkpointing.",
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import tensorflow as tf
 from packaging.requirements import Requirement
 
-from myxtts.config.schema import Config, Placement
+from myxtts.config.schema import Config, PlacementConfig
 from myxtts.errors import ConfigError
 from myxtts.preflight import nvidia
 from myxtts.preflight.checks import Check, check, refused, remark
@@ -30,7 +30,7 @@ def check_prerequisites(config: Config) -> Iterator[Check]:
     yield from check_disk(config)
 
 
-def needed_gpus(placement: Placement) -> int:
+def needed_gpus(placement: PlacementConfig) -> int:
     """How many physical GPUs must be there; 0 where they are simulated or none is asked for."""
     asked = [gpu for gpu in (placement.data_gpu, placement.model_gpu, *placement.model_gpus) if gpu is not None]
     return 0 if placement.simulate_gpus or not asked else max(asked) + 1
@@ -102,7 +102,7 @@ def check_disk(config: Config) -> Iterator[Check]:
     do = "Make room there, or choose another --runs-dir."
     yield check(free_mib >= LEAST_FREE_MIB, "free disk", expected, f"{free_mib:,.0f} MiB", do)
     try:
-        RunFolder(runs / config.run.run).refuse_existing(config.run.resume)
+        RunFolder(runs / config.run.run).check_not_existing(config.run.resume)
     except ConfigError as error:
         made = refused("name of the run", "no run of that name, or --resume", error)
         yield made._replace(state="unknown")

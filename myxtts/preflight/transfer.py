@@ -84,13 +84,13 @@ def copy_s(size_bytes: int, source: str, target: str) -> float:
     """Seconds of one copy to the target, the median of some rounds of COPIES, each until all of them lie there."""
     with tf.device(source):
         tensor = tf.ones([size_bytes // 4])
-    devices.settle(tensor)
+    devices.synchronize(tensor)
     rounds_s = []
     for _ in range(ROUNDS + 1):
         started_s = time.perf_counter()
         for _ in range(COPIES):
             copy = copied(tensor, target)
-        devices.settle(copy)
+        devices.synchronize(copy)
         rounds_s.append(time.perf_counter() - started_s)
     return median(rounds_s[1:]) / COPIES
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from myxtts.config.schema import Data
+from myxtts.config.schema import DataConfig
 from myxtts.observe.advice import candidates, flags_of
 from myxtts.planner.emulator import Span
 from myxtts.planner.simulator import STAGES, Depths, Stages, simulate
@@ -85,7 +85,7 @@ class Recommendation(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Analysis:
     """All that the profile says. Rates are work a second; shares are from 0 to 1.
 
     Attributes:
@@ -145,7 +145,7 @@ class Verdict:
         return f"{self.bottleneck}: alone, {takes[slowest]}; {others}."
 
 
-def judge(measured: Measurement, data: Data) -> Verdict:
+def analyze(measured: Measurement, data: DataConfig) -> Analysis:
     """What a measurement says of a run with the settings `data`."""
     work, alone_s = measured.work.sum(), measured.alone_s
     total_s = {stage: float(alone_s[stage].sum()) for stage in STAGES}
@@ -159,7 +159,7 @@ def judge(measured: Measurement, data: Data) -> Verdict:
     watched_s = sum(one.seconds for one in measured.watched)
     utilisation, variation = sum(one.busy_s for one in measured.watched) / watched_s, _variation(step_s)
     noise = float(np.ptp(rounds_s) / plain_s)
-    return Verdict(
+    return Analysis(
         rates={stage: float(work / total_s[stage]) if total_s[stage] else None for stage in STAGES},
         mean_s={stage: total_s[stage] / len(measured.work) for stage in STAGES},
         variations={stage: _variation(alone_s[stage]) for stage in STAGES},
@@ -211,7 +211,7 @@ def _over_bucket(step_s: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     return found
 
 
-def recommend(measured: Measurement, data: Data, least_gain: float) -> list[Recommendation]:
+def recommend(measured: Measurement, data: DataConfig, least_gain: float) -> list[Recommendation]:
     """Changes of settings that gain more than a share, by a simulation of the queue, the best first."""
     stages = ("read", "produce", "transfer", "step", "variation")
     changes = [change for stage in stages for change in candidates(stage, data, measured.single, measured.devices)]
@@ -235,7 +235,7 @@ class _Pipeline:
     route: tuple[str, str]
 
     @classmethod
-    def of(cls, measured: Measurement, data: Data) -> "_Pipeline":
+    def of(cls, measured: Measurement, data: DataConfig) -> "_Pipeline":
         # Of reading the pace of all workers is known. A worker takes as many times longer, and longer for more speech.
         share = measured.padded / measured.padded.mean()
         read_s = data.num_workers * measured.alone_s["read"].mean() * share

@@ -16,7 +16,7 @@ from myxtts.errors import PlacementError, TrainingError, UserError
 from myxtts.placement import devices
 from myxtts.planner.planner import Forecast, candidates, fastest_first, forecast, resampled, table
 from myxtts.planner.simulator import STAGES, Depths, Stages
-from myxtts.profiling.measure import Alone, times_alone
+from myxtts.profiling.measure import StageTimes, measure_stage_times
 from myxtts.training.run_folder import RunFolder
 
 STEPS = 40  # that are measured: some seconds of a large model
@@ -33,9 +33,9 @@ def choose_placement(config: Config) -> Config:
         UserError: a run with these settings could not start, or not go on.
     """
     asked = config.placement
-    refuse_named(asked)
-    refuse_workers()
-    RunFolder(Path(config.run.runs_dir) / config.run.run).refuse_existing(config.run.resume)
+    check_no_named_gpus(asked)
+    check_no_workers()
+    RunFolder(Path(config.run.runs_dir) / config.run.run).check_not_existing(config.run.resume)
     gpus = asked.simulate_gpus or devices.gpu_count()
     if gpus < 2:
         log.info("placement auto there is one device: nothing to choose")
@@ -54,7 +54,7 @@ def choose_placement(config: Config) -> Config:
     return placed(config, {"data_gpu": best.settings.data_gpu, "model_gpus": best.settings.model_gpus})
 
 
-def refuse_named(asked) -> None:
+def check_no_named_gpus(asked) -> None:
     named = [
         f"--{name.replace('_', '-')}"
         for name in ("data_gpu", "model_gpu", "model_gpus", "data_gpu_memory")
@@ -67,7 +67,7 @@ def refuse_named(asked) -> None:
         )
 
 
-def refuse_workers() -> None:
+def check_no_workers() -> None:
     cluster = find_cluster(os.environ)
     if cluster is not None:
         raise PlacementError(
@@ -82,7 +82,7 @@ def placed(config: Config, settings: dict) -> Config:
     return config.model_copy(update={"placement": placement})
 
 
-def rank(alone: Alone, gpus: int, config: Config) -> list[Forecast]:
+def rank(alone: StageTimes, gpus: int, config: Config) -> list[Forecast]:
     """What is predicted for each placement that can train with these settings, the fastest first."""
     stages = stages_of(alone, config)
     reduce_s = alone.all_reduce_s / config.training.gradient_accumulation  # once a step, shared by its rounds
@@ -94,7 +94,7 @@ def rank(alone: Alone, gpus: int, config: Config) -> list[Forecast]:
     )
 
 
-def stages_of(alone: Alone, config: Config) -> Stages:
+def stages_of(alone: StageTimes, config: Config) -> Stages:
     """The measured batches; of reading the mean, by one reader."""
     # Batches arrive in bursts, as several workers read: of reading only the pace is known.
     read_s = alone.stages_s["read"]
@@ -104,7 +104,7 @@ def stages_of(alone: Alone, config: Config) -> Stages:
     )
 
 
-def told(alone: Alone, config: Config) -> str:
+def told(alone: StageTimes, config: Config) -> str:
     """What was measured, by the letters of the table."""
     stages = stages_of(alone, config)
     mean_s = {letter: getattr(stages, f"{stage}_s").mean() for letter, stage in zip("RPTC", STAGES, strict=True)}
@@ -113,7 +113,7 @@ def told(alone: Alone, config: Config) -> str:
     return f"milliseconds of a batch: {figures}, the all-reduce of two replicas"
 
 
-def measure_apart(config: Config) -> Alone:
+def measure_apart(config: Config) -> StageTimes:
     """What `times_alone` gives, from another process, which leaves no device set up and no memory taken.
 
     Raises:
@@ -148,7 +148,7 @@ def measure_apart(config: Config) -> Alone:
 def _measure(sender: Connection, config: Config) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run that waits for this process ends it
     try:
-        found = times_alone(config, STEPS)
+        found = measure_stage_times(config, STEPS)
     except UserError as error:
         found = error
     sender.send(found)

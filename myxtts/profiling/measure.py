@@ -15,7 +15,7 @@ import tensorflow as tf
 from myxtts.clock import Clock, Times
 from myxtts.config.schema import Config
 from myxtts.data.dataset import Corpus, load_corpora
-from myxtts.data.pipeline import Pipeline, Round
+from myxtts.data.pipeline import Pipeline, ReplicaBatches
 from myxtts.data.plan_iterator import Position
 from myxtts.data.producer import hand_over
 from myxtts.errors import TrainingError
@@ -72,11 +72,11 @@ class Bench:
         """GPUs, real or simulated."""
         return self.config.placement.simulate_gpus or devices.gpu_count()
 
-    def pipeline(self, settle: bool, **changes: Any) -> Pipeline:
+    def pipeline(self, synchronize: bool, **changes: Any) -> Pipeline:
         """As a run has it, or with other settings of reading."""
         data = self.config.data.model_copy(update=changes)
         config = self.config.model_copy(update={"data": data})
-        return make_pipeline(config, self.corpus, self.state.replicas, self.folder, settle)
+        return make_pipeline(config, self.corpus, self.state.replicas, self.folder, synchronize)
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def profile(config: Config, steps: int) -> tuple[Measurement, Findings, Placemen
         return *measure(bench, steps), bench.placement
 
 
-class Alone(NamedTuple):
+class StageTimes(NamedTuple):
     """What a placement of several replicas can be predicted from, each part measured by itself.
 
     Attributes:
@@ -124,19 +124,19 @@ class Alone(NamedTuple):
     all_reduce_s: float
 
 
-def times_alone(config: Config, steps: int) -> Alone:
+def measure_stage_times(config: Config, steps: int) -> StageTimes:
     """The stages of one replica on `steps` steps, and the all-reduce between its two devices.
 
     Raises:
         UserError: as `profile`.
     """
     with set_up(config) as bench:
-        pipeline = bench.pipeline(settle=not bench.single)
+        pipeline = bench.pipeline(synchronize=not bench.single)
         stretch = stretch_of(pipeline, steps + WARM_UP)
         stages_s, _ = measure_alone(bench, pipeline, stretch)
         gradients = [(v.shape, v.dtype) for v in bench.state.trained]
         reduce_s = time_all_reduce((bench.route.data, bench.route.model), gradients)
-        return Alone(stages_s, stretch.bucket[stretch.measured], reduce_s)
+        return StageTimes(stages_s, stretch.bucket[stretch.measured], reduce_s)
 
 
 def time_all_reduce(models: Sequence[str], gradients: Sequence[tuple[Sequence[int], str]]) -> float:
@@ -164,7 +164,7 @@ def time_all_reduce(models: Sequence[str], gradients: Sequence[tuple[Sequence[in
     for _ in range(REDUCTIONS + 1):
         started_s = time.perf_counter()
         for part in added(own)[-1]:
-            devices.settle(part)
+            devices.synchronize(part)
         times_s.append(time.perf_counter() - started_s)
     return float(np.median(times_s[1:]))  # the first traces
 
@@ -180,8 +180,8 @@ def set_up(config: Config) -> Iterator[Bench]:
         only_route(placement, "a profile")
         try:
             replicas = make_replicas(placement.routes)
-            corpus, _, tables = load_corpora(config, folder.path, start.known, replicas.count)
-            state = build_state(config, tables, replicas, start.base)
+            corpus, _, vocabulary = load_corpora(config, folder.path, start.known, replicas.count)
+            state = build_state(config, vocabulary, replicas, start.base)
             yield Bench(config, placement, corpus, state, make_step(config, state), folder.path)
         except loop.StepOutOfMemory as error:
             raise TrainingError(explain_out_of_memory(error.cause, placement)) from error
@@ -200,13 +200,13 @@ def measure_alone(bench: Bench, pipeline: Pipeline, stretch: Stretch) -> tuple[d
 
 def measure(bench: Bench, steps: int) -> tuple[Measurement, Findings]:
     """Each stage alone, then all of them twice plainly and twice watched, by turns."""
-    pipeline = bench.pipeline(settle=not bench.single)
+    pipeline = bench.pipeline(synchronize=not bench.single)
     stretch = stretch_of(pipeline, steps + WARM_UP)
     alone_s, batches = measure_alone(bench, pipeline, stretch)
     tried = try_settings(bench, stretch, batches, alone_s)
 
     gpu = Watch([d.physical for d in bench.placement.devices] if bench.placement.on_gpu else [])
-    watched_pipeline = bench.pipeline(settle=True)
+    watched_pipeline = bench.pipeline(synchronize=True)
     plain_s, watched = [], []
     for _ in range(2):
         with gpu.sampling():
@@ -257,7 +257,7 @@ def time_reading(pipeline: Pipeline, stretch: Stretch) -> tuple[np.ndarray, Kept
     """Seconds from one batch on the data device to the next, float [measured batches], and some of the batches."""
     times_s, kept = [], {}
     for bucket, (_, wave) in zip(stretch.bucket.tolist(), pipeline.producers[0].read(Position()), strict=False):
-        devices.settle(wave["pcm"])
+        devices.synchronize(wave["pcm"])
         times_s.append(time.perf_counter())
         if len(kept.setdefault(bucket, [])) < KEPT:
             kept[bucket].append(wave)
@@ -282,14 +282,14 @@ def produced(pipeline: Pipeline, wave: dict[str, tf.Tensor], device: str) -> dic
     """Features, when they lie on the device."""
     with tf.device(device):
         features = pipeline.producers[0].produce(wave)
-    devices.settle(features["mel"])
+    devices.synchronize(features["mel"])
     return features
 
 
 def handed(features: dict[str, tf.Tensor], device: str) -> dict[str, tf.Tensor]:
     """A batch, when it lies on the device."""
     batch = hand_over(features, device)
-    devices.settle(batch["mel"])
+    devices.synchronize(batch["mel"])
     return batch
 
 
@@ -310,7 +310,7 @@ def time_steps(bench: Bench, step: Step, stretch: Stretch, kept: Kept) -> np.nda
 def take_step(bench: Bench, step: Step, batches: Sequence[dict[str, tf.Tensor]]) -> float:
     """Seconds of a step, until the device is done with it."""
     started_s = time.perf_counter()
-    decay = ema_decay(bench.state.step, bench.config.training.ema)
+    decay = ema_decay(bench.state.step, bench.config.training.ema_decay)
     step([[batch] for batch in batches], bench.state.step + 1, LEARNING_RATE, decay).numpy()
     return time.perf_counter() - started_s
 
@@ -324,7 +324,7 @@ def try_settings(bench: Bench, stretch: Stretch, kept: Kept, alone_s: dict[str, 
     if total_s["read"] > slow_s and workers:
         # Both with the files in the host's memory, where the first pass has brought them.
         now_s, more_s = (
-            time_reading(bench.pipeline(settle=True, **change), stretch)[0].mean() for change in ({}, workers[0])
+            time_reading(bench.pipeline(synchronize=True, **change), stretch)[0].mean() for change in ({}, workers[0])
         )
         tried["more_workers_s"] = float(alone_s["read"].mean() * more_s / now_s)
     if total_s["step"] > slow_s and not data.enable_static_shapes:
@@ -374,7 +374,7 @@ def run_watched(bench: Bench, pipeline: Pipeline, steps: int) -> Pass:
     )
 
 
-def run_loop(bench: Bench, step: Callable, feed: Iterator[Round], steps: int) -> dict[str, float | str]:
+def run_loop(bench: Bench, step: Callable, feed: Iterator[ReplicaBatches], steps: int) -> dict[str, float | str]:
     """Metrics of `steps` steps after WARM_UP of them, as a run would report them."""
     state, reports = bench.state, []
     actions = loop.Actions(
@@ -390,7 +390,7 @@ def run_loop(bench: Bench, step: Callable, feed: Iterator[Round], steps: int) ->
     # The loop leaves its first step out of all reports: so the second pass begins with the last step of the warm-up.
     for total in (state.step + WARM_UP - 1, state.step + WARM_UP + steps):
         schedule = loop.Schedule(
-            total, lambda step: LEARNING_RATE, lambda step: ema_decay(step, bench.config.training.ema)
+            total, lambda step: LEARNING_RATE, lambda step: ema_decay(step, bench.config.training.ema_decay)
         )
         loop.train(state, step, feed, schedule, periods, actions, clock, StopRequest())
     return reports[-1]
@@ -413,7 +413,7 @@ class WatchedStep:
         return outcome
 
 
-def noted(feed: Iterator[Round], notes: list[tuple[Times, bool]]) -> Iterator[Round]:
+def noted(feed: Iterator[ReplicaBatches], notes: list[tuple[Times, bool]]) -> Iterator[ReplicaBatches]:
     """The feed's batches, with their times and whether each is the last of its step written down."""
     for one in feed:
         notes.append((one[0].times, one[0].planned.last))

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from myxtts.planner.simulator import STAGES
-from myxtts.profiling.analysis import Recommendation, Verdict
+from myxtts.profiling.analysis import Analysis, Recommendation
 
 WATCHING = 0.02  # the most that watching may cost
 
@@ -63,7 +63,7 @@ class Findings:
         return asdict(self) | {"model_flops_utilisation": self.model_flops_utilisation}
 
 
-def lines_of(verdict: Verdict, unit: str) -> list[str]:
+def lines_of(verdict: Analysis, unit: str) -> list[str]:
     """The verdict, line by line; `unit` is that of its rates."""
     lines = [f"{'alone':<14} {unit:>17}   ms a batch   variation"]
     for stage in STAGES:
@@ -102,7 +102,7 @@ def _gain(one: Recommendation) -> str:
     return f"at most {one.gain:+.0%}" if one.basis == "at most" else f"{one.gain:+.0%} ({one.basis})"
 
 
-def figures_of(verdict: Verdict, unit: str) -> dict[str, Any]:
+def figures_of(verdict: Analysis, unit: str) -> dict[str, Any]:
     """The verdict as JSON."""
     figures = asdict(verdict)
     by_stage = [figures.pop(name) for name in ("mean_s", "variations", "rates")]

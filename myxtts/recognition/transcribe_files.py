@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.config.schema import Placement
+from myxtts.config.schema import PlacementConfig
 from myxtts.data.recording import check_recording, read_recording
-from myxtts.files import refuse_unwritable, write_whole
+from myxtts.files import check_writable, write_whole
 from myxtts.placement.routes import plan_routes
 
 # What check_recording and read_recording are told of a file.
@@ -33,15 +33,15 @@ def write_transcripts(
     Raises:
         UserError: the run, a file or the output cannot be used.
     """
-    refuse_unwritable("--json", json_file)
+    check_writable("--json", json_file)
     for file in files:
         check_recording(file, *_WANTED)
     from myxtts.placement import devices  # this and the next import TensorFlow, which takes seconds
-    from myxtts.recognition.transcriber import Listener
+    from myxtts.recognition.transcriber import Transcriber
 
-    placement = plan_routes(Placement(), devices.gpu_count())
+    placement = plan_routes(PlacementConfig(), devices.gpu_count())
     devices.configure(placement)
-    listener = Listener(run, placement.routes[0].model, checkpoint, beam_width)
+    transcriber = Transcriber(run, placement.routes[0].model, checkpoint, beam_width)
     started_s = time.perf_counter()
     heard = []
     lengths_s: list[float] = []
@@ -52,12 +52,12 @@ def write_transcripts(
             lengths_s.append(len(wave) / SAMPLE_RATE_HZ)
             yield wave
 
-    for file, text in zip(files, listener.hear(waves()), strict=True):
+    for file, text in zip(files, transcriber.transcribe(waves()), strict=True):
         name = os.fsencode(file).decode(errors="replace")  # which need not be UTF-8
         print(f"{name}\t{text}", flush=True)
         heard.append({"file": name, "seconds": round(lengths_s[len(heard)], 3), "text": text})
     took_s = time.perf_counter() - started_s
     log.info("%.1f s of speech in %.1f s, real-time factor %.3f", sum(lengths_s), took_s, took_s / sum(lengths_s))
     if json_file is not None:
-        document = {"run": str(run), "checkpoint": listener.checkpoint.name, "files": heard}
+        document = {"run": str(run), "checkpoint": transcriber.checkpoint.name, "files": heard}
         write_whole(json_file, json.dumps(document, ensure_ascii=False, indent=1).encode())

@@ -1,4 +1,4 @@
-"""A trained run as a listener: waves in, texts out."""
+"""A trained run as a transcriber: waves in, texts out."""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,20 +13,20 @@ from myxtts.errors import DataError
 from myxtts.models.ctc import beam, greedy, texts
 from myxtts.recognition.audio_chunks import batches, cut, groups
 from myxtts.text.frontend import symbols_of
-from myxtts.training.checkpoint_files import read_about
-from myxtts.training.load_model import load_network
-from myxtts.training.select_checkpoint import choose_checkpoint, tables_of
+from myxtts.training.checkpoint_files import read_metadata
+from myxtts.training.load_model import load_model
+from myxtts.training.select_checkpoint import select_checkpoint, vocabulary_of
 
 GROUP_S = 600.0  # what is in memory at a time, or one wave where that is longer
 
 log = logging.getLogger(__name__)
 
 
-class Listener:
+class Transcriber:
     """Writes down what is said, with the weights of a run.
 
-        listener = Listener(Path("runs/asr"))
-        for text in listener.hear([wave]):
+        transcriber = Listener(Path("runs/asr"))
+        for text in transcriber.transcribe([wave]):
             print(text)
 
     Args:
@@ -47,13 +47,13 @@ class Listener:
     """
 
     def __init__(self, run: Path, device: str = "/CPU:0", checkpoint: str | None = None, beam_width: int = 0):
-        self.checkpoint = choose_checkpoint(run, checkpoint)
-        about = read_about(self.checkpoint)
-        self.tables = tables_of(about)
+        self.checkpoint = select_checkpoint(run, checkpoint)
+        metadata = read_metadata(self.checkpoint)
+        self.vocabulary = vocabulary_of(metadata)
         self.run, self.device, self._beam_width = run, device, beam_width
         self.decoding = f"beam search of width {beam_width}" if beam_width else "the likeliest symbol of each frame"
-        self._frontend = about["settings"]["data"]["text_frontend"]
-        network = load_network(self.checkpoint, about, device, task="recogniser")
+        self._frontend = metadata["settings"]["data"]["text_frontend"]
+        network = load_model(self.checkpoint, metadata, device, task="asr")
 
         def recognise(wave, samples):
             with tf.device(device):
@@ -62,9 +62,9 @@ class Listener:
         signature = [tf.TensorSpec([None, None], tf.float32), tf.TensorSpec([None], tf.int32)]
         self._recognise = tf.function(recognise, input_signature=signature)
         self._texts([np.zeros(SAMPLE_RATE_HZ, np.float32)])  # to trace belongs to loading, not to the first wave
-        log.info("recogniser     %s, step %d", run, about["step"])
+        log.info("recogniser     %s, step %d", run, metadata["step"])
 
-    def hear(self, waves: Iterable[np.ndarray]) -> Iterator[str]:
+    def transcribe(self, waves: Iterable[np.ndarray]) -> Iterator[str]:
         """The text of each wave, as the run writes texts: see `form`.
 
         Waves are taken and texts given as they come, about ten minutes of speech at a time. A wave longer than 20 s is
@@ -85,13 +85,13 @@ class Listener:
         Raises:
             DataError: a language or a symbol that the run does not know.
         """
-        if language not in self.tables.languages:
+        if language not in self.vocabulary.languages:
             raise DataError(
                 f"a text in '{language}' was to be heard, but {self.run} was trained on "
-                f"{', '.join(self.tables.languages)}. Give a recogniser of that language."
+                f"{', '.join(self.vocabulary.languages)}. Give a recogniser of that language."
             )
         symbols = symbols_of(text, language, self._frontend)
-        self.tables.symbols.encode(symbols)
+        self.vocabulary.symbols.encode(symbols)
         return "".join(symbols)
 
     def _texts(self, pieces: Sequence[np.ndarray]) -> list[str]:
@@ -105,6 +105,6 @@ class Listener:
             with tf.device(self.device):
                 logits, frames = self._recognise(tf.constant(wave), tf.constant(samples))
                 found = beam(logits, frames, self._beam_width) if self._beam_width else greedy(logits, frames)
-            for place, text in zip(places, texts(*found, self.tables.symbols), strict=True):
+            for place, text in zip(places, texts(*found, self.vocabulary.symbols), strict=True):
                 said[place] = text
         return said

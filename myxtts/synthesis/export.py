@@ -18,17 +18,17 @@ import tensorflow as tf
 from myxtts.audio.format import HOP_SAMPLES, MEL_BANDS, SAMPLE_RATE_HZ
 from myxtts.audio.griffin_lim import ITERATIONS, griffin_lim
 from myxtts.audio.mel import log_mel
-from myxtts.config.schema import Model, Placement
+from myxtts.config.schema import ModelConfig, PlacementConfig
 from myxtts.errors import ConfigError
 from myxtts.files import write_whole
 from myxtts.models.xtts import SPOKEN, XTTS
 from myxtts.placement import devices
 from myxtts.placement.routes import plan_routes
 from myxtts.text.symbols import BEGIN_ID, END_ID, FIRST_SYMBOL_ID, PADDING_ID
-from myxtts.training.checkpoint_files import read_about
-from myxtts.training.load_model import load_network
-from myxtts.training.select_checkpoint import choose_checkpoint, tables_of
-from myxtts.training.tts_samples import manner_of
+from myxtts.training.checkpoint_files import read_metadata
+from myxtts.training.load_model import load_model
+from myxtts.training.select_checkpoint import select_checkpoint, vocabulary_of
+from myxtts.training.tts_samples import synthesis_options
 
 FORMAT = 1
 
@@ -50,8 +50,8 @@ def write_export(run: Path, out: Path, checkpoint: str | None = None, iterations
         raise ConfigError(f"--out {out} was asked for, but it exists. Name another folder, or remove this one.")
     if not out.parent.is_dir():
         raise ConfigError(f"--out {out} was asked for, but there is no folder {out.parent}. Make it first.")
-    chosen = choose_checkpoint(run, checkpoint)
-    placement = plan_routes(Placement(), gpu_count=0)
+    chosen = select_checkpoint(run, checkpoint)
+    placement = plan_routes(PlacementConfig(), gpu_count=0)
     devices.configure(placement)
     export_voice(chosen, out, ITERATIONS if iterations is None else iterations, placement.routes[0].model)
     log.info("export         %s of %s", out, chosen)
@@ -63,13 +63,13 @@ def export_voice(checkpoint: Path, out: Path, iterations: int, device: str) -> N
     Raises:
         CheckpointError: the checkpoint is damaged.
     """
-    about = read_about(checkpoint)
-    voice = describe_voice(about, iterations)
+    metadata = read_metadata(checkpoint)
+    voice = describe_voice(metadata, iterations)
     with tf.device(device):
-        module = voice_module(load_network(checkpoint, about, device), iterations, voice["reference_samples"])
+        module = voice_module(load_model(checkpoint, metadata, device), iterations, voice["reference_samples"])
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as temporary:
         partial = Path(temporary) / out.name
-        signatures = {"serving_default": module.speak, "reference": module.hear}
+        signatures = {"serving_default": module.speak, "reference": module.transcribe}
         tf.saved_model.save(module, str(partial), signatures)
         write_whole(partial / "voice.json", json.dumps(voice, ensure_ascii=False, indent=1).encode())
         os.replace(partial, out)
@@ -96,28 +96,28 @@ def voice_module(network: XTTS, iterations: int, reference_samples: int) -> tf.M
         return {"wave": wave, "samples": samples, "mel": mel}
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.float32, "wave")])
-    def hear(wave):
+    def transcribe(wave):
         mel = log_mel(wave[None, :reference_samples])
         return {"reference": mel, "reference_frames": tf.shape(mel)[1:2]}
 
     module = tf.Module(name="voice")
     module.weights = [v.value for v in network.variables]
-    module.speak, module.hear = speak, hear
+    module.speak, module.transcribe = speak, transcribe
     return module
 
 
-def describe_voice(about: dict[str, Any], iterations: int) -> dict[str, Any]:
+def describe_voice(metadata: dict[str, Any], iterations: int) -> dict[str, Any]:
     """voice.json: all that a program needs to know to use the signatures.
 
     Args:
         about: state.json of the checkpoint.
     """
-    settings, tables = about["settings"], tables_of(about)
-    manner = manner_of(Model(**settings["model"]))
+    settings, vocabulary = metadata["settings"], vocabulary_of(metadata)
+    options = synthesis_options(ModelConfig(**settings["model"]))
     return {
         "format": FORMAT,
         "run": settings["run"]["run"],
-        "step": about["step"],
+        "step": metadata["step"],
         "sample_rate_hz": SAMPLE_RATE_HZ,
         "hop_samples": HOP_SAMPLES,
         "mel_bands": MEL_BANDS,
@@ -127,7 +127,7 @@ def describe_voice(about: dict[str, Any], iterations: int) -> dict[str, Any]:
         "padding_id": PADDING_ID,
         "begin_id": BEGIN_ID,
         "end_id": END_ID,
-        "symbols": {symbol: FIRST_SYMBOL_ID + row for row, symbol in enumerate(tables.symbols.symbols)},
-        "languages": {language: row for row, language in enumerate(tables.languages)},
-        "defaults": asdict(manner) | {"seed": [manner.seed, 0]},
+        "symbols": {symbol: FIRST_SYMBOL_ID + row for row, symbol in enumerate(vocabulary.symbols.symbols)},
+        "languages": {language: row for row, language in enumerate(vocabulary.languages)},
+        "defaults": asdict(options) | {"seed": [options.seed, 0]},
     }

@@ -11,7 +11,7 @@ from pathlib import Path
 import soundfile
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.config.schema import Placement
+from myxtts.config.schema import PlacementConfig
 from myxtts.errors import ConfigError, DataError
 from myxtts.placement.routes import plan_routes
 from myxtts.synthesis.language import choose_language, trained_languages
@@ -30,7 +30,7 @@ def write_speech(
     out: Path,
     language: str | None = None,
     iterations: int | None = None,
-    **manner,
+    **options,
 ) -> None:
     """Speak a text into a file, on GPU 0 or, without one, on the CPU. The file is written while it is spoken.
 
@@ -40,16 +40,16 @@ def write_speech(
     Raises:
         UserError: the run, a reference, the text or the output cannot be used.
     """
-    refuse_unusable(run, text, references, out, language)
+    check_usable(run, text, references, out, language)
     from myxtts.audio.griffin_lim import ITERATIONS  # this and the next two import TensorFlow, which takes seconds
     from myxtts.placement import devices
-    from myxtts.synthesis.synthesizer import Voice
+    from myxtts.synthesis.synthesizer import Synthesizer
 
-    placement = plan_routes(Placement(), devices.gpu_count())
+    placement = plan_routes(PlacementConfig(), devices.gpu_count())
     devices.configure(placement)
-    voice = Voice(run, placement.routes[0].model)
+    voice = Synthesizer(run, placement.routes[0].model)
     started_s = time.perf_counter()
-    asked = replace(voice.manner, **{name: value for name, value in manner.items() if value is not None})
+    asked = replace(voice.options, **{name: value for name, value in options.items() if value is not None})
     waves = voice.sentences(text, references, language, asked, iterations or ITERATIONS)
     with sound_file(out) as file:
         for wave in waves:
@@ -59,7 +59,7 @@ def write_speech(
     log.info("%s: %.2f s of speech in %.2f s, real-time factor %.3f", out, speech_s, took_s, took_s / speech_s)
 
 
-def refuse_unusable(run: Path, text: str, references: Sequence[Path], out: Path, language: str | None) -> None:
+def check_usable(run: Path, text: str, references: Sequence[Path], out: Path, language: str | None) -> None:
     """Find the mistakes that can be found without TensorFlow.
 
     Raises:

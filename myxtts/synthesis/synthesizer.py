@@ -13,19 +13,19 @@ import tensorflow as tf
 from myxtts.audio.format import MEL_BANDS, SAMPLE_RATE_HZ
 from myxtts.audio.griffin_lim import ITERATIONS, waves_of
 from myxtts.audio.mel import log_mel
-from myxtts.config.schema import Model
+from myxtts.config.schema import ModelConfig
 from myxtts.errors import DataError
-from myxtts.models.xtts import Manner
+from myxtts.models.xtts import SynthesisOptions
 from myxtts.synthesis.concatenation import fade_ends, pause_between
 from myxtts.synthesis.language import choose_language
 from myxtts.synthesis.reference import read_reference
 from myxtts.text.frontend import symbols_of
 from myxtts.text.sentences import End, Piece, pieces_of
 from myxtts.text.symbols import BEGIN_ID, END_ID, PADDING_ID
-from myxtts.training.checkpoint_files import read_about
-from myxtts.training.load_model import load_network
-from myxtts.training.select_checkpoint import choose_checkpoint, tables_of
-from myxtts.training.tts_samples import manner_of
+from myxtts.training.checkpoint_files import read_metadata
+from myxtts.training.load_model import load_model
+from myxtts.training.select_checkpoint import select_checkpoint, vocabulary_of
+from myxtts.training.tts_samples import synthesis_options
 
 BATCH_PIECES = 8
 MOST_LEFT_OUT = 0.25  # share of a piece's symbols
@@ -40,7 +40,7 @@ class Spelt(NamedTuple):
     end: End
 
 
-class Voice:
+class Synthesizer:
     """Speaks with the weights of a run.
 
         voice = Voice(Path("runs/demo"))
@@ -59,35 +59,35 @@ class Voice:
     """
 
     def __init__(self, run: Path, device: str = "/CPU:0"):
-        checkpoint = choose_checkpoint(run)
-        about = read_about(checkpoint)
-        settings = about["settings"]
-        self.manner = manner_of(Model(**settings["model"]))
+        checkpoint = select_checkpoint(run)
+        metadata = read_metadata(checkpoint)
+        settings = metadata["settings"]
+        self.options = synthesis_options(ModelConfig(**settings["model"]))
         self._frontend = settings["data"]["text_frontend"]
         self._reference_samples = int(settings["data"]["reference_seconds"] * SAMPLE_RATE_HZ)
-        self._tables = tables_of(about)
+        self._tables = vocabulary_of(metadata)
         self._device = device
-        self._network = load_network(checkpoint, about, device)
+        self._network = load_model(checkpoint, metadata, device)
         self._warm_up()
-        log.info("voice          %s, step %d", run, about["step"])
+        log.info("voice          %s, step %d", run, metadata["step"])
 
     def speak(
         self,
         text: str,
         references: Sequence[Path] = (),
         language: str | None = None,
-        manner: Manner | None = None,
+        options: SynthesisOptions | None = None,
         iterations: int = ITERATIONS,
     ) -> np.ndarray:
         """The waves of `sentences` as one."""
-        return np.concatenate(list(self.sentences(text, references, language, manner, iterations)))
+        return np.concatenate(list(self.sentences(text, references, language, options, iterations)))
 
     def sentences(
         self,
         text: str,
         references: Sequence[Path] = (),
         language: str | None = None,
-        manner: Manner | None = None,
+        options: SynthesisOptions | None = None,
         iterations: int = ITERATIONS,
     ) -> Iterator[np.ndarray]:
         """Say a text of any length, sentence by sentence.
@@ -114,16 +114,16 @@ class Voice:
         language = choose_language(language, languages)
         spelt = self._spell(text, language)
         heard = self._hear(references)
-        return self._joined(spelt, heard, languages.index(language), manner or self.manner, iterations)
+        return self._joined(spelt, heard, languages.index(language), options or self.options, iterations)
 
     def _joined(
-        self, spelt: Sequence[Spelt], heard: np.ndarray, language: int, manner: Manner, iterations: int
+        self, spelt: Sequence[Spelt], heard: np.ndarray, language: int, options: SynthesisOptions, iterations: int
     ) -> Iterator[np.ndarray]:
         before = None
         for first in range(0, len(spelt), BATCH_PIECES):
             batch = spelt[first : first + BATCH_PIECES]
             started_s = time.perf_counter()
-            waves = self._say([piece.tokens for piece in batch], heard, language, manner, iterations)
+            waves = self._say([piece.tokens for piece in batch], heard, language, options, iterations)
             log.info(
                 "%s of %d: %.1f s of speech in %.1f s",
                 f"sentences {first + 1} to {first + len(batch)}" if len(batch) > 1 else f"sentence {first + 1}",
@@ -132,12 +132,12 @@ class Voice:
                 time.perf_counter() - started_s,
             )
             for wave, piece in zip(map(fade_ends, waves), batch, strict=True):
-                pause = np.zeros(0, np.float32) if before is None else pause_between(*before, wave, manner.speed)
+                pause = np.zeros(0, np.float32) if before is None else pause_between(*before, wave, options.speed)
                 before = (wave, piece.end)
                 yield np.concatenate([pause, wave])
 
     def _say(
-        self, texts: Sequence[np.ndarray], heard: np.ndarray, language: int, manner: Manner, iterations: int
+        self, texts: Sequence[np.ndarray], heard: np.ndarray, language: int, options: SynthesisOptions, iterations: int
     ) -> list[np.ndarray]:
         """Waves of texts, int32 [N] each, in the voice of a log-mel, float32 [R, 80]."""
         rows = len(texts)
@@ -149,13 +149,15 @@ class Voice:
                 tf.fill([rows], language),
                 tf.tile(heard[None] if len(heard) else tf.zeros([1, 1, MEL_BANDS]), [rows, 1, 1]),
                 tf.fill([rows], len(heard)),
-                manner,
+                options,
             )
-            return waves_of(mel, frames, (manner.seed, 0), iterations)
+            return waves_of(mel, frames, (options.seed, 0), iterations)
 
     def _warm_up(self) -> None:
         """Trace and optimise the graphs, which belongs to loading and not to the first sentence."""
-        self._say([np.array([BEGIN_ID, END_ID], np.int32)], np.zeros([0, MEL_BANDS], np.float32), 0, Manner(), 1)
+        self._say(
+            [np.array([BEGIN_ID, END_ID], np.int32)], np.zeros([0, MEL_BANDS], np.float32), 0, SynthesisOptions(), 1
+        )
 
     def _spell(self, text: str, language: str) -> list[Spelt]:
         """Every piece of a text; the symbols that the run does not know are left out, and named in the log."""

@@ -40,7 +40,7 @@ _DEFAULT_DIALECT = {"en": "en-us"}
 
 
 @dataclass(frozen=True)
-class Voice:
+class EspeakVoice:
     """An espeak-ng voice: language code, variant ("f2", "m3", …, "" is the plain one), pitch
     (0 to 99, 50 is the variant's own) and rate in words a minute (80 to 450)."""
 
@@ -123,7 +123,7 @@ class Espeak:
             ipa = " ".join(self._clauses(text))
         return " ".join(_LANGUAGE_SWITCH.sub("", ipa).split())
 
-    def speak(self, text: str, voice: Voice) -> tuple[np.ndarray, list[PhonemeEvent]]:
+    def speak(self, text: str, voice: EspeakVoice) -> tuple[np.ndarray, list[PhonemeEvent]]:
         """Samples (int16, mono, 22,050 Hz, shape [samples]) and the beginnings of phonemes, pauses and words in order.
 
         Raises DataError on an unknown language, ValueError on an unknown variant.
@@ -213,7 +213,7 @@ def phonemes(text: str, language: str) -> str:
     return _common().phonemes(text, language)
 
 
-def speak(text: str, voice: Voice) -> tuple[np.ndarray, list[PhonemeEvent]]:
+def speak(text: str, voice: EspeakVoice) -> tuple[np.ndarray, list[PhonemeEvent]]:
     """`Espeak.speak` of the process's common copy."""
     return _common().speak(text, voice)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from myxtts.batch import HEARD_FEATURES
+from myxtts.batch import ASR_FEATURES
 from myxtts.models.ctc import greedy, texts
 from myxtts.observe.metrics import TensorBoard
 from myxtts.observe.plots import mel_and_posteriors, png_bytes
@@ -25,12 +25,12 @@ def references(batch: dict, symbols: SymbolTable) -> list[str]:
     return texts(batch["tokens"], batch["token_count"], symbols)
 
 
-def heard(outputs: dict, symbols: SymbolTable) -> list[str]:
+def transcripts(outputs: dict, symbols: SymbolTable) -> list[str]:
     """What the likeliest symbols of a recogniser's outputs say, row by row."""
     return texts(*greedy(outputs["logits"], outputs["frames"]), symbols)
 
 
-class TranscriptJudge:
+class TranscriptMetric:
     """Character and word error rate over one pass."""
 
     def __init__(self, symbols: SymbolTable):
@@ -39,7 +39,7 @@ class TranscriptJudge:
         self._heard: list[str] = []
 
     def add(self, batch: dict, outputs: dict) -> None:
-        for true, said in zip(references(batch, self._symbols), heard(outputs, self._symbols), strict=True):
+        for true, said in zip(references(batch, self._symbols), transcripts(outputs, self._symbols), strict=True):
             if true:
                 self._true.append(true)
                 self._heard.append(said)
@@ -48,19 +48,19 @@ class TranscriptJudge:
         return error_rates(self._true, self._heard)
 
 
-class Transcripts:
+class ASRSamples:
     """Writes down the same held-out utterances whenever it is called.
 
     Args:
         folder: gets `step-000500/` with transcripts.txt and a PNG for each utterance.
-        batch: HEARD_FEATURES on the model device; its first rows are used.
+        batch: ASR_FEATURES on the model device; its first rows are used.
         ids: of its rows.
         symbols: of the run.
     """
 
     def __init__(self, folder: Path, batch: dict, ids: list[str], symbols: SymbolTable, tensorboard: TensorBoard):
         count = min(UTTERANCES, len(ids))
-        self._batch = first_rows(batch, HEARD_FEATURES, count)
+        self._batch = first_rows(batch, ASR_FEATURES, count)
         self._ids, self._symbols = ids[:count], symbols
         self._folder, self._tensorboard = folder, tensorboard
 
@@ -69,7 +69,7 @@ class Transcripts:
         with state.averaged_weights(), tf.device(state.device):
             _, outputs = state.model(batch, training=False)
             posteriors = tf.nn.softmax(outputs["logits"])
-            said = heard(outputs, self._symbols)
+            said = transcripts(outputs, self._symbols)
         true = references(batch, self._symbols)
         target = self._folder / f"step-{state.step:06d}"
         temporary = self._folder / f".partial-{state.step:06d}"

@@ -18,9 +18,9 @@ from myxtts.training.checkpoint_files import (
     latest,
     list_checkpoints,
     partial_of,
-    read_about,
     read_arrays,
     read_best,
+    read_metadata,
     step_of,
     write_checkpoint,
 )
@@ -38,10 +38,10 @@ class Checkpoints:
         about: what goes into each state.json beside step and position: tables, corpus, settings.
     """
 
-    def __init__(self, folder: Path, keep: int, about: dict[str, Any]):
+    def __init__(self, folder: Path, keep: int, metadata: dict[str, Any]):
         self._folder = folder
         self._keep = keep
-        self._about = about
+        self._about = metadata
         for partial in folder.glob(".partial-*"):  # a kill left it
             shutil.rmtree(partial)
         newest = latest(folder)
@@ -68,7 +68,7 @@ class Checkpoints:
                 shutil.rmtree(partial_of(folder))
 
 
-def write_state(target: Path, state: TrainingState, about: Mapping[str, Any], replace: bool = False) -> None:
+def write_state(target: Path, state: TrainingState, metadata: Mapping[str, Any], replace: bool = False) -> None:
     """Write a state as a checkpoint, with all that `about` says beside what the state itself knows."""
     groups = ((group, state.arrays(group)) for group in state.variables())
     own = {
@@ -78,7 +78,7 @@ def write_state(target: Path, state: TrainingState, about: Mapping[str, Any], re
         "audio_s": state.audio_s,
         "unmerged_s": state.unmerged_s,
     }
-    write_checkpoint(target, groups, own | about, replace=replace)
+    write_checkpoint(target, groups, own | metadata, replace=replace)
 
 
 def restore(checkpoint: Path, state: TrainingState) -> None:
@@ -88,19 +88,19 @@ def restore(checkpoint: Path, state: TrainingState) -> None:
         CheckpointError: damaged, or of another architecture; names the first difference. The state
             is then not to be used.
     """
-    about = read_about(checkpoint)
+    metadata = read_metadata(checkpoint)
     for group, variables in state.variables().items():
         restore_variables(checkpoint / f"{group}.npz", variables)
-    state.step, state.audio_s, state.unmerged_s = about["step"], about["audio_s"], about["unmerged_s"]
-    state.position, before = position_of(about), about["replicas"]
+    state.step, state.audio_s, state.unmerged_s = metadata["step"], metadata["audio_s"], metadata["unmerged_s"]
+    state.position, before = position_of(metadata), metadata["replicas"]
     if before != state.replicas.count:
         log.info("replicas       %d now, %d before: they share what is left of the epoch", state.replicas.count, before)
         state.position = state.position.with_other_replicas(before)
     state.began = state.step, state.position
 
 
-def position_of(about: dict[str, Any]) -> Position:
-    epoch, step, *earlier = about["position"]
+def position_of(metadata: dict[str, Any]) -> Position:
+    epoch, step, *earlier = metadata["position"]
     return Position(epoch, step, *(tuple(map(tuple, one)) for one in earlier))
 
 
@@ -111,7 +111,7 @@ def restore_variables(path: Path, variables: Mapping[str, tf.Variable]) -> None:
         CheckpointError: naming the first difference.
     """
     arrays = read_arrays(path)
-    refuse_other_names(path, set(arrays), set(variables))
+    check_names(path, set(arrays), set(variables))
     for name, variable in variables.items():
         if arrays[name].shape != tuple(variable.shape):
             raise CheckpointError(
@@ -122,7 +122,7 @@ def restore_variables(path: Path, variables: Mapping[str, tf.Variable]) -> None:
         variable.assign(arrays[name])
 
 
-def refuse_other_names(path: Path, found: set[str], asked: set[str]) -> None:
+def check_names(path: Path, found: set[str], asked: set[str]) -> None:
     if found != asked:
         name = min(found ^ asked)
         where = "the checkpoint" if name in found else "the model"

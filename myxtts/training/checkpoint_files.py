@@ -20,7 +20,7 @@ import numpy as np
 from myxtts.errors import CheckpointError
 from myxtts.files import sync_folder, write_whole
 
-FORMAT = 4
+FORMAT = 5
 
 
 class Best(NamedTuple):
@@ -56,11 +56,11 @@ def latest(folder: Path) -> Path | None:
 
 def read_best(checkpoint: Path) -> Best | None:
     """The best checkpoint up to this one."""
-    best = read_about(checkpoint)["best"]
+    best = read_metadata(checkpoint)["best"]
     return Best(*best) if best else None
 
 
-def read_about(checkpoint: Path) -> dict[str, Any]:
+def read_metadata(checkpoint: Path) -> dict[str, Any]:
     """state.json of a checkpoint.
 
     Raises:
@@ -68,17 +68,17 @@ def read_about(checkpoint: Path) -> dict[str, Any]:
     """
     path = checkpoint / "state.json"
     try:
-        about = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(about, dict):
+        metadata = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(metadata, dict):
             raise ValueError("it holds no JSON object")
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}. {advice(checkpoint)}") from error
-    if about.get("format") != FORMAT:
+    if metadata.get("format") != FORMAT:
         raise CheckpointError(
-            f"{checkpoint} has format {about.get('format')}, and this version reads format {FORMAT}. "
+            f"{checkpoint} has format {metadata.get('format')}, and this version reads format {FORMAT}. "
             "Use the version of MyXTTS that wrote it."
         )
-    return about
+    return metadata
 
 
 def advice(checkpoint: Path) -> str:
@@ -88,7 +88,7 @@ def advice(checkpoint: Path) -> str:
 def write_checkpoint(
     target: Path,
     groups: Iterable[tuple[str, Iterable[tuple[str, np.ndarray]]]],
-    about: Mapping[str, Any],
+    metadata: Mapping[str, Any],
     by: str = "",
     replace: bool = False,
 ) -> None:
@@ -110,7 +110,7 @@ def write_checkpoint(
     temporary.mkdir(parents=True)
     for group, arrays in groups:
         write_arrays(temporary / f"{group}.npz", arrays)
-    text = json.dumps({"format": FORMAT, **about}, ensure_ascii=False, indent=1)
+    text = json.dumps({"format": FORMAT, **metadata}, ensure_ascii=False, indent=1)
     write_whole(temporary / "state.json", text.encode())
     sync_folder(temporary)
     if replace and target.exists():

@@ -13,18 +13,18 @@ import keras
 import numpy as np
 
 from myxtts.config.schema import Config
-from myxtts.data.manifest import Tables
+from myxtts.data.manifest import Vocabulary
 from myxtts.errors import CheckpointError, ConfigError
 from myxtts.text.symbols import FIRST_SYMBOL_ID, SymbolTable
-from myxtts.training.checkpoint_files import digest_of, read_about, read_arrays
-from myxtts.training.select_checkpoint import INHERITED, choose_checkpoint, settings_of, tables_of, weights_file
+from myxtts.training.checkpoint_files import digest_of, read_arrays, read_metadata
+from myxtts.training.select_checkpoint import INHERITED, select_checkpoint, settings_of, vocabulary_of, weights_file
 from myxtts.training.task import task_of
 
 SHOWN_NAMES = 12
 
 
 @dataclass(frozen=True, eq=False)
-class Base:
+class Pretrained:
     """A checkpoint of another run, read.
 
     Attributes:
@@ -36,13 +36,13 @@ class Base:
 
     run: Path
     checkpoint: Path
-    about: dict[str, Any]
+    metadata: dict[str, Any]
     weights: dict[str, np.ndarray]
 
     @property
-    def tables(self) -> Tables:
+    def vocabulary(self) -> Vocabulary:
         """Its symbols and languages. Speakers have no weights: each run names its own."""
-        return replace(tables_of(self.about), speakers=())
+        return replace(vocabulary_of(self.metadata), speakers=())
 
     def ancestor(self) -> dict[str, Any]:
         """What a run that starts here keeps of it: two runs with equal `weights` started from the same ones.
@@ -52,21 +52,21 @@ class Base:
         """
         return {
             "run": str(self.run),
-            "step": self.about["step"],
+            "step": self.metadata["step"],
             "weights": digest_of(self.weights),
-            "symbols": len(self.about["symbols"]),
-            "languages": len(self.about["languages"]),
+            "symbols": len(self.metadata["symbols"]),
+            "languages": len(self.metadata["languages"]),
             "speakers": 0,
         }
 
-    def describe(self, tables: Tables) -> str:
+    def describe(self, vocabulary: Vocabulary) -> str:
         """What of it a run with these tables keeps."""
-        symbols = kept_and_new("symbol", self.tables.symbols.symbols, tables.symbols.symbols)
-        languages = kept_and_new("language", self.tables.languages, tables.languages)
-        return f"{self.run} step {self.about['step']}: {symbols}, {languages}"
+        symbols = describe_rows("symbol", self.vocabulary.symbols.symbols, vocabulary.symbols.symbols)
+        languages = describe_rows("language", self.vocabulary.languages, vocabulary.languages)
+        return f"{self.run} step {self.metadata['step']}: {symbols}, {languages}"
 
 
-def read_base(run: Path, folder: Path) -> Base:
+def read_pretrained(run: Path, folder: Path) -> Pretrained:
     """The base of a new run.
 
     Args:
@@ -82,28 +82,28 @@ def read_base(run: Path, folder: Path) -> Base:
             f"{folder} was asked to start from itself by --init-from {run}. Go on with a run by --resume, or give the "
             "new one another name by --run."
         )
-    checkpoint = choose_checkpoint(run)
-    about = read_about(checkpoint)
-    return Base(run, checkpoint, about, read_arrays(weights_file(checkpoint, about)))
+    checkpoint = select_checkpoint(run)
+    metadata = read_metadata(checkpoint)
+    return Pretrained(run, checkpoint, metadata, read_arrays(weights_file(checkpoint, metadata)))
 
 
-def known_tables(about: dict[str, Any]) -> Tables | None:
+def inherited_vocabulary(metadata: dict[str, Any]) -> Vocabulary | None:
     """The rows that a run took over from its base, or from the run that it was forked from; None where it had none.
 
     Args:
         about: state.json of one of its checkpoints.
     """
-    ancestor = about["ancestor"]
+    ancestor = metadata["ancestor"]
     if ancestor is None:
         return None
-    tables = tables_of(about)
-    symbols = tables.symbols.symbols[: ancestor["symbols"]]
-    return Tables(
-        SymbolTable(symbols), tables.speakers[: ancestor["speakers"]], tables.languages[: ancestor["languages"]]
+    vocabulary = vocabulary_of(metadata)
+    symbols = vocabulary.symbols.symbols[: ancestor["symbols"]]
+    return Vocabulary(
+        SymbolTable(symbols), vocabulary.speakers[: ancestor["speakers"]], vocabulary.languages[: ancestor["languages"]]
     )
 
 
-def inherit(config: Config, checkpoint: Path) -> Config:
+def inherit_settings(config: Config, checkpoint: Path) -> Config:
     """The configuration with those settings that the weights of a checkpoint fix.
 
     Args:
@@ -112,7 +112,7 @@ def inherit(config: Config, checkpoint: Path) -> Config:
     Raises:
         ConfigError: it names another value of one of them.
     """
-    settings, changed = settings_of(checkpoint, read_about(checkpoint)).model_dump(mode="json"), {}
+    settings, changed = settings_of(checkpoint, read_metadata(checkpoint)).model_dump(mode="json"), {}
     own = checkpoint.is_relative_to(Path(config.run.runs_dir, config.run.run))
     start, other = ("goes on", "start another run by --run") if own else ("starts", "start from another by --init-from")
     for section, names in INHERITED.items():
@@ -128,7 +128,7 @@ def inherit(config: Config, checkpoint: Path) -> Config:
     return config.model_copy(update=changed)
 
 
-def refuse_useless_freeze(config: Config) -> None:
+def check_freeze(config: Config) -> None:
     """Raises ConfigError where weights were to be kept that are random or not there, or where none is left to train."""
     asked, parts = ", ".join(config.training.freeze), task_of(config).parts
     if unknown := set(config.training.freeze).difference(parts):
@@ -147,7 +147,7 @@ def refuse_useless_freeze(config: Config) -> None:
         )
 
 
-def start_from(base: Base, network: keras.Model, tables: Tables, freeze: Sequence[str] = ()) -> None:
+def load_pretrained(base: Pretrained, network: keras.Model, vocabulary: Vocabulary, freeze: Sequence[str] = ()) -> None:
     """Give a new network the weights of its base.
 
     A row that the base lacks becomes the mean of the base's named rows and its own small random row (Hewitt 2021,
@@ -162,15 +162,15 @@ def start_from(base: Base, network: keras.Model, tables: Tables, freeze: Sequenc
         CheckpointError: the weights are those of another architecture.
         ConfigError: rows of new symbols would stay random.
     """
-    known = base.tables
-    new = known.symbols.unknown(tables.symbols.symbols)
+    known = base.vocabulary
+    new = known.symbols.unknown(vocabulary.symbols.symbols)
     frozen = {v.path: part for part in freeze for layer in network.parts()[part] for v in layer.variables}
     named = {
-        "symbols": (known.symbols.symbols, tables.symbols.symbols, FIRST_SYMBOL_ID),
-        "languages": (known.languages, tables.languages, 0),
+        "symbols": (known.symbols.symbols, vocabulary.symbols.symbols, FIRST_SYMBOL_ID),
+        "languages": (known.languages, vocabulary.languages, 0),
     }
     variables = {v.path: v.value for v in network.variables}
-    shapes, rows = {path: tuple(v.shape) for path, v in variables.items()}, network.tables()
+    shapes, rows = {path: tuple(v.shape) for path, v in variables.items()}, network.vocabulary()
     for path, (table, axis) in rows.items():
         if table == "symbols" and new and path in frozen:
             raise ConfigError(
@@ -179,17 +179,17 @@ def start_from(base: Base, network: keras.Model, tables: Tables, freeze: Sequenc
             )
         old, _, special = named[table]
         shapes[path] = (*shapes[path][:axis], special + len(old), *shapes[path][axis + 1 :])
-    refuse_other_shapes(base, shapes)
+    check_shapes(base, shapes)
     for path, variable in variables.items():
         weights = base.weights[path]
         if path in rows:
             table, axis = rows[path]
             fresh = np.moveaxis(variable.numpy(), axis, 0)
-            weights = np.moveaxis(grown_rows(np.moveaxis(weights, axis, 0), fresh, *named[table]), 0, axis)
+            weights = np.moveaxis(extend_rows(np.moveaxis(weights, axis, 0), fresh, *named[table]), 0, axis)
         variable.assign(weights)
 
 
-def refuse_other_shapes(base: Base, expected: dict[str, tuple[int, ...]]) -> None:
+def check_shapes(base: Pretrained, expected: dict[str, tuple[int, ...]]) -> None:
     found = {name: array.shape for name, array in base.weights.items()}
     if found != expected:
         name = min(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
@@ -199,7 +199,7 @@ def refuse_other_shapes(base: Base, expected: dict[str, tuple[int, ...]]) -> Non
         )
 
 
-def grown_rows(
+def extend_rows(
     known: np.ndarray, fresh: np.ndarray, known_names: Sequence[str], names: Sequence[str], special: int
 ) -> np.ndarray:
     """The known rows by name, and the mean of the named ones plus the fresh one for each other name.
@@ -221,7 +221,7 @@ def grown_rows(
     return rows
 
 
-def kept_and_new(noun: str, known: Sequence[str], names: Sequence[str]) -> str:
+def describe_rows(noun: str, known: Sequence[str], names: Sequence[str]) -> str:
     """Such as "41 symbols kept, 7 new (ə ʁ …)"."""
     new = [name for name in names if name not in known]
     kept = f"{len(known)} {noun}{'s' if len(known) != 1 else ''} kept, {len(new)} new"

@@ -8,27 +8,27 @@ import tensorflow as tf
 
 from myxtts.errors import CheckpointError
 from myxtts.training.checkpoint import restore_variables
-from myxtts.training.select_checkpoint import settings_of, tables_of, weights_file
+from myxtts.training.select_checkpoint import settings_of, vocabulary_of, weights_file
 from myxtts.training.task import TASKS
 
 
-def load_network(checkpoint: Path, about: dict[str, Any], device: str, task: str = "voice") -> keras.Model:
+def load_model(checkpoint: Path, metadata: dict[str, Any], device: str, task: str = "tts") -> keras.Model:
     """The network of a checkpoint on a device, in float32; with the averaged weights where the run has them.
 
     Args:
-        about: its state.json, by `read_about`.
+        about: its state.json, by `read_metadata`.
         task: that it is to be of.
 
     Raises:
         CheckpointError: the weights are damaged, or of another task or architecture.
     """
-    config = settings_of(checkpoint, about)
+    config = settings_of(checkpoint, metadata)
     if config.model.task != task:
         raise CheckpointError(
             f"{checkpoint} was to be used as a {task}, but it is a {config.model.task}. "
             f"Give a run that was trained with --task {task}."
         )
     with tf.device(device):
-        network = TASKS[task].build(config, tables_of(about), training=False)
-    restore_variables(weights_file(checkpoint, about), {v.path: v.value for v in network.variables})
+        network = TASKS[task].build(config, vocabulary_of(metadata), training=False)
+    restore_variables(weights_file(checkpoint, metadata), {v.path: v.value for v in network.variables})
     return network

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from myxtts.clock import Clock
-from myxtts.data.pipeline import Round
+from myxtts.data.pipeline import ReplicaBatches
 from myxtts.errors import TrainingError, UserError
 from myxtts.training.state import TrainingState
 from myxtts.training.step import Step
@@ -41,7 +41,7 @@ class Actions:
         merge: (state, stopped) -> whether they were; not where `stopped()` came to be true while it waited.
     """
 
-    first_step: Callable[[TrainingState, Sequence[Round], tf.Tensor], None]
+    first_step: Callable[[TrainingState, Sequence[ReplicaBatches], tf.Tensor], None]
     validate: Callable[[TrainingState], dict[str, float]]
     report: Callable[[TrainingState, dict[str, float | str]], None]
     sample: Callable[[TrainingState], None]
@@ -75,7 +75,7 @@ class Schedule:
 def train(
     state: TrainingState,
     step: Step,
-    feed: Iterator[Round],
+    feed: Iterator[ReplicaBatches],
     schedule: Schedule,
     periods: Periods,
     actions: Actions,
@@ -99,21 +99,21 @@ def train(
     while state.step < schedule.total_steps and not stop.due():
         try:
             with clock.wait():
-                rounds = next_step(feed)
+                microbatches = next_step(feed)
         except UserError:  # an utterance could not be read: what was learnt before it is kept
             save_unsaved(state, saved_at, actions)
             raise
-        planned = rounds[0][0].planned.step
+        planned = microbatches[0][0].planned.step
         learning_rate, ema_decay = schedule.learning_rate(state.step), schedule.ema_decay(state.step)
         try:
-            outcome = step(batches_of(rounds), state.step + 1, learning_rate, ema_decay, stop.asked)
+            outcome = step(batches_of(microbatches), state.step + 1, learning_rate, ema_decay, stop.asked)
         except tf.errors.ResourceExhaustedError as error:
             raise StepOutOfMemory(state.step + 1, planned.bucket, error) from error
         state.advance(planned)
         stop.look(outcome)
-        clock.finish_step(planned.audio_s, planned.padded_s, [one.times for own in rounds for one in own])
+        clock.finish_step(planned.audio_s, planned.padded_s, [one.times for own in microbatches for one in own])
         if state.step == started_at + 1:
-            actions.first_step(state, rounds, outcome)
+            actions.first_step(state, microbatches, outcome)
 
         log, validate, sample, checkpoint = (
             periods.due(period, state.step, last=state.step == schedule.total_steps)
@@ -161,17 +161,17 @@ def save_unsaved(state: TrainingState, saved_at: int, actions: Actions) -> None:
         actions.save(state, None)
 
 
-def next_step(feed: Iterator[Round]) -> list[Round]:
+def next_step(feed: Iterator[ReplicaBatches]) -> list[ReplicaBatches]:
     """The rounds of one step."""
-    rounds = [next(feed)]
-    while not rounds[-1][0].planned.last:
-        rounds.append(next(feed))
-    return rounds
+    microbatches = [next(feed)]
+    while not microbatches[-1][0].planned.last:
+        microbatches.append(next(feed))
+    return microbatches
 
 
-def batches_of(rounds: Sequence[Round]) -> list[list[dict[str, tf.Tensor]]]:
+def batches_of(microbatches: Sequence[ReplicaBatches]) -> list[list[dict[str, tf.Tensor]]]:
     """What a step takes."""
-    return [[delivery.batch for delivery in one] for one in rounds]
+    return [[delivery.batch for delivery in one] for one in microbatches]
 
 
 def require_finite(state: TrainingState) -> None:

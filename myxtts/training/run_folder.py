@@ -21,19 +21,19 @@ from typing import Any
 from myxtts.config.schema import Config
 from myxtts.errors import CheckpointError, ConfigError
 from myxtts.files import write_whole
-from myxtts.training.checkpoint_files import read_about
+from myxtts.training.checkpoint_files import read_metadata
 
 # Settings that fix the plan, the symbols and the weights: a run keeps them for its life.
 FIXED = {
     "data": (
         *("text_frontend", "batch_size", "batch_seconds", "buckets", "reference_seconds"),
-        *("validation_share", "min_seconds", "max_seconds"),
+        *("validation_fraction", "min_seconds", "max_seconds"),
     ),
     "model": ("task", "model_size"),
-    "recogniser": ("encoder", "subsampling"),
+    "asr": ("encoder", "subsampling"),
     # A checkpoint holds moments and averages of the trained weights only, so what is frozen is fixed, too.
-    "training": ("seed", "gradient_accumulation", "precision", "ema", "init_from", "freeze"),
-    "independent": ("merge_every", "jobs", "job"),
+    "training": ("seed", "gradient_accumulation", "precision", "ema_decay", "init_from", "freeze"),
+    "local_sgd": ("sync_every", "jobs", "job"),
 }
 
 
@@ -48,7 +48,7 @@ class RunFolder:
         self.samples = path / "samples"
         self.tensorboard = path / "tensorboard"
 
-    def refuse_existing(self, resume: bool) -> None:
+    def check_not_existing(self, resume: bool) -> None:
         """A run that exists is only gone on with when that is asked for.
 
         Raises:
@@ -81,7 +81,7 @@ class RunFolder:
             yield
 
 
-def refuse_other_settings(checkpoint: Path, kept: Config, asked: Config) -> None:
+def check_same_settings(checkpoint: Path, kept: Config, asked: Config) -> None:
     """Raises CheckpointError where a run that has a checkpoint is to go on with another value of what is fixed."""
     for section, names in FIXED.items():
         for name in names:
@@ -103,13 +103,13 @@ def _without_order(value: Any) -> Any:
     return set(value) if isinstance(value, tuple) else value
 
 
-def refuse_other_corpus(checkpoint: Path, about: dict[str, Any]) -> None:
+def check_same_corpus(checkpoint: Path, metadata: dict[str, Any]) -> None:
     """Hold a checkpoint against what a new one would keep of the corpus.
 
     Raises:
         CheckpointError: it was trained on another corpus, with other symbols or languages.
     """
-    kept, asked = read_about(checkpoint), json.loads(json.dumps(about))
+    kept, asked = read_metadata(checkpoint), json.loads(json.dumps(metadata))
     for what in ("symbols", "languages", "corpus"):
         if kept[what] != asked[what] and kept[what] is not None:  # a fork or a merge has seen no corpus of its own yet
             raise CheckpointError(

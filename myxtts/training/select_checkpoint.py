@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from myxtts.config.schema import Config
-from myxtts.data.manifest import Tables
+from myxtts.data.manifest import Vocabulary
 from myxtts.errors import CheckpointError
 from myxtts.text.symbols import SymbolTable
 from myxtts.training.checkpoint_files import checkpoint_of, latest, list_checkpoints, read_best
@@ -17,13 +17,13 @@ from myxtts.training.checkpoint_files import checkpoint_of, latest, list_checkpo
 INHERITED = {  # settings that say what weights and symbols mean
     "data": ("text_frontend",),
     "model": ("task", "model_size"),
-    "recogniser": ("encoder", "subsampling"),
+    "asr": ("encoder", "subsampling"),
 }
 
 log = logging.getLogger(__name__)
 
 
-def choose_checkpoint(run: Path, name: str | None = None) -> Path:
+def select_checkpoint(run: Path, name: str | None = None) -> Path:
     """A checkpoint of a run by its name, such as step-002000; by default the best, or the newest if none is best.
 
     Raises:
@@ -57,10 +57,10 @@ def _named(run: Path, name: str) -> Path:
     )
 
 
-def settings_of(checkpoint: Path, about: dict[str, Any]) -> Config:
+def settings_of(checkpoint: Path, metadata: dict[str, Any]) -> Config:
     """Raises CheckpointError where another version wrote settings that this one does not have."""
     try:
-        return Config.model_validate_json(json.dumps(about["settings"]))
+        return Config.model_validate_json(json.dumps(metadata["settings"]))
     except ValidationError as error:
         first = error.errors()[0]
         raise CheckpointError(
@@ -69,11 +69,13 @@ def settings_of(checkpoint: Path, about: dict[str, Any]) -> Config:
         ) from error
 
 
-def tables_of(about: Mapping[str, Any]) -> Tables:
+def vocabulary_of(metadata: Mapping[str, Any]) -> Vocabulary:
     """The tables of a run by the state.json of one of its checkpoints."""
-    return Tables(SymbolTable.from_list(about["symbols"]), tuple(about["speakers"]), tuple(about["languages"]))
+    return Vocabulary(
+        SymbolTable.from_list(metadata["symbols"]), tuple(metadata["speakers"]), tuple(metadata["languages"])
+    )
 
 
-def weights_file(checkpoint: Path, about: dict[str, Any]) -> Path:
+def weights_file(checkpoint: Path, metadata: dict[str, Any]) -> Path:
     """The archive of the weights that are meant for use: the averaged ones where the run has them."""
-    return checkpoint / ("averages.npz" if about["settings"]["training"]["ema"] else "model.npz")
+    return checkpoint / ("averages.npz" if metadata["settings"]["training"]["ema_decay"] else "model.npz")

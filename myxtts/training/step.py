@@ -19,7 +19,7 @@ class Step:
         outcome = step(rounds, number=1, learning_rate=1e-3, ema_decay=0.9)
         step.read(outcome)  # {"mel": …, "prior": …, "duration": …, "loss": …, "gradient_norm": …}
 
-    Each of the `rounds` has a batch for each replica of this process. Their gradients are summed over rounds and
+    Each of the `microbatches` has a batch for each replica of this process. Their gradients are summed over rounds and
     replicas, and since each loss is already a share of the whole step's, the sum is that of one large batch.
 
     Args:
@@ -67,7 +67,12 @@ class Step:
         return tf.function(function, input_signature=signature, jit_compile=True if compile_xla else None)
 
     def __call__(
-        self, rounds: Sequence[Sequence[dict]], number: int, learning_rate: float, ema_decay: float, stop: bool = False
+        self,
+        microbatches: Sequence[Sequence[dict]],
+        number: int,
+        learning_rate: float,
+        ema_decay: float,
+        stop: bool = False,
     ) -> tf.Tensor:
         """Take step `number`; gives a float32 vector on the first model device, which `read` names.
 
@@ -77,9 +82,9 @@ class Step:
         with tf.device(self._state.device):
             controls = self._controls(number, learning_rate, ema_decay, stop)
             losses = self._no_losses
-            for batches in rounds[:-1]:
+            for batches in microbatches[:-1]:
                 losses = self._accumulate(list(batches), losses)
-            return self._finish(list(rounds[-1]), losses, controls)
+            return self._finish(list(microbatches[-1]), losses, controls)
 
     @staticmethod
     def _controls(number: int, learning_rate: float, ema_decay: float, stop: bool) -> dict[str, tf.Tensor]:

@@ -11,15 +11,15 @@ import keras
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.spec_augment import spec_augment
 from myxtts.config.schema import Config
-from myxtts.data.manifest import Tables
-from myxtts.data.producer import Recipe, recogniser_recipe, voice_recipe
+from myxtts.data.manifest import Vocabulary
+from myxtts.data.producer import FeatureExtractor, asr_extractor, tts_extractor
 from myxtts.models import asr as recognisers
 from myxtts.models import xtts
-from myxtts.models.build import build_recogniser, build_xtts
-from myxtts.training.asr_samples import TranscriptJudge, Transcripts
+from myxtts.models.build import build_asr, build_xtts
+from myxtts.training.asr_samples import ASRSamples, TranscriptMetric
 from myxtts.training.state import TrainingState
-from myxtts.training.tts_samples import VoiceSamples, manner_of
-from myxtts.training.validation import Judge
+from myxtts.training.tts_samples import TTSSamples, synthesis_options
+from myxtts.training.validation import Metric
 
 
 class Task(Protocol):
@@ -31,98 +31,98 @@ class Task(Protocol):
 
     parts: tuple[str, ...]
 
-    def recipe(self, config: Config, training: bool) -> Recipe:
+    def extractor(self, config: Config, training: bool) -> FeatureExtractor:
         """How batches are made; augmented for training alone."""
 
-    def build(self, config: Config, tables: Tables, training: bool = True) -> keras.Model:
+    def build(self, config: Config, vocabulary: Vocabulary, training: bool = True) -> keras.Model:
         """The network with its first weights, in float32 where it is not for training."""
 
     def describe(self, config: Config) -> str:
         """The network's dimensions, for the log."""
 
-    def judge(self, tables: Tables) -> Callable[[], Judge] | None:
+    def judge(self, vocabulary: Vocabulary) -> Callable[[], Metric] | None:
         """Makes what measures held-out batches beside their loss, if anything does."""
 
     def samples(
-        self, config: Config, tables: Tables, folder: Path, batch: dict, ids: list[str], texts: list[str], board
+        self, config: Config, vocabulary: Vocabulary, folder: Path, batch: dict, ids: list[str], texts: list[str], board
     ) -> Callable[[TrainingState], None]:
         """What shows the model's work on held-out utterances, in files and on TensorBoard."""
 
 
-class Voice:
+class TTSTask:
     """From text and a reference of a speaker to speech."""
 
     parts = ("reference_encoder", "text_encoder", "prosody", "decoder")
 
-    def recipe(self, config: Config, training: bool) -> Recipe:
-        return voice_recipe(config.data.voice_augmentation if training else 0.0)
+    def extractor(self, config: Config, training: bool) -> FeatureExtractor:
+        return tts_extractor(config.data.vtlp if training else 0.0)
 
-    def build(self, config: Config, tables: Tables, training: bool = True) -> keras.Model:
+    def build(self, config: Config, vocabulary: Vocabulary, training: bool = True) -> keras.Model:
         model = config.model
         settings = {
             "precision": config.training.precision,
             "dropout": model.dropout,
             "reference_dropout": model.reference_dropout,
-            "condition_dropout": model.condition_dropout,
+            "cfg_dropout": model.cfg_dropout,
             "segment_frames": round(model.segment_seconds * SAMPLE_RATE_HZ / HOP_SAMPLES),
-            "recompute": model.recompute_activations,
+            "recompute": model.gradient_checkpointing,
         }
         return build_xtts(
-            model.model_size, len(tables.symbols), len(tables.languages), **(settings if training else {})
+            model.model_size, len(vocabulary.symbols), len(vocabulary.languages), **(settings if training else {})
         )
 
     def describe(self, config: Config) -> str:
-        return described("voice", config, xtts.SIZES)
+        return described("tts", config, xtts.SIZES)
 
-    def judge(self, tables: Tables) -> None:
+    def judge(self, vocabulary: Vocabulary) -> None:
         return None
 
-    def samples(self, config, tables, folder, batch, ids, texts, board) -> VoiceSamples:
-        return VoiceSamples(folder, batch, ids, texts, manner_of(config.model), board)
+    def samples(self, config, vocabulary, folder, batch, ids, texts, board) -> TTSSamples:
+        return TTSSamples(folder, batch, ids, texts, synthesis_options(config.model), board)
 
 
-class Recogniser:
+class ASRTask:
     """From speech to text."""
 
     parts = ("subsampling", "encoder", "output")
 
-    def recipe(self, config: Config, training: bool) -> Recipe:
-        recogniser = config.recogniser
-        if not training or not (recogniser.time_masks or recogniser.frequency_masks):
-            return recogniser_recipe()
-        return recogniser_recipe(
+    def extractor(self, config: Config, training: bool) -> FeatureExtractor:
+        asr = config.asr
+        if not training or not (asr.time_masks or asr.frequency_masks):
+            return asr_extractor()
+        return asr_extractor(
             partial(
                 spec_augment,
-                time_masks=recogniser.time_masks,
-                time_share=recogniser.time_mask_share,
-                frequency_masks=recogniser.frequency_masks,
-                frequency_bands=recogniser.frequency_mask_bands,
+                time_masks=asr.time_masks,
+                time_share=asr.time_mask_fraction,
+                frequency_masks=asr.frequency_masks,
+                frequency_bands=asr.frequency_mask_bands,
             )
         )
 
-    def build(self, config: Config, tables: Tables, training: bool = True) -> keras.Model:
-        recogniser = config.recogniser
+    def build(self, config: Config, vocabulary: Vocabulary, training: bool = True) -> keras.Model:
+        asr = config.asr
         settings = {
             "precision": config.training.precision,
             "dropout": config.model.dropout,
-            "sync_batch_norm": recogniser.sync_batch_norm,
+            "sync_batch_norm": asr.sync_batch_norm,
         }
-        return build_recogniser(
+        return build_asr(
             config.model.model_size,
-            len(tables.symbols),
-            recogniser.encoder,
-            recogniser.subsampling,
+            len(vocabulary.symbols),
+            asr.encoder,
+            asr.subsampling,
             **(settings if training else {}),
         )
 
     def describe(self, config: Config) -> str:
-        return described(f"recogniser, {config.recogniser.encoder}", config, recognisers.SIZES)
+        return described(f"asr, {config.asr.encoder}", config, recognisers.SIZES)
 
-    def judge(self, tables: Tables) -> Callable[[], Judge]:
-        return partial(TranscriptJudge, tables.symbols)
+    def judge(self, vocabulary: Vocabulary) -> Callable[[], Metric]:
+        return partial(TranscriptMetric, vocabulary.symbols)
 
-    def samples(self, config, tables, folder, batch, ids, texts, board) -> Transcripts:
-        return Transcripts(folder, batch, ids, tables.symbols, board)
+    def samples(self, config, vocabulary, folder, batch, ids, texts, board) -> ASRSamples:
+        return ASRSamples(folder, batch, ids, vocabulary.symbols, board)
 
 
 def described(what: str, config: Config, sizes: Mapping) -> str:
@@ -132,7 +132,7 @@ def described(what: str, config: Config, sizes: Mapping) -> str:
     return ", ".join((what, size, *dimensions))
 
 
-TASKS: Mapping[str, Task] = {"voice": Voice(), "recogniser": Recogniser()}
+TASKS: Mapping[str, Task] = {"tts": TTSTask(), "asr": ASRTask()}
 
 
 def task_of(config: Config) -> Task:

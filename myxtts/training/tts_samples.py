@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.audio.griffin_lim import waves_of
-from myxtts.batch import FEATURES, Field
-from myxtts.config.schema import Model
-from myxtts.models.xtts import Manner
+from myxtts.batch import TTS_FEATURES, Field
+from myxtts.config.schema import ModelConfig
+from myxtts.models.xtts import SynthesisOptions
 from myxtts.observe.metrics import TensorBoard
 from myxtts.observe.plots import mel_and_alignment, png_bytes
 from myxtts.training.state import TrainingState
@@ -19,12 +19,12 @@ from myxtts.training.state import TrainingState
 UTTERANCES = 4
 
 
-class VoiceSamples:
+class TTSSamples:
     """Speaks the same held-out utterances whenever it is called.
 
     Args:
         folder: gets `step-000500/` with a WAV and a PNG for each utterance.
-        batch: FEATURES on the model device; its first rows are spoken, each with its own reference.
+        batch: TTS_FEATURES on the model device; its first rows are spoken, each with its own reference.
         ids, texts: of its rows.
         manner: in which they are spoken.
     """
@@ -35,14 +35,14 @@ class VoiceSamples:
         batch: dict,
         ids: list[str],
         texts: list[str],
-        manner: Manner,
+        options: SynthesisOptions,
         tensorboard: TensorBoard,
     ):
         count = min(UTTERANCES, len(ids))
-        self._batch = first_rows(batch, FEATURES, count)
+        self._batch = first_rows(batch, TTS_FEATURES, count)
         self._ids, self._texts = ids[:count], texts[:count]
         self._folder = folder
-        self._manner = manner
+        self._manner = options
         self._tensorboard = tensorboard
 
     def __call__(self, state: TrainingState) -> None:
@@ -74,9 +74,9 @@ class VoiceSamples:
         os.replace(temporary, target)
 
 
-def manner_of(model: Model) -> Manner:
+def synthesis_options(model: ModelConfig) -> SynthesisOptions:
     """How a run with these settings speaks where nothing else is asked for."""
-    return Manner(steps=model.synthesis_steps, guidance=model.guidance)
+    return SynthesisOptions(steps=model.ode_steps, guidance=model.guidance)
 
 
 def first_rows(batch: dict, fields: dict[str, Field], count: int) -> dict:

@@ -7,11 +7,11 @@ from typing import Protocol
 import tensorflow as tf
 
 from myxtts.batch import specs
-from myxtts.data.pipeline import Round
+from myxtts.data.pipeline import ReplicaBatches
 from myxtts.training.state import TrainingState
 
 
-class Judge(Protocol):
+class Metric(Protocol):
     """Measures what a task is for, beside the loss, over one pass."""
 
     def add(self, batch: dict, outputs: dict) -> None:
@@ -33,8 +33,8 @@ class Validation:
     def __init__(
         self,
         model,
-        open_feed: Callable[[], AbstractContextManager[Iterable[Round]]],
-        judge: Callable[[], Judge] | None = None,
+        open_feed: Callable[[], AbstractContextManager[Iterable[ReplicaBatches]]],
+        judge: Callable[[], Metric] | None = None,
     ):
         def losses_of(batch):
             by_name, outputs = model(batch, training=False)

@@ -39,7 +39,7 @@ def dispatcher(host: str, port: int) -> Iterator[int]:
     Raises:
         ConfigError: the port is taken, or this system cannot keep the dispatcher to its machine.
     """
-    _refuse_taken(port)
+    _check_port_free(port)
     # Without gc_dynamic_sharding_jobs, which TensorFlow's own configuration in Python lacks, workers would keep the
     # threads and batches of each job that was not read to its end.
     server = tf.data.experimental.service.DispatchServer(
@@ -82,7 +82,7 @@ def worker(dispatcher_host: str, dispatcher_port: int, host: str, port: int) -> 
         raise ConfigError(
             "A worker is reached by its --host, which cannot be 0.0.0.0. Give the address of this machine."
         )
-    _refuse_taken(port)
+    _check_port_free(port)
     _wait_for(dispatcher_host, dispatcher_port)
     server = tf.data.experimental.service.WorkerServer(
         tf.data.experimental.service.WorkerConfig(
@@ -120,7 +120,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _refuse_taken(port: int) -> None:
+def _check_port_free(port: int) -> None:
     """TensorFlow shares the port with a server that already listens there, and each gets some of the requests."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # after a server that has just ended

@@ -43,7 +43,9 @@ class YamlTest(unittest.TestCase):
         self.assertEqual((config.data.batch_size, config.data.buckets, config.data.num_workers), (3, 4, 2))
 
     def test_numbers_without_a_dot_are_numbers(self):
-        config = self.load("training:\n  learning_rate: 1e-4\n  weight_decay: 5E-3\n  max_steps: 100_000\n  ema_decay: 0\n")
+        config = self.load(
+            "training:\n  learning_rate: 1e-4\n  weight_decay: 5E-3\n  max_steps: 100_000\n  ema_decay: 0\n"
+        )
         self.assertEqual(config.training.learning_rate, 0.0001)
         self.assertEqual(config.training.weight_decay, 0.005)
         self.assertEqual((config.training.max_steps, config.training.ema_decay), (100_000, 0.0))

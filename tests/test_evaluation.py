@@ -61,7 +61,7 @@ from myxtts.text.symbols import SymbolTable
 from myxtts.training.select_checkpoint import select_checkpoint
 from myxtts.training.tts_samples import synthesis_options
 from tests.tiny import SECONDS, arrays_of, loaded_once, network_of, whole_run
-from tests.tiny_asr import transcriber_of, listeners_loaded_once, recogniser_run
+from tests.tiny_asr import recogniser_run, transcriber_of, transcribers_loaded_once
 from utilities import evaluate
 
 
@@ -410,7 +410,7 @@ class WholeEvaluation(unittest.TestCase):
         run, pictures = run or cls.run_folder, pictures or cls.pictures
         with (
             loaded_once("myxtts.evaluation.tts_score"),
-            listeners_loaded_once("myxtts.evaluation.tts_score"),
+            transcribers_loaded_once("myxtts.evaluation.tts_score"),
             contextlib.redirect_stdout(io.StringIO()),
         ):
             return score_of(run, select_checkpoint(run), Choice(**{"steps": 1, **choice}), TWO.routes[0], pictures)
@@ -465,7 +465,7 @@ class WholeEvaluation(unittest.TestCase):
     def test_a_run_of_a_recogniser_is_measured_as_such(self):
         run, file = recogniser_run().folder, self.pictures.with_name("rates.json")
         with (
-            listeners_loaded_once("myxtts.evaluation.asr_score"),
+            transcribers_loaded_once("myxtts.evaluation.asr_score"),
             mock.patch("myxtts.placement.devices.configure"),  # this process has its devices
             contextlib.redirect_stdout(io.StringIO()) as told,
         ):

@@ -36,7 +36,7 @@ from myxtts.training.init_from import inherited_vocabulary
 from myxtts.training.select_checkpoint import vocabulary_of
 from tests.test_synthesis import reported
 from tests.tiny import arrays_of, features, on_device
-from tests.tiny_asr import transcriber_of, recogniser_run, small_recognisers
+from tests.tiny_asr import recogniser_run, small_recognisers, transcriber_of
 from utilities import merge_checkpoints
 
 NONE = Corpora()
@@ -443,7 +443,9 @@ class Recognisers(unittest.TestCase):
         code, out = self.merge(self.part("less", -0.25), self.part("more", 0.25))
         self.assertEqual((code, out.count("| 1.0000 | 0.0000 |")), (0, 4), out)  # the bias is in the fifth
         wave = np.random.default_rng(0).normal(0, 0.1, 22050).astype(np.float32)
-        self.assertEqual(list(transcriber_of(self.merged).transcribe([wave])), list(transcriber_of(self.whole).transcribe([wave])))
+        self.assertEqual(
+            list(transcriber_of(self.merged).transcribe([wave])), list(transcriber_of(self.whole).transcribe([wave]))
+        )
         on_device = ("--simulate-gpus", str(SIMULATED), "--data-gpu", "0", "--model-gpu", "1")
         short = ("--max-steps", "1", "--validate-every", "0", "--sample-every", "0")
         with small_recognisers():

@@ -26,7 +26,7 @@ from myxtts.text.edit_distance import error_rates
 from myxtts.training.select_checkpoint import select_checkpoint
 from tests.sine_corpus import sine, write_sound
 from tests.test_synthesis import reported
-from tests.tiny_asr import transcriber_of, listeners_loaded_once, recogniser_run
+from tests.tiny_asr import recogniser_run, transcriber_of, transcribers_loaded_once
 from utilities import transcribe
 
 ROOT = Path(__file__).parents[1]
@@ -170,7 +170,7 @@ class CommandTest(RunOfRecogniser):
         out = io.StringIO()
         with (
             mock.patch("myxtts.placement.devices.configure"),  # this process has its devices
-            listeners_loaded_once("myxtts.recognition.transcriber", "myxtts.evaluation.asr_score"),
+            transcribers_loaded_once("myxtts.recognition.transcriber", "myxtts.evaluation.asr_score"),
             contextlib.redirect_stdout(out),
         ):
             code, told = reported(lambda: transcribe.main(["--run", str(self.run_folder), *flags]))
@@ -210,7 +210,7 @@ class CommandTest(RunOfRecogniser):
             (("--corpus", str(folder / "none")), "nothing can be found"),
             ((good, "--json", str(folder / "none" / "x.json")), "there is no folder"),
         ):
-            with self.subTest(flags=flags), mock.patch("myxtts.recognition.transcriber.Listener") as transcriber:
+            with self.subTest(flags=flags), mock.patch("myxtts.recognition.transcriber.Transcriber") as transcriber:
                 code, told = reported(lambda flags=flags: transcribe.main(["--run", "r", *flags]))
                 self.assertEqual(code, 2)
                 self.assertIn(said, told)
@@ -239,7 +239,7 @@ class CommandTest(RunOfRecogniser):
         file = self.place.folder / "held_out.json"
         with (
             mock.patch("myxtts.placement.devices.configure"),
-            listeners_loaded_once("myxtts.evaluation.asr_score"),
+            transcribers_loaded_once("myxtts.evaluation.asr_score"),
             contextlib.redirect_stdout(io.StringIO()) as told,
         ):
             write_asr_score(self.run_folder, json_file=file)

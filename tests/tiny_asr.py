@@ -66,11 +66,13 @@ def _loaded(run: Path, beam_width: int) -> Transcriber:
 
 
 @contextlib.contextmanager
-def listeners_loaded_once(*modules: str) -> Iterator[None]:
+def transcribers_loaded_once(*modules: str) -> Iterator[None]:
     """In its scope these modules of the package get the listeners of `transcriber_of`."""
     with contextlib.ExitStack() as patched:
         for module in modules:
             patched.enter_context(
-                mock.patch(f"{module}.Listener", lambda run, device, checkpoint=None, width=0: transcriber_of(run, width))
+                mock.patch(
+                    f"{module}.Transcriber", lambda run, device, checkpoint=None, width=0: transcriber_of(run, width)
+                )
             )
         yield

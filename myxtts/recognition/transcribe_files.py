@@ -27,7 +27,7 @@ def write_transcripts(
     """Print a line for each file, its name and its text with a tab between, on GPU 0 or, without one, on the CPU.
 
     Args:
-        checkpoint, beam_width: as Listener has them.
+        checkpoint, beam_width: as Transcriber has them.
         json_file: gets the same, when all files are done.
 
     Raises:

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 class Transcriber:
     """Writes down what is said, with the weights of a run.
 
-        transcriber = Listener(Path("runs/asr"))
+        transcriber = Transcriber(Path("runs/asr"))
         for text in transcriber.transcribe([wave]):
             print(text)
 

@@ -79,7 +79,7 @@ class TfConfigTest(unittest.TestCase):
 
 class KubernetesTest(unittest.TestCase):
     def test_the_job_of_the_docs_tells_each_pod_its_place(self):
-        page = (Path(__file__).parents[1] / "docs" / "distributed.md").read_text(encoding="utf-8")
+        page = (Path(__file__).parents[1] / "docs" / "guides" / "distributed.md").read_text(encoding="utf-8")
         documents = yaml.safe_load_all(re.search(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[1])
         service, job, policy = documents
         spec = job["spec"]

@@ -15,7 +15,7 @@ from myxtts.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 OWN_FLAGS = {"--help", "--config", "--print-config"}  # of train_main.py, beside the settings
 FOREIGN_FLAGS = {"--logdir"}  # of tensorboard
 
@@ -95,7 +95,7 @@ class LinkTest(unittest.TestCase):
 
     def test_index_links_to_every_page(self):
         linked = set(LINK.findall((DOCS / "README.md").read_text(encoding="utf-8")))
-        pages = {page.name for page in DOCS.glob("*.md")} - {"README.md"}
+        pages = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")} - {"README.md"}
         self.assertEqual(pages - linked, set())
 
     def test_no_page_names_an_absolute_path(self):

@@ -4,7 +4,7 @@ python utilities/data_service.py dispatcher
 python utilities/data_service.py worker --dispatcher 127.0.0.1:5050
 python train_main.py --train-data CORPUS --data-service grpc://127.0.0.1:5050
 
-docs/data_service.md tells how to use several machines.
+docs/guides/data_service.md tells how to use several machines.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Train one model as independent jobs, one on each GPU, that never wait for each other, and merge them.
 
-python utilities/train_independent.py --config configs/independent.yaml --gpus 0 1 --run NAME
+python utilities/train_independent.py --config configs/local_sgd.yaml --gpus 0 1 --run NAME
 python utilities/train_independent.py --train-data CORPUS --gpus 0 1 2 --max-steps 20000 --num-syncs 5 --run NAME
 python utilities/train_independent.py --run NAME --status
 python utilities/train_independent.py --run NAME --stop

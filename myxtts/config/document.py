@@ -1,10 +1,10 @@
-"""Writes docs/configuration.md from the schema: `python -m myxtts.config.document`."""
+"""Writes docs/reference/configuration.md from the schema: `python -m myxtts.config.document`."""
 
 from pathlib import Path
 
 from myxtts.config.settings import SECTIONS, SETTINGS, Setting, in_section
 
-PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "configuration.md"
 
 _INTRODUCTION = """\
 # Configuration
@@ -63,7 +63,7 @@ _TABLE = ("| Flag | Default | Allowed | Meaning |", "|---|---|---|---|")
 
 
 def page() -> str:
-    """The text of docs/configuration.md."""
+    """The text of docs/reference/configuration.md."""
     introduction = _INTRODUCTION.format(count=len(SETTINGS), sections=len(SECTIONS))
     return "\n".join([introduction, *(_section(name, meaning) for name, meaning in SECTIONS.items())])
 

@@ -12,7 +12,7 @@ CEPSTRA = 13
 DECIBELS = 10.0 * np.sqrt(2.0) / np.log(10.0)
 DURATION_BOUNDS = 0.95, 1.05
 UNLIKE_DB = 6.0  # a frame this far from what it is matched to has nothing in common with it
-FAULT_S = 0.05  # docs/evaluation.md has what this bound finds and misses
+FAULT_S = 0.05  # docs/reference/evaluation.md has what this bound finds and misses
 
 
 @dataclass(frozen=True, eq=False)

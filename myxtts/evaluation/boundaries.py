@@ -22,7 +22,7 @@ CLASSES = {
     "approximant": "lɹrjwɾʋɫɭʎɻɰ",
 }
 # Between two sounds: those of which 85 % or more are seen within 10 ms of their told times, both in 1,200 utterances of
-# 8 voices in 3 languages and in 400 of one voice (benchmarks/phoneme_times.py; docs/evaluation.md).
+# 8 voices in 3 languages and in 400 of one voice (benchmarks/phoneme_times.py; docs/reference/evaluation.md).
 SOUND_BETWEEN = {
     "vowel": ("stop", "affricate", "fricative", "nasal"),
     "fricative": ("vowel", "stop", "fricative", "nasal", "approximant"),

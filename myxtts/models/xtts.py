@@ -4,7 +4,7 @@ text → embedding → mean mel of each token → monotonic alignment search →
        └→ encoder → prosody of each token: duration, pitch, energy
                   └→ repeated by durations → decoder: mel, smooth → flow: noise → mel
 
-The reference conditions every block. docs/model.md has the figure and the sources.
+The reference conditions every block. docs/reference/model.md has the figure and the sources.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """What the times of a profile say: rates, efficiency, bottleneck, and what would help by how much. Numpy only.
 
-The terms are those of docs/pipeline.md: P, T and C are the seconds to produce, transfer and consume a batch. One after
+Terms as in docs/reference/pipeline.md: P, T and C are the seconds to produce, transfer and consume a batch. One after
 the other they take P + T + C. Reading, the producer's thread (P and then T) and the model run at the same time, so the
 slowest of these three sets the pace: that is the ceiling.
 """

@@ -28,7 +28,7 @@ AUDIBLE = -7.0  # natural logarithm of the mel magnitude
 
 def main() -> int:
     asked = parse()
-    from myxtts.audio.griffin_lim import waves_of  # this and the next import TensorFlow, which takes seconds
+    from myxtts.audio.griffin_lim import griffin_lim_waves  # this and the next import TensorFlow, which takes seconds
     from myxtts.audio.mel import log_mel
 
     mels = [log_mel(wave[None])[0].numpy() for wave in recordings(asked.waves, asked.utterances)]
@@ -40,7 +40,7 @@ def main() -> int:
         clocks = []
         for _ in range(REPEATS):
             begin = np.array([time.perf_counter(), time.process_time()])
-            copies = [waves_of(mel[None], [len(mel)], iterations=iterations)[0] for mel in mels]
+            copies = [griffin_lim_waves(mel[None], [len(mel)], iterations=iterations)[0] for mel in mels]
             clocks.append(np.array([time.perf_counter(), time.process_time()]) - begin)
         wall, processor = np.min(clocks, axis=0) / speech_s
         found = [log_mel(copy[None])[0].numpy() for copy in copies]

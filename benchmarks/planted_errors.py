@@ -21,7 +21,7 @@ from myxtts.commands.cli import bounded, report_errors
 from myxtts.data.demo_corpus import load_grammar, speak_trimmed
 from myxtts.evaluation.boundaries import Phoneme, word_spans
 from myxtts.evaluation.planted_errors import drawn_word, plant
-from myxtts.text.espeak import EspeakVoice, fresh
+from myxtts.text.espeak import EspeakVoice, isolated_copy
 
 RECORDED = EspeakVoice("en", "", 50, 165)
 AGAIN = {
@@ -43,7 +43,7 @@ def main() -> int:
     from myxtts.evaluation.speech import copy_synthesis, transcribe_waves
 
     texts = load_grammar("en").draw(asked.sentences, random.Random(0))
-    with fresh() as espeak:
+    with isolated_copy() as espeak:
         said = {name: [_said(espeak, text, voice) for text in texts] for name, voice in AGAIN.items()}
         recorded = transcribe_waves([wave for wave, _ in (_said(espeak, text, RECORDED) for text in texts)], "/CPU:0")
 

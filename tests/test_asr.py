@@ -11,7 +11,7 @@ from myxtts.batch import ASR_FEATURES
 from myxtts.models.asr import ENCODERS, SIZES, ASRModel, MaskedBatchNorm, Size, ctc_losses, labels_of
 from myxtts.models.layers import parameter_count
 from myxtts.placement.audit import audit, knows_gpu_kernels
-from myxtts.text.ctc import subsampled
+from myxtts.text.ctc import subsampled_length
 from tests.tiny import SYMBOLS, features, on_device, rows_of
 from tests.two_devices import DATA, MODEL
 
@@ -76,7 +76,7 @@ def gradients_of(model, batch):
 class Padding(unittest.TestCase):
     def assert_same(self, left, right, frames):
         np.testing.assert_allclose(left[0]["ctc"], right[0]["ctc"], rtol=1e-5)
-        for row, real in enumerate(subsampled(np.array(frames), 2)):
+        for row, real in enumerate(subsampled_length(np.array(frames), 2)):
             np.testing.assert_allclose(left[1]["logits"][row, :real], right[1]["logits"][row, :real], atol=1e-5)
 
     def test_more_of_it_never_changes_an_output(self):
@@ -166,8 +166,8 @@ class Subsampling(unittest.TestCase):
         batch = spoken([(3, 13), (3, 24), (3, 1), (0, 0)])
         for subsampling in (1, 2, 4):
             _, outputs = call(build(subsampling=subsampling), batch)
-            np.testing.assert_array_equal(outputs["frames"], subsampled(batch["frames"], subsampling))
-            self.assertEqual(outputs["logits"].shape, (4, subsampled(24, subsampling), SYMBOLS))
+            np.testing.assert_array_equal(outputs["frames"], subsampled_length(batch["frames"], subsampling))
+            self.assertEqual(outputs["logits"].shape, (4, subsampled_length(24, subsampling), SYMBOLS))
 
     def test_others_are_refused(self):
         for options in ({"subsampling": 3}, {"encoder": "lstm"}):

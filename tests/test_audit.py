@@ -7,7 +7,7 @@ import tensorflow as tf
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.data.producer import trace_produce, tts_extractor
 from myxtts.placement.audit import Audit, audit, knows_gpu_kernels
-from myxtts.synthesis.export import voice_module
+from myxtts.synthesis.export import synthesis_module
 from myxtts.training.step import Step
 from tests.long import long
 from tests.tiny import build_model, build_toy, features, on_device, state_of
@@ -72,8 +72,8 @@ class Project(unittest.TestCase):
         self.assertEqual(step.traces, 1)
 
     def test_what_is_exported_with_griffin_lim(self):
-        module = voice_module(build_model(), 2, SAMPLE_RATE_HZ)
-        self.assert_clean(module.speak.get_concrete_function(), 2000)
+        module = synthesis_module(build_model(), 2, SAMPLE_RATE_HZ)
+        self.assert_clean(module.synthesize.get_concrete_function(), 2000)
         self.assert_clean(module.hear.get_concrete_function(), 50)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.models.ctc import beam, greedy, texts
-from myxtts.text.ctc import frames_needed, subsampled
+from myxtts.text.ctc import frames_needed, subsampled_length
 from myxtts.text.symbols import SymbolTable
 from tests.two_devices import MODEL
 
@@ -51,10 +51,12 @@ class Feasibility(unittest.TestCase):
             self.assertFalse(np.isfinite(loss_of(labels, least - 1)), labels)
 
     def test_subsampled_frames_are_rounded_up(self):
-        self.assertEqual([subsampled(frames, 2) for frames in (0, 1, 2, 3)], [0, 1, 1, 2])
-        np.testing.assert_array_equal(subsampled(np.arange(9), 4), [0, 1, 1, 1, 1, 2, 2, 2, 2])
-        np.testing.assert_array_equal(subsampled(subsampled(tf.range(20), 2), 2), subsampled(tf.range(20), 4))
-        self.assertEqual(subsampled(7, 1), 7)
+        self.assertEqual([subsampled_length(frames, 2) for frames in (0, 1, 2, 3)], [0, 1, 1, 2])
+        np.testing.assert_array_equal(subsampled_length(np.arange(9), 4), [0, 1, 1, 1, 1, 2, 2, 2, 2])
+        np.testing.assert_array_equal(
+            subsampled_length(subsampled_length(tf.range(20), 2), 2), subsampled_length(tf.range(20), 4)
+        )
+        self.assertEqual(subsampled_length(7, 1), 7)
 
 
 class Greedy(unittest.TestCase):

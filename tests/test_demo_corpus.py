@@ -20,7 +20,7 @@ from myxtts.data.demo_corpus import (
     make_demo_corpus,
 )
 from myxtts.errors import DataError
-from myxtts.text.espeak import PAUSE, EspeakVoice, speak
+from myxtts.text.espeak import PAUSE, EspeakVoice, synthesize
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 ARGUMENTS = {"utterances": 12, "languages": ["en", "ka", "fa"], "speakers": 2, "seed": 3}
@@ -108,7 +108,7 @@ class MadeOnce(unittest.TestCase):
             make_demo_corpus(self.out, **{**ARGUMENTS, "seed": 4})
 
     def test_same_arguments_give_the_same_bytes_in_this_process_and_in_another(self):
-        speak("Something in between.", EspeakVoice("en", "m3"))
+        synthesize("Something in between.", EspeakVoice("en", "m3"))
         again = Path(self.folder.name) / "again"
         make_demo_corpus(again, **ARGUMENTS)
         self.assertEqual(digests(again), digests(self.out))

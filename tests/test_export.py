@@ -15,7 +15,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
-from myxtts.audio.griffin_lim import waves_of
+from myxtts.audio.griffin_lim import griffin_lim_waves
 from myxtts.audio.mel import log_mel
 from myxtts.commands.cli import report_errors
 from myxtts.config.schema import Config, DataConfig, ModelConfig
@@ -85,7 +85,7 @@ class Exported(unittest.TestCase):
         with loaded_once("myxtts.synthesis.export"):
             asked = ("--checkpoint", cls.checkpoint.name, "--iterations", str(ITERATIONS))
             cls.ended = cls.program("--out", str(cls.exported), *asked)
-        cls.metadata = json.loads((cls.exported / "voice.json").read_text(encoding="utf-8"))
+        cls.metadata = json.loads((cls.exported / "metadata.json").read_text(encoding="utf-8"))
 
     def test_program_ends_well(self):
         self.assertEqual(self.ended, (0, ""))
@@ -110,7 +110,7 @@ class Exported(unittest.TestCase):
                 "reference_frames": np.array([frames, 0], np.int32),
             }
             mel, lengths, _ = network.speak(*(tf.constant(value) for value in given.values()), MANNER)
-            spoken = waves_of(mel, lengths, (MANNER.seed, 0), ITERATIONS)
+            spoken = griffin_lim_waves(mel, lengths, (MANNER.seed, 0), ITERATIONS)
 
         given |= {
             "speed": np.float32(MANNER.speed),
@@ -197,7 +197,7 @@ class Exported(unittest.TestCase):
 
         with (
             loaded_once("myxtts.synthesis.export"),
-            mock.patch.object(export, "voice_module", return_value=Said()),  # quickly saved
+            mock.patch.object(export, "synthesis_module", return_value=Said()),  # quickly saved
             mock.patch.object(export, "write_whole", side_effect=full),
         ):
             self.assertEqual(self.program("--out", str(self.folder / "full"))[0], 2)

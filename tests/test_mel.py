@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, LOG_FLOOR, MEL_BANDS, SAMPLE_RATE_HZ
-from myxtts.audio.griffin_lim import griffin_lim, magnitude_from
+from myxtts.audio.griffin_lim import griffin_lim, inverse_mel_scale
 from myxtts.audio.mel import SILENCE, log_mel, mel_filters, warped_mel_filters
 from tests.sine_corpus import frequency, sine
 
@@ -185,7 +185,7 @@ class InversionTest(unittest.TestCase):
     def test_magnitudes_are_positive_and_have_the_mel_they_were_made_from(self):
         waves = np.stack([sine(440, 0.5), np.random.default_rng(0).uniform(-0.3, 0.3, 11_025)]).astype(np.float32)
         mel = log_mel(waves)
-        magnitude = magnitude_from(mel).numpy()
+        magnitude = inverse_mel_scale(mel).numpy()
         self.assertEqual(magnitude.shape, (2, 43, 513))
         self.assertTrue(np.all(magnitude >= 0) and np.isfinite(magnitude).all())
         again = np.log(np.maximum(magnitude @ mel_filters(), LOG_FLOOR))

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
-from myxtts.audio.pitch import HIGHEST_HZ, LOWEST_HZ, RATE_HZ, f0
+from myxtts.audio.pitch import F0_MAX_HZ, F0_MIN_HZ, RATE_HZ, f0
 from tests.sine_corpus import sine
 
 EDGE = 4  # frames that hear the wave's end
@@ -101,7 +101,7 @@ class VoicingTest(unittest.TestCase):
     def test_voiced_frames_lie_within_the_bounds(self):
         for hz in (20.0, 1_000.0, 3_000.0):
             found, voiced = pitch(vowel(hz))
-            self.assertTrue(np.all((found[voiced] >= LOWEST_HZ) & (found[voiced] <= HIGHEST_HZ)))
+            self.assertTrue(np.all((found[voiced] >= F0_MIN_HZ) & (found[voiced] <= F0_MAX_HZ)))
 
 
 class ReferenceTest(unittest.TestCase):

@@ -6,18 +6,18 @@ import time
 import unittest
 from pathlib import Path
 
-from myxtts.text.sentences import LONGEST_CHARACTERS, pieces_of
+from myxtts.text.sentences import MAX_CHARACTERS, split_text
 
 REPOSITORY = Path(__file__).parents[1]
 
 
 def texts(text: str, **longest) -> list[str]:
-    return [piece.text for piece in pieces_of(text, **longest)]
+    return [piece.text for piece in split_text(text, **longest)]
 
 
 def ends(text: str, **longest) -> str:
     """First letter of each piece's end."""
-    return "".join(piece.end.value[0] for piece in pieces_of(text, **longest))
+    return "".join(piece.end.value[0] for piece in split_text(text, **longest))
 
 
 def letters(text: str) -> str:
@@ -97,7 +97,7 @@ class LongSentences(unittest.TestCase):
         for text in ("word " * 500, "x" * 1_001, "one, two; " * 100, "你好" * 300, "a-b—c " * 200, "კარგი, " * 90):
             with self.subTest(text=text[:10]):
                 pieces = texts(text)
-                self.assertLessEqual(max(map(len, pieces)), LONGEST_CHARACTERS)
+                self.assertLessEqual(max(map(len, pieces)), MAX_CHARACTERS)
                 self.assertEqual(letters("".join(pieces)), letters(text))
                 self.assertEqual(ends(text), "c" * (len(pieces) - 1) + "p")
 
@@ -120,7 +120,7 @@ class LongSentences(unittest.TestCase):
     def test_hostile_texts_take_a_second_and_not_an_hour(self):
         for text in ("." * 100_000 + "x", '!"' * 50_000 + "x", "A. " * 30_000, "\n \na" * 20_000, "1. " * 30_000):
             started_s = time.perf_counter()
-            list(pieces_of(text))
+            list(split_text(text))
             self.assertLess(time.perf_counter() - started_s, 20.0, text[:5])  # quadratic time would be minutes
 
 

@@ -10,7 +10,7 @@ from myxtts.audio.spec_augment import spec_augment
 from tests.two_devices import DATA
 
 FRAMES = np.array([100, 40, 3, 0, 100], np.int32)
-SETTINGS = {"time_masks": 2, "time_share": 0.2, "frequency_masks": 2, "frequency_bands": 20}
+SETTINGS = {"time_masks": 2, "time_fraction": 0.2, "frequency_masks": 2, "frequency_bands": 20}
 NONE = dict.fromkeys(SETTINGS, 0)
 
 
@@ -48,7 +48,7 @@ class SpecAugment(unittest.TestCase):
     def test_masks_are_as_wide_as_asked_at_most_and_lie_everywhere(self):
         frames = np.full(2000, 50, np.int32)
         mel = np.random.default_rng(0).normal(size=(2000, 50, 80)).astype(np.float32)
-        masked = augmented(mel, frames=frames, time_masks=1, time_share=0.2) != mel
+        masked = augmented(mel, frames=frames, time_masks=1, time_fraction=0.2) != mel
         time = masked.all(axis=2)
         widths = time.sum(axis=1)
         self.assertEqual((widths.min(), widths.max()), (0, 10))

@@ -23,14 +23,14 @@ from tests.two_devices import MODEL
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.griffin_lim import ITERATIONS as ITERATIONS_OF_SPEECH
-from myxtts.audio.griffin_lim import waves_of
+from myxtts.audio.griffin_lim import griffin_lim_waves
 from myxtts.commands import cli
 from myxtts.errors import CheckpointError, DataError
 from myxtts.synthesis.concatenation import FADE_S, PAUSES_S, fade_ends, pause_between
 from myxtts.synthesis.language import choose_language, trained_languages
 from myxtts.synthesis.speech_file import sound_file, write_speech
 from myxtts.synthesis.synthesizer import BATCH_PIECES, Synthesizer
-from myxtts.text.sentences import End
+from myxtts.text.sentences import Boundary
 from myxtts.training.checkpoint_files import list_checkpoints
 from myxtts.training.select_checkpoint import select_checkpoint
 from tests.sine_corpus import sine, write_sound
@@ -44,18 +44,18 @@ FADE_SAMPLES = round(FADE_S * SAMPLE_RATE_HZ)
 
 folder: Path
 run_folder: Path
-voice: Synthesizer
+synthesizer: Synthesizer
 
 
 def setUpModule():
     """The voice of the whole run, and a folder: for all tests of this file."""
-    global folder, run_folder, voice
+    global folder, run_folder, synthesizer
     temporary = tempfile.TemporaryDirectory()
     unittest.addModuleCleanup(temporary.cleanup)
     folder, run_folder = Path(temporary.name), whole_run().folder
     logging.getLogger("myxtts").handlers = [logging.NullHandler()]  # not the console of that run
     with loaded_once("myxtts.synthesis.synthesizer"):
-        voice = Synthesizer(run_folder, MODEL)
+        synthesizer = Synthesizer(run_folder, MODEL)
 
 
 def sound(name: str, hz: float, seconds: float) -> Path:
@@ -69,50 +69,59 @@ class Case(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        cls.voice, cls.run_folder = voice, run_folder
-        cls.text = "".join(symbol for symbol in voice._tables.symbols.symbols if symbol.isalpha()) * 2
+        cls.synthesizer, cls.run_folder = synthesizer, run_folder
+        cls.text = "".join(symbol for symbol in synthesizer._tables.symbols.symbols if symbol.isalpha()) * 2
         cls.reference = sound("reference.flac", 220.0, 1.0)
 
-    def speak(self, text: str | None = None, references=None, **asked) -> np.ndarray:
+    def synthesize(self, text: str | None = None, references=None, **asked) -> np.ndarray:
         references = [self.reference] if references is None else references
-        return self.voice.speak(text or self.text, references, iterations=ITERATIONS, **asked)
+        return self.synthesizer.synthesize(text or self.text, references, iterations=ITERATIONS, **asked)
 
     def refused(self, said: str, *text, **asked) -> None:
         with self.assertRaises(DataError) as caught:
-            self.voice.sentences(*text, **asked)  # at the call, not when the first sentence is asked for
+            self.synthesizer.synthesize_sentences(
+                *text, **asked
+            )  # at the call, not when the first sentence is asked for
         self.assertIn(said, str(caught.exception))
 
 
 class Speaking(Case):
     def test_wave_has_whole_frames_and_a_level(self):
-        wave = self.speak()
+        wave = self.synthesize()
         self.assertEqual((wave.dtype, wave.ndim, len(wave) % HOP_SAMPLES), (np.float32, 1, 0))
         self.assertGreater(len(wave), HOP_SAMPLES * len(self.text))  # a frame or more for each token
         self.assertTrue(np.isfinite(wave).all() and 0.0 < np.abs(wave).max() <= 1.0)
 
     def test_same_seed_gives_the_same_wave_and_another_one_another(self):
-        first, again, other = (self.speak(options=replace(self.voice.options, seed=seed)) for seed in (1, 1, 2))
+        first, again, other = (
+            self.synthesize(options=replace(self.synthesizer.options, seed=seed)) for seed in (1, 1, 2)
+        )
         np.testing.assert_array_equal(first, again)
         self.assertEqual(first.shape, other.shape)
         self.assertTrue((first != other).any())
 
     def test_slower_is_longer(self):
-        plain, slow = (len(self.speak(options=replace(self.voice.options, speed=speed))) for speed in (1.0, 0.25))
+        plain, slow = (
+            len(self.synthesize(options=replace(self.synthesizer.options, speed=speed))) for speed in (1.0, 0.25)
+        )
         self.assertGreater(slow, 2 * plain)
 
     def test_the_runs_own_manner_is_that_of_its_settings(self):
-        self.assertEqual((self.voice.options.steps, self.voice.options.guidance, self.voice.options.seed), (2, 1.0, 0))
+        self.assertEqual(
+            (self.synthesizer.options.steps, self.synthesizer.options.guidance, self.synthesizer.options.seed),
+            (2, 1.0, 0),
+        )
 
     def test_each_knob_of_the_manner_is_heard(self):
-        plain = self.speak()
+        plain = self.synthesize()
         for knob in ({"steps": 4}, {"guidance": 2.0}, {"pitch_semitones": 5.0}, {"energy_db": 6.0}):
             with self.subTest(knob):
-                other = self.speak(options=replace(self.voice.options, **knob))
+                other = self.synthesize(options=replace(self.synthesizer.options, **knob))
                 self.assertTrue(other.shape != plain.shape or (other != plain).any())
 
     def test_it_speaks_without_a_reference_and_with_several(self):
         second = sound("second.wav", 330.0, 0.6)
-        waves = [self.speak(references=paths) for paths in ([], [self.reference], [self.reference, second])]
+        waves = [self.synthesize(references=paths) for paths in ([], [self.reference], [self.reference, second])]
         for wave in waves:
             self.assertTrue(np.isfinite(wave).all() and np.abs(wave).max() > 0.0)
         for one, other in ((0, 1), (1, 2)):
@@ -120,8 +129,8 @@ class Speaking(Case):
 
     def test_references_are_heard_one_after_the_other_each_to_the_setting(self):
         long = sound("long.wav", 330.0, 4.0)
-        heard = self.voice._hear([self.reference, long])
-        first, second = self.voice._hear([self.reference]), self.voice._hear([long])
+        heard = self.synthesizer._hear([self.reference, long])
+        first, second = self.synthesizer._hear([self.reference]), self.synthesizer._hear([long])
         self.assertEqual(len(second), 3 * SAMPLE_RATE_HZ // HOP_SAMPLES)  # reference_seconds is 3
         np.testing.assert_array_equal(heard, np.concatenate([first, second]))
 
@@ -145,7 +154,7 @@ class UnknownSymbols(Case):
     def test_few_of_them_are_left_out_and_each_is_named_once_with_its_sentences(self):
         text = f"{self.text * 3}ჰ.\n{self.text}.\n{self.text * 4}ჰ漢ჰ."
         with self.assertLogs("myxtts", "WARNING") as logs:
-            self.voice.sentences(text)
+            self.synthesizer.synthesize_sentences(text)
         named = [line for line in logs.output if "left out" in line]
         self.assertEqual([line for line in named if "ჰ" in line], [line for line in named if "sentences 1, 3" in line])
         self.assertEqual(sum("漢 (sentence 3)" in line for line in named), 1)
@@ -170,17 +179,17 @@ class LongTexts(Case):
         return [self.text[: 3 + number] for number in range(self.COUNT)]
 
     def waves(self, text: str, **asked) -> list[np.ndarray]:
-        return list(self.voice.sentences(text, [self.reference], iterations=ITERATIONS, **asked))
+        return list(self.synthesizer.synthesize_sentences(text, [self.reference], iterations=ITERATIONS, **asked))
 
     def test_waves_come_sentence_by_sentence_and_speak_is_their_sum(self):
         text = "\n".join(self.lines())
         waves = self.waves(text)
         self.assertEqual(len(waves), self.COUNT)
-        np.testing.assert_array_equal(np.concatenate(waves), self.speak(text))
+        np.testing.assert_array_equal(np.concatenate(waves), self.synthesize(text))
 
     def test_nothing_is_spoken_before_it_is_asked_for(self):
-        with mock.patch.object(self.voice, "_say", wraps=self.voice._say) as say:
-            waves = self.voice.sentences("\n".join(self.lines()), iterations=ITERATIONS)
+        with mock.patch.object(self.synthesizer, "_say", wraps=self.synthesizer._say) as say:
+            waves = self.synthesizer.synthesize_sentences("\n".join(self.lines()), iterations=ITERATIONS)
             self.assertEqual(say.call_count, 0)
             next(waves)
             self.assertEqual(say.call_count, 1)
@@ -189,13 +198,13 @@ class LongTexts(Case):
     def test_a_sentence_sounds_as_if_it_stood_alone(self):
         together = self.waves("\n".join(self.lines()))
         for line, wave in zip(self.lines(), together, strict=True):
-            alone = self.speak(line)
+            alone = self.synthesize(line)
             # Rounding differs with the shape of a batch, and each iteration of Griffin-Lim lets it grow.
             np.testing.assert_allclose(wave[-len(alone) :], alone, atol=1e-3)
             self.assertFalse(wave[: -len(alone)].any())  # the pause
 
     def test_there_is_no_click_at_any_joint(self):
-        joined = self.speak("\n".join(self.lines()))
+        joined = self.synthesize("\n".join(self.lines()))
         waves = self.waves("\n".join(self.lines()))
         loudest_jump = np.abs(np.diff(joined)).max()
         for joint in np.cumsum([len(wave) for wave in waves])[:-1]:
@@ -205,12 +214,12 @@ class LongTexts(Case):
 
     def test_pauses_are_longer_behind_paragraphs_and_shorter_in_fast_speech(self):
         def second(text: str, speed: float = 1.0) -> int:
-            return len(self.waves(text, options=replace(self.voice.options, speed=speed))[1])
+            return len(self.waves(text, options=replace(self.synthesizer.options, speed=speed))[1])
 
         paragraph, fast = second(f"{self.text}.\n{self.text}."), second(f"{self.text}.\n{self.text}.", speed=4.0)
         sentence = second(f"{self.text}. {self.text.title()}.")
         self.assertEqual(
-            paragraph - sentence, round((PAUSES_S[End.PARAGRAPH] - PAUSES_S[End.SENTENCE]) * SAMPLE_RATE_HZ)
+            paragraph - sentence, round((PAUSES_S[Boundary.PARAGRAPH] - PAUSES_S[Boundary.SENTENCE]) * SAMPLE_RATE_HZ)
         )
         self.assertLess(fast, paragraph)
 
@@ -221,10 +230,10 @@ class Waves(unittest.TestCase):
     def test_a_row_has_the_same_samples_alone_and_padded_in_a_batch(self):
         mels = np.random.default_rng(0).normal(-5.5, 2.1, (3, 20, 80)).astype(np.float32)
         frames = [20, 7, 1]
-        waves = waves_of(tf.constant(mels), frames, (5, 0), iterations=4)
+        waves = griffin_lim_waves(tf.constant(mels), frames, (5, 0), iterations=4)
         self.assertEqual([len(wave) for wave in waves], [HOP_SAMPLES * length for length in frames])
         for mel, length, wave in zip(mels, frames, waves, strict=True):
-            (alone,) = waves_of(tf.constant(mel[None, :length]), [length], (5, 0), iterations=4)
+            (alone,) = griffin_lim_waves(tf.constant(mel[None, :length]), [length], (5, 0), iterations=4)
             np.testing.assert_array_equal(alone, wave)
 
     def test_the_help_tells_the_default_number_of_iterations(self):
@@ -251,15 +260,15 @@ class Joints(unittest.TestCase):
     def test_a_pause_is_filled_up_by_what_the_waves_leave_of_it(self):
         quiet, loud = np.full(1_000, 0.001, np.float32), np.full(2_000, 0.5, np.float32)
         wave = np.concatenate([quiet, loud, quiet])
-        wanted = round(PAUSES_S[End.SENTENCE] * SAMPLE_RATE_HZ)
+        wanted = round(PAUSES_S[Boundary.SENTENCE] * SAMPLE_RATE_HZ)
         for before, after, left in ((loud, loud, wanted), (wave, loud, wanted - 1_000), (wave, wave, wanted - 2_000)):
-            self.assertEqual(len(pause_between(before, End.SENTENCE, after, 1.0)), left)
-        self.assertEqual(len(pause_between(wave, End.CLAUSE, wave, 4.0)), 0)
+            self.assertEqual(len(pause_between(before, Boundary.SENTENCE, after, 1.0)), left)
+        self.assertEqual(len(pause_between(wave, Boundary.CLAUSE, wave, 4.0)), 0)
 
     def test_silent_waves_count_as_pauses(self):
         silence = np.zeros(1_000, np.float32)
-        wanted = round(PAUSES_S[End.PARAGRAPH] * SAMPLE_RATE_HZ)
-        self.assertEqual(len(pause_between(silence, End.PARAGRAPH, silence[:0], 1.0)), wanted - 1_000)
+        wanted = round(PAUSES_S[Boundary.PARAGRAPH] * SAMPLE_RATE_HZ)
+        self.assertEqual(len(pause_between(silence, Boundary.PARAGRAPH, silence[:0], 1.0)), wanted - 1_000)
 
 
 class SoundFile(unittest.TestCase):
@@ -324,12 +333,14 @@ class Writing(Case):
         with mock.patch("myxtts.placement.devices.configure"):  # this process has its devices
             with small_models():
                 write_speech(self.run_folder, text, [self.reference], out, **asked)
-            with mock.patch("myxtts.synthesis.synthesizer.Synthesizer", return_value=voice):  # loaded another time
+            with mock.patch(
+                "myxtts.synthesis.synthesizer.Synthesizer", return_value=synthesizer
+            ):  # loaded another time
                 write_speech(self.run_folder, text, [self.reference], again, **asked)
         self.assertEqual(out.read_bytes(), again.read_bytes())
         wave, rate_hz = soundfile.read(out, dtype="float32")
         self.assertEqual(rate_hz, SAMPLE_RATE_HZ)
-        expected = self.speak(text, options=replace(voice.options, speed=2.0))
+        expected = self.synthesize(text, options=replace(synthesizer.options, speed=2.0))
         np.testing.assert_allclose(wave, expected, atol=1.1 / 32768)
 
 

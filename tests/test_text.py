@@ -10,7 +10,7 @@ import numpy as np
 from myxtts.errors import DataError
 from myxtts.text import espeak
 from myxtts.text.espeak import PAUSE, WORD_GAP, EspeakVoice
-from myxtts.text.frontend import normalise, symbols_of
+from myxtts.text.frontend import normalise_text, symbols_of
 from myxtts.text.symbols import SymbolTable
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -18,20 +18,20 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 class Normalisation(unittest.TestCase):
     def test_whitespace_collapses_and_invisible_characters_go(self):
-        self.assertEqual(normalise(" a\t\nb\u200b\u00adc\0 \ufeffd\ud800 "), "a bc d")
+        self.assertEqual(normalise_text(" a\t\nb\u200b\u00adc\0 \ufeffd\ud800 "), "a bc d")
 
     def test_quotes_dashes_and_ellipses_have_one_spelling(self):
-        self.assertEqual(normalise("„Don’t“ – «wait»... well‑known—no"), '"Don\'t" — "wait"… well-known — no')
+        self.assertEqual(normalise_text("„Don’t“ – «wait»... well‑known—no"), '"Don\'t" — "wait"… well-known — no')
 
     def test_marks_of_other_scripts_become_the_latin_ones(self):
-        self.assertEqual(normalise("سلام، حال؛ چطور؟"), "سلام, حال; چطور?")
-        self.assertEqual(normalise("你好，世界。"), "你好, 世界.")
+        self.assertEqual(normalise_text("سلام، حال؛ چطور؟"), "سلام, حال; چطور?")
+        self.assertEqual(normalise_text("你好，世界。"), "你好, 世界.")
 
     def test_composed_and_decomposed_letters_are_the_same(self):
-        self.assertEqual(normalise("cafe\u0301"), "café")
+        self.assertEqual(normalise_text("cafe\u0301"), "café")
 
     def test_joiner_inside_a_persian_word_stays(self):
-        self.assertIn("\u200c", normalise("می\u200cروم"))
+        self.assertIn("\u200c", normalise_text("می\u200cروم"))
 
 
 class Phonemes(unittest.TestCase):
@@ -73,7 +73,7 @@ class Phonemes(unittest.TestCase):
     def test_phonemes_do_not_depend_on_what_was_said_before(self):
         texts = [("The old sailor slept.", "en"), ("გუშინ თოვდა.", "ka"), ("دیروز برف آمد.", "fa")]
         first = [espeak.phonemes(*text) for text in texts]
-        espeak.speak("Something else, quickly!", EspeakVoice("en", "m3", 70, 200))
+        espeak.synthesize("Something else, quickly!", EspeakVoice("en", "m3", 70, 200))
         self.assertEqual([espeak.phonemes(*text) for text in reversed(texts)], first[::-1])
 
     def test_threads_take_turns(self):
@@ -108,7 +108,7 @@ class Characters(unittest.TestCase):
 
 class Speech(unittest.TestCase):
     def test_events_follow_the_text(self):
-        samples, events = espeak.speak("See, two.", EspeakVoice("en"))
+        samples, events = espeak.synthesize("See, two.", EspeakVoice("en"))
         self.assertEqual(samples.dtype, np.int16)
         self.assertEqual([symbol for _, symbol in events if symbol != PAUSE], ["s", "ˈiː", WORD_GAP, "t", "ˈuː"])
         starts_s = [start_s for start_s, _ in events]
@@ -116,27 +116,27 @@ class Speech(unittest.TestCase):
         self.assertLessEqual(starts_s[-1], len(samples) / espeak.SAMPLE_RATE_HZ)
 
     def test_rate_and_pitch_are_those_of_the_voice(self):
-        slow, _ = espeak.speak("One two three.", EspeakVoice("en", rate_wpm=100))
-        fast, _ = espeak.speak("One two three.", EspeakVoice("en", rate_wpm=200))
+        slow, _ = espeak.synthesize("One two three.", EspeakVoice("en", rate_wpm=100))
+        fast, _ = espeak.synthesize("One two three.", EspeakVoice("en", rate_wpm=200))
         self.assertGreater(len(slow), 1.5 * len(fast))
-        low, _ = espeak.speak("One two three.", EspeakVoice("en", pitch=20))
-        high, _ = espeak.speak("One two three.", EspeakVoice("en", pitch=80))
+        low, _ = espeak.synthesize("One two three.", EspeakVoice("en", pitch=20))
+        high, _ = espeak.synthesize("One two three.", EspeakVoice("en", pitch=80))
         self.assertGreater(_first_peak_hz(high), 1.3 * _first_peak_hz(low))
 
     def test_fresh_copy_repeats_itself_whatever_was_said_before(self):
         spoken = []
         for _ in range(2):
-            with espeak.fresh() as copy:
-                spoken.append([copy.speak("Once more.", EspeakVoice("en"))[0].tobytes() for _ in range(2)])
+            with espeak.isolated_copy() as copy:
+                spoken.append([copy.synthesize("Once more.", EspeakVoice("en"))[0].tobytes() for _ in range(2)])
         self.assertEqual(spoken[0], spoken[1])
 
     def test_language_switch_is_no_event(self):
-        _, events = espeak.speak("hello سلام", EspeakVoice("fa"))
+        _, events = espeak.synthesize("hello سلام", EspeakVoice("fa"))
         self.assertFalse([symbol for _, symbol in events if "(" in symbol])
 
     def test_interrupt_while_speaking_is_not_lost(self):
         self.addCleanup(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
-        with espeak.fresh() as copy:
+        with espeak.isolated_copy() as copy:
             collect = copy._collect
 
             def interrupt(event) -> None:  # inside the library's callback, where ctypes drops exceptions
@@ -145,12 +145,12 @@ class Speech(unittest.TestCase):
 
             copy._collect = interrupt
             with self.assertRaises(KeyboardInterrupt):
-                copy.speak("One.", EspeakVoice("en"))
+                copy.synthesize("One.", EspeakVoice("en"))
         self.assertIs(signal.getsignal(signal.SIGINT), signal.default_int_handler)
 
     def test_unknown_variant_is_refused(self):
         with self.assertRaisesRegex(ValueError, "zzz"):
-            espeak.speak("a", EspeakVoice("en", "zzz"))
+            espeak.synthesize("a", EspeakVoice("en", "zzz"))
 
 
 class Symbols(unittest.TestCase):

@@ -149,11 +149,11 @@ class ListenerTest(RunOfRecogniser):
         self.assertIn("width 8", transcriber.decoding)
 
     def test_texts_have_the_form_of_the_run(self):
-        self.assertEqual(self.transcriber.form("ABC", "en"), "abc")
+        self.assertEqual(self.transcriber.normalise_reference("ABC", "en"), "abc")
         with self.assertRaisesRegex(DataError, "'ka' was to be heard.*trained on en"):
-            self.transcriber.form("abc", "ka")
+            self.transcriber.normalise_reference("abc", "ka")
         with self.assertRaisesRegex(DataError, r"'z' \(U\+007A\)"):
-            self.transcriber.form("abz", "en")
+            self.transcriber.normalise_reference("abz", "en")
 
     def test_a_voice_and_a_missing_checkpoint_are_refused(self):
         with self.assertRaisesRegex(CheckpointError, "it is a voice"):

@@ -23,9 +23,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> int:
     asked = parse(arguments)
-    from myxtts.synthesis.export import write_export  # imports TensorFlow, which takes seconds
+    from myxtts.synthesis.export import export_run  # imports TensorFlow, which takes seconds
 
-    write_export(**vars(asked))
+    export_run(**vars(asked))
     return 0
 
 

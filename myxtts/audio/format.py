@@ -15,7 +15,7 @@ LOW_HZ = 0.0
 HIGH_HZ = 8_000.0
 PAD_SAMPLES = (FFT_SAMPLES - HOP_SAMPLES) // 2  # 384 reflected on each side: frames = samples // 256
 DECIBELS_PER_NEPER = 20.0 / log(10.0)  # the log-mel is the natural logarithm of a magnitude
-LOUD_DB = 48.0  # how far a frame of speech may be below the loudest one
+TOP_DB = 48.0  # how far a frame of speech may be below the loudest one
 LOG_FLOOR = 1e-5  # log(1e-5) = -11.5 is silence
 
 

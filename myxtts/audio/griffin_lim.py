@@ -7,11 +7,11 @@ from myxtts.audio.format import FFT_SAMPLES, HOP_SAMPLES, PAD_SAMPLES, WINDOW_SA
 from myxtts.audio.mel import mel_filters, stft
 
 ITERATIONS = 30  # of copy synthesis 1.27 dB mel-cepstral distortion; 60 take 1.8 times the time for 1.24
-INVERSION_STEPS = 16
+NNLS_STEPS = 16
 MOMENTUM = 0.99
 
 
-def magnitude_from(log_mel):
+def inverse_mel_scale(log_mel):
     """Non-negative magnitudes whose mel is nearest to the given one.
 
     Multiplicative updates for non-negative least squares (Lee & Seung 2001), which keep every
@@ -29,7 +29,7 @@ def magnitude_from(log_mel):
     mel = tf.exp(log_mel)
     wanted = tf.matmul(mel, bank, transpose_b=True)
     magnitude = tf.maximum(tf.matmul(mel, np.linalg.pinv(mel_filters()[:heard]).astype(np.float32)), 1e-6)
-    for _ in range(INVERSION_STEPS):
+    for _ in range(NNLS_STEPS):
         # Not by bank · bankᵀ: a third of the work.
         found = tf.matmul(tf.matmul(magnitude, bank), bank, transpose_b=True)
         ratio = wanted / tf.maximum(found, 1e-10)
@@ -57,7 +57,7 @@ def griffin_lim(log_mel, iterations, seed):
     Returns:
         float32 [batch, frames * 256] in [-1, 1].
     """
-    magnitude = magnitude_from(log_mel)
+    magnitude = inverse_mel_scale(log_mel)
     phase = tf.random.stateless_uniform(tf.shape(magnitude), seed, 0.0, 2.0 * np.pi)
     spectrum = tf.complex(magnitude * tf.cos(phase), magnitude * tf.sin(phase))
     wave = previous = _inverse(spectrum)
@@ -69,7 +69,9 @@ def griffin_lim(log_mel, iterations, seed):
     return wave / tf.maximum(tf.reduce_max(tf.abs(wave), axis=1, keepdims=True), 1.0)
 
 
-def waves_of(log_mel, frames, seed: tuple[int, int] = (0, 0), iterations: int = ITERATIONS) -> list[np.ndarray]:
+def griffin_lim_waves(
+    log_mel, frames, seed: tuple[int, int] = (0, 0), iterations: int = ITERATIONS
+) -> list[np.ndarray]:
     """Waves of a batch of mels on the host, each of its own frames alone: what pads a row changes no sample.
 
     Args:

@@ -5,14 +5,14 @@ import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ, frame_count
 
-LOWEST_HZ = 60.0
-HIGHEST_HZ = 600.0
+F0_MIN_HZ = 60.0
+F0_MAX_HZ = 600.0
 SMOOTHED_SAMPLES = 22  # 1 ms: takes noise and fine formant structure off, as the paper does
 DECIMATION = 4  # what is left ends below 1 kHz: at 11 kHz the same pitches are found in twice the time
 RATE_HZ = SAMPLE_RATE_HZ / DECIMATION  # 5.5 kHz; the lengths below are in samples of this rate
 HOP = HOP_SAMPLES // DECIMATION
-SHORTEST_LAG = int(RATE_HZ / HIGHEST_HZ)  # 9
-LONGEST_LAG = int(RATE_HZ / LOWEST_HZ) + 1  # 92
+SHORTEST_LAG = int(RATE_HZ / F0_MAX_HZ)  # 9
+LONGEST_LAG = int(RATE_HZ / F0_MIN_HZ) + 1  # 92
 LAGS = LONGEST_LAG + 2  # from 0, and one more for the parabola
 INTEGRATED_HOPS = 3  # 35 ms: two periods of the lowest voice
 BLOCK = 160  # at least a hop and all lags behind it, so that no lag wraps around; 2^5 · 5 is quick to transform
@@ -52,7 +52,7 @@ def f0(waveform, samples):
     difference = _difference(_hops(wave, frame_count(padded)))
     lag, aperiodicity = _period(difference[:, :, SHORTEST_LAG - 1 :] / tf.matmul(difference, _MEANS))
     voiced = (aperiodicity < VOICED) & tf.sequence_mask(frame_count(samples), frame_count(padded))
-    hz = tf.clip_by_value(RATE_HZ / _refined(difference, lag), LOWEST_HZ, HIGHEST_HZ)
+    hz = tf.clip_by_value(RATE_HZ / _refined(difference, lag), F0_MIN_HZ, F0_MAX_HZ)
     return tf.where(voiced, hz, 0.0), voiced
 
 

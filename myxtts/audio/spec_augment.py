@@ -5,7 +5,7 @@ import tensorflow as tf
 from myxtts.seeds import fold_in
 
 
-def spec_augment(mel, frames, seed, time_masks: int, time_share: float, frequency_masks: int, frequency_bands: int):
+def spec_augment(mel, frames, seed, time_masks: int, time_fraction: float, frequency_masks: int, frequency_bands: int):
     """Log-mels in which masked values are the mean that their band has over the row's real frames.
 
     The paper masks with 0 in features of mean 0. Each mask's width is uniform from 0 to the largest, its place
@@ -17,7 +17,7 @@ def spec_augment(mel, frames, seed, time_masks: int, time_share: float, frequenc
         frames: int32 [B].
         seed: int32 [2]; each row has its own masks.
         time_masks, frequency_masks: how many of each; 0 is none.
-        time_share: largest width of one in time, as a share of the row's frames, up to 1.
+        time_fraction: largest width of one in time, as a share of the row's frames, up to 1.
         frequency_bands: largest width of one in frequency, up to all bands.
 
     Returns:
@@ -25,7 +25,7 @@ def spec_augment(mel, frames, seed, time_masks: int, time_share: float, frequenc
     """
     padded, bands = tf.shape(mel)[1], mel.shape[2]
     real = tf.sequence_mask(frames, padded)[:, :, None]
-    longest = tf.cast(tf.cast(frames, tf.float32) * time_share, tf.int32)
+    longest = tf.cast(tf.cast(frames, tf.float32) * time_fraction, tf.int32)
     widest = tf.fill(tf.shape(frames), frequency_bands)
     time = _masked(longest, frames, padded, time_masks, fold_in(seed, "time masks"))
     frequency = _masked(widest, tf.fill(tf.shape(frames), bands), bands, frequency_masks, fold_in(seed, "bands"))

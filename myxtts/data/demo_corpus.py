@@ -30,8 +30,8 @@ import yaml
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.errors import DataError
-from myxtts.text.espeak import PAUSE, WORD_GAP, Espeak, EspeakVoice, fresh
-from myxtts.text.frontend import normalise
+from myxtts.text.espeak import PAUSE, WORD_GAP, Espeak, EspeakVoice, isolated_copy
+from myxtts.text.frontend import normalise_text
 
 ARGUMENTS_FILE = "demo_corpus.json"
 EDGE_SAMPLES = 1102  # 50 ms of silence before the first and after the last sound
@@ -216,7 +216,7 @@ def _stands_already(out: Path, arguments: dict) -> bool:
 def _write(folder: Path, planned: list[_Utterance], progress: Callable[[], object]) -> None:
     (folder / "wavs").mkdir(parents=True)
     with (
-        fresh() as espeak,
+        isolated_copy() as espeak,
         open(folder / "metadata.csv", "w", encoding="utf-8", newline="\n") as metadata,
         open(folder / "corpus.csv", "w", encoding="utf-8", newline="") as corpus,
         open(folder / "alignments.jsonl", "w", encoding="utf-8", newline="\n") as alignments,
@@ -226,7 +226,7 @@ def _write(folder: Path, planned: list[_Utterance], progress: Callable[[], objec
         for utterance in planned:
             samples, phonemes = speak_trimmed(espeak, utterance.text, utterance.voice)
             (folder / "wavs" / f"{utterance.id}.wav").write_bytes(_wave_file(samples))
-            metadata.write(f"{utterance.id}|{utterance.text}|{normalise(utterance.text)}\n")
+            metadata.write(f"{utterance.id}|{utterance.text}|{normalise_text(utterance.text)}\n")
             rows.writerow(
                 (f"wavs/{utterance.id}.wav", utterance.text, utterance.speaker, utterance.voice.language),
             )
@@ -237,7 +237,7 @@ def _write(folder: Path, planned: list[_Utterance], progress: Callable[[], objec
 
 def speak_trimmed(espeak: Espeak, text: str, voice: EspeakVoice) -> tuple[np.ndarray, list[tuple[str, float, float]]]:
     """int16 samples between two edges of silence, and (symbol, start_s, end_s) of everything in them."""
-    samples, events = espeak.speak(text, voice)
+    samples, events = espeak.synthesize(text, voice)
     sounding = np.flatnonzero(samples)
     first, last = int(sounding[0]), int(sounding[-1])
     edge = np.zeros(EDGE_SAMPLES, np.int16)

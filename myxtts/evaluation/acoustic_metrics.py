@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import librosa
 import numpy as np
 
-from myxtts.audio.format import DECIBELS_PER_NEPER, HOP_SAMPLES, LOUD_DB, SAMPLE_RATE_HZ
+from myxtts.audio.format import DECIBELS_PER_NEPER, HOP_SAMPLES, SAMPLE_RATE_HZ, TOP_DB
 
 CEPSTRA = 13
 DECIBELS = 10.0 * np.sqrt(2.0) / np.log(10.0)
@@ -94,7 +94,7 @@ def compare(recorded: Sound, spoken: Sound) -> Comparison:
 def loud(log_mel: np.ndarray) -> np.ndarray:
     """Whether each frame is no silence, bool [T]: by the mean of its bands in decibels, against the loudest frame."""
     level_db = DECIBELS_PER_NEPER * log_mel.mean(axis=1)
-    return level_db > level_db.max() - LOUD_DB
+    return level_db > level_db.max() - TOP_DB
 
 
 def unmatched_s(path: np.ndarray, distance_db: np.ndarray, loud: np.ndarray) -> float:

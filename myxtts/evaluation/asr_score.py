@@ -133,7 +133,7 @@ def asr_score(
     transcripts = []
     for row, said in zip(rows, heard, strict=True):
         language = transcriber.vocabulary.languages[manifest.language[row]]
-        text = transcriber.form(manifest.texts[row], language)
+        text = transcriber.normalise_reference(manifest.texts[row], language)
         transcripts.append(Transcript(manifest.ids[row], speakers[manifest.speaker[row]], language, text, said))
     return ASRScore(
         run=str(transcriber.run),

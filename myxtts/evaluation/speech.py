@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES
-from myxtts.audio.griffin_lim import ITERATIONS, waves_of
+from myxtts.audio.griffin_lim import ITERATIONS, griffin_lim_waves
 from myxtts.audio.mel import SILENCE, log_mel
 from myxtts.audio.pitch import f0
 from myxtts.evaluation.acoustic_metrics import Sound
@@ -51,7 +51,7 @@ def speak(
         mels, frames = _padded(references[part], SILENCE)
         with tf.device(device):
             mel, lengths, _ = network.speak(ids, counts, tf.constant(languages[part]), mels, frames, options)
-            waves += waves_of(mel, lengths, iterations=iterations)
+            waves += griffin_lim_waves(mel, lengths, iterations=iterations)
     return waves
 
 
@@ -61,7 +61,7 @@ def copy_synthesis(mels: Sequence[np.ndarray], device: str) -> list[np.ndarray]:
     for part in _parts(len(mels)):
         mel, frames = _padded(mels[part], SILENCE)
         with tf.device(device):
-            waves += waves_of(mel, frames)
+            waves += griffin_lim_waves(mel, frames)
     return waves
 
 

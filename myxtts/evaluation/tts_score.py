@@ -113,7 +113,11 @@ def score_of(run: Path, checkpoint: Path, choice: Choice, route: Route, pictures
     device, options = route.model, choice.options(synthesis_options(config.model))
     transcriber = Transcriber(choice.recogniser, device) if choice.recogniser else None
     found = read_utterances(network, manifest, config, route, run, choice.utterances or MOST_SPOKEN)
-    texts = [transcriber.form(one.text, metadata["languages"][one.language]) for one in found] if transcriber else []
+    texts = (
+        [transcriber.normalise_reference(one.text, metadata["languages"][one.language]) for one in found]
+        if transcriber
+        else []
+    )
     log.info("evaluation     %s, %d utterances", checkpoint, len(found))
     waves, real_time_factor = spoken(network, found, metadata, options, device)
     source = f"utterances of {choice.data}" if choice.data else "held-out utterances"

@@ -15,7 +15,7 @@ from myxtts.batch import ASR_FEATURES
 from myxtts.models.layers import SeededDropout, length_mask
 from myxtts.models.lmu import LegendreMemory
 from myxtts.models.xtts import MEL_MEAN, MEL_STD
-from myxtts.text.ctc import BLANK_ID, subsampled
+from myxtts.text.ctc import BLANK_ID, subsampled_length
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class ASRModel(keras.Model):
             x = x * length_mask(frames, tf.shape(x)[1], x.dtype)
             # Not padding="same": with strides it begins one frame earlier or later as the padded length is odd or even.
             x = conv(tf.pad(x, [[0, 0], [KERNEL // 2, KERNEL // 2], [0, 0]]))
-            frames = subsampled(frames, conv.strides[0])
+            frames = subsampled_length(frames, conv.strides[0])
         mask = length_mask(frames, tf.shape(x)[1], x.dtype)
         for block in self.blocks:
             x = block(x, mask, frames, seed)

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 from keras import layers
 
-from myxtts.audio.format import DECIBELS_PER_NEPER, LOUD_DB, MEL_BANDS
+from myxtts.audio.format import DECIBELS_PER_NEPER, MEL_BANDS, TOP_DB
 from myxtts.audio.mel import SILENCE
 from myxtts.batch import TTS_FEATURES
 from myxtts.models import flow
@@ -432,7 +432,7 @@ def voice_level(mel, frames):
     real = length_mask(frames, tf.shape(mel)[1], tf.float32)
     level = tf.reduce_mean(mel, axis=2, keepdims=True)
     loudest = tf.reduce_max(tf.where(real > 0.0, level, level.dtype.min), axis=1, keepdims=True)
-    loud = real * tf.cast(level > loudest - LOUD_DB / (DECIBELS_PER_NEPER * MEL_STD), tf.float32)
+    loud = real * tf.cast(level > loudest - TOP_DB / (DECIBELS_PER_NEPER * MEL_STD), tf.float32)
     return tf.reduce_sum(mel * loud, axis=1) / tf.maximum(tf.reduce_sum(loud, axis=1), 1.0)
 
 

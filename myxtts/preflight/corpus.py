@@ -15,7 +15,7 @@ from myxtts.data.dataset import Corpus, load_corpora
 from myxtts.data.manifest import Manifest, Vocabulary
 from myxtts.preflight.checks import Check, check, remark
 from myxtts.run import Start, check_validation_data
-from myxtts.text.frontend import normalise, symbols_of
+from myxtts.text.frontend import normalise_text, symbols_of
 
 MUCH_PADDING = 0.2
 SHOWN = 3  # rejected rows and unknown characters that are named
@@ -109,7 +109,7 @@ def silent_characters(manifests: list[Manifest], languages: tuple[str, ...], fro
     texts_with: Counter = Counter()
     for manifest in manifests:
         for text, language in zip(manifest.texts, manifest.language, strict=True):
-            texts_with.update((character, languages[language]) for character in set(normalise(text)))
+            texts_with.update((character, languages[language]) for character in set(normalise_text(text)))
     silent: Counter = Counter()
     for (character, language), count in texts_with.items():
         counts = unicodedata.category(character)[0] not in "PZM"

@@ -65,7 +65,7 @@ class Transcriber:
         log.info("recogniser     %s, step %d", run, metadata["step"])
 
     def transcribe(self, waves: Iterable[np.ndarray]) -> Iterator[str]:
-        """The text of each wave, as the run writes texts: see `form`.
+        """The text of each wave, as the run writes texts: see `normalise_reference`.
 
         Waves are taken and texts given as they come, about ten minutes of speech at a time. A wave longer than 20 s is
         cut at quiet places, and the texts of its parts are joined by spaces.
@@ -79,7 +79,7 @@ class Transcriber:
             for own in parts:
                 yield " ".join(filter(None, [next(said).strip() for _ in own]))
 
-    def form(self, text: str, language: str) -> str:
+    def normalise_reference(self, text: str, language: str) -> str:
         """A text as the run would write it: by its front end, so in lower case, or as phonemes.
 
         Raises:

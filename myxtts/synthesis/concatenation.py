@@ -3,12 +3,12 @@
 import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.text.sentences import End
+from myxtts.text.sentences import Boundary
 
 FADE_S = 0.005
 # Silence between two pieces in all, what they end and begin with included. espeak-ng makes 0.15 s at a comma, 0.30 s
 # between sentences and 0.53 s between paragraphs at its own 175 words a minute; people who read aloud take longer.
-PAUSES_S = {End.CLAUSE: 0.15, End.SENTENCE: 0.4, End.PARAGRAPH: 0.8}
+PAUSES_S = {Boundary.CLAUSE: 0.15, Boundary.SENTENCE: 0.4, Boundary.PARAGRAPH: 0.8}
 QUIET = 0.01  # of a wave's peak: -40 dB
 
 
@@ -21,7 +21,7 @@ def fade_ends(wave: np.ndarray) -> np.ndarray:
     return np.concatenate([wave[:samples] * rise, wave[samples:-samples], wave[-samples:] * rise[::-1]])
 
 
-def pause_between(wave: np.ndarray, end: End, following: np.ndarray, speed: float) -> np.ndarray:
+def pause_between(wave: np.ndarray, end: Boundary, following: np.ndarray, speed: float) -> np.ndarray:
     """The zeros to put between two waves, the first of which ends `end`: what their own silence leaves of the pause."""
     silent = _silent_samples(wave[::-1]) + _silent_samples(following)
     wanted = round(PAUSES_S[end] * SAMPLE_RATE_HZ / speed)

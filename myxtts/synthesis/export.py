@@ -2,7 +2,7 @@
 
 FOLDER/
     saved_model.pb  variables/  …    signatures `serving_default` and `reference`
-    voice.json                       how ids are made: symbols, languages, front end; and the defaults
+    metadata.json                    how ids are made: symbols, languages, front end; and the defaults
 """
 
 import json
@@ -35,7 +35,7 @@ FORMAT = 1
 log = logging.getLogger(__name__)
 
 
-def write_export(run: Path, out: Path, checkpoint: str | None = None, iterations: int | None = None) -> None:
+def export_run(run: Path, out: Path, checkpoint: str | None = None, iterations: int | None = None) -> None:
     """Write the voice of a run as a SavedModel, whole or not at all. Works on the CPU: the file holds no device.
 
     Args:
@@ -53,42 +53,42 @@ def write_export(run: Path, out: Path, checkpoint: str | None = None, iterations
     chosen = select_checkpoint(run, checkpoint)
     placement = plan_routes(PlacementConfig(), gpu_count=0)
     devices.configure(placement)
-    export_voice(chosen, out, ITERATIONS if iterations is None else iterations, placement.routes[0].model)
+    export_checkpoint(chosen, out, ITERATIONS if iterations is None else iterations, placement.routes[0].model)
     log.info("export         %s of %s", out, chosen)
 
 
-def export_voice(checkpoint: Path, out: Path, iterations: int, device: str) -> None:
+def export_checkpoint(checkpoint: Path, out: Path, iterations: int, device: str) -> None:
     """Write a checkpoint's voice into a folder that does not exist; `device` is where the weights are meanwhile.
 
     Raises:
         CheckpointError: the checkpoint is damaged.
     """
     metadata = read_metadata(checkpoint)
-    voice = describe_voice(metadata, iterations)
+    voice = export_metadata(metadata, iterations)
     with tf.device(device):
-        module = voice_module(load_model(checkpoint, metadata, device), iterations, voice["reference_samples"])
+        module = synthesis_module(load_model(checkpoint, metadata, device), iterations, voice["reference_samples"])
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as temporary:
         partial = Path(temporary) / out.name
-        signatures = {"serving_default": module.speak, "reference": module.transcribe}
+        signatures = {"serving_default": module.synthesize, "reference": module.reference_mel}
         tf.saved_model.save(module, str(partial), signatures)
-        write_whole(partial / "voice.json", json.dumps(voice, ensure_ascii=False, indent=1).encode())
+        write_whole(partial / "metadata.json", json.dumps(voice, ensure_ascii=False, indent=1).encode())
         os.replace(partial, out)
 
 
-def voice_module(network: XTTS, iterations: int, reference_samples: int) -> tf.Module:
-    """What is saved: `speak`, from ids to a wave, and `hear`, from a wave to the mel of a reference.
+def synthesis_module(network: XTTS, iterations: int, reference_samples: int) -> tf.Module:
+    """What is saved: `synthesize`, from ids to a wave, and `reference_mel`, from a wave to the mel of a reference.
 
     The module holds plain variables and functions, and no Keras object, so that nobody needs Keras to load it.
     """
 
     @tf.function(input_signature=SPOKEN)
-    def speak(*inputs):
+    def synthesize(*inputs):
         mel, frames, _ = network.spoken_mel(*inputs)
         *_, seed = inputs
         samples = frames * HOP_SAMPLES
         longest = tf.shape(mel)[1] * HOP_SAMPLES
 
-        def wave_of(row):  # of its own frames alone, as `waves_of` does it: what pads a row changes no sample
+        def wave_of(row):  # of its own frames alone, as `griffin_lim_waves` does it: what pads a row changes no sample
             wave = griffin_lim(mel[row : row + 1, : frames[row]], iterations, seed)[0]
             return tf.pad(wave, [[0, longest - samples[row]]])
 
@@ -96,18 +96,18 @@ def voice_module(network: XTTS, iterations: int, reference_samples: int) -> tf.M
         return {"wave": wave, "samples": samples, "mel": mel}
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.float32, "wave")])
-    def transcribe(wave):
+    def reference_mel(wave):
         mel = log_mel(wave[None, :reference_samples])
         return {"reference": mel, "reference_frames": tf.shape(mel)[1:2]}
 
     module = tf.Module(name="voice")
     module.weights = [v.value for v in network.variables]
-    module.speak, module.transcribe = speak, transcribe
+    module.synthesize, module.reference_mel = synthesize, reference_mel
     return module
 
 
-def describe_voice(metadata: dict[str, Any], iterations: int) -> dict[str, Any]:
-    """voice.json: all that a program needs to know to use the signatures.
+def export_metadata(metadata: dict[str, Any], iterations: int) -> dict[str, Any]:
+    """metadata.json: all that a program needs to know to use the signatures.
 
     Args:
         about: state.json of the checkpoint.

@@ -16,7 +16,7 @@ from myxtts.errors import ConfigError, DataError
 from myxtts.placement.routes import plan_routes
 from myxtts.synthesis.language import choose_language, trained_languages
 from myxtts.synthesis.reference import check_reference
-from myxtts.text.sentences import pieces_of
+from myxtts.text.sentences import split_text
 
 FORMATS = {".wav": "WAV", ".flac": "FLAC", ".ogg": "OGG"}
 
@@ -35,7 +35,7 @@ def write_speech(
     """Speak a text into a file, on GPU 0 or, without one, on the CPU. The file is written while it is spoken.
 
     Args:
-        language, iterations, manner: as `Voice.sentences` has them; what is None or missing is the run's own.
+        language, iterations, options: as in `Synthesizer.synthesize_sentences`; the run's own by default.
 
     Raises:
         UserError: the run, a reference, the text or the output cannot be used.
@@ -47,10 +47,10 @@ def write_speech(
 
     placement = plan_routes(PlacementConfig(), devices.gpu_count())
     devices.configure(placement)
-    voice = Synthesizer(run, placement.routes[0].model)
+    synthesizer = Synthesizer(run, placement.routes[0].model)
     started_s = time.perf_counter()
-    asked = replace(voice.options, **{name: value for name, value in options.items() if value is not None})
-    waves = voice.sentences(text, references, language, asked, iterations or ITERATIONS)
+    asked = replace(synthesizer.options, **{name: value for name, value in options.items() if value is not None})
+    waves = synthesizer.synthesize_sentences(text, references, language, asked, iterations or ITERATIONS)
     with sound_file(out) as file:
         for wave in waves:
             file.write(wave)
@@ -71,7 +71,7 @@ def check_usable(run: Path, text: str, references: Sequence[Path], out: Path, la
         raise ConfigError(f"--out {out} was asked for, but that is a folder. Name a file in it.")
     if not out.parent.is_dir():
         raise ConfigError(f"--out {out} was asked for, but there is no folder {out.parent}. Make it first.")
-    if next(pieces_of(text), None) is None:
+    if next(split_text(text), None) is None:
         raise DataError(f"the text {text[:60]!r} has nothing to say: neither a letter nor a digit. Give some text.")
     choose_language(language, trained_languages(run))
     for reference in references:

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import MEL_BANDS, SAMPLE_RATE_HZ
-from myxtts.audio.griffin_lim import ITERATIONS, waves_of
+from myxtts.audio.griffin_lim import ITERATIONS, griffin_lim_waves
 from myxtts.audio.mel import log_mel
 from myxtts.config.schema import ModelConfig
 from myxtts.errors import DataError
@@ -20,7 +20,7 @@ from myxtts.synthesis.concatenation import fade_ends, pause_between
 from myxtts.synthesis.language import choose_language
 from myxtts.synthesis.reference import read_reference
 from myxtts.text.frontend import symbols_of
-from myxtts.text.sentences import End, Piece, pieces_of
+from myxtts.text.sentences import Boundary, TextChunk, split_text
 from myxtts.text.symbols import BEGIN_ID, END_ID, PADDING_ID
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.load_model import load_model
@@ -37,14 +37,14 @@ class Spelt(NamedTuple):
     """A piece of text as the network reads it: int32 [N] ids, and what the piece ends."""
 
     tokens: np.ndarray
-    end: End
+    end: Boundary
 
 
 class Synthesizer:
     """Speaks with the weights of a run.
 
-        voice = Voice(Path("runs/demo"))
-        wave = voice.speak("Good morning.", references=[Path("speaker.wav")])
+        synthesizer = Synthesizer(Path("runs/demo"))
+        wave = synthesizer.synthesize("Good morning.", references=[Path("speaker.wav")])
 
     Args:
         run: folder of the run. Its best checkpoint is used, or the newest where none was validated;
@@ -71,7 +71,7 @@ class Synthesizer:
         self._warm_up()
         log.info("voice          %s, step %d", run, metadata["step"])
 
-    def speak(
+    def synthesize(
         self,
         text: str,
         references: Sequence[Path] = (),
@@ -79,10 +79,10 @@ class Synthesizer:
         options: SynthesisOptions | None = None,
         iterations: int = ITERATIONS,
     ) -> np.ndarray:
-        """The waves of `sentences` as one."""
-        return np.concatenate(list(self.sentences(text, references, language, options, iterations)))
+        """The waves of `synthesize_sentences` as one."""
+        return np.concatenate(list(self.synthesize_sentences(text, references, language, options, iterations)))
 
-    def sentences(
+    def synthesize_sentences(
         self,
         text: str,
         references: Sequence[Path] = (),
@@ -96,7 +96,7 @@ class Synthesizer:
         time, so that memory does not grow with the text. All sentences have the noise of the manner's seed.
 
         Args:
-            text: see `pieces_of` for what ends a sentence and a paragraph.
+            text: see `split_text` for what ends a sentence and a paragraph.
             references: audio files of the speaker, each half a second or longer, whose beginnings are heard
                 together. Without any, the run's voice without reference speaks.
             language: one that the run was trained on; may be left out where that is only one.
@@ -151,7 +151,7 @@ class Synthesizer:
                 tf.fill([rows], len(heard)),
                 options,
             )
-            return waves_of(mel, frames, (options.seed, 0), iterations)
+            return griffin_lim_waves(mel, frames, (options.seed, 0), iterations)
 
     def _warm_up(self) -> None:
         """Trace and optimise the graphs, which belongs to loading and not to the first sentence."""
@@ -163,7 +163,7 @@ class Synthesizer:
         """Every piece of a text; the symbols that the run does not know are left out, and named in the log."""
         spelt: list[Spelt] = []
         unknown_in: dict[str, list[int]] = {}
-        for number, piece in enumerate(pieces_of(text), 1):
+        for number, piece in enumerate(split_text(text), 1):
             symbols = symbols_of(piece.text, language, self._frontend)
             unknown = self._tables.symbols.unknown(symbols)
             known = [symbol for symbol in symbols if symbol not in unknown]
@@ -188,7 +188,7 @@ class Synthesizer:
         return np.concatenate(mels)
 
 
-def _refusal(number: int, piece: Piece, known: int, symbols: int, unknown: Sequence[str]) -> str:
+def _refusal(number: int, piece: TextChunk, known: int, symbols: int, unknown: Sequence[str]) -> str:
     missing = f"; the training corpus does not have {' '.join(unknown)}" if unknown else ""
     return (
         f"{known} of the {symbols} symbols of sentence {number}, {piece.text!r}, can be said{missing}. "

@@ -5,7 +5,7 @@ import numpy as np
 BLANK_ID = 0  # the padding of a text, which is never a label
 
 
-def subsampled(frames, subsampling: int):
+def subsampled_length(frames, subsampling: int):
     """Frames that are left of `frames` when one of each `subsampling` is kept; for numbers, arrays and tensors."""
     return (frames + subsampling - 1) // subsampling
 

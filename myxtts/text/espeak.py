@@ -123,7 +123,7 @@ class Espeak:
             ipa = " ".join(self._clauses(text))
         return " ".join(_LANGUAGE_SWITCH.sub("", ipa).split())
 
-    def speak(self, text: str, voice: EspeakVoice) -> tuple[np.ndarray, list[PhonemeEvent]]:
+    def synthesize(self, text: str, voice: EspeakVoice) -> tuple[np.ndarray, list[PhonemeEvent]]:
         """Samples (int16, mono, 22,050 Hz, shape [samples]) and the beginnings of phonemes, pauses and words in order.
 
         Raises DataError on an unknown language, ValueError on an unknown variant.
@@ -213,13 +213,13 @@ def phonemes(text: str, language: str) -> str:
     return _common().phonemes(text, language)
 
 
-def speak(text: str, voice: EspeakVoice) -> tuple[np.ndarray, list[PhonemeEvent]]:
-    """`Espeak.speak` of the process's common copy."""
-    return _common().speak(text, voice)
+def synthesize(text: str, voice: EspeakVoice) -> tuple[np.ndarray, list[PhonemeEvent]]:
+    """`Espeak.synthesize` of the process's common copy."""
+    return _common().synthesize(text, voice)
 
 
 @contextmanager
-def fresh() -> Iterator[Espeak]:
+def isolated_copy() -> Iterator[Espeak]:
     """A copy of the library whose state starts anew: equal calls give equal samples, whatever was said before."""
     library_path, data_path = _installed()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:

@@ -29,7 +29,7 @@ _SPELLINGS = str.maketrans(
 _CLAUSE_END = re.compile(r"((?:[;!?…]|,(?!\d)|[.:](?!\w))+)")
 
 
-def normalise(text: str) -> str:
+def normalise_text(text: str) -> str:
     """`text` in Unicode NFC with one kind of each quote, dash and punctuation mark and single spaces.
 
     Control and invisible format characters go, except the joiners that spelling needs.
@@ -48,7 +48,7 @@ def symbols_of(text: str, language: str, frontend: Literal["phonemes", "characte
     PUNCTUATION. "characters": the code points of the normalised text in lower case; `language` plays no part.
     Raises DataError on a language that espeak-ng does not know.
     """
-    text = normalise(text)
+    text = normalise_text(text)
     if frontend == "characters":
         return list(text.lower()) if any(c.isalnum() for c in text) else []
     symbols = _with_marks(_phonemes(text, language))

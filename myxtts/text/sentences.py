@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 # LJSpeech's longest clip has 10.1 s and 187 characters. At 10 characters a second, which is slow, 200 of
 # them are 20 s, the longest utterance of the default settings (`max_seconds`).
-LONGEST_CHARACTERS = 200
+MAX_CHARACTERS = 200
 
 
-class End(Enum):
+class Boundary(Enum):
     """What stands behind a piece."""
 
     CLAUSE = "clause"
@@ -22,11 +22,11 @@ class End(Enum):
     PARAGRAPH = "paragraph"
 
 
-class Piece(NamedTuple):
+class TextChunk(NamedTuple):
     """What is said at once: its text without line breaks, and what it ends."""
 
     text: str
-    end: End
+    end: Boundary
 
 
 _BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
@@ -53,7 +53,7 @@ _BEFORE_A_NUMBER = re.compile(
 _BREAKS = tuple(re.compile(pattern) for pattern in (r"[;:؛]\s|[；：]", r"[,،]\s|\s[—–-]+\s|—|[，、]", r"\s"))
 
 
-def pieces_of(text: str, longest: int = LONGEST_CHARACTERS) -> Iterator[Piece]:
+def split_text(text: str, longest: int = MAX_CHARACTERS) -> Iterator[TextChunk]:
     """Pieces of a text in order, each with something to say and at most `longest` characters.
 
     Where a text has blank lines, these end its paragraphs, and its other line breaks are spaces (as in a file that is
@@ -63,8 +63,8 @@ def pieces_of(text: str, longest: int = LONGEST_CHARACTERS) -> Iterator[Piece]:
         sentences = [sentence for sentence in _sentences(paragraph) if _is_spoken(sentence)]
         for number, sentence in enumerate(sentences, 1):
             *clauses, last = [part for part in _parts(sentence, longest) if _is_spoken(part)]
-            yield from (Piece(clause, End.CLAUSE) for clause in clauses)
-            yield Piece(last, End.PARAGRAPH if number == len(sentences) else End.SENTENCE)
+            yield from (TextChunk(clause, Boundary.CLAUSE) for clause in clauses)
+            yield TextChunk(last, Boundary.PARAGRAPH if number == len(sentences) else Boundary.SENTENCE)
 
 
 def _paragraphs(text: str) -> Iterator[str]:

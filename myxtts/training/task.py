@@ -94,7 +94,7 @@ class ASRTask:
             partial(
                 spec_augment,
                 time_masks=asr.time_masks,
-                time_share=asr.time_mask_fraction,
+                time_fraction=asr.time_mask_fraction,
                 frequency_masks=asr.frequency_masks,
                 frequency_bands=asr.frequency_mask_bands,
             )

@@ -8,7 +8,7 @@ import soundfile
 import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.audio.griffin_lim import waves_of
+from myxtts.audio.griffin_lim import griffin_lim_waves
 from myxtts.batch import TTS_FEATURES, Field
 from myxtts.config.schema import ModelConfig
 from myxtts.models.xtts import SynthesisOptions
@@ -57,7 +57,7 @@ class TTSSamples:
                 self._manner,
             )
             _, outputs = state.model(batch, training=False)
-            waves = waves_of(spoken, frames)
+            waves = griffin_lim_waves(spoken, frames)
         target = self._folder / f"step-{state.step:06d}"
         temporary = self._folder / f".partial-{state.step:06d}"
         temporary.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "myxtts"
 
 ROWS = (
-    ("errors", "clock"),
+    ("errors", "clock", "tf_internals"),
     ("files",),
     ("config",),
     ("distributed",),
@@ -32,6 +32,7 @@ ROWS = (
     ("commands",),
 )
 HEIGHT = {name: height for height, row in enumerate(ROWS) for name in row}
+PRIVATE_MODULES = ("tensorflow.python", "tensorflow.compiler", "tensorflow.core", "keras.src")
 WITHOUT_TENSORFLOW = (
     "errors",
     "clock",
@@ -102,6 +103,11 @@ class LayersTest(unittest.TestCase):
         full = [str(path.relative_to(ROOT)) for path in PACKAGE.rglob("__init__.py") if path.read_text().strip()]
         self.assertEqual(full, [])
 
+    def test_private_tensorflow_modules_are_imported_in_one_module_only(self):
+        for path in set(_modules()) - {PACKAGE / "tf_internals.py"}:
+            private = [name for name in _imported_names(path) if name.startswith(PRIVATE_MODULES)]
+            self.assertEqual(private, [], path.relative_to(ROOT))
+
     def test_fast_modules_do_not_import_tensorflow(self):
         names = [name for entry in WITHOUT_TENSORFLOW for name in _module_names(entry)]
         self.assertIn("myxtts.config.schema", names)
@@ -142,6 +148,14 @@ def _module_names(entry: str) -> Iterator[str]:
 def _project_imports(path: Path) -> Iterator[tuple[int, str]]:
     parents = path.relative_to(ROOT).parts[:-1]
     return _imports(ast.parse(path.read_text(encoding="utf-8")), parents)
+
+
+def _imported_names(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def _imports(tree: ast.AST, parents: tuple[str, ...]) -> Iterator[tuple[int, str]]:

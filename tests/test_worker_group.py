@@ -39,10 +39,10 @@ from myxtts.commands.cli import report_errors
 from myxtts.distributed.cluster import find_cluster
 
 def main():
-    from myxtts.distributed.worker_group import joined, tf
+    from myxtts.distributed.worker_group import tf, worker_group
     cluster = find_cluster(os.environ)
     tf.config.set_visible_devices([], "GPU")
-    with joined(cluster, gpus=0) as strategy:
+    with worker_group(cluster, gpus=0) as strategy:
         @tf.function
         def add():
             return strategy.run(share)

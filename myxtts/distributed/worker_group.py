@@ -11,9 +11,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 import tensorflow as tf
-from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
-from tensorflow.python.eager import context
 
+from myxtts import tf_internals
 from myxtts.distributed.cluster import Cluster
 from myxtts.distributed.rendezvous import START_TIMEOUT_S, rendezvous
 from myxtts.errors import PlacementError, TrainingError, UserError
@@ -66,7 +65,7 @@ def worker_group(
     try:
         strategy = worker_strategy(cluster, gpus)
         yield strategy
-        context.context().wait_at_barrier(END, END_TIMEOUT_S * 1000)
+        tf_internals.wait_at_barrier(END, END_TIMEOUT_S)
     except BaseException as error:
         lost = lost_worker(error, cluster) if isinstance(error, _BROKEN) else None
         if lost is None:
@@ -89,12 +88,12 @@ def worker_strategy(cluster: Cluster, gpus: int) -> tf.distribute.MultiWorkerMir
         PlacementError: TensorFlow has already started.
         tf.errors.OpError: a worker was not there in time.
     """
-    if context.context()._context_handle is not None:
+    if tf_internals.has_started():
         raise PlacementError(
             f"{cluster.name()} was to join the others, but TensorFlow had already started. "
             "Make the strategy before the first tensor; restart the process or notebook kernel."
         )
-    _configure_coordination(cluster)
+    tf_internals.configure_coordination_service(cluster.count, REGISTER_TIMEOUT_S, HEARTBEAT_TIMEOUT_S)
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec({"worker": list(cluster.workers)}),
         task_type="worker",
@@ -109,19 +108,6 @@ def worker_strategy(cluster: Cluster, gpus: int) -> tf.distribute.MultiWorkerMir
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, before)  # TensorFlow has put its own in place, which does nothing with it
     return strategy
-
-
-def _configure_coordination(cluster: Cluster) -> None:
-    """As the strategy would, but with times that are not its defaults, of 10 s and one hour."""
-    context.context().configure_coordination_service(
-        service_type="standalone",
-        service_leader="/job:worker/replica:0/task:0",
-        cluster_register_timeout_in_ms=REGISTER_TIMEOUT_S * 1000,
-        heartbeat_timeout_in_ms=HEARTBEAT_TIMEOUT_S * 1000,
-        coordinated_jobs=[coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=cluster.count)],
-    )
-    # Without it, a worker that dies right after the meeting is waited for without end.
-    context.context().coordination_service.cluster_register_with_barrier = True
 
 
 def lost_worker(error: tf.errors.OpError, cluster: Cluster) -> str | None:
@@ -154,7 +140,7 @@ def _report(cluster: Cluster, error: BaseException) -> None:
     # Who was in no collective would blame this worker, where it only noticed that another is lost.
     reason = str(error) if isinstance(error, WorkerLost) else f"{cluster.name()} gave up: {_in_short(error)}"
     with suppress(tf.errors.OpError, ValueError):  # nobody is left to hear it, or nothing has started
-        context.context().report_error_to_cluster(tf.errors.ABORTED, f"<<{reason}>>")
+        tf_internals.report_error_to_cluster(f"<<{reason}>>")
 
 
 def _in_short(error: BaseException) -> str:

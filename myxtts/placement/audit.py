@@ -5,8 +5,8 @@ from functools import cache
 from typing import NamedTuple
 
 import tensorflow as tf
-from tensorflow.python.framework import dtypes, kernels, op_def_registry
 
+from myxtts import tf_internals
 from myxtts.errors import PlacementError
 
 GPU = ("GPU", "DEFAULT")  # TensorFlow takes a DEFAULT kernel where a device has none of its own that fits
@@ -73,7 +73,7 @@ class Audit(NamedTuple):
 
 def knows_gpu_kernels() -> bool:
     """Whether this build of TensorFlow has GPU kernels, which does not need a GPU; tensorflow-cpu has none."""
-    return any(kernel.device_type == "GPU" for kernel in kernels.get_registered_kernels_for_op("MatMul").kernel)
+    return any(kernel.device_type == "GPU" for kernel in tf_internals.registered_kernels("MatMul"))
 
 
 def audit(function) -> Audit:
@@ -159,7 +159,7 @@ def _registered(operation: str, device_types: tuple[str, ...]) -> list[tuple[str
         return []
     return [
         (kernel.label, [(one.name, frozenset(_listed(one.allowed_values.list))) for one in kernel.constraint])
-        for kernel in kernels.get_registered_kernels_for_op(operation).kernel
+        for kernel in tf_internals.registered_kernels(operation)
         if kernel.device_type in device_types
     ]
 
@@ -168,7 +168,7 @@ def _attribute(node, name: str):
     """An attribute of a node, or its default, which nodes may leave out."""
     if name in node.attr:
         return node.attr[name]
-    return next(one.default_value for one in op_def_registry.get(node.op).attr if one.name == name)
+    return tf_internals.default_attribute(node.op, name)
 
 
 def _values(attribute) -> list:
@@ -186,7 +186,7 @@ def _listed(values) -> list:
 def _dtypes(node) -> str:
     """Its type attributes in words."""
     named = {
-        name: [dtypes.as_dtype(number).name for number in (value.list.type or [value.type])]
+        name: [tf.dtypes.as_dtype(number).name for number in (value.list.type or [value.type])]
         for name, value in sorted(node.attr.items())
         if value.type or value.list.type
     }

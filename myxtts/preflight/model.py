@@ -12,9 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python import pywrap_tfe
-from tensorflow.python.client import pywrap_tf_session
-from tensorflow.python.eager import context
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.batch import smallest
@@ -31,6 +28,7 @@ from myxtts.placement.routes import Placement
 from myxtts.preflight.checks import Check, check, remark
 from myxtts.preflight.corpus import Loaded
 from myxtts.run import build_state, describe_batch, explain_out_of_memory, make_pipeline, make_schedule, make_step
+from myxtts.tf_internals import device_memory_mib
 from myxtts.training import loop
 from myxtts.training.state import TrainingState
 from myxtts.training.step import Step, is_scaled
@@ -225,18 +223,6 @@ def check_gpu_memory(placement: Placement) -> Iterator[Check]:
             f"peak {peak_mib:,.0f} MiB, {headroom_mib:,.0f} MiB left",
             "Lower --batch-size or --max-seconds, or add --gradient-checkpointing.",
         )
-
-
-def device_memory_mib(name: str) -> float:
-    """What TensorFlow may take of a device: its limit, or what was free when it started."""
-    listed = pywrap_tfe.TFE_ContextListDevices(context.context()._handle)
-    try:
-        for number in range(pywrap_tf_session.TF_DeviceListCount(listed)):
-            if pywrap_tf_session.TF_DeviceListName(listed, number).endswith(f"/device:{name[1:]}"):
-                return pywrap_tf_session.TF_DeviceListMemoryBytes(listed, number) / 2**20
-    finally:
-        pywrap_tf_session.TF_DeleteDeviceList(listed)
-    raise LookupError(f"TensorFlow has no device {name}")
 
 
 def check_process_memory(before_mib: float, built_mib: float) -> Check:

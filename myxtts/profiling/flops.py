@@ -8,6 +8,7 @@ from math import prod
 import numpy as np
 import tensorflow as tf
 
+from myxtts.tf_internals import wrap_function
 from myxtts.training.state import TrainingState
 
 PRODUCTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
@@ -28,7 +29,7 @@ def contraction_flops(function: Callable, argument) -> int:
     Raises:
         ValueError: a product is in a function that the graph calls (a loop, a branch), where it cannot be counted.
     """
-    traced = tf.compat.v1.wrap_function(function, [tf.nest.map_structure(tf.TensorSpec.from_tensor, argument)])
+    traced = wrap_function(function, [tf.nest.map_structure(tf.TensorSpec.from_tensor, argument)])
     for called in _called(traced.graph):
         if hidden := [operation.name for operation in called.get_operations() if _is_contraction(operation)]:
             raise ValueError(f"{', '.join(hidden)} cannot be counted: they are in {called.name}, which the graph calls")

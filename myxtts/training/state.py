@@ -10,6 +10,7 @@ import tensorflow as tf
 from myxtts.data.plan_iterator import PlannedStep, Position
 from myxtts.placement.audit import require_device
 from myxtts.placement.replicas import Replicas
+from myxtts.tf_internals import AdamWOnReducedGradients
 
 UNDECAYED = ["bias", "gamma", "beta", "embeddings"]  # names of variables, which do not hold those of their layers
 
@@ -118,13 +119,6 @@ class TrainingState:
                     variable.assign(weights)
 
 
-class SummedAdamW(keras.optimizers.AdamW):
-    """AdamW on gradients that are summed over the replicas already: their norm, which clips them, needs the sum."""
-
-    def _all_reduce_sum_gradients(self, grads_and_vars):
-        return grads_and_vars
-
-
 def make_optimizer(weight_decay: float, precision: str) -> keras.optimizers.Optimizer:
     """AdamW (Loshchilov & Hutter 2019); with a scaled loss where the precision is mixed_float16.
 
@@ -132,6 +126,6 @@ def make_optimizer(weight_decay: float, precision: str) -> keras.optimizers.Opti
     checkpoints go by them: Keras' own count the optimizers of a process.
     """
     # 0.99: the second moment follows within 100 steps, which short runs need; Adam's own 0.999 takes 1,000.
-    optimizer = SummedAdamW(1e-3, weight_decay=weight_decay, beta_1=0.9, beta_2=0.99, name="adamw")
+    optimizer = AdamWOnReducedGradients(1e-3, weight_decay=weight_decay, beta_1=0.9, beta_2=0.99, name="adamw")
     optimizer.exclude_from_weight_decay(var_names=UNDECAYED)
     return keras.optimizers.LossScaleOptimizer(optimizer, name="scaled") if precision == "mixed_float16" else optimizer

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import tensorflow as tf
-from tensorflow.core.protobuf import service_config_pb2
 
 from myxtts.errors import ConfigError, DataError
+from myxtts.tf_internals import dispatcher_config, worker_server_port
 
 HEARTBEAT_S = 2  # of a worker, after which it knows of jobs that are no longer read
 CLEAN_UP_S = 10  # the dispatcher ends jobs that nobody has read for so long
@@ -40,18 +40,7 @@ def dispatcher(host: str, port: int) -> Iterator[int]:
         ConfigError: the port is taken, or this system cannot keep the dispatcher to its machine.
     """
     _check_port_free(port)
-    # Without gc_dynamic_sharding_jobs, which TensorFlow's own configuration in Python lacks, workers would keep the
-    # threads and batches of each job that was not read to its end.
-    server = tf.data.experimental.service.DispatchServer(
-        service_config_pb2.DispatcherConfig(
-            port=port,
-            protocol="grpc",
-            gc_dynamic_sharding_jobs=True,
-            job_gc_check_interval_ms=CLEAN_UP_S * 1000,
-            job_gc_timeout_ms=CLEAN_UP_S * 1000,
-            client_timeout_ms=TRAINER_TIMEOUT_S * 1000,
-        )
-    )
+    server = tf.data.experimental.service.DispatchServer(dispatcher_config(port, CLEAN_UP_S, TRAINER_TIMEOUT_S))
     try:
         port = int(server.target.rpartition(":")[2])
         _keep_to_loopback_or_warn("dispatcher", host, port)
@@ -93,7 +82,7 @@ def worker(dispatcher_host: str, dispatcher_port: int, host: str, port: int) -> 
         )
     )
     try:
-        port = int(server._address.rpartition(":")[2])
+        port = worker_server_port(server)
         _keep_to_loopback_or_warn("worker", host, port)
         yield port
     finally:

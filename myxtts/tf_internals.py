@@ -1,0 +1,136 @@
+"""Every use of a private or deprecated TensorFlow or Keras API, one function each, with the reason.
+
+requirements.txt caps TensorFlow's minor version because of this module: check each function before raising the cap.
+
+The package also relies on public APIs that are marked experimental and may change between minor versions:
+
+- `tf.config.experimental`: device policy and memory growth (placement, preflight), memory statistics and device details
+  (preflight, profiling), `enable_op_determinism` (run), `enable_tensor_float_32_execution` (preflight).
+- `tf.data.experimental`: `prefetch_to_device` (data.readers.files), `service` (data.readers).
+- `tf.distribute.experimental`: `CommunicationOptions` (distributed.worker_group).
+- `Strategy.experimental_local_results` and `experimental_distribute_values_from_function` (placement.replicas).
+- `tf.random.experimental.stateless_fold_in` (seeds), `tf.nn.experimental.stateless_dropout` (models.layers).
+- `Function.experimental_get_tracing_count` (training.step).
+"""
+
+from collections.abc import Callable, Sequence
+
+import keras
+import tensorflow as tf
+from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+from tensorflow.core.protobuf import service_config_pb2
+from tensorflow.python import pywrap_tfe
+from tensorflow.python.client import pywrap_tf_session
+from tensorflow.python.eager import context
+from tensorflow.python.framework import kernels, op_def_registry
+
+
+def has_started() -> bool:
+    """Return whether TensorFlow has initialised its devices.
+
+    Private because the public functions that could tell, such as `tf.config.list_logical_devices`, start TensorFlow.
+    """
+    return context.context()._context_handle is not None
+
+
+def configure_coordination_service(workers: int, register_timeout_s: int, heartbeat_timeout_s: int) -> None:
+    """Configure the coordination service, hosted by worker 0, before a multi-worker strategy is made.
+
+    Private because no public API sets its timeouts. `MultiWorkerMirroredStrategy` would set 10 s and one hour.
+    """
+    context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader="/job:worker/replica:0/task:0",
+        cluster_register_timeout_in_ms=register_timeout_s * 1000,
+        heartbeat_timeout_in_ms=heartbeat_timeout_s * 1000,
+        coordinated_jobs=[coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=workers)],
+    )
+    # Without a barrier, all workers wait forever for one that dies right after the rendezvous.
+    context.context().coordination_service.cluster_register_with_barrier = True
+
+
+def wait_at_barrier(name: str, timeout_s: int) -> None:
+    """Wait until all workers have reached the barrier. Private because no public API has a barrier with a timeout.
+
+    Raises:
+        tf.errors.OpError: a worker died or did not arrive in time.
+    """
+    context.context().wait_at_barrier(name, timeout_s * 1000)
+
+
+def report_error_to_cluster(message: str) -> None:
+    """Abort the collectives of all other workers with this message. Private because no public API reports errors.
+
+    Raises:
+        tf.errors.OpError: no other worker is left.
+        ValueError: the coordination service does not run.
+    """
+    context.context().report_error_to_cluster(tf.errors.ABORTED, message)
+
+
+def registered_kernels(operation: str) -> Sequence:
+    """Return the KernelDef of each kernel of an operation. Private because the registry has no public API."""
+    return kernels.get_registered_kernels_for_op(operation).kernel
+
+
+def default_attribute(operation: str, name: str):
+    """Return the AttrValue that an operation's attribute has by default. Private for the same reason."""
+    return next(attribute.default_value for attribute in op_def_registry.get(operation).attr if attribute.name == name)
+
+
+def device_memory_mib(name: str) -> float:
+    """Return how much memory TensorFlow may use of a device such as `/GPU:0`: its limit, or what was free at the start.
+
+    Private because `tf.config.experimental.get_memory_info` returns the memory in use, but not the limit.
+
+    Raises:
+        LookupError: there is no such device.
+    """
+    devices = pywrap_tfe.TFE_ContextListDevices(context.context()._handle)
+    try:
+        for index in range(pywrap_tf_session.TF_DeviceListCount(devices)):
+            if pywrap_tf_session.TF_DeviceListName(devices, index).endswith(f"/device:{name[1:]}"):
+                return pywrap_tf_session.TF_DeviceListMemoryBytes(devices, index) / 2**20
+    finally:
+        pywrap_tf_session.TF_DeleteDeviceList(devices)
+    raise LookupError(f"TensorFlow has no device {name}")
+
+
+def wrap_function(function: Callable, signature: list):
+    """Trace a function into a graph whose outputs can be chosen afterwards, by `prune`.
+
+    A legacy API: the concrete functions of `tf.function` have no public `prune`.
+    """
+    return tf.compat.v1.wrap_function(function, signature)
+
+
+def dispatcher_config(port: int, clean_up_s: int, client_timeout_s: int):
+    """Return the configuration of a tf.data service dispatcher that removes jobs which nobody reads.
+
+    Private because `tf.data.experimental.service.DispatcherConfig` lacks `gc_dynamic_sharding_jobs`, without which
+    workers keep the threads and batches of each job that was not read to its end.
+    """
+    return service_config_pb2.DispatcherConfig(
+        port=port,
+        protocol="grpc",
+        gc_dynamic_sharding_jobs=True,
+        job_gc_check_interval_ms=clean_up_s * 1000,
+        job_gc_timeout_ms=clean_up_s * 1000,
+        client_timeout_ms=client_timeout_s * 1000,
+    )
+
+
+def worker_server_port(server) -> int:
+    """Return the port of a tf.data service `WorkerServer`. Private: only a `DispatchServer` has a public target."""
+    return int(server._address.rpartition(":")[2])
+
+
+class AdamWOnReducedGradients(keras.optimizers.AdamW):
+    """AdamW on gradients that are already summed over the replicas.
+
+    The sum is needed earlier, for clipping by its norm. Overrides a private method because Keras optimizers have no
+    public way to skip their own all-reduce.
+    """
+
+    def _all_reduce_sum_gradients(self, grads_and_vars):
+        return grads_and_vars

@@ -122,8 +122,8 @@ def trained(config: Config, replicas: int, together: bool) -> tuple[list[np.ndar
                     rounds = [[batch] for own in zip(*rounds, strict=True) for batch in own]
                 outcome = step(rounds, number + 1, schedule.learning_rate(number), schedule.ema_decay(number))
                 losses.append(np.array(step.read(outcome)["loss"]))
-    weights = [state.replicas.parts(v.value)[-1].numpy() for v in state.trained]
-    return weights, [state.replicas.parts(v)[-1].numpy() for v in state.averages], losses
+    weights = [state.replicas.local_results(v.value)[-1].numpy() for v in state.trained]
+    return weights, [state.replicas.local_results(v)[-1].numpy() for v in state.averages], losses
 
 
 if __name__ == "__main__":

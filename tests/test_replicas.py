@@ -97,7 +97,7 @@ def on(device: str, batch: dict, fields: dict) -> dict:
 def values(state: TrainingState, place: int = 0) -> list[np.ndarray]:
     """Weights, optimizer and averages of one replica."""
     variables = [v.value for v in (*state.model.variables, *state.optimizer.variables)]
-    return [state.replicas.parts(v)[place].numpy() for v in (*variables, *state.averages)]
+    return [state.replicas.local_results(v)[place].numpy() for v in (*variables, *state.averages)]
 
 
 class SameStep(unittest.TestCase):
@@ -143,7 +143,7 @@ class SameStep(unittest.TestCase):
         self.assertTrue(moving)
         for one, other in zip(several.model.variables, state.model.variables, strict=True):
             if one.path in moving:
-                np.testing.assert_allclose(several.replicas.parts(one.value)[0], other.value, atol=1e-5)
+                np.testing.assert_allclose(several.replicas.local_results(one.value)[0], other.value, atol=1e-5)
 
 
 class Devices(unittest.TestCase):

@@ -71,10 +71,10 @@ class Replicas:
             context = tf.distribute.get_replica_context()
             return context.all_reduce("SUM", tf.stack([number, number**2]))
 
-        total, squares = self.parts(self.strategy.run(sums))[0].numpy()
+        total, squares = self.local_results(self.strategy.run(sums))[0].numpy()
         return total**2 == squares * self.count
 
-    def summed(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def all_reduce_sum(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The sums over all replicas of some float32 tensors, inside a replica."""
         context = tf.distribute.get_replica_context()
         if not self.is_distributed:
@@ -84,13 +84,13 @@ class Replicas:
         parts = tf.split(total, [tensor.shape.num_elements() for tensor in tensors])
         return [tf.reshape(part, tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
-    def spread(self, values: Sequence[Any]) -> Any:
+    def per_replica(self, values: Sequence[Any]) -> Any:
         """One value for each replica of this process, as arguments of `strategy.run`."""
         left = iter(values)
         return self.strategy.experimental_distribute_values_from_function(lambda _: next(left))
 
-    def parts(self, value: Any) -> tuple:
-        """What each replica of this process has of a result or a variable: the inverse of `spread`."""
+    def local_results(self, value: Any) -> tuple:
+        """What each replica of this process has of a result or a variable: the inverse of `per_replica`."""
         return self.strategy.experimental_local_results(value)
 
 

@@ -156,9 +156,10 @@ def time_all_reduce(models: Sequence[str], gradients: Sequence[tuple[Sequence[in
     @tf.function
     def added(own):
         summed = replicas.strategy.run(
-            lambda gradients: tf.distribute.get_replica_context().all_reduce("SUM", gradients), (replicas.spread(own),)
+            lambda gradients: tf.distribute.get_replica_context().all_reduce("SUM", gradients),
+            (replicas.per_replica(own),),
         )
-        return [replicas.parts(one) for one in summed]
+        return [replicas.local_results(one) for one in summed]
 
     times_s = []
     for _ in range(REDUCTIONS + 1):

@@ -54,7 +54,9 @@ class TrainingState:
             if layer.non_trainable_variables:  # statistics of batches, which are kept then, too
                 layer.trainable = False
         self.trained = [v for v in model.trainable_variables if v.path not in kept]
-        require_device(self.device, ((v.path, replicas.parts(v.value)[0]) for v in model.variables))  # or Keras fails
+        require_device(
+            self.device, ((v.path, replicas.local_results(v.value)[0]) for v in model.variables)
+        )  # or Keras fails
         optimizer.build(self.trained)
         self.averages = [tf.Variable(v.value, trainable=False) for v in self.trained] if averaged else []
         self.bad_step = tf.Variable(0, dtype=tf.int64, trainable=False)  # the first one with a non-finite loss
@@ -77,9 +79,9 @@ class TrainingState:
     def _named(self, place: int) -> Iterator[tuple[str, tf.Variable]]:
         """Every variable of one replica."""
         for v in (*self.model.variables, *self.optimizer.variables):
-            yield v.path, self.replicas.parts(v.value)[place]
+            yield v.path, self.replicas.local_results(v.value)[place]
         for v in (*self.averages, self.bad_step):
-            yield "moving average", self.replicas.parts(v)[place]
+            yield "moving average", self.replicas.local_results(v)[place]
 
     def advance(self, planned: PlannedStep) -> None:
         """After a step."""
@@ -102,7 +104,7 @@ class TrainingState:
 
     def arrays(self, group: str) -> Iterator[tuple[str, np.ndarray]]:
         """The values of a group of `variables`, by name, each read from the first replica when it is asked for."""
-        return ((name, self.replicas.parts(v)[0].numpy()) for name, v in self.variables()[group].items())
+        return ((name, self.replicas.local_results(v)[0].numpy()) for name, v in self.variables()[group].items())
 
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:

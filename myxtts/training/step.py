@@ -45,7 +45,7 @@ class Step:
             with tf.device(device):
                 self._no_losses.append(tf.zeros([len(state.model.LOSSES)]))
         for place, device in enumerate(replicas.devices):
-            require_device(device, (("sum of gradients", replicas.parts(v)[place]) for v in self._sums))
+            require_device(device, (("sum of gradients", replicas.local_results(v)[place]) for v in self._sums))
         batches = [specs(state.model.BATCH)] * len(replicas.devices)
         losses = [tf.TensorSpec(one.shape, one.dtype) for one in self._no_losses]
         self._accumulate = self._traced(self._add_round, [batches, losses], static_shapes, compile_xla)
@@ -125,16 +125,16 @@ class Step:
     def _add_round(self, batches, losses_so_far):
         """All replicas: losses so far of each."""
         replicas = self._state.replicas
-        arguments = replicas.spread(batches), replicas.spread(losses_so_far)
-        return list(replicas.parts(replicas.strategy.run(self._add_gradients, arguments)))
+        arguments = replicas.per_replica(batches), replicas.per_replica(losses_so_far)
+        return list(replicas.local_results(replicas.strategy.run(self._add_gradients, arguments)))
 
     def _take_last_round(self, batches, losses_so_far, controls):
         """All replicas: gradients of the step, and its update."""
         state, replicas = self._state, self._state.replicas
         set_learning_rate(state.optimizer, controls["learning_rate"])
-        arguments = replicas.spread(batches), replicas.spread(losses_so_far)
+        arguments = replicas.per_replica(batches), replicas.per_replica(losses_so_far)
         outcome, fine = replicas.strategy.run(self._apply_gradients, (*arguments, controls["stop"]))
-        outcome, fine = replicas.parts(outcome)[0], replicas.parts(fine)[0]
+        outcome, fine = replicas.local_results(outcome)[0], replicas.local_results(fine)[0]
         for average, variable in zip(state.averages, self._variables, strict=bool(state.averages)):
             replicas.strategy.extended.update(
                 average, lambda a, v: a.assign_sub((1.0 - controls["ema_decay"]) * (a - v)), (variable,), group=False
@@ -172,7 +172,7 @@ class Step:
             for total in self._sums:
                 total.assign(tf.zeros_like(total))
         told = tf.concat([losses, [stop]], axis=0)
-        told, *gradients = self._state.replicas.summed([told, *gradients])
+        told, *gradients = self._state.replicas.all_reduce_sum([told, *gradients])
         losses, stop = told[:-1], told[-1]
 
         scale = loss_scale(optimizer)

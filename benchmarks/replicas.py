@@ -100,8 +100,8 @@ def trained(config: Config, replicas: int, together: bool) -> tuple[list[np.ndar
     from myxtts.placement.replicas import make_replicas
     from myxtts.placement.routes import Route
     from myxtts.run import build_state, make_schedule, make_step
+    from myxtts.tasks.registry import task_of
     from myxtts.training import loop
-    from myxtts.training.task import task_of
 
     names = [f"/CPU:{number if together else 0}" for number in range(replicas)]
     routes = tuple(Route(name, name) for name in names)

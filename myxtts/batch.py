@@ -96,3 +96,8 @@ def check(batch: dict, fields: dict[str, Field], stage: str) -> None:
                 faults.append(f"{name} has {size} {dim}, not {known}")
     if faults:
         raise TypeError(f"batch after {stage}: {'; '.join(sorted(faults))}")
+
+
+def first_rows(batch: dict, fields: dict[str, Field], count: int) -> dict:
+    """Return the first rows of a batch of a contract."""
+    return {name: value[:count] if fields[name].dims[:1] == ("batch",) else value for name, value in batch.items()}

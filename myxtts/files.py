@@ -1,6 +1,9 @@
 """Files that are written whole or not at all."""
 
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from myxtts.errors import ConfigError
@@ -42,3 +45,17 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def replaced_folder(folder: Path) -> Iterator[Path]:
+    """Give a new folder that takes the place of `folder` when the scope ends without an error."""
+    partial = folder.with_name(f".partial-{folder.name}")
+    partial.mkdir(parents=True, exist_ok=True)
+    try:
+        yield partial
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(partial, folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise

@@ -33,6 +33,7 @@ from myxtts.placement import devices
 from myxtts.placement.audit import require_device
 from myxtts.placement.replicas import Replicas, open_replicas
 from myxtts.placement.routes import Placement, plan_routes
+from myxtts.tasks.registry import task_of
 from myxtts.training import loop, schedule
 from myxtts.training.checkpoint import Checkpoints, restore
 from myxtts.training.checkpoint_files import digest_of, latest, read_metadata
@@ -49,7 +50,6 @@ from myxtts.training.select_checkpoint import settings_of
 from myxtts.training.state import TrainingState, make_optimizer
 from myxtts.training.step import Step
 from myxtts.training.stop_request import SharedStopRequest, StopRequest, stop_on_signals
-from myxtts.training.task import task_of
 from myxtts.training.validation import Validation
 
 OWN_OF_A_MACHINE = {  # paths, and how batches are read
@@ -364,16 +364,17 @@ def held_out_actions(config, held_out, vocabulary, state, folder, reporter) -> d
     validation = Validation(
         state.model,
         lambda: pipeline.open_feed(Position(), epochs=1, mean_over="epoch"),
-        task.judge(vocabulary),
+        task.metric(vocabulary),
     )
     with pipeline.open_feed(Position(), epochs=1) as feed:
         ((planned, batch, _),) = next(feed)
     ids = [held_out.manifest.ids[row] for row in planned.rows]
     texts = [held_out.manifest.texts[row] for row in planned.rows]
-    samples = task.samples(config, vocabulary, folder.samples, batch, ids, texts, reporter.tensorboard)
+    sampler = task.sampler(config, vocabulary, folder.samples, batch, ids, texts, reporter.tensorboard)
 
     def sample(state: TrainingState) -> None:
-        samples(state)
+        with state.averaged_weights(), tf.device(state.device):
+            sampler(state.model, state.step)
         write_report(folder.path)
 
     return {"validate": validation, "sample": sample}

@@ -160,7 +160,7 @@ class Violations(unittest.TestCase):
     def test_a_run_whose_model_strays_ends_with_exit_code_2(self):
         with tempfile.TemporaryDirectory() as folder:
             place = Workplace(Path(folder))
-            with mock.patch("myxtts.training.task.build_xtts", return_value=build_toy(device=DATA)):
+            with mock.patch("myxtts.tasks.tts.build_xtts", return_value=build_toy(device=DATA)):
                 finished = place.train("stray", "--data-gpu", "0", "--model-gpu", "1")
             self.assertEqual(finished.code, 2, finished)
             self.assertIn(f"error: {MODEL} was promised, but found toy/", finished.err)

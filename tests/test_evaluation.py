@@ -57,9 +57,9 @@ from myxtts.evaluation.tts_score import (
 )
 from myxtts.models.xtts import SynthesisOptions
 from myxtts.profiling.flops import contraction_flops
+from myxtts.tasks.tts_samples import synthesis_options
 from myxtts.text.symbols import SymbolTable
 from myxtts.training.select_checkpoint import select_checkpoint
-from myxtts.training.tts_samples import synthesis_options
 from tests.tiny import SECONDS, arrays_of, loaded_once, network_of, whole_run
 from tests.tiny_asr import recogniser_run, transcriber_of, transcribers_loaded_once
 from utilities import evaluate

@@ -15,6 +15,7 @@ from myxtts.config.load import load
 from myxtts.config.settings import SETTINGS
 from myxtts.data.manifest import Vocabulary
 from myxtts.errors import CheckpointError, ConfigError
+from myxtts.tasks.registry import TASKS
 from myxtts.text.symbols import SymbolTable
 from myxtts.training.checkpoint_files import latest, read_arrays, read_metadata, write_arrays
 from myxtts.training.init_from import (
@@ -27,7 +28,6 @@ from myxtts.training.init_from import (
 )
 from myxtts.training.state import TrainingState, make_optimizer
 from myxtts.training.step import Step
-from myxtts.training.task import TASKS
 from tests.sine_corpus import sine, write_sound
 from tests.tiny import BARE, SYMBOLS, Finished, Workplace, arrays_of, build_model, features, on_device, replicas_on
 from tests.two_devices import MODEL
@@ -80,7 +80,7 @@ tuned: Finished
 def setUpModule():
     """A run `base` of a model with two tables, and a run `tuned` of it on another language with other letters."""
     global place, tuned
-    models = mock.patch("myxtts.training.task.build_xtts", build_parted)
+    models = mock.patch("myxtts.tasks.tts.build_xtts", build_parted)
     models.start()
     unittest.addModuleCleanup(models.stop)
     place = Workplace.made(unittest.addModuleCleanup)
@@ -205,7 +205,7 @@ class Frozen(Runs):
 
     def test_parts_need_a_base_and_something_must_be_left(self):
         self.assertIn("would stay random", self.place.train("none", "--freeze", "decoder").err)
-        self.assertIn("nothing is left to train", self.refusal("all", "--freeze", *TASKS["tts"].parts))
+        self.assertIn("nothing is left to train", self.refusal("all", "--freeze", *TASKS["tts"].components))
         self.assertIn("output, but a voice has reference_encoder", self.refusal("other", "--freeze", "output"))
         self.assertIn("decoder", self.refusal("typing", "--freeze", "decodr"))
 
@@ -292,8 +292,8 @@ class Network(unittest.TestCase):
         return Pretrained(Path("runs/base"), Path("runs/base/checkpoints/step-000001"), metadata, weights)
 
     def test_parts_are_those_of_the_setting(self):
-        self.assertEqual(set(self.model.parts()), set(TASKS["tts"].parts))
-        self.assertEqual({part for task in TASKS.values() for part in task.parts}, set(SETTINGS["freeze"].choices))
+        self.assertEqual(set(self.model.parts()), set(TASKS["tts"].components))
+        self.assertEqual({part for task in TASKS.values() for part in task.components}, set(SETTINGS["freeze"].choices))
 
     def test_takes_all_weights_and_the_rows_by_name(self):
         model = self.model

@@ -20,6 +20,7 @@ ROWS = (
     ("audio", "text"),
     ("batch",),
     ("data", "models", "observe"),
+    ("tasks",),
     ("training",),
     ("local_sgd.averaging", "local_sgd.sync_folder"),
     ("local_sgd.sync",),  # a step of a run; the rest of local_sgd starts runs and merges what they left

@@ -387,9 +387,9 @@ class DistortionTest(unittest.TestCase):
         echo = Echo(batch)
         distortion = Distortion(echo, SynthesisOptions())
         for expected in (9, 16, 16):
-            distortion.add(batch, {})
+            distortion.update(batch, {})
             self.assertEqual(echo.spoken, expected)
-        self.assertAlmostEqual(distortion.figures()["mel_cepstral_distortion"], 0.0)
+        self.assertAlmostEqual(distortion.result()["mel_cepstral_distortion"], 0.0)
 
 
 class Recognisers(unittest.TestCase):

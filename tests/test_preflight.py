@@ -108,7 +108,7 @@ class Whole(unittest.TestCase):
             self.assertRegex(self.found("Pipeline and audit", name)["found"], r"^0 of [\d,]+ operations lack one$")
 
     def test_a_model_elsewhere_does_not_hold(self):
-        with mock.patch("myxtts.training.task.build_xtts", return_value=build_toy(device=DATA)):
+        with mock.patch("myxtts.tasks.tts.build_xtts", return_value=build_toy(device=DATA)):
             finished = validated(*PLACE.argv("stray"), "--json", str(PLACE.folder / "stray.json"))
         self.assertEqual(finished.code, 1)
         self.assertIn("was promised, but found toy/", finished.out)

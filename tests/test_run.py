@@ -227,7 +227,7 @@ class Stopped(Case):
 
     def test_by_a_full_memory_before_the_first_step_names_no_batch(self):
         full = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
-        with mock.patch("myxtts.training.task.build_xtts", side_effect=full):
+        with mock.patch("myxtts.tasks.tts.build_xtts", side_effect=full):
             message = self.refusal("fuller", *DUAL)
         self.assertRegex(message, r"^out of memory: OOM when allocating tensor \(the model is on /CPU:1; ")
 

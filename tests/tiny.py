@@ -102,7 +102,7 @@ def toy_for_run(size: str, symbols: int, languages: int, precision: str = "float
 
 def toy_models() -> contextlib.AbstractContextManager:
     """In its scope runs train the toy, which cannot speak: about 3 s for each instead of 8."""
-    return mock.patch("myxtts.training.task.build_xtts", toy_for_run)
+    return mock.patch("myxtts.tasks.tts.build_xtts", toy_for_run)
 
 
 def features(

@@ -16,9 +16,9 @@ from myxtts.data.dataset import load_corpora
 from myxtts.models.asr import SIZES, Size
 from myxtts.recognition.transcriber import Transcriber
 from myxtts.run import about_run
+from myxtts.tasks.registry import task_of
 from myxtts.training.checkpoint import Checkpoints
 from myxtts.training.checkpoint_files import digest_of
-from myxtts.training.task import task_of
 from tests.tiny import Workplace, replicas_on, state_of
 from tests.two_devices import MODEL
 

@@ -19,10 +19,10 @@ from myxtts.errors import DataError
 from myxtts.models.xtts import XTTS
 from myxtts.placement.routes import Route
 from myxtts.run import about_run
+from myxtts.tasks.registry import task_of
 from myxtts.training.init_from import inherited_vocabulary
 from myxtts.training.run_folder import check_same_corpus
 from myxtts.training.select_checkpoint import settings_of, vocabulary_of
-from myxtts.training.task import task_of
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,12 +34,12 @@ from myxtts.models.xtts import XTTS, SynthesisOptions
 from myxtts.placement import devices
 from myxtts.placement.routes import Route, plan_routes
 from myxtts.recognition.transcriber import Transcriber
+from myxtts.tasks.tts_samples import synthesis_options
 from myxtts.text.edit_distance import error_rates
 from myxtts.text.symbols import FIRST_SYMBOL_ID, SymbolTable
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.load_model import load_model
 from myxtts.training.select_checkpoint import select_checkpoint, settings_of, vocabulary_of
-from myxtts.training.tts_samples import synthesis_options
 
 MOST_SPOKEN = 50
 DRAWN = 4

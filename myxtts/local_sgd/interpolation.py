@@ -11,7 +11,7 @@ from typing import NamedTuple
 import keras
 import numpy as np
 
-from myxtts.batch import TTS_FEATURES
+from myxtts.batch import TTS_FEATURES, first_rows
 from myxtts.config.schema import Config, PlacementConfig
 from myxtts.data.batch_plan import bucket_bounds
 from myxtts.data.dataset import Corpus, make_plan
@@ -24,10 +24,10 @@ from myxtts.local_sgd.merge_inputs import MergeInput
 from myxtts.models.xtts import SynthesisOptions
 from myxtts.placement import devices
 from myxtts.placement.routes import Route, plan_routes
+from myxtts.tasks.registry import task_of
+from myxtts.tasks.tts_samples import synthesis_options
 from myxtts.training.load_model import load_model
 from myxtts.training.select_checkpoint import vocabulary_of
-from myxtts.training.task import task_of
-from myxtts.training.tts_samples import first_rows, synthesis_options
 from myxtts.training.validation import Validation
 
 PLACES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -184,7 +184,7 @@ def evaluation(
     validation = Validation(
         network,
         lambda: pipeline.open_feed(Position(), epochs=1, mean_over="epoch"),
-        task.judge(vocabulary_of(metadata)) or partial(Distortion, network, synthesis_options(config.model)),
+        task.metric(vocabulary_of(metadata)) or partial(Distortion, network, synthesis_options(config.model)),
     )
     variables, key = {v.path: v.value for v in network.variables}, FIGURES[config.model.task].key
 
@@ -217,7 +217,7 @@ class Distortion:
         self._network, self._manner = network, options
         self._distances_db: list[float] = []
 
-    def add(self, batch: dict, outputs: dict) -> None:
+    def update(self, batch: dict, outputs: dict) -> None:
         rows = min(int(np.count_nonzero(batch["frames"])), MOST_SPOKEN - len(self._distances_db))
         if rows > 0:
             own = first_rows(batch, TTS_FEATURES, rows)
@@ -226,7 +226,7 @@ class Distortion:
             columns = [value.numpy() for value in (own["mel"], own["frames"], *spoken)]
             self._distances_db += [distortion_db(a[:n], b[:m]) for a, n, b, m in zip(*columns, strict=True)]
 
-    def figures(self) -> dict[str, float]:
+    def result(self) -> dict[str, float]:
         return {"mel_cepstral_distortion": float(np.mean(self._distances_db))}
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from myxtts.batch import first_rows
 from myxtts.clock import Clock, Times
 from myxtts.config.schema import Config
 from myxtts.data.dataset import Corpus, load_corpora
@@ -35,7 +36,6 @@ from myxtts.training.schedule import ema_decay
 from myxtts.training.state import TrainingState
 from myxtts.training.step import Step
 from myxtts.training.stop_request import StopRequest
-from myxtts.training.tts_samples import first_rows
 
 WARM_UP = 5  # steps before the clock is read: of those that follow, none fills an empty queue or is traced
 KEPT = 2  # batches of each bucket that the stages alone are measured on, so that memory has a bound

@@ -24,11 +24,11 @@ from myxtts.files import write_whole
 from myxtts.models.xtts import SPOKEN, XTTS
 from myxtts.placement import devices
 from myxtts.placement.routes import plan_routes
+from myxtts.tasks.tts_samples import synthesis_options
 from myxtts.text.symbols import BEGIN_ID, END_ID, FIRST_SYMBOL_ID, PADDING_ID
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.load_model import load_model
 from myxtts.training.select_checkpoint import select_checkpoint, vocabulary_of
-from myxtts.training.tts_samples import synthesis_options
 
 FORMAT = 1
 

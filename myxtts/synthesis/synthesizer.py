@@ -19,13 +19,13 @@ from myxtts.models.xtts import SynthesisOptions
 from myxtts.synthesis.concatenation import fade_ends, pause_between
 from myxtts.synthesis.language import choose_language
 from myxtts.synthesis.reference import read_reference
+from myxtts.tasks.tts_samples import synthesis_options
 from myxtts.text.frontend import symbols_of
 from myxtts.text.sentences import Boundary, TextChunk, split_text
 from myxtts.text.symbols import BEGIN_ID, END_ID, PADDING_ID
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.load_model import load_model
 from myxtts.training.select_checkpoint import select_checkpoint, vocabulary_of
-from myxtts.training.tts_samples import synthesis_options
 
 BATCH_PIECES = 8
 MOST_LEFT_OUT = 0.25  # share of a piece's symbols

@@ -15,10 +15,10 @@ import numpy as np
 from myxtts.config.schema import Config
 from myxtts.data.manifest import Vocabulary
 from myxtts.errors import CheckpointError, ConfigError
+from myxtts.tasks.registry import task_of
 from myxtts.text.symbols import FIRST_SYMBOL_ID, SymbolTable
 from myxtts.training.checkpoint_files import digest_of, read_arrays, read_metadata
 from myxtts.training.select_checkpoint import INHERITED, select_checkpoint, settings_of, vocabulary_of, weights_file
-from myxtts.training.task import task_of
 
 SHOWN_NAMES = 12
 
@@ -130,7 +130,7 @@ def inherit_settings(config: Config, checkpoint: Path) -> Config:
 
 def check_freeze(config: Config) -> None:
     """Raises ConfigError where weights were to be kept that are random or not there, or where none is left to train."""
-    asked, parts = ", ".join(config.training.freeze), task_of(config).parts
+    asked, parts = ", ".join(config.training.freeze), task_of(config).components
     if unknown := set(config.training.freeze).difference(parts):
         raise ConfigError(
             f"--freeze was asked for with {', '.join(sorted(unknown))}, but a {config.model.task} has "

@@ -7,9 +7,9 @@ import keras
 import tensorflow as tf
 
 from myxtts.errors import CheckpointError
+from myxtts.tasks.registry import TASKS
 from myxtts.training.checkpoint import restore_variables
 from myxtts.training.select_checkpoint import settings_of, vocabulary_of, weights_file
-from myxtts.training.task import TASKS
 
 
 def load_model(checkpoint: Path, metadata: dict[str, Any], device: str, task: str = "tts") -> keras.Model:

@@ -1,0 +1,74 @@
+"""Speech recognition: log-mel in, text out, by CTC."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import keras
+
+from myxtts.audio.spec_augment import spec_augment
+from myxtts.config.schema import Config
+from myxtts.data.manifest import LengthRule, Vocabulary
+from myxtts.data.producer import FeatureExtractor, asr_extractor
+from myxtts.models import asr
+from myxtts.models.build import build_asr
+from myxtts.observe.metrics import TensorBoard
+from myxtts.tasks.asr_samples import ASRSampler, ErrorRateMetric
+from myxtts.tasks.base import Metric, dimensions
+
+
+class ASRTask:
+    """An encoder with CTC: see models/asr.py."""
+
+    name = "asr"
+    components = ("subsampling", "encoder", "output")
+    supports_xla = False  # TensorFlow's CTC loss on sparse labels has no XLA kernel
+
+    def length_rule(self, config: Config) -> LengthRule:
+        return LengthRule(ctc=True, subsampling=config.asr.subsampling)
+
+    def extractor(self, config: Config, training: bool) -> FeatureExtractor:
+        settings = config.asr
+        if not training or not (settings.time_masks or settings.frequency_masks):
+            return asr_extractor()
+        return asr_extractor(
+            partial(
+                spec_augment,
+                time_masks=settings.time_masks,
+                time_fraction=settings.time_mask_fraction,
+                frequency_masks=settings.frequency_masks,
+                frequency_bands=settings.frequency_mask_bands,
+            )
+        )
+
+    def build(self, config: Config, vocabulary: Vocabulary, training: bool = True) -> keras.Model:
+        settings = {
+            "precision": config.training.precision,
+            "dropout": config.model.dropout,
+            "sync_batch_norm": config.asr.sync_batch_norm,
+        }
+        return build_asr(
+            config.model.model_size,
+            len(vocabulary.symbols),
+            config.asr.encoder,
+            config.asr.subsampling,
+            **(settings if training else {}),
+        )
+
+    def describe(self, config: Config) -> str:
+        return dimensions(f"{self.name}, {config.asr.encoder}", config, asr.SIZES)
+
+    def metric(self, vocabulary: Vocabulary) -> Callable[[], Metric]:
+        return partial(ErrorRateMetric, vocabulary.symbols)
+
+    def sampler(
+        self,
+        config: Config,
+        vocabulary: Vocabulary,
+        folder: Path,
+        batch: dict,
+        ids: list[str],
+        texts: list[str],
+        tensorboard: TensorBoard,
+    ) -> ASRSampler:
+        return ASRSampler(folder, batch, ids, vocabulary.symbols, tensorboard)

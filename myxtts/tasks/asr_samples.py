@@ -1,0 +1,87 @@
+"""Transcripts of held-out utterances: error rates over all, texts and pictures of a few."""
+
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from myxtts.batch import ASR_FEATURES, first_rows
+from myxtts.files import replaced_folder
+from myxtts.models.ctc import greedy, texts
+from myxtts.observe.metrics import TensorBoard
+from myxtts.observe.plots import mel_and_posteriors, png_bytes
+from myxtts.text.ctc import BLANK_ID
+from myxtts.text.edit_distance import error_rates
+from myxtts.text.symbols import FIRST_SYMBOL_ID, SymbolTable
+
+UTTERANCES = 4
+
+
+def references(batch: dict, symbols: SymbolTable) -> list[str]:
+    """Return the true text of each row, empty for a row without an utterance."""
+    return texts(batch["tokens"], batch["token_count"], symbols)
+
+
+def transcripts(outputs: dict, symbols: SymbolTable) -> list[str]:
+    """Return the text of each row by greedy decoding."""
+    return texts(*greedy(outputs["logits"], outputs["frames"]), symbols)
+
+
+class ErrorRateMetric:
+    """Character and word error rate over one pass; see `tasks.base.Metric`."""
+
+    def __init__(self, symbols: SymbolTable):
+        self._symbols = symbols
+        self._references: list[str] = []
+        self._transcripts: list[str] = []
+
+    def update(self, batch: dict, outputs: dict) -> None:
+        rows = zip(references(batch, self._symbols), transcripts(outputs, self._symbols), strict=True)
+        for reference, transcript in rows:
+            if reference:
+                self._references.append(reference)
+                self._transcripts.append(transcript)
+
+    def result(self) -> dict[str, float]:
+        return error_rates(self._references, self._transcripts)
+
+
+class ASRSampler:
+    """Transcribes the same held-out utterances at each call; see `tasks.base.Sampler`.
+
+    Args:
+        folder: gets `step-000500/` with transcripts.txt and a PNG for each utterance.
+        batch: ASR_FEATURES on the model device; its first rows are used.
+        ids: of its rows.
+        symbols: of the run.
+        tensorboard: gets the same pictures.
+    """
+
+    def __init__(self, folder: Path, batch: dict, ids: list[str], symbols: SymbolTable, tensorboard: TensorBoard):
+        count = min(UTTERANCES, len(ids))
+        self._batch = first_rows(batch, ASR_FEATURES, count)
+        self._ids, self._symbols = ids[:count], symbols
+        self._folder, self._tensorboard = folder, tensorboard
+
+    def __call__(self, model: keras.Model, step: int) -> None:
+        batch = self._batch
+        _, outputs = model(batch, training=False)
+        posteriors = tf.nn.softmax(outputs["logits"]).numpy()
+        transcribed = transcripts(outputs, self._symbols)
+        rows = zip(self._ids, references(batch, self._symbols), transcribed, strict=True)
+        lines = [f"{name}\n  reference   {reference}\n  transcript  {text}\n" for name, reference, text in rows]
+        columns = batch["mel"].numpy(), batch["frames"].numpy(), posteriors, outputs["frames"].numpy()
+        with replaced_folder(self._folder / f"step-{step:06d}") as folder:
+            (folder / "transcripts.txt").write_text("\n".join(lines), encoding="utf-8")
+            for number, (mel, frames, posterior, positions) in enumerate(zip(*columns, strict=True)):
+                name = f"{number + 1}-{Path(self._ids[number]).stem}"
+                likeliest = self._likeliest(posterior[:positions])
+                picture = mel_and_posteriors(mel[:frames], likeliest, transcribed[number])
+                (folder / f"{name}.png").write_bytes(png_bytes(picture))
+                self._tensorboard.picture(step, f"posteriors/{name}", picture)
+
+    def _likeliest(self, posteriors: np.ndarray) -> dict[str, np.ndarray]:
+        """Return, by name and in the order of their ids, the symbols that are the likeliest at some position."""
+        names = {BLANK_ID: "blank"} | dict(enumerate(self._symbols.symbols, FIRST_SYMBOL_ID))
+        return {names.get(i, str(i)): posteriors[:, i] for i in np.unique(posteriors.argmax(axis=1))}

@@ -1,0 +1,86 @@
+"""The contract between a run and what it trains. Only the modules of this package know which tasks exist."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Protocol
+
+import keras
+
+from myxtts.config.schema import Config
+from myxtts.data.manifest import LengthRule, Vocabulary
+from myxtts.data.producer import FeatureExtractor
+from myxtts.observe.metrics import TensorBoard
+
+Sampler = Callable[[keras.Model, int], None]
+"""(model, step): writes the model's output for some held-out utterances to files and TensorBoard.
+
+The caller has set the weights and entered the model's device.
+"""
+
+
+class Metric(Protocol):
+    """A figure of merit over one pass of the held-out utterances, beside the losses."""
+
+    def update(self, batch: dict, outputs: dict) -> None:
+        """Add one batch and the model's outputs for it."""
+
+    def result(self) -> dict[str, float]:
+        """Return the figures by name."""
+
+
+class Task(Protocol):
+    """What a run trains: batches, network, metric and samples.
+
+    Attributes:
+        name: value of the setting `task`.
+        components: groups of layers that --freeze names; the network's method `components` has the layers.
+        supports_xla: whether XLA compiles the training step.
+    """
+
+    name: str
+    components: tuple[str, ...]
+    supports_xla: bool
+
+    def length_rule(self, config: Config) -> LengthRule:
+        """Return the rule that tells which utterances are too short for their text."""
+        ...
+
+    def extractor(self, config: Config, training: bool) -> FeatureExtractor:
+        """Return the batch contracts and the function from waves to features; augmentation is for training only."""
+        ...
+
+    def build(self, config: Config, vocabulary: Vocabulary, training: bool = True) -> keras.Model:
+        """Build the network with its initial weights; without `training` in float32 and without dropout.
+
+        Its call returns (losses by name, outputs); `BATCH` is the contract of its input and `LOSSES` names the losses.
+        """
+        ...
+
+    def describe(self, config: Config) -> str:
+        """Return the network's dimensions as one line of the log."""
+        ...
+
+    def metric(self, vocabulary: Vocabulary) -> Callable[[], Metric] | None:
+        """Return what makes a metric for each validation, if the task has one."""
+        ...
+
+    def sampler(
+        self,
+        config: Config,
+        vocabulary: Vocabulary,
+        folder: Path,
+        batch: dict,
+        ids: list[str],
+        texts: list[str],
+        tensorboard: TensorBoard,
+    ) -> Sampler:
+        """Return the sampler of a held-out batch, which writes below `folder`."""
+        ...
+
+
+def dimensions(task: str, config: Config, sizes: Mapping) -> str:
+    """Return a line such as "tts, tiny, 144 channels, 3 encoder blocks"."""
+    size = config.model.model_size
+    numbers = (f"{number} {name.replace('_', ' ')}" for name, number in asdict(sizes[size]).items())
+    return ", ".join((task, size, *numbers))

@@ -1,0 +1,15 @@
+"""The tasks by name."""
+
+from collections.abc import Mapping
+
+from myxtts.config.schema import Config
+from myxtts.tasks.asr import ASRTask
+from myxtts.tasks.base import Task
+from myxtts.tasks.tts import TTSTask
+
+TASKS: Mapping[str, Task] = {task.name: task for task in (TTSTask(), ASRTask())}
+
+
+def task_of(config: Config) -> Task:
+    """Return the task that the settings name."""
+    return TASKS[config.model.task]

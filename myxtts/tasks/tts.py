@@ -1,0 +1,60 @@
+"""Text to speech: text and a reference of a speaker in, log-mel out."""
+
+from pathlib import Path
+
+import keras
+
+from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
+from myxtts.config.schema import Config
+from myxtts.data.manifest import TTS_LENGTH_RULE, LengthRule, Vocabulary
+from myxtts.data.producer import FeatureExtractor, tts_extractor
+from myxtts.models import xtts
+from myxtts.models.build import build_xtts
+from myxtts.observe.metrics import TensorBoard
+from myxtts.tasks.base import dimensions
+from myxtts.tasks.tts_samples import TTSSampler, synthesis_options
+
+
+class TTSTask:
+    """XTTS: see models/xtts.py."""
+
+    name = "tts"
+    components = ("reference_encoder", "text_encoder", "prosody", "decoder")
+    supports_xla = True
+
+    def length_rule(self, config: Config) -> LengthRule:
+        return TTS_LENGTH_RULE
+
+    def extractor(self, config: Config, training: bool) -> FeatureExtractor:
+        return tts_extractor(config.data.vtlp if training else 0.0)
+
+    def build(self, config: Config, vocabulary: Vocabulary, training: bool = True) -> keras.Model:
+        model = config.model
+        settings = {
+            "precision": config.training.precision,
+            "dropout": model.dropout,
+            "reference_dropout": model.reference_dropout,
+            "cfg_dropout": model.cfg_dropout,
+            "segment_frames": round(model.segment_seconds * SAMPLE_RATE_HZ / HOP_SAMPLES),
+            "recompute": model.gradient_checkpointing,
+        }
+        symbols, languages = len(vocabulary.symbols), len(vocabulary.languages)
+        return build_xtts(model.model_size, symbols, languages, **(settings if training else {}))
+
+    def describe(self, config: Config) -> str:
+        return dimensions(self.name, config, xtts.SIZES)
+
+    def metric(self, vocabulary: Vocabulary) -> None:
+        return None
+
+    def sampler(
+        self,
+        config: Config,
+        vocabulary: Vocabulary,
+        folder: Path,
+        batch: dict,
+        ids: list[str],
+        texts: list[str],
+        tensorboard: TensorBoard,
+    ) -> TTSSampler:
+        return TTSSampler(folder, batch, ids, texts, synthesis_options(config.model), tensorboard)

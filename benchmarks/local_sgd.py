@@ -102,8 +102,8 @@ CASES: dict[str, Case] = {
     "one merge, different starts": lambda bench: bench.from_different_starts("different"),
     "5 rounds": lambda bench: bench.in_rounds("five", 5),
     "20 rounds": lambda bench: bench.in_rounds("twenty", 20),
-    "5 rounds, optimizers kept": lambda bench: bench.in_rounds("kept", 5, "--merge-optimizer keep"),
-    "5 rounds, optimizers reset": lambda bench: bench.in_rounds("reset", 5, "--merge-optimizer reset"),
+    "5 rounds, optimizers kept": lambda bench: bench.in_rounds("kept", 5, "--sync-optimizer keep"),
+    "5 rounds, optimizers reset": lambda bench: bench.in_rounds("reset", 5, "--sync-optimizer reset"),
     "5 rounds, outer Nesterov 0.7, 0.9": lambda bench: bench.in_rounds(
         "outer", 5, "--outer-learning-rate 0.7 --outer-momentum 0.9"
     ),
@@ -142,7 +142,7 @@ def measure(cases: dict[str, list[Path]]) -> dict:
     """The mean of each case's checkpoints, by the audio that each has heard, on the same held-out utterances."""
     from myxtts.config.schema import PlacementConfig
     from myxtts.evaluation.held_out import load_again
-    from myxtts.local_sgd.averaging import shares_of
+    from myxtts.local_sgd.averaging import normalised
     from myxtts.local_sgd.interpolation import evaluation
     from myxtts.local_sgd.merge_inputs import given_weights, read_input
     from myxtts.placement import devices
@@ -158,7 +158,7 @@ def measure(cases: dict[str, list[Path]]) -> dict:
     for name, checkpoints in cases.items():
         own = [part.checkpoint in checkpoints for part in parts]
         weights = given_weights([part for part, is_own in zip(parts, own, strict=True) if is_own], None)
-        shares = iter(shares_of(weights))
+        shares = iter(normalised(weights))
         measured[name] = evaluate(tuple(next(shares) if is_own else 0.0 for is_own in own))
     return measured
 

@@ -38,7 +38,7 @@ def check_writable(flag: str, path: Path | None) -> None:
         raise ConfigError(f"{flag} {path} was asked for, but {fault}. Name a file in a folder that exists.")
 
 
-def sync_folder(folder: Path) -> None:
+def fsync_folder(folder: Path) -> None:
     """Bring a folder's own entries (names, renames) to the disk; a power cut may lose them otherwise."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

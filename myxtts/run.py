@@ -164,8 +164,9 @@ def train_on(
         plan = make_schedule(config, corpus, state)
         if replicas.is_chief:
             describe(config, corpus, held_out, vocabulary, state, plan)
-        owes_merge = config.local_sgd.sync_every and state.unmerged_s > 0  # stopped while it waited for the last one
-        if state.step >= plan.total_steps and start.checkpoint is not None and not owes_merge:
+        # A run that was stopped while it waited for the last sync has all its steps, but not that sync.
+        owes_sync = config.local_sgd.sync_every and state.audio_s_since_sync > 0
+        if state.step >= plan.total_steps and start.checkpoint is not None and not owes_sync:
             log.info("nothing to do: run %s has its %d steps; --max-steps makes it longer", run.run, state.step)
             return 0
         step, first_step, dual = make_step(config, state), FirstStep(started_s), is_dual(placement)
@@ -341,17 +342,17 @@ def with_merges(
 ) -> loop.Actions:
     """The actions of a run that is one of several jobs."""
     local_sgd = config.local_sgd
-    peers = SyncGroup(
+    group = SyncGroup(
         Path(local_sgd.sync_dir),
         local_sgd.job,
         local_sgd.jobs,
         local_sgd.sync_every,
         local_sgd.sync_timeout,
     )
-    outer = OuterOptimizer(local_sgd.outer_learning_rate, local_sgd.outer_momentum)
-    exchange = WeightSync(peers, outer, local_sgd.merge_optimizer, total_steps, metadata)
-    exchange.begin(state, fresh)
-    return replace(actions, merge_is_due=exchange.is_due, merge=exchange.merge)
+    outer_optimizer = OuterOptimizer(local_sgd.outer_learning_rate, local_sgd.outer_momentum)
+    weight_sync = WeightSync(group, outer_optimizer, local_sgd.sync_optimizer, total_steps, metadata)
+    weight_sync.prepare(state, fresh)
+    return replace(actions, merge_is_due=weight_sync.is_due, merge=weight_sync.sync)
 
 
 def held_out_actions(config, held_out, vocabulary, state, folder, reporter) -> dict:

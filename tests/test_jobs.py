@@ -53,7 +53,7 @@ signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
 
 def save():
     about = {"settings": config.model_dump(mode="json"), "symbols": [], "languages": [], "speakers": [], "best": None}
-    about |= {"step": int(weight), "start": "first", "unmerged_s": float("unmerged" == os.environ.get("FAKE"))}
+    about |= {"step": int(weight), "start": "first", "audio_s_since_sync": float("unmerged" == os.environ.get("FAKE"))}
     target = checkpoint_of(folder / "checkpoints", int(weight))
     if not target.exists():
         write_checkpoint(target, [("model", [("w", np.array(weight))])], about)

@@ -216,7 +216,7 @@ class LocalSGDConfig(Section):
     """Share of the mean change of a round that is taken over; 1 without momentum is plain averaging."""
     outer_momentum: Share = 0.0
     """Nesterov momentum of the mean changes over rounds (DiLoCo, Douillard et al. 2023, has 0.9 with a rate of 0.7)."""
-    merge_optimizer: Literal["keep", "average", "reset"] = "average"
+    sync_optimizer: Literal["keep", "average", "reset"] = "average"
     """What becomes of each job's own optimizer at a merge."""
 
 

@@ -1,4 +1,7 @@
-"""Weighted means of checkpoints, one variable at a time: memory for one of them and its sum, however many there are."""
+"""Weighted means of checkpoints, one variable at a time.
+
+Only one array and the float64 sum are in memory, however many checkpoints there are.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -9,52 +12,52 @@ import numpy as np
 from myxtts.errors import CheckpointError
 from myxtts.training.checkpoint_files import opened_arrays
 
+OTHER_NETWORK = "they are not of the same network. Leave one of them out."
 
-def shares_of(weights: Sequence[float]) -> list[float]:
-    """The weights as shares of 1; equal ones where all are 0."""
+
+def normalised(weights: Sequence[float]) -> list[float]:
+    """Return the weights divided by their sum: coefficients that add up to 1, all equal if every weight is 0."""
     total = sum(weights)
     return [weight / total if total else 1 / len(weights) for weight in weights]
 
 
-def mean_of(archives: Sequence[Path], weights: Sequence[float]) -> Iterator[tuple[str, np.ndarray]]:
-    """The arrays of some .npz archives by name: the mean of fractions, the largest of whole numbers.
+def weighted_mean(archives: Sequence[Path], weights: Sequence[float]) -> Iterator[tuple[str, np.ndarray]]:
+    """Average the arrays of several .npz archives by name; of integers, take the largest.
 
     Args:
-        archives: with the same names, shapes and types.
-        weights: of each, 0 or more, in any unit.
+        archives: have the same names, shapes and types.
+        weights: of each archive, 0 or more, in any unit.
 
     Yields:
-        name and array, in the type that it has in the archives; summed in float64.
+        name and array, in the archives' type; the sum is taken in float64.
 
     Raises:
-        CheckpointError: naming the first difference, or what is not finite.
+        CheckpointError: the archives differ, or an array is not finite; names the first such array.
     """
-    shares = shares_of(weights)
+    coefficients = normalised(weights)
     with ExitStack() as opened:
-        read = [opened.enter_context(opened_arrays(path)) for path in archives]
-        for path, arrays in zip(archives, read, strict=True):
-            if difference := set(arrays) ^ set(read[0]):
+        contents = [opened.enter_context(opened_arrays(path)) for path in archives]
+        for path, arrays in zip(archives, contents, strict=True):
+            if difference := set(arrays) ^ set(contents[0]):
                 name = min(difference)
                 has, lacks = (path, archives[0]) if name in arrays else (archives[0], path)
                 raise CheckpointError(f"'{name}' is in {has}, but not in {lacks}: {OTHER_NETWORK}")
-        for name in read[0]:
-            form, total = None, None
-            for path, arrays, share in zip(archives, read, shares, strict=True):
+        for name in contents[0]:
+            spec, total = None, None
+            for path, arrays, coefficient in zip(archives, contents, coefficients, strict=True):
                 array = arrays[name]
-                form = form or (array.shape, array.dtype)
-                if (array.shape, array.dtype) != form:
+                spec = spec or (array.shape, array.dtype)
+                if (array.shape, array.dtype) != spec:
                     raise CheckpointError(
-                        f"'{name}' is {array.dtype} {array.shape} in {path}, but {form[1]} {form[0]} in {archives[0]}: "
+                        f"'{name}' is {array.dtype} {array.shape} in {path}, but {spec[1]} {spec[0]} in {archives[0]}: "
                         f"{OTHER_NETWORK}"
                     )
                 if np.issubdtype(array.dtype, np.floating):
                     if not np.isfinite(array).all():
                         raise CheckpointError(f"'{name}' in {path} is not finite. Use an earlier checkpoint of it.")
-                    part = share * array.astype(np.float64)
-                    total = part if total is None else total + part
+                    term = coefficient * array.astype(np.float64)
+                    total = term if total is None else total + term
                 else:
                     total = array if total is None else np.maximum(total, array)
-            yield name, total.astype(form[1])
-
-
-OTHER_NETWORK = "they are not of the same network. Leave one of them out."
+            assert total is not None and spec is not None  # there is at least one archive
+            yield name, total.astype(spec[1])

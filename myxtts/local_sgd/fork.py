@@ -42,7 +42,7 @@ def fork(start: Path, run: Path, config: Config) -> Path:
         "corpus": None,
         "position": [0, 0, []],
         "audio_s": 0.0,
-        "unmerged_s": 0.0,
+        "audio_s_since_sync": 0.0,
         "best": None,
         "ancestor": {
             "run": str(start.parents[1]),

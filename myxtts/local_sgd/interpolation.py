@@ -19,7 +19,7 @@ from myxtts.data.manifest import Manifest
 from myxtts.data.pipeline import Pipeline
 from myxtts.data.plan_iterator import Position
 from myxtts.evaluation.acoustic_metrics import Sound, compare
-from myxtts.local_sgd.averaging import mean_of
+from myxtts.local_sgd.averaging import weighted_mean
 from myxtts.local_sgd.merge_inputs import MergeInput
 from myxtts.models.xtts import SynthesisOptions
 from myxtts.placement import devices
@@ -190,7 +190,7 @@ def evaluation(
 
     def evaluate(shares: Shares) -> Measured:
         taken = [(part.used, share) for part, share in zip(parts, shares, strict=True) if share]
-        for name, array in mean_of(*zip(*taken, strict=True)):
+        for name, array in weighted_mean(*zip(*taken, strict=True)):
             variables[name].assign(array)
         figures = validation(Loaded(device))
         return Measured(*(figures[name] if math.isfinite(figures[name]) else math.inf for name in (key, "loss")))

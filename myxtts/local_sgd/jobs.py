@@ -39,7 +39,7 @@ from myxtts.local_sgd.launcher_state import (
 from myxtts.local_sgd.progress import Display, progress_of
 from myxtts.local_sgd.shards import split_corpus
 from myxtts.local_sgd.supervisor import Program, Supervisor
-from myxtts.local_sgd.sync_folder import newest_merge, sync_folders
+from myxtts.local_sgd.sync_folder import newest_average, sync_folders
 from myxtts.training.checkpoint_files import latest, read_metadata, step_of
 from myxtts.training.run_folder import RunFolder
 
@@ -254,7 +254,7 @@ def _is_done(work: Work, name: str) -> bool:
     return (
         newest is not None
         and step_of(newest) >= work.total_steps
-        and not (work.sync_every and read_metadata(newest)["unmerged_s"])
+        and not (work.sync_every and read_metadata(newest)["audio_s_since_sync"])
     )
 
 
@@ -315,8 +315,8 @@ def _check_unused(sync_dir: Path) -> None:
 
 def _missed_rounds(work: Work, sync_dir: Path) -> dict[str, int]:
     """How many merges on the way lack each job, by its name; of those alone that some do."""
-    merged = newest_merge(sync_dir) if work.sync_every else None
-    counts = read_metadata(merged)["missed"] if merged else {}
+    merged = newest_average(sync_dir) if work.sync_every else None
+    counts = read_metadata(merged)["missed_syncs"] if merged else {}
     return {work.jobs[int(number)].name: count for number, count in counts.items()}
 
 

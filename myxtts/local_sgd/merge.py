@@ -22,8 +22,8 @@ from myxtts.data.dataset import audio_root_of, manifest_of
 from myxtts.data.manifest import Manifest, report_rejected
 from myxtts.data.metadata_file import read_corpora, read_corpus
 from myxtts.errors import ConfigError, DataError
-from myxtts.files import sync_folder, write_whole
-from myxtts.local_sgd.averaging import mean_of, shares_of
+from myxtts.files import fsync_folder, write_whole
+from myxtts.local_sgd.averaging import normalised, weighted_mean
 from myxtts.local_sgd.layer_distance import layer_distances, table_of_layers
 from myxtts.local_sgd.merge_inputs import MergeInput, check_compatible, given_weights, read_inputs
 from myxtts.training.checkpoint_files import (
@@ -76,14 +76,14 @@ def merge(
     configs = [merged_config(part.config, output, corpora) for part in parts]
     check_readable(configs[0], corpora)
     held_out = read_held_out(configs[0], parts[0], output) if corpora.val_data is not None else None
-    tell(parts, shares_of(weights), configs)
+    tell(parts, normalised(weights), configs)
     with new_run(output) as folder:
         write_whole(folder / "config.yaml", dump(configs[0]).encode())
         written = write_mean(folder, parts, weights, configs[0], output)
         print(table_of_layers(layer_distances([part.used for part in parts])))
         better = None
         if held_out is not None:
-            better = better_part(parts, shares_of(weights), held_out, configs[0], folder)
+            better = better_part(parts, normalised(weights), held_out, configs[0], folder)
         if better is not None:
             shutil.rmtree(folder / "checkpoints")
             only = [float(place == better) for place in range(len(parts))]
@@ -171,7 +171,7 @@ def new_run(output: Path) -> Iterator[Path]:
     try:
         yield partial
         os.rename(partial, output)
-        sync_folder(output.parent)
+        fsync_folder(output.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -205,12 +205,12 @@ def write_mean(
         "position": [0, 0, []],
         "replicas": 1,
         "audio_s": math.fsum(metadata["audio_s"] for metadata in abouts),
-        "unmerged_s": 0.0,
+        "audio_s_since_sync": 0.0,
         "settings": config.model_dump(mode="json"),
         **(vocabulary := tables_of_all(parts)),
         "corpus": None,
         "best": None,
-        "parts": inputs_for_json(parts, shares_of(weights)),
+        "parts": inputs_for_json(parts, normalised(weights)),
         "kept": str(kept.checkpoint) if kept else None,
     }
     target = checkpoint_of(folder / "checkpoints", step)
@@ -259,7 +259,7 @@ def mean_groups(contents: Sequence[tuple[MergeInput, float]], config: Config) ->
     groups["averages" if config.training.ema_decay else "model"] = [part.used for part in parts]
     groups["optimizer"] = [part.checkpoint / "optimizer.npz" for part in parts]
     for group, archives in groups.items():
-        yield group, mean_of(archives, weights)
+        yield group, weighted_mean(archives, weights)
 
 
 def better_part(

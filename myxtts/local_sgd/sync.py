@@ -1,12 +1,12 @@
-"""Merging the weights of jobs that do not talk, by files in a folder that all of them see (local SGD, Stich 2019).
+"""Local SGD (Stich 2019): independent jobs average their weights every few steps through a shared directory.
 
-    sync-000600/job-000/       what job 0 gives at step 600: a checkpoint
-    sync-000600/merged/        what all go on from: the mean of those that were there in time
-    sync-000600/taken-job-000  job 0 has gone on from it
+    sync-000600/job-000/            the contribution of job 0 at step 600: a checkpoint
+    sync-000600/averaged/           the mean of the contributions that arrived in time; all jobs continue from it
+    sync-000600/loaded-by-job-000   job 0 has loaded the average
 
-A round ends at each multiple of `every` steps, and at the last step. Nobody leads: whoever finds all there, or has
-waited long enough, merges, the first of them first; the rename that publishes a merge succeeds once, so all take the
-same one.
+A sync takes place at each multiple of `sync_every` steps and at the last step. There is no coordinator. The first job
+that finds all contributions, or whose wait times out, averages them; jobs with lower numbers go first. The average is
+published by a rename that succeeds only once, so all jobs load the same average.
 """
 
 import errno
@@ -15,7 +15,7 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -24,229 +24,248 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.errors import CheckpointError, ConfigError
-from myxtts.local_sgd.averaging import mean_of, shares_of
-from myxtts.local_sgd.sync_folder import newest_merge, sync_folders, sync_step
+from myxtts.local_sgd.averaging import normalised, weighted_mean
+from myxtts.local_sgd.sync_folder import newest_average, sync_folders, sync_step
 from myxtts.training.checkpoint import restore_variables, write_state
 from myxtts.training.checkpoint_files import opened_arrays, partial_of, read_arrays, read_metadata, write_checkpoint
 from myxtts.training.state import TrainingState
 from myxtts.training.step import is_scaled
 
 POLL_S = 0.2
-STAND_IN_S = 10.0  # how long the next one waits for a job that should merge and does not
-KEPT_ROUNDS = 3
+TAKEOVER_S = 10.0  # how long each job leaves the averaging to the jobs before it
+KEPT_SYNCS = 3
+
+Arrays = dict[str, np.ndarray]
 
 log = logging.getLogger(__name__)
 
 
 class OuterOptimizer(NamedTuple):
-    """The optimizer of the rounds, whose gradient is the mean change of one (DiLoCo, Douillard et al. 2023).
+    """The outer optimizer of DiLoCo (Douillard et al. 2023): its gradient is the mean weight change between two syncs.
 
-    Momentum is Nesterov's. A rate of 1 without momentum is plain averaging.
+    Momentum is Nesterov's. A learning rate of 1 without momentum is plain averaging.
     """
 
-    rate: float = 1.0
+    learning_rate: float = 1.0
     momentum: float = 0.0
 
     @property
-    def is_plain(self) -> bool:
+    def is_plain_average(self) -> bool:
         return self == OuterOptimizer()
 
 
 @dataclass(frozen=True)
 class SyncGroup:
-    """The jobs that merge.
+    """The jobs that average their weights.
 
     Attributes:
-        folder: that all of them see.
-        job: which of them this run is, counted from 0.
-        jobs: how many there are.
-        every: steps of a round.
-        timeout_s: longest time to wait for the others.
+        folder: directory that all jobs share.
+        job: number of this job, counted from 0.
+        jobs: number of jobs.
+        sync_every: steps between two syncs.
+        timeout_s: longest time to wait for the other jobs.
     """
 
     folder: Path
     job: int
     jobs: int
-    every: int
+    sync_every: int
     timeout_s: float
 
 
 class WeightSync:
-    """One job's part in the merges.
+    """The syncs of one job.
 
     Args:
-        peers: the jobs, and which of them this one is.
-        outer: of the rounds.
-        optimizer: what becomes of the job's own optimizer at a merge.
-        total_steps: of the run; at the last one a round ends, too.
-        about: as of the run's own checkpoints.
-        clock_s, sleep: time.
+        optimizer: what happens to the job's own (inner) optimizer state at a sync.
+        total_steps: length of the run; the last step syncs, too.
+        metadata: of the run's checkpoints.
+        clock_s, sleep: time, for tests.
     """
 
     def __init__(
         self,
-        peers: SyncGroup,
-        outer: OuterOptimizer,
+        group: SyncGroup,
+        outer_optimizer: OuterOptimizer,
         optimizer: Literal["keep", "average", "reset"],
         total_steps: int,
         metadata: Mapping[str, Any],
         clock_s: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ):
-        self._peers, self._outer, self._optimizer = peers, outer, optimizer
-        self._total_steps, self._about = total_steps, json.loads(json.dumps(dict(metadata)))  # tuples as they come back
-        self._common = common_of(self._about)
+        self._group, self._outer_optimizer, self._optimizer = group, outer_optimizer, optimizer
+        self._total_steps = total_steps
+        self._metadata = json.loads(json.dumps(dict(metadata)))  # tuples become lists, as in state.json
+        self._common = common_settings(self._metadata)
         self._clock_s, self._sleep = clock_s, sleep
 
-    def begin(self, state: TrainingState, fresh: bool) -> None:
-        """Before the first step.
+    def prepare(self, state: TrainingState, new_run: bool) -> None:
+        """Check the shared directory, and publish the weights that an outer optimizer starts from.
 
         Args:
-            fresh: the run has no checkpoint yet.
+            new_run: whether the run has no checkpoint yet.
 
         Raises:
-            ConfigError: another run has used the folder as this job.
+            ConfigError: another run has used the directory under this job number.
         """
-        if fresh and (used := next(self._peers.folder.glob(f"sync-*/*{self._name}"), None)):
+        if new_run and (used := next(self._group.folder.glob(f"sync-*/*{self._name}"), None)):
             raise ConfigError(
-                f"--sync-dir {self._peers.folder} was given to a new run, but {used} is there, of another one. "
+                f"--sync-dir {self._group.folder} was given to a new run, but it holds {used} of another run. "
                 "Give an empty folder, or --resume."
             )
-        start = self._merged(state.step)
-        if not self._outer.is_plain and state.audio_s == 0 and not start.exists():
-            self._publish(start, [("model", state.arrays("model"))], self._common | {"parts": [], "missed": {}})
+        start = self._averaged(state.step)
+        if not self._outer_optimizer.is_plain_average and state.audio_s == 0 and not start.exists():
+            metadata = self._common | {"participants": [], "missed_syncs": {}}
+            self._publish(start, [("model", state.arrays("model"))], metadata)
 
     def is_due(self, state: TrainingState) -> bool:
-        """Whether a round ends at this step, and its merge was not taken yet."""
-        ends = state.step % self._peers.every == 0 or state.step >= self._total_steps
-        return ends and state.unmerged_s > 0
+        """Return whether this step ends with a sync that has not taken place yet."""
+        at_end = state.step % self._group.sync_every == 0 or state.step >= self._total_steps
+        return at_end and state.audio_s_since_sync > 0
 
-    def merge(self, state: TrainingState, stopped: Callable[[], bool]) -> bool:
-        """Give the weights, wait for a merge, and take it; False where the run was asked to stop before that.
+    def sync(self, state: TrainingState, stop_requested: Callable[[], bool]) -> bool:
+        """Contribute the weights, wait for the average and load it; return False if a stop was requested first.
 
-        A job that comes late takes the newest merge there is, and its step: what it has learnt since the last one is
-        lost, and the log says so.
+        A late job loads the newest average and continues at its step. Its own updates since the last sync are
+        discarded, with a warning.
 
         Raises:
-            CheckpointError: what another job gave is not finite, or of another network or set of jobs.
+            CheckpointError: a contribution is not finite, or comes from another network or another group of jobs.
         """
-        end, began_s = state.step, self._clock_s()
-        newest = self._newest()
-        if newest < end:
-            own = self._given(end, self._peers.job)
-            if not own.exists():
-                write_state(own, state, self._about | {"best": None})
-            newest = self._wait(end, [v.path for v in state.trained], stopped)
-            if newest is None:
+        step, began_s = state.step, self._clock_s()
+        newest = self._newest_step()
+        if newest < step:
+            contribution = self._contribution(step, self._group.job)
+            if not contribution.exists():
+                write_state(contribution, state, self._metadata | {"best": None})
+            awaited = self._wait_for_average(step, [v.path for v in state.trained], stop_requested)
+            if awaited is None:
                 return False
-        parts = self._take(state, newest)
-        names, waited_s = " ".join(map(str, parts)), self._clock_s() - began_s
-        log.info("merged         the weights of jobs %s at step %d, after %.1f s", names, newest, waited_s)
-        if self._peers.job not in parts:
-            log.warning("this job came late: what it learnt since the merge before is not in what it goes on from")
-        if newest > end:
-            log.warning("it goes on at step %d, which the others have reached; its own was %d", newest, end)
+            newest = awaited
+        participants = self._load_average(state, newest)
+        names, waited_s = " ".join(map(str, participants)), self._clock_s() - began_s
+        log.info("sync           average of jobs %s at step %d, after %.1f s", names, newest, waited_s)
+        if self._group.job not in participants:
+            log.warning("this job was late: its updates since the last sync were discarded")
+        if newest > step:
+            log.warning("training continues at step %d, as in the other jobs; this job was at step %d", newest, step)
             state.step, state.began = newest, (newest, state.position)
-        state.unmerged_s = 0.0
+        state.audio_s_since_sync = 0.0
         return True
 
-    def _wait(self, end: int, trained: Sequence[str], stopped: Callable[[], bool]) -> int | None:
-        """The step of the newest merge from this round on; None where the run was asked to stop first."""
+    def _wait_for_average(self, step: int, trained: Sequence[str], stop_requested: Callable[[], bool]) -> int | None:
+        """Return the step of the newest average, at least `step`; None if a stop was requested first."""
         began_s, ready_s = self._clock_s(), math.inf
-        while (newest := self._newest()) < end:
-            if stopped():
+        while (newest := self._newest_step()) < step:
+            if stop_requested():
                 return None
-            given = [job for job in range(self._peers.jobs) if self._given(end, job).exists()]
+            present = [job for job in range(self._group.jobs) if self._contribution(step, job).exists()]
             now_s = self._clock_s()
-            if self._expected().issubset(given) or now_s - began_s >= self._peers.timeout_s:
+            if self._expected_jobs().issubset(present) or now_s - began_s >= self._group.timeout_s:
                 ready_s = min(ready_s, now_s)
-            if now_s - ready_s >= STAND_IN_S * given.index(self._peers.job):
-                self._merge(end, given, trained)
+            if now_s - ready_s >= TAKEOVER_S * present.index(self._group.job):
+                self._average(step, present, trained)
             else:
                 self._sleep(POLL_S)
         return newest
 
-    def _expected(self) -> set[int]:
-        """Whom a round waits for: who was in the last merge or has taken it; at first all."""
-        last = self._merged(self._newest())
-        parts = {part["job"] for part in read_metadata(last)["parts"]} if last.exists() else set()
-        if not parts:
-            return set(range(self._peers.jobs))
-        return parts | {int(path.name.removeprefix("taken-job-")) for path in last.parent.glob("taken-job-*")}
+    def _expected_jobs(self) -> set[int]:
+        """Return the jobs to wait for: those that took part in the last sync or loaded its average; all at first."""
+        last = self._averaged(self._newest_step())
+        participants = {entry["job"] for entry in read_metadata(last)["participants"]} if last.exists() else set()
+        if not participants:
+            return set(range(self._group.jobs))
+        loaded = last.parent.glob("loaded-by-job-*")
+        return participants | {int(path.name.removeprefix("loaded-by-job-")) for path in loaded}
 
-    def _merge(self, end: int, jobs: Sequence[int], trained: Sequence[str]) -> None:
-        """Publish the mean of what these jobs gave, but of damaged files."""
-        abouts = {job: metadata for job in jobs if (metadata := self._readable(self._given(end, job)))}
-        if not abouts:
+    def _average(self, step: int, jobs: Sequence[int], trained: Sequence[str]) -> None:
+        """Publish the mean of these jobs' contributions; damaged ones are left out."""
+        contributions = {job: self._contribution(step, job) for job in jobs}
+        metadata = {job: entry for job in jobs if (entry := self._read_contribution(contributions[job]))}
+        if not metadata:
             raise CheckpointError(
-                f"nothing in {self._round(end)} can be read, so nothing can be merged. Mend that disk, and --resume."
+                f"no contribution in {self._folder(step)} can be read, so there is nothing to average. "
+                "Repair that disk, and --resume."
             )
-        given = [self._given(end, job) for job in abouts]
-        weights = [metadata["unmerged_s"] for metadata in abouts.values()]
-
-        def mean_of_all(group: str) -> Iterator[tuple[str, np.ndarray]]:
-            return mean_of([path / f"{group}.npz" for path in given], weights)
-
-        moved, momentum = {}, {}
-        if not self._outer.is_plain:
-            moved, momentum = self._outer_step(dict(mean_of_all("model")), trained)
-        groups = [
-            (group, ((name, array + moved[name] if name in moved else array) for name, array in mean_of_all(group)))
-            for group in ("model", "averages")
-            if (given[0] / f"{group}.npz").exists()
+        folders = [contributions[job] for job in metadata]
+        weights = [entry["audio_s_since_sync"] for entry in metadata.values()]
+        participants = [
+            {"job": job, "audio_s": entry["audio_s_since_sync"], "coefficient": coefficient}
+            for (job, entry), coefficient in zip(metadata.items(), normalised(weights), strict=True)
         ]
+        last = self._averaged(self._newest_step())
+        missed_syncs = dict(read_metadata(last)["missed_syncs"]) if last.exists() else {}
+        for job in set(range(self._group.jobs)).difference(metadata):
+            missed_syncs[str(job)] = missed_syncs.get(str(job), 0) + 1
+        self._publish(
+            self._averaged(step),
+            self._averaged_groups(folders, weights, trained),
+            self._common | {"participants": participants, "missed_syncs": missed_syncs},
+        )
+
+    def _averaged_groups(
+        self, folders: Sequence[Path], weights: Sequence[float], trained: Sequence[str]
+    ) -> Iterator[tuple[str, Iterable[tuple[str, np.ndarray]]]]:
+        """Yield each archive of an average, as group and arrays."""
+
+        def mean(group: str) -> Iterator[tuple[str, np.ndarray]]:
+            return weighted_mean([folder / f"{group}.npz" for folder in folders], weights)
+
+        def moved(group: str) -> Iterator[tuple[str, np.ndarray]]:
+            return ((name, array + change[name] if name in change else array) for name, array in mean(group))
+
+        change: Arrays = {}
+        momentum: Arrays = {}
+        if not self._outer_optimizer.is_plain_average:
+            change, momentum = self._outer_step(dict(mean("model")), trained)
+        for group in ("model", "averages"):
+            if (folders[0] / f"{group}.npz").exists():
+                yield group, moved(group)
         if self._optimizer == "average":
-            groups.append(("optimizer", mean_of_all("optimizer")))
+            yield "optimizer", mean("optimizer")
         if momentum:
-            groups.append(("outer", momentum.items()))
-        parts = [
-            {"job": job, "audio_s": metadata["unmerged_s"], "share": share}
-            for (job, metadata), share in zip(abouts.items(), shares_of(weights), strict=True)
-        ]
-        missed = dict(read_metadata(last)["missed"]) if (last := self._merged(self._newest())).exists() else {}
-        for job in set(range(self._peers.jobs)).difference(abouts):
-            missed[str(job)] = missed.get(str(job), 0) + 1
-        self._publish(self._merged(end), groups, self._common | {"parts": parts, "missed": missed})
+            yield "outer", momentum.items()
 
-    def _readable(self, given: Path) -> dict[str, Any] | None:
-        """state.json of what a job gave; None where that is damaged, as if the job had not come.
+    def _read_contribution(self, folder: Path) -> dict[str, Any] | None:
+        """Return the metadata of a contribution; None if it is damaged, as if the job were absent.
 
         Raises:
-            CheckpointError: it is of another set of jobs.
+            CheckpointError: it comes from another group of jobs.
         """
         try:
-            metadata = read_metadata(given)
-            for archive in given.glob("*.npz"):
+            metadata = read_metadata(folder)
+            for archive in folder.glob("*.npz"):
                 with opened_arrays(archive):
                     pass
         except CheckpointError as error:
-            log.error("%s is left out of the merge: %s", given, error)
+            log.error("%s is left out of the average: %s", folder, error)
             return None
-        self._check_same_settings(given, common_of(metadata))
+        self._check_same_settings(folder, common_settings(metadata))
         return metadata
 
     def _check_same_settings(self, path: Path, common: Mapping[str, Any]) -> None:
         if name := next((name for name, value in self._common.items() if common.get(name) != value), None):
             raise CheckpointError(
-                f"{path} and this run cannot be merged: they have not the same {name}. Let all jobs begin with the "
-                "same --init-from and tables, with the same flags for merges, and each set of jobs with an --sync-dir "
-                "of its own."
+                f"{path} and this run cannot be averaged: they differ in {name}. Start all jobs with the same "
+                "--init-from, vocabulary and sync flags, and give each group of jobs a --sync-dir of its own."
             )
 
-    def _outer_step(self, mean: Mapping[str, np.ndarray], trained: Sequence[str]) -> tuple[dict, dict]:
-        """By name: what the outer optimizer adds to the mean of the trained weights, and its momentum."""
-        last = self._merged(self._newest())
-        before, rate, decay = read_arrays(last / "model.npz"), self._outer.rate, self._outer.momentum
-        kept = read_arrays(last / "outer.npz") if (last / "outer.npz").exists() else {}
-        moved, momentum = {}, {}
+    def _outer_step(self, mean: Mapping[str, np.ndarray], trained: Sequence[str]) -> tuple[Arrays, Arrays]:
+        """Return what the outer optimizer adds to the mean of each trained variable, and its momentum, by name."""
+        last = self._averaged(self._newest_step())
+        before = read_arrays(last / "model.npz")
+        learning_rate, decay = self._outer_optimizer
+        old_momentum = read_arrays(last / "outer.npz") if (last / "outer.npz").exists() else {}
+        outer_change: Arrays = {}
+        momentum: Arrays = {}
         for name in trained:
             change = mean[name] - before[name]
-            momentum[name] = decay * kept.get(name, np.zeros_like(change)) + change
-            moved[name] = rate * (change + decay * momentum[name]) - change
-        return moved, momentum
+            momentum[name] = decay * old_momentum.get(name, np.zeros_like(change)) + change
+            outer_change[name] = learning_rate * (change + decay * momentum[name]) - change
+        return outer_change, momentum
 
-    def _publish(self, target: Path, groups: Sequence[tuple], metadata: Mapping[str, Any]) -> None:
-        """Write a merge, unless another job has."""
+    def _publish(self, target: Path, groups: Iterable[tuple], metadata: Mapping[str, Any]) -> None:
+        """Write an average, unless another job was faster."""
         try:
             write_checkpoint(target, groups, metadata, by=f"-{self._name}")
         except OSError as error:
@@ -254,54 +273,55 @@ class WeightSync:
                 raise
             shutil.rmtree(partial_of(target.with_name(f"{target.name}-{self._name}")))
 
-    def _take(self, state: TrainingState, end: int) -> list[int]:
-        """Go on from a merge; gives the jobs that are in it."""
-        merged, variables = self._merged(end), state.variables()
-        metadata = read_metadata(merged)
-        self._check_same_settings(merged, metadata)
-        optimizer = variables.pop("optimizer")
-        for group, own in variables.items():
-            restore_variables(merged / f"{group}.npz", own)
+    def _load_average(self, state: TrainingState, step: int) -> list[int]:
+        """Load an average into the state; return the jobs that took part in it."""
+        average, groups = self._averaged(step), state.variables()
+        metadata = read_metadata(average)
+        self._check_same_settings(average, metadata)
+        optimizer = groups.pop("optimizer")
+        for group, variables in groups.items():
+            restore_variables(average / f"{group}.npz", variables)
         if self._optimizer == "average":
-            restore_variables(merged / "optimizer.npz", optimizer)
+            restore_variables(average / "optimizer.npz", optimizer)
         if self._optimizer == "reset":
             inner = state.optimizer.inner_optimizer if is_scaled(state.optimizer) else state.optimizer
             for variable in inner.variables:
                 variable.assign(tf.zeros_like(variable))  # its learning rate is set at each step
-        (merged.parent / f"taken-{self._name}").touch()
-        parts = [part["job"] for part in metadata["parts"]]
-        self._drop_past(end, leads=self._peers.job == parts[0])
-        return parts
+        (average.parent / f"loaded-by-{self._name}").touch()
+        participants = [entry["job"] for entry in metadata["participants"]]
+        self._remove_past(step, is_first=self._group.job == participants[0])
+        return participants
 
-    def _drop_past(self, end: int, leads: bool) -> None:
-        """Remove what this job gave before, and where it leads the rounds that nobody goes on from any more."""
-        for past in self._peers.folder.glob(f"sync-*/{self._name}"):
-            if sync_step(past.parent) < end:
-                shutil.rmtree(past, ignore_errors=True)
-        for past in sync_folders(self._peers.folder)[:-KEPT_ROUNDS] if leads else ():
-            shutil.rmtree(past, ignore_errors=True)
+    def _remove_past(self, step: int, is_first: bool) -> None:
+        """Remove this job's earlier contributions and, if it is the first participant, syncs that no job needs."""
+        for contribution in self._group.folder.glob(f"sync-*/{self._name}"):
+            if sync_step(contribution.parent) < step:
+                shutil.rmtree(contribution, ignore_errors=True)
+        for folder in sync_folders(self._group.folder)[:-KEPT_SYNCS] if is_first else ():
+            shutil.rmtree(folder, ignore_errors=True)
 
     @property
     def _name(self) -> str:
-        return f"job-{self._peers.job:03d}"
+        return f"job-{self._group.job:03d}"
 
-    def _newest(self) -> int:
-        """Step of the newest merge; -1 where there is none."""
-        merged = newest_merge(self._peers.folder)
-        return sync_step(merged.parent) if merged else -1
+    def _newest_step(self) -> int:
+        """Return the step of the newest average; -1 if there is none."""
+        newest = newest_average(self._group.folder)
+        return sync_step(newest.parent) if newest else -1
 
-    def _merged(self, end: int) -> Path:
-        return self._round(end) / "merged"
+    def _averaged(self, step: int) -> Path:
+        return self._folder(step) / "averaged"
 
-    def _given(self, end: int, job: int) -> Path:
-        return self._round(end) / f"job-{job:03d}"
+    def _contribution(self, step: int, job: int) -> Path:
+        return self._folder(step) / f"job-{job:03d}"
 
-    def _round(self, end: int) -> Path:
-        return self._peers.folder / f"sync-{max(end, 0):06d}"
+    def _folder(self, step: int) -> Path:
+        return self._group.folder / f"sync-{max(step, 0):06d}"
 
 
-def common_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """What jobs that merge have in common, of the state.json of one of their checkpoints."""
-    own = metadata["settings"]["local_sgd"]
-    names = ("sync_every", "jobs", "outer_learning_rate", "outer_momentum", "merge_optimizer")
-    return {name: metadata[name] for name in ("start", "symbols", "languages")} | {name: own[name] for name in names}
+def common_settings(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what all jobs of a group have in common, from a checkpoint's metadata."""
+    local_sgd = metadata["settings"]["local_sgd"]
+    names = ("sync_every", "jobs", "outer_learning_rate", "outer_momentum", "sync_optimizer")
+    common = {name: metadata[name] for name in ("start", "symbols", "languages")}
+    return common | {name: local_sgd[name] for name in names}

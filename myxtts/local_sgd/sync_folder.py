@@ -1,19 +1,20 @@
-"""The folder by which jobs merge, as others see it: see exchange.py. No TensorFlow."""
+"""The layout of --sync-dir; see sync.py. No TensorFlow."""
 
 from pathlib import Path
 
 
-def sync_folders(exchange: Path) -> list[Path]:
-    """Folders of the rounds, by the step they end at."""
-    found = (path for path in exchange.glob("sync-*") if path.name.removeprefix("sync-").isdecimal())
-    return sorted(found, key=sync_step)
+def sync_folders(sync_dir: Path) -> list[Path]:
+    """Return the folder of each sync, by step."""
+    folders = (path for path in sync_dir.glob("sync-*") if path.name.removeprefix("sync-").isdecimal())
+    return sorted(folders, key=sync_step)
 
 
-def sync_step(round_folder: Path) -> int:
-    """The step at which a round ends."""
-    return int(round_folder.name.removeprefix("sync-"))
+def sync_step(sync_folder: Path) -> int:
+    """Return the step of a sync by its folder."""
+    return int(sync_folder.name.removeprefix("sync-"))
 
 
-def newest_merge(exchange: Path) -> Path | None:
-    """The newest merge, if there is one."""
-    return next((path / "merged" for path in reversed(sync_folders(exchange)) if (path / "merged").exists()), None)
+def newest_average(sync_dir: Path) -> Path | None:
+    """Return the newest averaged checkpoint, if there is one."""
+    averages = (path / "averaged" for path in reversed(sync_folders(sync_dir)))
+    return next((path for path in averages if path.exists()), None)

@@ -76,7 +76,7 @@ def write_state(target: Path, state: TrainingState, metadata: Mapping[str, Any],
         "position": state.position,
         "replicas": state.replicas.count,
         "audio_s": state.audio_s,
-        "unmerged_s": state.unmerged_s,
+        "audio_s_since_sync": state.audio_s_since_sync,
     }
     write_checkpoint(target, groups, own | metadata, replace=replace)
 
@@ -91,7 +91,8 @@ def restore(checkpoint: Path, state: TrainingState) -> None:
     metadata = read_metadata(checkpoint)
     for group, variables in state.variables().items():
         restore_variables(checkpoint / f"{group}.npz", variables)
-    state.step, state.audio_s, state.unmerged_s = metadata["step"], metadata["audio_s"], metadata["unmerged_s"]
+    state.step, state.audio_s = metadata["step"], metadata["audio_s"]
+    state.audio_s_since_sync = metadata["audio_s_since_sync"]
     state.position, before = position_of(metadata), metadata["replicas"]
     if before != state.replicas.count:
         log.info("replicas       %d now, %d before: they share what is left of the epoch", state.replicas.count, before)

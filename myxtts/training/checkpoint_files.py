@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from myxtts.errors import CheckpointError
-from myxtts.files import sync_folder, write_whole
+from myxtts.files import fsync_folder, write_whole
 
-FORMAT = 5
+FORMAT = 6
 
 
 class Best(NamedTuple):
@@ -112,7 +112,7 @@ def write_checkpoint(
         write_arrays(temporary / f"{group}.npz", arrays)
     text = json.dumps({"format": FORMAT, **metadata}, ensure_ascii=False, indent=1)
     write_whole(temporary / "state.json", text.encode())
-    sync_folder(temporary)
+    fsync_folder(temporary)
     if replace and target.exists():
         before = temporary.with_name(f"{temporary.name}-before")
         os.rename(target, before)
@@ -120,7 +120,7 @@ def write_checkpoint(
         shutil.rmtree(before)
     else:
         os.rename(temporary, target)
-    sync_folder(target.parent)
+    fsync_folder(target.parent)
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:

@@ -30,7 +30,7 @@ class TrainingState:
     Attributes:
         trained: the model's variables that are not frozen: those that gradients, optimizer and averages are of.
         audio_s: seconds of speech trained on, since the start or the fork.
-        unmerged_s: the same since the last merge with other jobs.
+        audio_s_since_sync: the same since the last sync with other jobs (local SGD).
         began: step and position that steps were taken from one after another, without a jump.
 
     Raises:
@@ -61,7 +61,7 @@ class TrainingState:
         self.averages = [tf.Variable(v.value, trainable=False) for v in self.trained] if averaged else []
         self.bad_step = tf.Variable(0, dtype=tf.int64, trainable=False)  # the first one with a non-finite loss
         self.step = 0
-        self.audio_s = self.unmerged_s = 0.0
+        self.audio_s = self.audio_s_since_sync = 0.0
         self.position = Position()
         self.began = 0, Position()
         self.require_devices()
@@ -87,7 +87,7 @@ class TrainingState:
         """After a step."""
         self.step += 1
         self.audio_s += planned.audio_s
-        self.unmerged_s += planned.audio_s
+        self.audio_s_since_sync += planned.audio_s
         self.position = planned.following
 
     def variables(self) -> dict[str, dict[str, tf.Variable]]:

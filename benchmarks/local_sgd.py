@@ -82,7 +82,7 @@ class Bench:
         data = f"--val-data {parts}/held_out.csv --audio-root {self.corpus} --simulate-gpus 0 {ALONE}"
 
         def part(number: int) -> None:
-            own = f"--train-data {parts}/part-{number}.csv --run {name}-{number} --max-steps {self.steps // 2}"
+            own = f"--train-data {parts}/shard-{number}.csv --run {name}-{number} --max-steps {self.steps // 2}"
             flags = f"{self.common} {own} {data} --seed {self.seed + number}"
             pinned(number, "train_main.py", *flags.split())
 

@@ -195,7 +195,7 @@ class Jobs(Place):
         self.assertEqual([config.training.stop_at_step for config in runs.values()], [2, None, None])
         self.assertEqual([config.local_sgd.job for config in runs.values()], [0, 0, 1])
         self.assertEqual(
-            [Path(config.data.train_data).name for config in runs.values()], ["train.csv", "shard-0.csv", "part-1.csv"]
+            [Path(config.data.train_data).name for config in runs.values()], ["train.csv", "shard-0.csv", "shard-1.csv"]
         )
         for name, config in runs.items():
             self.assertEqual(Path(config.data.val_data).name, "held_out.csv")

@@ -1,4 +1,4 @@
-"""A corpus in parts: disjoint, complete, alike; the same every time; and what a run makes of them."""
+"""Shards of a corpus: disjoint, complete, alike, reproducible, and readable as a corpus."""
 
 import csv
 import tempfile
@@ -10,32 +10,32 @@ import numpy as np
 from myxtts.config.schema import Config, DataConfig
 from myxtts.data.dataset import load_corpora
 from myxtts.errors import DataError
-from myxtts.local_sgd.shards import assign, split_corpus
+from myxtts.local_sgd.shards import assign_shards, split_corpus
 from tests.sine_corpus import sine, write_corpus, write_sound
 
 
 class Assign(unittest.TestCase):
-    def test_the_longest_of_each_turn_goes_to_the_part_with_the_least_audio(self):
+    def test_the_longest_of_each_turn_goes_to_the_shard_with_the_least_audio(self):
         samples = np.array([50, 10, 40, 20, 30])  # sorted: 50 40 | 30 20 | 10
-        part_of = assign(samples, np.zeros(5), np.zeros(5), 2)
+        shard_of = assign_shards(samples, np.zeros(5), np.zeros(5), 2)
         # 50 to 0, 40 to 1; then 1 has less: 30 to 1, 20 to 0; both have 70: 10 to 0
-        self.assertEqual(part_of.tolist(), [0, 0, 1, 0, 1])
+        self.assertEqual(shard_of.tolist(), [0, 0, 1, 0, 1])
 
-    def test_parts_differ_by_one_utterance_of_a_speaker_and_language_and_by_less_than_the_longest(self):
+    def test_shards_differ_by_one_utterance_per_speaker_and_language_and_by_less_than_the_longest(self):
         random = np.random.default_rng(0)
-        for parts in (2, 3, 7):
+        for count in (2, 3, 7):
             samples = random.integers(1000, 90_000, 500)
             speaker, language = random.integers(0, 9, 500), random.integers(0, 3, 500)
-            part_of = assign(samples, speaker, language, parts)
+            shard_of = assign_shards(samples, speaker, language, count)
             for stratum in range(27):
-                counts = np.bincount(part_of[speaker * 3 + language == stratum], minlength=parts)
+                counts = np.bincount(shard_of[speaker * 3 + language == stratum], minlength=count)
                 self.assertLessEqual(np.ptp(counts), 1)
-            audio = np.bincount(part_of, weights=samples, minlength=parts)
+            audio = np.bincount(shard_of, weights=samples, minlength=count)
             self.assertLess(np.ptp(audio), samples.max())
 
     def test_lengths_do_not_overflow(self):
         samples = np.full(4000, 2**20, np.int32)  # 4 * 2**30 in all
-        audio = np.bincount(assign(samples, np.zeros(4000), np.zeros(4000), 3), weights=samples)
+        audio = np.bincount(assign_shards(samples, np.zeros(4000), np.zeros(4000), 3), weights=samples)
         self.assertLessEqual(np.ptp(audio), 2**20)
 
 
@@ -54,16 +54,18 @@ class Split(unittest.TestCase):
         with open(path, encoding="utf-8", newline="") as file:
             return [tuple(row.values()) for row in csv.DictReader(file)]
 
-    def test_parts_are_disjoint_and_cover_what_is_not_held_out(self):
+    def test_shards_are_disjoint_and_cover_all_but_the_held_out_rows(self):
         config = self.config(validation_fraction=0.2)
-        found = split_corpus(config, self.folder / "parts", 3)
-        parts = [row for path in found.parts for row in self.rows(path)]
-        self.assertEqual(len(parts), 18)
-        self.assertEqual(sorted(parts), sorted(self.rows(found.train)))
-        self.assertEqual(len({row[0] for row in parts} | {row[0] for row in self.rows(found.held_out)}), 23)
+        corpus_shards = split_corpus(config, self.folder / "shards", 3)
+        rows = [row for path in corpus_shards.shards for row in self.rows(path)]
+        self.assertEqual(len(rows), 18)
+        self.assertEqual(sorted(rows), sorted(self.rows(corpus_shards.train)))
+        self.assertEqual(len({row[0] for row in rows} | {row[0] for row in self.rows(corpus_shards.held_out)}), 23)
         corpus, held_out, _ = load_corpora(config, self.folder / "run")
-        names = [{Path(path).name for path in one.manifest.paths} for one in (corpus, held_out)]
-        self.assertEqual([{row[0] for row in self.rows(path)} for path in (found.train, found.held_out)], names)
+        names = [{Path(path).name for path in part.manifest.paths} for part in (corpus, held_out)]
+        self.assertEqual(
+            [{row[0] for row in self.rows(path)} for path in (corpus_shards.train, corpus_shards.held_out)], names
+        )
 
     def test_the_same_corpus_gives_the_same_files_wherever_they_are_written(self):
         written = []
@@ -72,17 +74,19 @@ class Split(unittest.TestCase):
             written.append({path.name: path.read_bytes() for path in sorted((self.folder / name).glob("*.csv"))})
         self.assertEqual(*written)
 
-    def test_a_run_reads_a_part_from_any_folder(self):
-        parts = split_corpus(self.config(), self.folder / "elsewhere", 2)
-        fields = {"val_data": str(parts.held_out), "audio_root": str(parts.audio_root)}
-        for path in parts.parts:
-            part, held_out, _ = load_corpora(self.config(train_data=str(path), **fields), self.folder / "run")
-            self.assertEqual(len(part.manifest), len(self.rows(path)))
-            self.assertEqual(len(held_out.manifest), len(self.rows(parts.held_out)))
-        again = self.config(train_data=str(parts.train), validation_fraction=0.0, audio_root=str(parts.audio_root))
-        self.assertEqual(self.rows(split_corpus(again, self.folder / "again", 2).train), self.rows(parts.train))
+    def test_a_run_reads_a_shard_from_any_folder(self):
+        corpus_shards = split_corpus(self.config(), self.folder / "elsewhere", 2)
+        fields = {"val_data": str(corpus_shards.held_out), "audio_root": str(corpus_shards.audio_root)}
+        for path in corpus_shards.shards:
+            shard, held_out, _ = load_corpora(self.config(train_data=str(path), **fields), self.folder / "run")
+            self.assertEqual(len(shard.manifest), len(self.rows(path)))
+            self.assertEqual(len(held_out.manifest), len(self.rows(corpus_shards.held_out)))
+        again = self.config(
+            train_data=str(corpus_shards.train), validation_fraction=0.0, audio_root=str(corpus_shards.audio_root)
+        )
+        self.assertEqual(self.rows(split_corpus(again, self.folder / "again", 2).train), self.rows(corpus_shards.train))
 
-    def test_texts_and_names_with_separators_quotes_and_other_letters_come_through(self):
+    def test_separators_quotes_and_other_scripts_are_preserved(self):
         corpus = self.folder / "odd"
         (corpus / "wavs").mkdir(parents=True)
         texts = ['he said "no, no"', "a;b|c,d", "გამარჯობა", "one\ttwo"]
@@ -93,27 +97,31 @@ class Split(unittest.TestCase):
             writer.writerows(
                 [("path", "text", "speaker"), *((f"wavs/u, {i}.wav", t, "a,b") for i, t in enumerate(texts))]
             )
-        found = split_corpus(self.config(train_data=str(corpus / "list.csv"), validation_fraction=0.0), corpus / "p", 2)
-        rows = sorted(row for path in found.parts for row in self.rows(path))
+        corpus_shards = split_corpus(
+            self.config(train_data=str(corpus / "list.csv"), validation_fraction=0.0), corpus / "p", 2
+        )
+        rows = sorted(row for path in corpus_shards.shards for row in self.rows(path))
         self.assertEqual(rows, [(f"wavs/u, {i}.wav", text, "a,b", "en") for i, text in enumerate(texts)])
-        self.assertIsNone(found.held_out)
+        self.assertIsNone(corpus_shards.held_out)
 
-    def test_an_ljspeech_folder_is_split_as_well(self):
+    def test_an_ljspeech_folder_is_split(self):
         corpus = self.folder / "lj"
         (corpus / "wavs").mkdir(parents=True)
         for name in "ab":
             write_sound(corpus / f"wavs/{name}.wav", sine(300, 1.0))
         (corpus / "metadata.csv").write_text("a|abc\nb|abd\n")
-        found = split_corpus(self.config(train_data=str(corpus), validation_fraction=0.0), self.folder / "parts", 2)
+        corpus_shards = split_corpus(
+            self.config(train_data=str(corpus), validation_fraction=0.0), self.folder / "shards", 2
+        )
         self.assertEqual(
-            [self.rows(path)[0][:2] for path in found.parts], [("wavs/a.wav", "abc"), ("wavs/b.wav", "abd")]
+            [self.rows(path)[0][:2] for path in corpus_shards.shards], [("wavs/a.wav", "abc"), ("wavs/b.wav", "abd")]
         )
 
-    def test_more_parts_than_utterances_are_refused(self):
-        with self.assertRaisesRegex(DataError, "24 parts were asked for, but there are 22 usable utterances"):
-            split_corpus(self.config(), self.folder / "parts", 24)
+    def test_more_shards_than_utterances_are_rejected(self):
+        with self.assertRaisesRegex(DataError, "24 shards were asked for, but there are 22 usable utterances"):
+            split_corpus(self.config(), self.folder / "shards", 24)
 
-    def test_a_root_that_is_not_there_is_named(self):
+    def test_a_missing_audio_root_is_named(self):
         with self.assertRaisesRegex(DataError, "--audio-root nowhere was given, but there is no such folder"):
             load_corpora(self.config(audio_root="nowhere"), self.folder / "run")
 

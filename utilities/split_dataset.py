@@ -47,11 +47,13 @@ def main(arguments: list[str] | None = None) -> int:
         max_rejected=asked.max_rejected,
         text_frontend="characters",  # quick, and nothing of it is written
     )
-    parts = split_corpus(Config(data=data, training=TrainingConfig(seed=asked.seed)), asked.out, asked.parts)
-    print(parts.table)
-    held_out = f" --val-data {parts.held_out}" if parts.held_out else " --validate-every 0 --sample-every 0"
-    print(f"\nTrain part 0:\n  python train_main.py --train-data {parts.parts[0]}{held_out} \\")
-    print(f"      --audio-root {parts.audio_root} --run part0 --init-from START")
+    corpus_shards = split_corpus(Config(data=data, training=TrainingConfig(seed=asked.seed)), asked.out, asked.shards)
+    print(corpus_shards.table)
+    held_out = (
+        f" --val-data {corpus_shards.held_out}" if corpus_shards.held_out else " --validate-every 0 --sample-every 0"
+    )
+    print(f"\nTrain on shard 0:\n  python train_main.py --train-data {corpus_shards.shards[0]}{held_out} \\")
+    print(f"      --audio-root {corpus_shards.audio_root} --run shard0 --init-from START")
     return 0
 
 

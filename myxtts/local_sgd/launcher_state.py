@@ -59,7 +59,7 @@ class Shards(BaseModel):
         held_out = None if parts.held_out is None else str(parts.held_out)
         return cls(
             train=str(parts.train),
-            parts=[str(path) for path in parts.parts],
+            parts=[str(path) for path in parts.shards],
             held_out=held_out,
             audio_root=str(parts.audio_root),
             table=parts.table,

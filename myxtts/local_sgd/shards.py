@@ -1,4 +1,4 @@
-"""A corpus in disjoint parts of about equal length, alike in speakers and languages. No TensorFlow."""
+"""A corpus in disjoint shards of about equal length, alike in speakers and languages. No TensorFlow."""
 
 import csv
 import io
@@ -21,112 +21,111 @@ COLUMNS = ("path", "text", "speaker", "language")
 
 @dataclass(frozen=True)
 class CorpusShards:
-    """CSV files of a corpus that was split.
+    """CSV files of a split corpus.
 
     Attributes:
         train: all rows to train on.
-        parts: the same rows, each in one of them.
+        shards: the same rows, each row in one shard.
         held_out: rows to validate on, if there are any.
-        audio_root: folder that their paths start from.
-        table: what each part holds, to print.
+        audio_root: folder that the paths in these files start from.
+        table: what each shard holds, for the console.
     """
 
     train: Path
-    parts: tuple[Path, ...]
+    shards: tuple[Path, ...]
     held_out: Path | None
     audio_root: Path
     table: str
 
 
-def split_corpus(config: Config, folder: Path, parts: int, known: Vocabulary | None = None) -> CorpusShards:
-    """Write the parts of a run's corpus as CSV files; the same arguments give the same files.
+def split_corpus(config: Config, folder: Path, count: int) -> CorpusShards:
+    """Write `count` shards of a run's corpus as CSV files; the same arguments give the same files.
 
     Args:
-        config: of the run: corpus, bounds of length, text front end, what is held out.
-        folder: gets shard-0.csv, part-1.csv, …, train.csv, held_out.csv, and rejected.csv of unusable rows.
-        parts: how many.
-        known: rows that the run's tables begin with.
+        config: of the run: corpus, length limits, text front end, validation fraction.
+        folder: gets shard-0.csv, shard-1.csv, …, train.csv, held_out.csv, and rejected.csv with unusable rows.
 
     Raises:
-        DataError: the corpus cannot be used, has fewer utterances than there are to be parts, or the folder has parts
-            of another split.
+        DataError: the corpus cannot be used or has fewer utterances than shards, or the folder has shards of another
+            split.
     """
-    wanted = {f"part-{part}.csv" for part in range(parts)}
-    if stale := sorted({path.name for path in folder.glob("part-*.csv")} - wanted):
+    names = [f"shard-{shard}.csv" for shard in range(count)]
+    if stale := sorted({path.name for path in folder.glob("shard-*.csv")}.difference(names)):
         raise DataError(
-            f"{parts} parts were to be written into {folder}, but {stale[0]} of another split is there, and parts have "
-            "to be disjoint. Give another folder, or remove it."
+            f"{count} shards were to be written to {folder}, but it already holds {stale[0]} of another split, and "
+            "shards must be disjoint. Give another folder, or remove this one."
         )
-    corpus, held, vocabulary = load_corpora(config, folder, known)
+    corpus, held_out, vocabulary = load_corpora(config, folder)
     manifest = corpus.manifest
-    if len(manifest) < parts:
+    if len(manifest) < count:
         raise DataError(
-            f"{parts} parts were asked for, but there are {len(manifest)} usable utterances to train on. "
-            "Ask for fewer parts, or give a larger corpus."
+            f"{count} shards were asked for, but there are {len(manifest)} usable utterances to train on. "
+            "Ask for fewer shards, or give a larger corpus."
         )
-    audio = [path for one in (corpus, held) if one for path in one.manifest.paths]
-    now = os.path.realpath(audio_root_of(config.data) or folder_of(config.data.train_data))
-    root = Path(os.path.commonpath([now, *map(os.path.dirname, audio)]))
-    part_of = assign(manifest.samples, manifest.speaker, manifest.language, parts)
+    audio_paths = [path for part in (corpus, held_out) if part for path in part.manifest.paths]
+    current_root = os.path.realpath(audio_root_of(config.data) or folder_of(config.data.train_data))
+    audio_root = Path(os.path.commonpath([current_root, *map(os.path.dirname, audio_paths)]))
+    shard_of = assign_shards(manifest.samples, manifest.speaker, manifest.language, count)
 
-    def write(name: str, one: Manifest, rows: Sequence[int]) -> Path:
-        write_rows(folder / name, one, rows, vocabulary, root)
+    def write(name: str, source: Manifest, rows: Sequence[int] | np.ndarray) -> Path:
+        write_rows(folder / name, source, rows, vocabulary, audio_root)
         return folder / name
 
     return CorpusShards(
         train=write("train.csv", manifest, range(len(manifest))),
-        parts=tuple(write(f"part-{part}.csv", manifest, np.flatnonzero(part_of == part)) for part in range(parts)),
-        held_out=write("held_out.csv", held.manifest, range(len(held.manifest))) if held else None,
-        audio_root=root,
-        table=described(manifest, part_of, vocabulary),
+        shards=tuple(write(name, manifest, np.flatnonzero(shard_of == shard)) for shard, name in enumerate(names)),
+        held_out=write("held_out.csv", held_out.manifest, range(len(held_out.manifest))) if held_out else None,
+        audio_root=audio_root,
+        table=shard_table(manifest, shard_of, vocabulary),
     )
 
 
-def assign(samples: np.ndarray, speaker: np.ndarray, language: np.ndarray, parts: int) -> np.ndarray:
-    """Which part each utterance goes to.
+def assign_shards(samples: np.ndarray, speaker: np.ndarray, language: np.ndarray, count: int) -> np.ndarray:
+    """Return the shard of each utterance.
 
-    Within each speaker and language, utterances are dealt out from the longest to the shortest, one to each part in
-    turn, the longest of them to the part with the least audio so far. So parts differ by at most one utterance of each
-    speaker and language, and by less audio than the longest utterance.
+    Within each speaker and language, utterances are dealt out from the longest to the shortest, one to each shard per
+    turn; the longest one of a turn goes to the shard with the least audio so far. Shards therefore differ by at most
+    one utterance of each speaker and language, and by less audio than the longest utterance.
 
     Args:
         samples, speaker, language: int32 [utterances].
 
     Returns:
-        int32 [utterances], from 0 to parts - 1.
+        int32 [utterances], from 0 to count - 1.
     """
-    part_of, total = np.zeros(len(samples), np.int32), np.zeros(parts, np.int64)
+    shard_of, audio_samples = np.zeros(len(samples), np.int32), np.zeros(count, np.int64)
     order = np.lexsort((np.arange(len(samples)), -samples.astype(np.int64), language, speaker))
     same = (speaker[order][1:] == speaker[order][:-1]) & (language[order][1:] == language[order][:-1])
     for stratum in np.split(order, np.flatnonzero(~same) + 1):
-        for first in range(0, len(stratum), parts):
-            dealt = stratum[first : first + parts]
-            to = np.argsort(total, kind="stable")[: len(dealt)]
-            part_of[dealt] = to
-            total[to] += samples[dealt]
-    return part_of
+        for begin in range(0, len(stratum), count):
+            turn = stratum[begin : begin + count]
+            shards = np.argsort(audio_samples, kind="stable")[: len(turn)]
+            shard_of[turn] = shards
+            audio_samples[shards] += samples[turn]
+    return shard_of
 
 
-def write_rows(path: Path, manifest: Manifest, rows: Sequence[int], vocabulary: Vocabulary, root: Path) -> None:
-    """Some utterances of a manifest as a CSV file with the header of COLUMNS."""
+def write_rows(
+    path: Path, manifest: Manifest, rows: Sequence[int] | np.ndarray, vocabulary: Vocabulary, audio_root: Path
+) -> None:
+    """Write some utterances of a manifest as a CSV file with the header COLUMNS."""
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     writer.writerow(COLUMNS)
     for row in rows:
         speaker, language = vocabulary.speakers[manifest.speaker[row]], vocabulary.languages[manifest.language[row]]
-        writer.writerow((os.path.relpath(manifest.paths[row], root), manifest.texts[row], speaker, language))
+        writer.writerow((os.path.relpath(manifest.paths[row], audio_root), manifest.texts[row], speaker, language))
     write_whole(path, text.getvalue().encode(errors="surrogateescape"))
 
 
-def described(manifest: Manifest, part_of: np.ndarray, vocabulary: Vocabulary) -> str:
-    """A table: a row for each part, a column for each language."""
-    heads = ["part", "utterances", "minutes", "speakers", *vocabulary.languages]
-    lines = [heads]
-    for part in range(part_of.max() + 1):
-        rows = np.flatnonzero(part_of == part)
+def shard_table(manifest: Manifest, shard_of: np.ndarray, vocabulary: Vocabulary) -> str:
+    """Return a table with a row for each shard and a column for each language."""
+    lines = [["shard", "utterances", "minutes", "speakers", *vocabulary.languages]]
+    for shard in range(shard_of.max() + 1):
+        rows = np.flatnonzero(shard_of == shard)
         minutes = manifest.samples[rows].sum(dtype=np.int64) / SAMPLE_RATE_HZ / 60
-        of_languages = np.bincount(manifest.language[rows], minlength=len(vocabulary.languages))
+        per_language = np.bincount(manifest.language[rows], minlength=len(vocabulary.languages))
         speakers = len(np.unique(manifest.speaker[rows]))
-        lines.append([*map(str, (part, len(rows))), f"{minutes:.2f}", str(speakers), *map(str, of_languages)])
+        lines.append([*map(str, (shard, len(rows))), f"{minutes:.2f}", str(speakers), *map(str, per_language)])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)

@@ -6,13 +6,13 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.models.alignment import (
-    USUAL_DISTANCE,
-    frame_score,
+    DISTANCE_SCALE,
+    durations_of_path,
+    frame_token_scores,
     gather_rows,
-    monotonic_path,
-    path_durations,
-    path_of_ends,
-    place_in_token,
+    monotonic_alignment_search,
+    path_from_ends,
+    position_in_token,
     random_segment,
 )
 from tests.two_devices import DATA, MODEL
@@ -37,7 +37,7 @@ def reference_path(score):
 
 def search(score, token_count, frames, device=MODEL):
     with tf.device(device):
-        return monotonic_path(tf.constant(score), tf.constant(token_count), tf.constant(frames)).numpy()
+        return monotonic_alignment_search(tf.constant(score), tf.constant(token_count), tf.constant(frames)).numpy()
 
 
 class Path(unittest.TestCase):
@@ -85,15 +85,15 @@ class Path(unittest.TestCase):
 class Durations(unittest.TestCase):
     def test_count_the_frames_of_each_token(self):
         path = tf.constant([[0, 0, 1, 2, 2, 2], [0, 1, -1, -1, -1, -1], [-1, -1, -1, -1, -1, -1]])
-        self.assertEqual(path_durations(path, 4).numpy().tolist(), [[2, 1, 3, 0], [1, 1, 0, 0], [0, 0, 0, 0]])
+        self.assertEqual(durations_of_path(path, 4).numpy().tolist(), [[2, 1, 3, 0], [1, 1, 0, 0], [0, 0, 0, 0]])
 
 
 class Score(unittest.TestCase):
     def test_falls_with_the_logarithm_of_the_squared_distance(self):
         mel, mean = tf.constant([[[0.0, 0.0], [3.0, 4.0]]]), tf.constant([[[0.0, 0.0], [0.0, 4.0]]])
         with tf.device(MODEL):
-            found = frame_score(mel, mean).numpy()[0]
-        expected = -np.log1p(np.array([[0.0, 16.0], [25.0, 9.0]]) / USUAL_DISTANCE)
+            found = frame_token_scores(mel, mean).numpy()[0]
+        expected = -np.log1p(np.array([[0.0, 16.0], [25.0, 9.0]]) / DISTANCE_SCALE)
         np.testing.assert_allclose(found, expected, atol=1e-6)
 
     def test_a_pause_that_fits_no_token_does_not_push_words_aside(self):
@@ -103,16 +103,16 @@ class Score(unittest.TestCase):
         mel = np.repeat([level for level, _ in frames.values()], [count for _, count in frames.values()])
         mel, mean = (np.repeat(np.array(x, np.float32)[None, :, None], 80, axis=2) for x in (mel, [*learnt.values()]))
         wanted = np.repeat(np.arange(5), [count for _, count in frames.values()]).tolist()
-        self.assertEqual(search(frame_score(mel, mean), [5], [24])[0].tolist(), wanted)
+        self.assertEqual(search(frame_token_scores(mel, mean), [5], [24])[0].tolist(), wanted)
         normal = -np.square(mel[:, :, None] - mean[:, None]).sum(axis=3)
         self.assertNotEqual(search(normal, [5], [24])[0].tolist(), wanted)
 
 
 class Frames(unittest.TestCase):
     def test_path_of_ends_is_the_inverse_of_durations(self):
-        path = path_of_ends(tf.constant([[2, 3, 3], [1, 2, 5]]), tf.constant([2, 3])).numpy()
+        path = path_from_ends(tf.constant([[2, 3, 3], [1, 2, 5]]), tf.constant([2, 3])).numpy()
         self.assertEqual(path.tolist(), [[0, 0, 1, -1, -1], [0, 1, 2, 2, 2]])
-        self.assertEqual(path_durations(path, 3).numpy().tolist(), [[2.0, 1.0, 0.0], [1.0, 1.0, 3.0]])
+        self.assertEqual(durations_of_path(path, 3).numpy().tolist(), [[2.0, 1.0, 0.0], [1.0, 1.0, 3.0]])
 
     def test_rows_are_gathered_and_those_without_a_number_are_0(self):
         rows = gather_rows(tf.constant([[[1.0], [2.0]]]), tf.constant([[1, 1, 0, -1]])).numpy()
@@ -120,12 +120,12 @@ class Frames(unittest.TestCase):
 
     def test_places_in_a_segment_are_those_of_the_whole(self):
         path = np.array([[0, 0, 1, 1, 1, 1, 2, -1]], np.int32)
-        durations = path_durations(tf.constant(path), 3)
+        durations = durations_of_path(tf.constant(path), 3)
         frame = np.arange(8, dtype=np.int32)[None]
-        whole = place_in_token(tf.constant(path), tf.constant(frame), durations).numpy()
+        whole = position_in_token(tf.constant(path), tf.constant(frame), durations).numpy()
         np.testing.assert_allclose(whole[0, :, 0], [0.25, 0.75, 0.125, 0.375, 0.625, 0.875, 0.5, 0.0])
         np.testing.assert_allclose(whole[0, :, 1], np.log([2, 2, 4, 4, 4, 4, 1, 1]), rtol=1e-6)
-        part = place_in_token(tf.constant(path[:, 3:6]), tf.constant(frame[:, 3:6]), durations).numpy()
+        part = position_in_token(tf.constant(path[:, 3:6]), tf.constant(frame[:, 3:6]), durations).numpy()
         np.testing.assert_array_equal(part, whole[:, 3:6])
 
     def test_a_segment_is_a_stretch_of_real_frames_and_may_begin_anywhere(self):

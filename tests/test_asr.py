@@ -8,14 +8,14 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.batch import ASR_FEATURES
-from myxtts.models.asr import ENCODERS, SIZES, ASRModel, MaskedBatchNorm, Size, ctc_losses, labels_of
+from myxtts.models.asr import ENCODERS, SIZES, ASRModel, ASRSize, MaskedBatchNorm, ctc_labels, ctc_losses
 from myxtts.models.layers import parameter_count
 from myxtts.placement.audit import audit, knows_gpu_kernels
 from myxtts.text.ctc import subsampled_length
 from tests.tiny import SYMBOLS, features, on_device, rows_of
 from tests.two_devices import DATA, MODEL
 
-SMALLEST = Size(channels=16, blocks=2, memory=4, order=4)
+SMALLEST = ASRSize(channels=16, blocks=2, memory=4, order=4)
 SPECS = {name: tf.TensorSpec(field.shape, field.dtype) for name, field in ASR_FEATURES.items()}
 ROWS = [(5, 13), (8, 24), (3, 1)]  # tokens, with begin and end, and frames
 
@@ -147,7 +147,7 @@ class Loss(unittest.TestCase):
 
     def test_of_labels_without_begin_and_end(self):
         tokens = tf.constant([[1, 5, 6, 2, 0], [1, 2, 0, 0, 0], [1, 5, 6, 7, 2], [0, 0, 0, 0, 0]])
-        labels, count = labels_of(tokens, tf.constant([4, 2, 5, 0]))
+        labels, count = ctc_labels(tokens, tf.constant([4, 2, 5, 0]))
         np.testing.assert_array_equal(labels, [[5, 6, 0], [0, 0, 0], [5, 6, 7], [0, 0, 0]])
         np.testing.assert_array_equal(count, [2, 0, 3, 0])
 
@@ -188,13 +188,18 @@ class Training(unittest.TestCase):
         self.assertEqual(call(model_of("lmu"), other)[0]["ctc"], call(model_of("lmu"), batch)[0]["ctc"])
 
     def test_dropout_differs_between_layers(self):
-        names = [layer.drawn_as for layer in model_of("lmu")._flatten_layers() if hasattr(layer, "drawn_as")]
+        names = [layer.seed_name for layer in model_of("lmu")._flatten_layers() if hasattr(layer, "seed_name")]
         self.assertEqual((len(names), len(set(names))), (2, 2))
 
     def test_each_layer_is_in_one_part(self):
         for encoder in ENCODERS:
             model = model_of(encoder)
-            paths = [v.path for part in model.parts().values() for layer in part for v in layer.trainable_variables]
+            paths = [
+                v.path
+                for part in model.component_layers().values()
+                for layer in part
+                for v in layer.trainable_variables
+            ]
             self.assertEqual(sorted(paths), sorted(v.path for v in model.trainable_variables))
 
     def test_names_of_variables_do_not_count_the_models_of_a_process(self):

@@ -58,7 +58,7 @@ class Project(unittest.TestCase):
 
     @long
     def test_step_in_float16_that_computes_activations_again(self):
-        self.assert_step_clean(build_model("mixed_float16", recompute=True), "mixed_float16", 1, 3000)
+        self.assert_step_clean(build_model("mixed_float16", gradient_checkpointing=True), "mixed_float16", 1, 3000)
 
     def test_step_compiled_by_xla(self):
         self.assert_step_clean(build_toy(), "float32", 1, 100, xla=True)

@@ -6,7 +6,7 @@ from itertools import groupby
 import numpy as np
 import tensorflow as tf
 
-from myxtts.models.ctc import beam, greedy, texts
+from myxtts.models.ctc import beam_search_decode, decoded_texts, greedy_decode
 from myxtts.text.ctc import frames_needed, subsampled_length
 from myxtts.text.symbols import SymbolTable
 from tests.two_devices import MODEL
@@ -62,11 +62,11 @@ class Feasibility(unittest.TestCase):
 class Greedy(unittest.TestCase):
     def test_joins_repeats_and_leaves_blanks_out(self):
         logits, frames = logits_of([3, 3, 0, 3, 4, 4, 5], [0, 0, 5], [0])
-        self.assertEqual(decoded(greedy, logits, frames), [[3, 3, 4, 5], [5], []])
+        self.assertEqual(decoded(greedy_decode, logits, frames), [[3, 3, 4, 5], [5], []])
 
     def test_reads_no_frame_behind_the_end(self):
         logits, _ = logits_of([3, 4, 5, 5], [3, 4, 0, 5])
-        self.assertEqual(decoded(greedy, logits, tf.constant([2, 0])), [[3, 4], []])
+        self.assertEqual(decoded(greedy_decode, logits, tf.constant([2, 0])), [[3, 4], []])
 
     def test_is_that_of_the_definition(self):
         random = np.random.default_rng(0)
@@ -77,43 +77,43 @@ class Greedy(unittest.TestCase):
             [symbol for symbol, _ in groupby(path[:n]) if symbol != BLANK]
             for path, n in zip(paths.tolist(), frames, strict=True)
         ]
-        self.assertEqual(decoded(greedy, logits, tf.constant(frames)), expected)
+        self.assertEqual(decoded(greedy_decode, logits, tf.constant(frames)), expected)
 
     def test_of_no_rows_and_of_no_frames_is_empty(self):
-        self.assertEqual(decoded(greedy, tf.zeros([0, 7, 6]), tf.zeros([0], tf.int32)), [])
-        self.assertEqual(decoded(greedy, tf.zeros([2, 0, 6]), tf.zeros([2], tf.int32)), [[], []])
+        self.assertEqual(decoded(greedy_decode, tf.zeros([0, 7, 6]), tf.zeros([0], tf.int32)), [])
+        self.assertEqual(decoded(greedy_decode, tf.zeros([2, 0, 6]), tf.zeros([2], tf.int32)), [[], []])
 
     def test_is_traced_once_for_all_lengths(self):
         function = tf.function(
-            greedy, input_signature=[tf.TensorSpec([None, None, 6]), tf.TensorSpec([None], tf.int32)]
+            greedy_decode, input_signature=[tf.TensorSpec([None, None, 6]), tf.TensorSpec([None], tf.int32)]
         )
         for paths in (([3, 4],), ([3, 0, 3], [4, 4, 4])):
-            self.assertEqual(decoded(function, *logits_of(*paths)), decoded(greedy, *logits_of(*paths)))
+            self.assertEqual(decoded(function, *logits_of(*paths)), decoded(greedy_decode, *logits_of(*paths)))
         self.assertEqual(function.experimental_get_tracing_count(), 1)
 
 
 class Beam(unittest.TestCase):
     def test_of_clear_speech_is_greedy(self):
         logits, frames = logits_of([3, 3, 0, 3, 4, 4, 5], [0, 0, 5], [0])
-        self.assertEqual(decoded(beam, logits, frames, width=4), decoded(greedy, logits, frames))
+        self.assertEqual(decoded(beam_search_decode, logits, frames, width=4), decoded(greedy_decode, logits, frames))
 
     def test_sums_over_paths_where_greedy_takes_one(self):
         """Two frames, each blank with 0.6 and a with 0.4: silence has 0.36, and a by three paths 0.64 (Graves 2012)."""
         probability = np.full([1, 2, 6], 1e-9, np.float32)
         probability[..., [0, 3]] = 0.6, 0.4
         logits, frames = tf.constant(np.log(probability)), tf.constant([2])
-        self.assertEqual(decoded(greedy, logits, frames), [[]])
-        self.assertEqual(decoded(beam, logits, frames, width=4), [[3]])
+        self.assertEqual(decoded(greedy_decode, logits, frames), [[]])
+        self.assertEqual(decoded(beam_search_decode, logits, frames, width=4), [[3]])
 
     def test_reads_no_frame_behind_the_end(self):
         logits, _ = logits_of([3, 4, 5, 5], [3, 4, 0, 5])
-        self.assertEqual(decoded(beam, logits, tf.constant([2, 0]), width=4), [[3, 4], []])
+        self.assertEqual(decoded(beam_search_decode, logits, tf.constant([2, 0]), width=4), [[3, 4], []])
 
 
 class Texts(unittest.TestCase):
     def test_are_the_symbols_without_begin_end_and_padding(self):
         ids, counts = tf.constant([[1, 3, 4, 2], [5, 5, 0, 3], [0, 0, 0, 0]]), tf.constant([4, 2, 0])
-        self.assertEqual(texts(ids, counts, TABLE), ["ab", "cc", ""])
+        self.assertEqual(decoded_texts(ids, counts, TABLE), ["ab", "cc", ""])
 
 
 if __name__ == "__main__":

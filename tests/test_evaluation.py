@@ -553,8 +553,8 @@ class WholeEvaluation(unittest.TestCase):
 
     def test_steps_and_guidance_are_those_of_the_run_unless_given(self):
         own = synthesis_options(ModelConfig(ode_steps=5, guidance=2.0))
-        self.assertEqual(Choice().options(own), SynthesisOptions(steps=5, guidance=2.0))
-        self.assertEqual(Choice(steps=3, guidance=1.0).options(own), SynthesisOptions(steps=3, guidance=1.0))
+        self.assertEqual(Choice().options(own), SynthesisOptions(ode_steps=5, guidance=2.0))
+        self.assertEqual(Choice(steps=3, guidance=1.0).options(own), SynthesisOptions(ode_steps=3, guidance=1.0))
 
     def test_flags_out_of_bounds_are_refused_by_the_parser(self):
         for flag, value in (

@@ -28,7 +28,7 @@ from utilities import export_model
 
 ITERATIONS = 4
 LETTERS = [chr(ord("a") + i) for i in range(SYMBOLS - 3)]
-MANNER = SynthesisOptions(speed=1.5, pitch_semitones=2.0, energy_db=-3.0, steps=3, guidance=2.0, seed=5)
+MANNER = SynthesisOptions(speed=1.5, pitch_semitones=2.0, energy_db=-3.0, ode_steps=3, guidance=2.0, seed=5)
 CHILD = """
 import sys
 sys.modules["keras"] = None  # importing it is an error
@@ -109,14 +109,14 @@ class Exported(unittest.TestCase):
                 "reference": np.tile(reference, [2, 1, 1]),
                 "reference_frames": np.array([frames, 0], np.int32),
             }
-            mel, lengths, _ = network.speak(*(tf.constant(value) for value in given.values()), MANNER)
+            mel, lengths, _ = network.synthesize(*(tf.constant(value) for value in given.values()), MANNER)
             spoken = griffin_lim_waves(mel, lengths, (MANNER.seed, 0), ITERATIONS)
 
         given |= {
             "speed": np.float32(MANNER.speed),
             "pitch_semitones": np.float32(MANNER.pitch_semitones),
             "energy_db": np.float32(MANNER.energy_db),
-            "steps": np.int32(MANNER.steps),
+            "ode_steps": np.int32(MANNER.ode_steps),
             "guidance": np.float32(MANNER.guidance),
             "seed": np.array([MANNER.seed, 0], np.int32),
         }
@@ -158,7 +158,7 @@ class Exported(unittest.TestCase):
         self.assertEqual((self.metadata["step"], self.metadata["griffin_lim_iterations"]), (7, ITERATIONS))
         self.assertEqual(
             self.metadata["defaults"],
-            {"speed": 1.0, "pitch_semitones": 0.0, "energy_db": 0.0, "steps": 6, "guidance": 1.0, "seed": [0, 0]},
+            {"speed": 1.0, "pitch_semitones": 0.0, "energy_db": 0.0, "ode_steps": 6, "guidance": 1.0, "seed": [0, 0]},
         )
 
     @classmethod

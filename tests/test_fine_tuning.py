@@ -38,8 +38,8 @@ LETTERS = tuple("abcdefghijklmnop"[: SYMBOLS - 3])  # of `build_model`, beside t
 class Parted(keras.Model):
     """What a run and its base know of a model: two tables, parts and a loss."""
 
-    LOSSES = ("mel",)
-    BATCH = TTS_FEATURES
+    LOSS_NAMES = ("mel",)
+    BATCH_FIELDS = TTS_FEATURES
 
     def __init__(self, symbols: int, languages: int):
         super().__init__(name="parted", autocast=False)
@@ -47,11 +47,11 @@ class Parted(keras.Model):
         self.language_embedding = keras.layers.Embedding(languages, 80, name="language_embedding")
         self.decoder = keras.layers.Dense(80, name="decoder")
 
-    def vocabulary(self) -> dict[str, tuple[str, int]]:
+    def vocabulary_variables(self) -> dict[str, tuple[str, int]]:
         named = {"symbols": self.symbol_embedding, "languages": self.language_embedding}
         return {layer.embeddings.path: (name, 0) for name, layer in named.items()}
 
-    def parts(self) -> dict[str, list[keras.layers.Layer]]:
+    def component_layers(self) -> dict[str, list[keras.layers.Layer]]:
         vocabulary = [self.symbol_embedding, self.language_embedding]
         return {"text_encoder": vocabulary, "decoder": [self.decoder], "prosody": [], "reference_encoder": []}
 
@@ -292,7 +292,7 @@ class Network(unittest.TestCase):
         return Pretrained(Path("runs/base"), Path("runs/base/checkpoints/step-000001"), metadata, weights)
 
     def test_parts_are_those_of_the_setting(self):
-        self.assertEqual(set(self.model.parts()), set(TASKS["tts"].components))
+        self.assertEqual(set(self.model.component_layers()), set(TASKS["tts"].components))
         self.assertEqual({part for task in TASKS.values() for part in task.components}, set(SETTINGS["freeze"].choices))
 
     def test_takes_all_weights_and_the_rows_by_name(self):
@@ -334,11 +334,11 @@ class Network(unittest.TestCase):
 
     def test_trains_what_is_not_frozen_also_where_activations_are_computed_again(self):
         frozen = ("reference_encoder", "text_encoder")
-        model = build_model(size=BARE, recompute=True, cfg_dropout=0.9)
+        model = build_model(size=BARE, gradient_checkpointing=True, cfg_dropout=0.9)
         replicas = replicas_on(MODEL)
         with replicas.scope():
             state = TrainingState(model, make_optimizer(0.5, "float32"), True, replicas, frozen)
-        kept = {v.path for part in frozen for layer in model.parts()[part] for v in layer.variables}
+        kept = {v.path for part in frozen for layer in model.component_layers()[part] for v in layer.variables}
         random = np.random.default_rng(0)
         for variable in model.trainable_variables:  # layers that start at 0 pass no gradient on
             variable.assign_add(random.normal(0.0, 0.05, variable.shape))

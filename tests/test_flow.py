@@ -5,7 +5,7 @@ import unittest
 import numpy as np
 import tensorflow as tf
 
-from myxtts.models.flow import LEAST_NOISE, draw_noise, draw_times, integrate, on_path, wiener
+from myxtts.models.flow import MIN_NOISE, integrate, interpolate_path, sample_noise, sample_times, wiener_estimate
 from tests.two_devices import MODEL
 
 
@@ -17,17 +17,17 @@ class Flow(unittest.TestCase):
 
     def test_the_path_leads_from_noise_to_data_at_an_even_pace(self):
         noise, data = tf.constant([[[1.0]]] * 3), tf.constant([[[5.0]]] * 3)
-        x = on_path(noise, data, tf.constant([0.0, 0.25, 1.0])).numpy()
+        x = interpolate_path(noise, data, tf.constant([0.0, 0.25, 1.0])).numpy()
         self.assertEqual(x[:, 0, 0].tolist(), [1.0, 2.0, 5.0])
 
     def test_what_is_known_at_both_ends(self):
         random = np.random.default_rng(0)
         x, guess = random.normal(size=(2, 2, 5, 4)).astype(np.float32)
-        estimate, unit, news = wiener(x, tf.constant([0.0, 1.0]), guess, tf.constant([0.5, 0.5]))
+        estimate, unit, news = wiener_estimate(x, tf.constant([0.0, 1.0]), guess, tf.constant([0.5, 0.5]))
         np.testing.assert_allclose(estimate[0], guess[0], atol=1e-6)
         np.testing.assert_allclose(news[0], x[0], atol=1e-6)
         np.testing.assert_allclose(estimate[1], x[1], atol=1e-3)
-        np.testing.assert_allclose(tf.reshape(unit, [2]), [0.5, LEAST_NOISE], rtol=1e-4)
+        np.testing.assert_allclose(tf.reshape(unit, [2]), [0.5, MIN_NOISE], rtol=1e-4)
 
     def test_of_normal_data_the_estimate_is_off_by_its_unit_and_no_other_is_nearer(self):
         random, guess, spread = np.random.default_rng(0), 2.0, 0.3
@@ -36,31 +36,31 @@ class Flow(unittest.TestCase):
         for time in (0.2, 0.5, 0.9):
             with self.subTest(time=time):
                 at = tf.constant([time])
-                x = on_path(tf.constant(noise), tf.constant(data), at)
-                estimate, unit, news = wiener(x, at, tf.fill([1, 1, 1], guess), tf.constant([spread]))
+                x = interpolate_path(tf.constant(noise), tf.constant(data), at)
+                estimate, unit, news = wiener_estimate(x, at, tf.fill([1, 1, 1], guess), tf.constant([spread]))
                 error = (estimate - data).numpy().ravel()
                 self.assertAlmostEqual(float(np.std(error) / np.squeeze(unit)), 1.0, delta=0.01)
                 self.assertAlmostEqual(float(np.std(news)), 1.0, delta=0.01)
                 self.assertAlmostEqual(float(np.corrcoef(error, np.ravel(news))[0, 1]), 0.0, delta=0.01)
 
     def test_wiener_estimates_turn_noise_into_normal_data(self):
-        noise = draw_noise(tf.constant([3, 3]), [1, 20_000, 1])
+        noise = sample_noise(tf.constant([3, 3]), [1, 20_000, 1])
         guess, spread = tf.fill([1, 20_000, 1], 2.0), tf.constant([0.3])
-        reached = integrate(lambda x, time: wiener(x, time, guess, spread)[0], noise, tf.constant(200)).numpy()
+        reached = integrate(lambda x, time: wiener_estimate(x, time, guess, spread)[0], noise, tf.constant(200)).numpy()
         self.assertAlmostEqual(float(reached.mean()), 2.0, delta=0.01)
         self.assertAlmostEqual(float(reached.std()), 0.3, delta=0.01)
 
     def test_times_are_spread_evenly_over_the_rows(self):
         for seed in range(5):
-            times = np.sort(draw_times(tf.constant([seed, 0]), 10).numpy())
+            times = np.sort(sample_times(tf.constant([seed, 0]), 10).numpy())
             self.assertTrue(times[0] >= 0.0 and times[-1] < 1.0)
             np.testing.assert_allclose(np.diff(times), 0.1, atol=1e-5)
-        first = [float(draw_times(tf.constant([seed, 0]), 1)[0]) for seed in range(500)]
+        first = [float(sample_times(tf.constant([seed, 0]), 1)[0]) for seed in range(500)]
         self.assertAlmostEqual(np.mean(first), 0.5, delta=0.05)
 
     def test_a_sure_estimate_is_reached_in_any_number_of_steps(self):
         data = tf.constant(np.random.default_rng(1).normal(size=(2, 7, 3)).astype(np.float32))
-        noise = draw_noise(tf.constant([1, 2]), [2, 7, 3])
+        noise = sample_noise(tf.constant([1, 2]), [2, 7, 3])
         for steps in (1, 2, 7):
             reached = integrate(lambda x, time: data, noise, tf.constant(steps)).numpy()
             np.testing.assert_allclose(reached, data, atol=1e-5)
@@ -75,7 +75,7 @@ class Flow(unittest.TestCase):
             )
             return (3.0 * high - low) / (high + low + 1e-30)
 
-        noise = draw_noise(tf.constant([0, 0]), [1, 20_000, 1])
+        noise = sample_noise(tf.constant([0, 0]), [1, 20_000, 1])
         reached = integrate(estimate, noise, tf.constant(64)).numpy().ravel()
         self.assertAlmostEqual(np.mean(reached > 1.0), 0.75, delta=0.02)
         self.assertLess(np.mean(np.minimum(abs(reached - 3), abs(reached + 1))), 0.05)
@@ -83,7 +83,7 @@ class Flow(unittest.TestCase):
         np.testing.assert_allclose(one_step, 2.0, atol=1e-4)  # the mean
 
     def test_noise_of_a_longer_utterance_begins_with_that_of_a_shorter_one(self):
-        short, long = (draw_noise(tf.constant([5, 6]), [length, 80]).numpy() for length in (9, 23))
+        short, long = (sample_noise(tf.constant([5, 6]), [length, 80]).numpy() for length in (9, 23))
         np.testing.assert_array_equal(short, long[:9])
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.models import lmu
-from myxtts.models.lmu import LegendreMemory, decoder, impulse_response, memory_system
+from myxtts.models.lmu import LegendreMemory, decoder, discrete_state_space, impulse_response
 from tests.two_devices import MODEL
 
 CASES = ((1, 4.0), (4, 16.0), (8, 16.0), (8, 2.5), (16, 64.0))  # order, window
@@ -21,7 +21,7 @@ def memory_of(u, order, window, backward=False, block_frames=lmu.BLOCK_FRAMES):
 
 def step_by_step(u, order, window):
     """The definition, in float64: m[t] = A m[t-1] + B u[t]."""
-    transition, feed = memory_system(order, window)
+    transition, feed = discrete_state_space(order, window)
     state, states = np.zeros([u.shape[0], u.shape[2], order]), []
     for t in range(u.shape[1]):
         state = state @ transition.T + u[:, t, :, None] * feed
@@ -36,7 +36,7 @@ def noise(*shape, seed=0):
 class System(unittest.TestCase):
     def test_of_order_1_is_a_leaky_integral(self):
         """θ m' = -m + u, held for a frame: m[t] = e^(-1/θ) m[t-1] + (1 - e^(-1/θ)) u[t]."""
-        transition, feed = memory_system(1, 4.0)
+        transition, feed = discrete_state_space(1, 4.0)
         self.assertAlmostEqual(transition[0, 0], np.exp(-0.25), places=14)
         self.assertAlmostEqual(feed[0], 1 - np.exp(-0.25), places=14)
 
@@ -48,8 +48,8 @@ class System(unittest.TestCase):
     def test_discretised_in_two_halves_is_the_same(self):
         """A zero-order hold over a frame is two over half of one each: A = a a, B = a b + b."""
         for order, window in ((8, 16.0), (32, 100.0)):
-            transition, feed = memory_system(order, window)
-            half, half_feed = memory_system(order, 2 * window)
+            transition, feed = discrete_state_space(order, window)
+            half, half_feed = discrete_state_space(order, 2 * window)
             np.testing.assert_allclose(transition, half @ half, atol=1e-12)
             np.testing.assert_allclose(feed, half @ half_feed + half_feed, atol=1e-12)
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from myxtts.models.build import build_xtts
 from myxtts.models.layers import parameter_count
-from myxtts.models.xtts import XTTS, FlowCondition, SynthesisOptions, keep_mask, voice_level
+from myxtts.models.xtts import XTTS, FlowCondition, SynthesisOptions, keep_mask, long_term_average_spectrum
 from tests.long import long
 from tests.tiny import build_model, features, on_device, rows_of
 from tests.two_devices import MODEL
@@ -45,8 +45,8 @@ class Network(unittest.TestCase):
         names = ("tokens", "token_count", "language", "reference", "reference_frames")
         batch = on_device(batch)
         with tf.device(MODEL):
-            spoken = self.model.speak(
-                *(batch[name] for name in names), SynthesisOptions(speed=speed, steps=steps, **options)
+            spoken = self.model.synthesize(
+                *(batch[name] for name in names), SynthesisOptions(speed=speed, ode_steps=steps, **options)
             )
         return numpy_of(spoken)
 
@@ -208,7 +208,7 @@ class VoiceLevel(Network):
         mel = np.full([3, 6, 80], -3.0, np.float32)  # in units of 2.1 nepers: silence, 50 dB below the loudest frame
         mel[0, 1], mel[0, 3], mel[0, 4:] = -0.2, 0.0, 7.0
         mel[1, 0] = np.linspace(-1, 1, 80)
-        level = voice_level(tf.constant(mel), tf.constant([4, 1, 0])).numpy()
+        level = long_term_average_spectrum(tf.constant(mel), tf.constant([4, 1, 0])).numpy()
         np.testing.assert_allclose(level[0], -0.1, atol=1e-6)
         np.testing.assert_allclose(level[1], mel[1, 0], atol=1e-6)
         np.testing.assert_array_equal(level[2], 0.0)
@@ -302,7 +302,7 @@ class Training(Network):
     def test_recomputed_activations_give_the_same_losses_and_gradients(self):
         batch, results = on_device(features(ROWS)), []
         for recompute in (False, True):
-            model = build_model(dropout=0.2, recompute=recompute)
+            model = build_model(dropout=0.2, gradient_checkpointing=recompute)
             with tf.device(MODEL):
 
                 @tf.function
@@ -326,7 +326,12 @@ class Training(Network):
             np.testing.assert_allclose(left, right, atol=1e-4)
 
     def test_each_layer_is_in_one_part(self):
-        paths = [v.path for part in self.model.parts().values() for layer in part for v in layer.trainable_variables]
+        paths = [
+            v.path
+            for part in self.model.component_layers().values()
+            for layer in part
+            for v in layer.trainable_variables
+        ]
         self.assertEqual(sorted(paths), sorted(v.path for v in self.model.trainable_variables))
 
 
@@ -339,7 +344,7 @@ class Dropout(Network):
         quiet = self.losses(batch)
         other = self.losses(batch | {"seed": np.array([1, 2], np.int32)})
         self.assertEqual(
-            [name for name, left, right in zip(XTTS.LOSSES, quiet, other, strict=True) if left != right], ["flow"]
+            [name for name, left, right in zip(XTTS.LOSS_NAMES, quiet, other, strict=True) if left != right], ["flow"]
         )
         self.assertEqual(quiet, self.losses(batch))
         self.assertNotEqual(quiet, self.losses(batch, training=True))
@@ -351,7 +356,7 @@ class Dropout(Network):
         self.assertNotEqual(first, self.losses(batch | {"seed": np.array([1, 2], np.int32)}, training=True))
 
     def test_differs_between_layers(self):
-        names = [layer.drawn_as for layer in self.model._flatten_layers() if hasattr(layer, "drawn_as")]
+        names = [layer.seed_name for layer in self.model._flatten_layers() if hasattr(layer, "seed_name")]
         self.assertGreater(len(names), 3)
         self.assertEqual(len(names), len(set(names)))
 

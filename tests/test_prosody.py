@@ -5,7 +5,7 @@ import unittest
 import numpy as np
 import tensorflow as tf
 
-from myxtts.models.prosody import LONGEST_TOKEN_FRAMES, Prosody, prosody_errors, token_ends, true_prosody
+from myxtts.models.prosody import MAX_TOKEN_FRAMES, Prosody, prosody_errors, target_prosody, token_ends
 from tests.two_devices import MODEL
 
 
@@ -19,7 +19,7 @@ class Truth(unittest.TestCase):
             mel = tf.constant(np.array([[1, 3, 5, 7, 9, 9]], np.float32))[:, :, None] * tf.ones([80])
             f0_hz = tf.constant([[0.0, 150.0, 300.0, 0.0, 0.0, 600.0]])
             path = tf.constant([[0, 0, 0, 1, 1, -1]])
-            found, frames = true_prosody(mel, f0_hz, path, 3)
+            found, frames = target_prosody(mel, f0_hz, path, 3)
         self.assertEqual(frames.numpy().tolist(), [[3.0, 2.0, 0.0]])
         np.testing.assert_allclose(found.log_duration[0], np.log([3, 2, 1]), rtol=1e-6)
         np.testing.assert_allclose(found.voiced[0], [2 / 3, 0, 0], rtol=1e-6)
@@ -59,7 +59,7 @@ class Ends(unittest.TestCase):
 
     def test_a_token_has_a_frame_and_not_too_many(self):
         ends = token_ends(tf.constant([[-9.0, 99.0]]), tf.ones([1, 2]), 1.0).numpy()
-        self.assertEqual(ends.tolist(), [[1, 1 + LONGEST_TOKEN_FRAMES]])
+        self.assertEqual(ends.tolist(), [[1, 1 + MAX_TOKEN_FRAMES]])
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from tests.two_devices import FOUR
 FULL = [(5, 30), (6, 38), (4, 20)]  # tokens and frames
 SHORT = [(5, 25), (0, 0), (0, 0)]
 EMPTY = [(0, 0)] * 3
-SMALL = recogniser.Size(channels=16, blocks=1, memory=4, order=4)
+SMALL = recogniser.ASRSize(channels=16, blocks=1, memory=4, order=4)
 
 
 def replicas_of(count: int) -> Replicas:
@@ -79,7 +79,7 @@ def trained(build, count: int, steps: list[list[dict]], accumulation: int = 1, p
     losses = []
     for number, batches in enumerate(steps, 1):
         placed = [
-            on(replicas.devices[place // accumulation if count > 1 else 0], batch, state.model.BATCH)
+            on(replicas.devices[place // accumulation if count > 1 else 0], batch, state.model.BATCH_FIELDS)
             for place, batch in enumerate(batches)
         ]
         rounds = (
@@ -149,7 +149,7 @@ class SameStep(unittest.TestCase):
 class Devices(unittest.TestCase):
     def test_products_of_each_replica_are_on_its_own_device_with_accumulation_too(self):
         state, step = built(toy, replicas_of(2), accumulation=2)
-        batches = [on(device, steps_of(1, 1)[0][0], state.model.BATCH) for device in state.replicas.devices]
+        batches = [on(device, steps_of(1, 1)[0][0], state.model.BATCH_FIELDS) for device in state.replicas.devices]
         for function in step.functions(batches):
             found = [operation.device for operation in function.graph.get_operations() if operation.type == "MatMul"]
             counts = [sum(device.endswith(name[1:]) for device in found) for name in state.replicas.devices]
@@ -158,7 +158,7 @@ class Devices(unittest.TestCase):
 
     def test_outcome_is_on_the_first_device(self):
         state, step = built(toy, replicas_of(2))
-        batches = [on(device, steps_of(1, 1)[0][0], state.model.BATCH) for device in state.replicas.devices]
+        batches = [on(device, steps_of(1, 1)[0][0], state.model.BATCH_FIELDS) for device in state.replicas.devices]
         self.assertTrue(step([batches], 1, 1e-2, 0.9).device.endswith("CPU:0"))
 
     def test_all_have_tells_whether_replicas_agree(self):
@@ -172,7 +172,7 @@ class Frozen(unittest.TestCase):
             model = transcriber("float32", "conv")
             state = TrainingState(model, make_optimizer(0.01, "float32"), True, replicas, frozen=("encoder",))
         step = Step(state, 1.0, 1, static_shapes=False, compile_xla=False)
-        frozen = [v for layer in model.parts()["encoder"] for v in layer.variables]
+        frozen = [v for layer in model.component_layers()["encoder"] for v in layer.variables]
         self.assertTrue(any("moving" in v.path for v in frozen))
         before = [v.numpy() for v in frozen]
         step([[on(state.device, steps_of(1, 1)[0][0], ASR_FEATURES)]], 1, 1e-2, 0.9)

@@ -29,11 +29,11 @@ from tests.two_devices import SIMULATED
 ROOT = Path(__file__).parents[1]
 DUAL = ("--data-gpu", "0", "--model-gpu", "1")
 METRICS = {
-    *("step", "epoch", *XTTS.LOSSES, "loss", "gradient_norm", "learning_rate"),
+    *("step", "epoch", *XTTS.LOSS_NAMES, "loss", "gradient_norm", "learning_rate"),
     *("step_s", "wait_s", "steps_per_s", "audio_seconds_per_s", "padding", "accelerator_utilisation"),
     *("read_s", "produce_s", "transfer_s", "blocked_s", "bottleneck"),
 }
-VALIDATION = {f"validation_{name}" for name in (*XTTS.LOSSES, "loss")}
+VALIDATION = {f"validation_{name}" for name in (*XTTS.LOSS_NAMES, "loss")}
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -94,7 +94,7 @@ class WholeRun(Case):
             self.assertTrue(np.isfinite([value for value in line.values() if value != line["bottleneck"]]).all(), line)
             self.assertAlmostEqual(line["accelerator_utilisation"], 1 - line["wait_s"] / line["step_s"])
             self.assertGreater(line["produce_s"], 0)
-            self.assertAlmostEqual(line["loss"] / sum(line[name] for name in XTTS.LOSSES), 1.0, 5)
+            self.assertAlmostEqual(line["loss"] / sum(line[name] for name in XTTS.LOSS_NAMES), 1.0, 5)
         self.assertEqual([line["learning_rate"] for line in lines[:3]], [5e-4, 1e-3, 1e-3])
         self.assertAlmostEqual(lines[7]["learning_rate"], 5e-5)
         self.assertTrue(all(0 <= line["wait_s"] <= line["step_s"] for line in lines))

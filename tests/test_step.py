@@ -139,8 +139,8 @@ class Controls(unittest.TestCase):
 class Root(keras.Model):
     """Its loss is √0 = 0, and the gradient of that is infinite."""
 
-    LOSSES = ("root",)
-    BATCH = TTS_FEATURES
+    LOSS_NAMES = ("root",)
+    BATCH_FIELDS = TTS_FEATURES
 
     def __init__(self):
         super().__init__()
@@ -246,12 +246,12 @@ class CompiledByXla(unittest.TestCase):
     @long
     def test_the_network_has_the_same_losses_and_finite_gradients(self):
         """But for the flow's loss: XLA draws other numbers from a seed."""
-        state, step = make(build_model(size=BARE, segment_frames=24, recompute=True), averaged=False)
+        state, step = make(build_model(size=BARE, segment_frames=24, gradient_checkpointing=True), averaged=False)
         batch = on_device(features(ROWS))
         with tf.device(MODEL):
             plain = {name: loss.numpy() for name, loss in state.model(batch, training=True)[0].items()}
             losses, gradients = tf.function(step._gradients, jit_compile=True)(batch)
-        compiled = dict(zip(state.model.LOSSES, losses.numpy(), strict=True))
+        compiled = dict(zip(state.model.LOSS_NAMES, losses.numpy(), strict=True))
         for name in ("mel", "prior", "duration", "pitch", "energy"):
             self.assertAlmostEqual(compiled[name] / plain[name], 1.0, 3, name)
         self.assertNotEqual(compiled["flow"], plain["flow"])
@@ -266,7 +266,7 @@ class Network(unittest.TestCase):
         self.assertLess(losses[-1], 0.8 * losses[0])
         self.assertEqual(step.traces, 1)
         require_finite(state)
-        self.assertEqual(list(take(step, features(ROWS))), [*state.model.LOSSES, "loss", "gradient_norm"])
+        self.assertEqual(list(take(step, features(ROWS))), [*state.model.LOSS_NAMES, "loss", "gradient_norm"])
 
     @long
     def test_learns_in_float16(self):

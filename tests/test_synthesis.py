@@ -108,13 +108,13 @@ class Speaking(Case):
 
     def test_the_runs_own_manner_is_that_of_its_settings(self):
         self.assertEqual(
-            (self.synthesizer.options.steps, self.synthesizer.options.guidance, self.synthesizer.options.seed),
+            (self.synthesizer.options.ode_steps, self.synthesizer.options.guidance, self.synthesizer.options.seed),
             (2, 1.0, 0),
         )
 
     def test_each_knob_of_the_manner_is_heard(self):
         plain = self.synthesize()
-        for knob in ({"steps": 4}, {"guidance": 2.0}, {"pitch_semitones": 5.0}, {"energy_db": 6.0}):
+        for knob in ({"ode_steps": 4}, {"guidance": 2.0}, {"pitch_semitones": 5.0}, {"energy_db": 6.0}):
             with self.subTest(knob):
                 other = self.synthesize(options=replace(self.synthesizer.options, **knob))
                 self.assertTrue(other.shape != plain.shape or (other != plain).any())
@@ -329,7 +329,7 @@ class Writing(Case):
     def test_file_has_the_waves_that_the_voice_gives_and_the_same_bytes_again(self):
         text = "\n".join([self.text, self.text[::-1]] * BATCH_PIECES)
         out, again = folder / "out.wav", folder / "again.wav"
-        asked = {"language": "en", "iterations": ITERATIONS, "speed": 2.0, "steps": None}
+        asked = {"language": "en", "iterations": ITERATIONS, "speed": 2.0, "ode_steps": None}
         with mock.patch("myxtts.placement.devices.configure"):  # this process has its devices
             with small_models():
                 write_speech(self.run_folder, text, [self.reference], out, **asked)

@@ -20,7 +20,7 @@ from myxtts.audio.mel import SILENCE
 from myxtts.batch import TTS_FEATURES, smallest
 from myxtts.commands import cli
 from myxtts.models.build import build_xtts
-from myxtts.models.xtts import SIZES, XTTS, Size
+from myxtts.models.xtts import SIZES, XTTS, XTTSSize
 from myxtts.placement.replicas import Replicas, single_replica
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.load_model import load_model
@@ -34,13 +34,13 @@ SYMBOLS = 13
 SECONDS = tuple(0.4 + 0.03 * i for i in range(13))  # 12 to train on, 1 held out
 
 
-def small_models(size: Size = SMALLEST) -> contextlib.AbstractContextManager:
+def small_models(size: XTTSSize = SMALLEST) -> contextlib.AbstractContextManager:
     """In its scope the size `tiny` is this one, also for runs."""
     return mock.patch.dict(SIZES, tiny=size)
 
 
 def build_model(
-    precision: str = "float32", device: str = MODEL, seed: int = 0, size: Size = SMALLEST, **settings
+    precision: str = "float32", device: str = MODEL, seed: int = 0, size: XTTSSize = SMALLEST, **settings
 ) -> XTTS:
     keras.utils.set_random_seed(seed)
     with small_models(size), replicas_on(device).scope():
@@ -62,8 +62,8 @@ def state_of(model: keras.Model, precision: str = "float32", averaged: bool = Tr
 class Toy(keras.Model):
     """What the step knows of a model and nothing more, so that tracing it takes a second: text → one frame for all."""
 
-    LOSSES = ("mel", "duration")
-    BATCH = TTS_FEATURES
+    LOSS_NAMES = ("mel", "duration")
+    BATCH_FIELDS = TTS_FEATURES
 
     def __init__(self, symbols: int):
         super().__init__(name="toy", autocast=False)

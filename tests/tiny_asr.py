@@ -13,7 +13,7 @@ import keras
 
 from myxtts.config.schema import Config, DataConfig, ModelConfig
 from myxtts.data.dataset import load_corpora
-from myxtts.models.asr import SIZES, Size
+from myxtts.models.asr import SIZES, ASRSize
 from myxtts.recognition.transcriber import Transcriber
 from myxtts.run import about_run
 from myxtts.tasks.registry import task_of
@@ -22,7 +22,7 @@ from myxtts.training.checkpoint_files import digest_of
 from tests.tiny import Workplace, replicas_on, state_of
 from tests.two_devices import MODEL
 
-SMALLEST = Size(channels=16, blocks=1, memory=4, order=4)
+SMALLEST = ASRSize(channels=16, blocks=1, memory=4, order=4)
 
 
 def small_recognisers() -> contextlib.AbstractContextManager:

@@ -43,7 +43,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         type=bounded(float, -12.0, 12.0),
         help="louder or softer speech (-12 to 12)",
     )
-    options.add_argument("--steps", type=bounded(int, 1, 1000), help="from noise to speech; more are finer and slower")
+    options.add_argument(
+        "--steps", dest="ode_steps", type=bounded(int, 1, 1000), help="from noise to speech; more are finer and slower"
+    )
     options.add_argument(
         "--guidance", type=bounded(float, 0.0, 10.0), help="stress on text and voice (0 to 10); 1 is plain and quicker"
     )

@@ -50,7 +50,7 @@ def speak(
         ids, counts = _padded(tokens[part], 0)
         mels, frames = _padded(references[part], SILENCE)
         with tf.device(device):
-            mel, lengths, _ = network.speak(ids, counts, tf.constant(languages[part]), mels, frames, options)
+            mel, lengths, _ = network.synthesize(ids, counts, tf.constant(languages[part]), mels, frames, options)
             waves += griffin_lim_waves(mel, lengths, iterations=iterations)
     return waves
 

@@ -67,7 +67,7 @@ class Choice:
 
     def options(self, own: SynthesisOptions) -> SynthesisOptions:
         """The run's own manner with what was chosen."""
-        chosen = {"steps": self.steps, "guidance": self.guidance}
+        chosen = {"ode_steps": self.steps, "guidance": self.guidance}
         return replace(own, **{name: value for name, value in chosen.items() if value is not None})
 
     def check_asr_options(self, run: Path) -> None:
@@ -123,7 +123,7 @@ def score_of(run: Path, checkpoint: Path, choice: Choice, route: Route, pictures
     source = f"utterances of {choice.data}" if choice.data else "held-out utterances"
     notes = [
         f"{len(found)} {source}, {sum(len(one.wave) for one in found) / SAMPLE_RATE_HZ:.1f} s of speech; "
-        f"{options.steps} steps of synthesis, guidance {options.guidance:g}",
+        f"{options.ode_steps} steps of synthesis, guidance {options.guidance:g}",
         f"the real-time factor is that of batches of {BATCH_UTTERANCES} on {device}, after a warm-up",
     ]
     if "shuffled_texts" not in waves:

@@ -222,7 +222,7 @@ class Distortion:
         if rows > 0:
             own = first_rows(batch, TTS_FEATURES, rows)
             names = ("tokens", "token_count", "language", "reference", "reference_frames")
-            spoken = self._network.speak(*(own[name] for name in names), self._manner)[:2]
+            spoken = self._network.synthesize(*(own[name] for name in names), self._manner)[:2]
             columns = [value.numpy() for value in (own["mel"], own["frames"], *spoken)]
             self._distances_db += [distortion_db(a[:n], b[:m]) for a, n, b, m in zip(*columns, strict=True)]
 

@@ -3,11 +3,11 @@
 import tensorflow as tf
 
 IMPOSSIBLE = -1e9
-USUAL_DISTANCE = 16.0  # squared, of a frame from its token's mean mel in a model that is learnt by half
+DISTANCE_SCALE = 16.0  # squared, of a frame from its token's mean mel in a model that is learnt by half
 
 
-def frame_score(mel, mean):
-    """How well each frame fits each token: -log(1 + squared distance / USUAL_DISTANCE).
+def frame_token_scores(mel, mean):
+    """How well each frame fits each token: -log(1 + squared distance / DISTANCE_SCALE).
 
     This is the likelihood of a Student distribution, but for its constants. Under a normal one a frame of silence in
     the wrong token weighs as much as ten frames of wrong speech, and a comma once taken for speech stays so.
@@ -21,11 +21,11 @@ def frame_score(mel, mean):
     """
     cross = tf.matmul(mel, mean, transpose_b=True)
     squared = tf.reduce_sum(mel * mel, -1)[:, :, None] - 2.0 * cross + tf.reduce_sum(mean * mean, -1)[:, None, :]
-    return -tf.math.log1p(tf.maximum(squared, 0.0) / USUAL_DISTANCE)
+    return -tf.math.log1p(tf.maximum(squared, 0.0) / DISTANCE_SCALE)
 
 
 @tf.function(jit_compile=True)
-def monotonic_path(score, token_count, frames):
+def monotonic_alignment_search(score, token_count, frames):
     """Best monotonic path through a score matrix (Kim et al. 2020, Glow-TTS, algorithm 1).
 
     Each real frame belongs to one token, each real token has at least one frame, and tokens follow
@@ -71,12 +71,12 @@ def monotonic_path(score, token_count, frames):
     return tf.transpose(path)
 
 
-def path_durations(path, tokens):
+def durations_of_path(path, tokens):
     """Frames of each token: int32 path [batch, frames] -> float32 [batch, tokens]."""
     return tf.reduce_sum(tf.one_hot(path, tokens), axis=1)
 
 
-def path_of_ends(ends, token_count):
+def path_from_ends(ends, token_count):
     """The path of given token ends, int32 [batch, tokens] -> int32 [batch, most frames]; -1 behind the end."""
     frames = ends[:, -1]
     frame = tf.tile(tf.range(tf.reduce_max(frames))[None, :], [tf.shape(ends)[0], 1])
@@ -90,7 +90,7 @@ def gather_rows(values, index):
     return chosen * tf.cast(index >= 0, values.dtype)[:, :, None]
 
 
-def place_in_token(path, frame, tokens_of_path):
+def position_in_token(path, frame, tokens_of_path):
     """Where frames stand in their tokens.
 
     Args:

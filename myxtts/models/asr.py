@@ -19,7 +19,7 @@ from myxtts.text.ctc import BLANK_ID, subsampled_length
 
 
 @dataclass(frozen=True)
-class Size:
+class ASRSize:
     """Dimensions of the recogniser; `memory` channels of order `order` in each direction of a block."""
 
     channels: int
@@ -29,10 +29,10 @@ class Size:
 
 
 SIZES = {
-    "tiny": Size(channels=192, blocks=4, memory=48, order=8),
-    "small": Size(channels=256, blocks=6, memory=64, order=8),
-    "normal": Size(channels=352, blocks=7, memory=104, order=8),
-    "big": Size(channels=512, blocks=12, memory=128, order=8),
+    "tiny": ASRSize(channels=192, blocks=4, memory=48, order=8),
+    "small": ASRSize(channels=256, blocks=6, memory=64, order=8),
+    "normal": ASRSize(channels=352, blocks=7, memory=104, order=8),
+    "big": ASRSize(channels=512, blocks=12, memory=128, order=8),
 }
 ENCODERS = ("lmu", "gru", "conv")
 SUBSAMPLINGS = (1, 2, 4)
@@ -53,12 +53,12 @@ class ASRModel(keras.Model):
         sync_batch_norm: normalise over the frames of all replicas, where the encoder is `conv`.
     """
 
-    BATCH = ASR_FEATURES
-    LOSSES = ("ctc",)
+    BATCH_FIELDS = ASR_FEATURES
+    LOSS_NAMES = ("ctc",)
 
     def __init__(
         self,
-        size: Size,
+        size: ASRSize,
         symbols: int,
         encoder: str,
         subsampling: int = 2,
@@ -90,11 +90,11 @@ class ASRModel(keras.Model):
             return GRUBlock(size.channels, gru_units(size), dropout, name=name)
         return ConvBlock(size.channels, conv_channels(size), dropout, sync_batch_norm, name=name)
 
-    def vocabulary(self) -> dict[str, tuple[str, int]]:
+    def vocabulary_variables(self) -> dict[str, tuple[str, int]]:
         """The variables with a row or column for each name of a table: path -> table, axis of its names."""
         return {self.out.kernel.path: ("symbols", 1), self.out.bias.path: ("symbols", 0)}
 
-    def parts(self) -> dict[str, list[keras.layers.Layer]]:
+    def component_layers(self) -> dict[str, list[keras.layers.Layer]]:
         """The layers of each part that can be frozen."""
         return {"subsampling": [*self.convs], "encoder": [*self.blocks], "output": [self.out_norm, self.out]}
 
@@ -111,12 +111,12 @@ class ASRModel(keras.Model):
         Raises:
             tf.errors.InvalidArgumentError: on the CPU, a row has fewer frames than `text.ctc.frames_needed`.
         """
-        logits, frames = self.recognise(batch["mel"], batch["frames"], batch["seed"] if training else None)
-        labels, count = labels_of(batch["tokens"], batch["token_count"])
+        logits, frames = self.compute_logits(batch["mel"], batch["frames"], batch["seed"] if training else None)
+        labels, count = ctc_labels(batch["tokens"], batch["token_count"])
         loss = tf.reduce_sum(ctc_losses(logits, frames, labels, count)) / batch["step_tokens"]
         return {"ctc": loss}, {"logits": logits, "frames": frames}
 
-    def recognise(self, mel, frames, seed=None):
+    def compute_logits(self, mel, frames, seed=None):
         """Log-mels float32 [B, T, 80] of `frames` int32 [B] -> logits float32 [B, T', V] and their frames int32 [B].
 
         With a seed, as in training: with dropout, and convolutions are normalised by the batch.
@@ -143,7 +143,7 @@ class LMUBlock(layers.Layer):
         self.past = LegendreMemory(order, WINDOW_FRAMES, name="past")
         self.future = LegendreMemory(order, WINDOW_FRAMES, backward=True, name="future")
         self.mix = layers.Dense(channels, activation="silu", name="mix")
-        self.dropout = SeededDropout(dropout, drawn_as=self.name, name="dropout")
+        self.dropout = SeededDropout(dropout, seed_name=self.name, name="dropout")
         self.out = layers.Dense(channels, name="out")
 
     def call(self, x, mask, frames, seed=None):
@@ -167,7 +167,7 @@ class GRUBlock(layers.Layer):
         self.units = units
         self.norm = layers.LayerNormalization(name="norm")
         self.write = layers.Dense(6 * units, name="write")
-        self.dropout = SeededDropout(dropout, drawn_as=self.name, name="dropout")
+        self.dropout = SeededDropout(dropout, seed_name=self.name, name="dropout")
         self.out = layers.Dense(channels, name="out")
 
     def build(self, shape):
@@ -206,7 +206,7 @@ class ConvBlock(layers.Layer):
         super().__init__(**kwargs)
         self.conv = layers.Conv1D(hidden, KERNEL, padding="same", use_bias=False, name="conv")
         self.norm = MaskedBatchNorm(synchronized, name="norm")
-        self.dropout = SeededDropout(dropout, drawn_as=self.name, name="dropout")
+        self.dropout = SeededDropout(dropout, seed_name=self.name, name="dropout")
         self.out = layers.Dense(channels, name="out")
 
     def call(self, x, mask, frames, seed=None):
@@ -260,7 +260,7 @@ class MaskedBatchNorm(layers.Layer):
         return mean, variance
 
 
-def labels_of(tokens, token_count):
+def ctc_labels(tokens, token_count):
     """Tokens int32 [B, N] between begin and end -> labels int32 [B, N - 2], padded with the blank, and their count."""
     count = tf.maximum(token_count - 2, 0)
     labels = tokens[:, 1:-1]
@@ -295,20 +295,20 @@ def ctc_losses(logits, frames, labels, count):
     return tf.where(said, losses, 0.0)
 
 
-def block_parameters(size: Size) -> int:
+def block_parameters(size: ASRSize) -> int:
     """Of an LMU block: norm, write, mix and out, which the other encoders are held to."""
     c, remembered = size.channels, 2 * size.memory * size.order
     return 2 * c + 2 * c * size.memory + (c + remembered + 1) * c + (c + 1) * c
 
 
-def gru_units(size: Size) -> int:
+def gru_units(size: ASRSize) -> int:
     """Units of a GRU whose block, 2 C + 6 U (C + 1) + 6 U² + 2 U + (2 U + 1) C, has as many parameters."""
     c = size.channels
     linear, constant = 8 * c + 8, 3 * c - block_parameters(size)
     return round((-linear + (linear**2 - 24 * constant) ** 0.5) / 12)
 
 
-def conv_channels(size: Size) -> int:
+def conv_channels(size: ASRSize) -> int:
     """Channels of a convolution whose block, 5 C W + 2 W + (W + 1) C, has as many parameters."""
     c = size.channels
     return round((block_parameters(size) - c) / ((KERNEL + 1) * c + 2))

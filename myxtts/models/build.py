@@ -36,7 +36,7 @@ def _built(precision: str, make: Callable[[], keras.Model]) -> keras.Model:
     keras.config.set_dtype_policy(precision)
     try:
         model = make()
-        model(smallest(model.BATCH))  # Keras makes variables at the first call: here, eagerly, in this scope
+        model(smallest(model.BATCH_FIELDS))  # Keras makes variables at the first call: here, eagerly, in this scope
     finally:
         keras.config.set_dtype_policy(policy_before)
     return model

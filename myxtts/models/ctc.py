@@ -8,7 +8,7 @@ from myxtts.text.ctc import BLANK_ID
 from myxtts.text.symbols import FIRST_SYMBOL_ID, SymbolTable
 
 
-def greedy(logits, frames):
+def greedy_decode(logits, frames):
     """The likeliest symbol of each frame, repeats joined, blanks left out.
 
     TensorFlow's own decoder has no GPU kernel; this is made of operations that have one.
@@ -33,10 +33,10 @@ def greedy(logits, frames):
     return ids[:, : tf.reduce_max(tf.pad(counts, [[0, 1]]))], counts
 
 
-def beam(logits, frames, width: int):
+def beam_search_decode(logits, frames, width: int):
     """The likeliest text among the `width` best prefixes (Graves 2012, section 7.5), each over all of its paths.
 
-    Arguments and results are those of `greedy`. The only kernel is the host's, so it runs there.
+    Arguments and results are those of `greedy_decode`. The only kernel is the host's, so it runs there.
     """
     with tf.device("/CPU:0"):
         # TensorFlow's decoder has the blank as its last class.
@@ -47,7 +47,7 @@ def beam(logits, frames, width: int):
         return ids, tf.math.count_nonzero(ids, axis=1, dtype=tf.int32)
 
 
-def texts(ids, counts, symbols: SymbolTable) -> list[str]:
+def decoded_texts(ids, counts, symbols: SymbolTable) -> list[str]:
     """The text of each row of ids [B, U] with counts [B]; begin and end, which no label is, are left out."""
     return [_text(row[:count], symbols) for row, count in zip(ids.numpy(), counts.numpy(), strict=True)]
 

@@ -10,26 +10,26 @@ of one size at all times (Karras et al. 2022).
 
 import tensorflow as tf
 
-LEAST_NOISE = 1e-3  # what is taken to be left at t = 1, where the network's unit would be 0
+MIN_NOISE = 1e-3  # what is taken to be left at t = 1, where the network's unit would be 0
 
 
-def draw_noise(seed, shape):
+def sample_noise(seed, shape):
     """float32 [B, T, D] of unit variance from a seed, int32 [2]."""
     return tf.random.stateless_normal(shape, seed)
 
 
-def draw_times(seed, rows):
+def sample_times(seed, rows):
     """float32 [rows], uniform over [0, 1) and spread evenly over the rows (as Kingma et al. 2021 draw theirs)."""
     first = tf.random.stateless_uniform([], seed)
     return tf.math.floormod(first + tf.cast(tf.range(rows), tf.float32) / tf.cast(rows, tf.float32), 1.0)
 
 
-def on_path(noise, data, time):
+def interpolate_path(noise, data, time):
     """x_t: float32 [B, T, D] of two ends and a time for each row, [B]."""
     return noise + time[:, None, None] * (data - noise)
 
 
-def wiener(x, time, guess, spread):
+def wiener_estimate(x, time, guess, spread):
     """The best estimate that needs no network, and how far off it is.
 
     Args:
@@ -43,7 +43,7 @@ def wiener(x, time, guess, spread):
         what x_t tells beyond the guess, with unit variance, float32 [B, T, D].
     """
     time, spread = time[:, None, None], spread[:, None, None]
-    left = tf.maximum(1.0 - time, LEAST_NOISE)
+    left = tf.maximum(1.0 - time, MIN_NOISE)
     deviation = tf.sqrt(tf.square(time * spread) + tf.square(left))  # of x_t - t · guess
     news = (x - time * guess) / deviation
     return guess + (time * spread**2 / deviation) * news, spread * left / deviation, news

@@ -21,16 +21,16 @@ def length_mask(lengths, padded, dtype):
 class SeededDropout(layers.Layer):
     """Dropout that draws from the given seed under a name."""
 
-    def __init__(self, rate: float, drawn_as: str, **kwargs):
+    def __init__(self, rate: float, seed_name: str, **kwargs):
         super().__init__(**kwargs)
         self.rate = rate
-        self.drawn_as = drawn_as
+        self.seed_name = seed_name
 
     def call(self, x, seed):
         """Any shape; the identity where the seed is None or the rate 0."""
         if seed is None or self.rate == 0.0:
             return x
-        return tf.nn.experimental.stateless_dropout(x, self.rate, fold_in(seed, self.drawn_as))
+        return tf.nn.experimental.stateless_dropout(x, self.rate, fold_in(seed, self.seed_name))
 
 
 class StyledNorm(layers.Layer):
@@ -54,7 +54,7 @@ class ConvBlock(layers.Layer):
         super().__init__(**kwargs)
         self.norm = StyledNorm(channels, name="norm")
         self.conv = layers.Conv1D(channels, kernel, padding="same", activation="silu", name="conv")
-        self.dropout = SeededDropout(dropout, drawn_as=self.name, name="dropout")
+        self.dropout = SeededDropout(dropout, seed_name=self.name, name="dropout")
         self.out = layers.Dense(channels, name="out")
 
     def call(self, x, style, mask, seed=None):
@@ -99,7 +99,7 @@ class AttentionBlock(layers.Layer):
         super().__init__(**kwargs)
         self.norm = StyledNorm(channels, name="norm")
         self.attention = Attention(channels, heads, rotary, name="attention")
-        self.dropout = SeededDropout(dropout, drawn_as=self.name, name="dropout")
+        self.dropout = SeededDropout(dropout, seed_name=self.name, name="dropout")
 
     def call(self, x, style, mask, seed=None, context=None):
         """x [B, L, C], style [B, S], mask [B, L, 1] of what is attended to, context [B, K, C] -> [B, L, C]."""

@@ -24,7 +24,7 @@ BLOCK_FRAMES = 256
 
 
 @cache
-def memory_system(order: int, window: float) -> tuple[np.ndarray, np.ndarray]:
+def discrete_state_space(order: int, window: float) -> tuple[np.ndarray, np.ndarray]:
     """The system from one frame to the next, m[t] = A m[t-1] + B u[t]: float64 [D, D] and [D].
 
     Continuous, a_ij = (2i+1) (-1 if i < j, else (-1)^(i-j+1)) and b_i = (2i+1) (-1)^i, over the window in frames
@@ -41,7 +41,7 @@ def memory_system(order: int, window: float) -> tuple[np.ndarray, np.ndarray]:
 @cache
 def impulse_response(order: int, window: float) -> np.ndarray:
     """Float32 [frames, D]: what a single 1 leaves in the memory, until it is NEGLIGIBLE."""
-    transition, response = memory_system(order, window)
+    transition, response = discrete_state_space(order, window)
     frames, largest = [], 0.0
     # Twice the window at once: a response crosses zero now and then, but never for so long.
     while not frames or np.abs(frames[-int(2 * window) - 1 :]).max() > NEGLIGIBLE * largest:
@@ -72,7 +72,7 @@ class LegendreMemory(layers.Layer):
     def __init__(self, order: int, window: float, backward: bool = False, **kwargs):
         super().__init__(**kwargs | {"dtype": "float32"})
         self.backward = backward
-        self.transition, self.feed = (part.astype(np.float32) for part in memory_system(order, window))
+        self.transition, self.feed = (part.astype(np.float32) for part in discrete_state_space(order, window))
         self.response = impulse_response(order, window)
 
     def call(self, u):

@@ -7,7 +7,7 @@ import tensorflow as tf
 # Pitch in the network: distance from 150 Hz, between usual low and high voices, in units of 3 semitones.
 PITCH_CENTRE_HZ = 150.0
 PITCH_UNIT_SEMITONES = 3.0
-LONGEST_TOKEN_FRAMES = 200.0  # 2.3 s: bounds what an untrained duration predictor may ask for
+MAX_TOKEN_FRAMES = 200.0  # 2.3 s: bounds what an untrained duration predictor may ask for
 
 
 class Prosody(NamedTuple):
@@ -30,7 +30,7 @@ class Prosody(NamedTuple):
         return tf.stack([self.voiced, self.voiced * self.pitch, self.energy], axis=-1)
 
 
-def true_prosody(mel, f0_hz, path, tokens):
+def target_prosody(mel, f0_hz, path, tokens):
     """Prosody of recorded utterances, and frames of each token, float32 [B, N].
 
     Args:
@@ -65,5 +65,5 @@ def token_ends(log_duration, mask, speed):
 
     Ends are rounded, not durations, so that no rounding error adds up over a sentence.
     """
-    duration = tf.clip_by_value(tf.exp(log_duration) / speed, 1.0, LONGEST_TOKEN_FRAMES)
+    duration = tf.clip_by_value(tf.exp(log_duration) / speed, 1.0, MAX_TOKEN_FRAMES)
     return tf.cast(tf.floor(tf.cumsum(duration * mask, axis=1) + 0.5), tf.int32)  # round() halves to even

@@ -19,16 +19,16 @@ from myxtts.audio.mel import SILENCE
 from myxtts.batch import TTS_FEATURES
 from myxtts.models import flow
 from myxtts.models.alignment import (
-    frame_score,
+    durations_of_path,
+    frame_token_scores,
     gather_rows,
-    monotonic_path,
-    path_durations,
-    path_of_ends,
-    place_in_token,
+    monotonic_alignment_search,
+    path_from_ends,
+    position_in_token,
     random_segment,
 )
 from myxtts.models.layers import AttentionBlock, ConvBlock, ReferenceEncoder, length_mask, time_features
-from myxtts.models.prosody import PITCH_UNIT_SEMITONES, Prosody, prosody_errors, token_ends, true_prosody
+from myxtts.models.prosody import PITCH_UNIT_SEMITONES, Prosody, prosody_errors, target_prosody, token_ends
 from myxtts.seeds import fold_in
 
 # Mean and standard deviation of log-mel over speech (Matcha-TTS gives -5.54 and 2.12 for LJSpeech):
@@ -37,7 +37,7 @@ MEL_MEAN, MEL_STD = -5.5, 2.1
 
 
 @dataclass(frozen=True)
-class Size:
+class XTTSSize:
     channels: int
     encoder_blocks: int
     decoder_blocks: int
@@ -47,10 +47,10 @@ class Size:
 
 
 SIZES = {
-    "tiny": Size(channels=144, encoder_blocks=3, decoder_blocks=4, flow_blocks=2, heads=2, latents=4),
-    "small": Size(channels=256, encoder_blocks=4, decoder_blocks=5, flow_blocks=3, heads=4, latents=8),
-    "normal": Size(channels=368, encoder_blocks=5, decoder_blocks=6, flow_blocks=4, heads=4, latents=16),
-    "big": Size(channels=592, encoder_blocks=6, decoder_blocks=8, flow_blocks=5, heads=8, latents=32),
+    "tiny": XTTSSize(channels=144, encoder_blocks=3, decoder_blocks=4, flow_blocks=2, heads=2, latents=4),
+    "small": XTTSSize(channels=256, encoder_blocks=4, decoder_blocks=5, flow_blocks=3, heads=4, latents=8),
+    "normal": XTTSSize(channels=368, encoder_blocks=5, decoder_blocks=6, flow_blocks=4, heads=4, latents=16),
+    "big": XTTSSize(channels=592, encoder_blocks=6, decoder_blocks=8, flow_blocks=5, heads=8, latents=32),
 }
 KERNEL = 5
 FOLD = 2  # the decoder works on pairs of frames: half the positions, at 23 ms each
@@ -67,7 +67,7 @@ class SynthesisOptions:
         speed: 2 halves every duration.
         pitch_semitones: added to the pitch.
         energy_db: added to the level of each token, which also changes its sound as a louder voice does.
-        steps: from noise to speech.
+        ode_steps: from noise to speech.
         guidance: how far to go beyond what text and voice ask for (Ho & Salimans 2021); 1 is plain.
         seed: of the noise.
     """
@@ -75,12 +75,12 @@ class SynthesisOptions:
     speed: float = 1.0
     pitch_semitones: float = 0.0
     energy_db: float = 0.0
-    steps: int = 4
+    ode_steps: int = 4
     guidance: float = 1.0
     seed: int = 0
 
 
-SPOKEN = (
+SYNTHESIS_SIGNATURE = (
     tf.TensorSpec([None, None], tf.int32, "tokens"),
     tf.TensorSpec([None], tf.int32, "token_count"),
     tf.TensorSpec([None], tf.int32, "language"),
@@ -89,11 +89,11 @@ SPOKEN = (
     tf.TensorSpec([], tf.float32, "speed"),
     tf.TensorSpec([], tf.float32, "pitch_semitones"),
     tf.TensorSpec([], tf.float32, "energy_db"),
-    tf.TensorSpec([], tf.int32, "steps"),
+    tf.TensorSpec([], tf.int32, "ode_steps"),
     tf.TensorSpec([], tf.float32, "guidance"),
     tf.TensorSpec([2], tf.int32, "seed"),
 )
-"""What speech is made of, in the order of `spoken_mel`: texts, their voices, and a Manner."""
+"""What speech is made of, in the order of `synthesize_mel`: texts, their voices, and a Manner."""
 
 
 class SpeakerCondition(NamedTuple):
@@ -102,7 +102,7 @@ class SpeakerCondition(NamedTuple):
     Attributes:
         style: [B, C].
         latents: [B, K, C].
-        level: float32 [B, 80], see `voice_level`; 0 without a reference.
+        level: float32 [B, 80], see `long_term_average_spectrum`; 0 without a reference.
     """
 
     style: tf.Tensor
@@ -139,22 +139,22 @@ class XTTS(keras.Model):
         reference_dropout: share of utterances trained without their reference.
         cfg_dropout: share of utterances whose flow is trained without text and voice.
         segment_frames: of the random stretch of an utterance that decoder and flow are trained on.
-        recompute: compute the blocks' activations again in the backward pass instead of keeping them.
+        gradient_checkpointing: compute the blocks' activations again in the backward pass instead of keeping them.
     """
 
-    BATCH = TTS_FEATURES
-    LOSSES = ("mel", "flow", "prior", "duration", "pitch", "energy")
+    BATCH_FIELDS = TTS_FEATURES
+    LOSS_NAMES = ("mel", "flow", "prior", "duration", "pitch", "energy")
 
     def __init__(
         self,
-        size: Size,
+        size: XTTSSize,
         symbols: int,
         languages: int,
         dropout: float = 0.0,
         reference_dropout: float = 0.0,
         cfg_dropout: float = 0.0,
         segment_frames: int = 128,
-        recompute: bool = False,
+        gradient_checkpointing: bool = False,
     ):
         # Targets stay float32 in mixed precision; the layers cast their own inputs.
         super().__init__(name="xtts", autocast=False)
@@ -162,7 +162,7 @@ class XTTS(keras.Model):
         self.reference_dropout = reference_dropout
         self.cfg_dropout = cfg_dropout
         self.segment_frames = -(-segment_frames // FOLD) * FOLD  # a whole number of pairs
-        self.recompute = recompute
+        self.gradient_checkpointing = gradient_checkpointing
         self.reference_encoder = ReferenceEncoder(channels, heads, size.latents, name="reference_encoder")
         self.language_embedding = layers.Embedding(languages, channels, name="language_embedding")
         self.symbol_embedding = layers.Embedding(symbols, channels, name="symbol_embedding")
@@ -192,14 +192,14 @@ class XTTS(keras.Model):
     def _conv_blocks(name, count, channels, dropout, kernel=KERNEL):
         return [ConvBlock(channels, kernel, dropout, name=f"{name}_conv_{i}") for i in range(count)]
 
-    def vocabulary(self) -> dict[str, tuple[str, int]]:
+    def vocabulary_variables(self) -> dict[str, tuple[str, int]]:
         """The variables with a row for each name of a table: path -> table, axis of its rows."""
         return {
             self.symbol_embedding.embeddings.path: ("symbols", 0),
             self.language_embedding.embeddings.path: ("languages", 0),
         }
 
-    def parts(self) -> dict[str, list[layers.Layer]]:
+    def component_layers(self) -> dict[str, list[layers.Layer]]:
         """The layers of each part that can be frozen; each layer is in one."""
         return {
             "reference_encoder": [self.reference_encoder],
@@ -228,7 +228,7 @@ class XTTS(keras.Model):
         Returns:
             Losses, float32 scalars: `mel`, mean absolute error of the decoder's mel, and `prior`, half the squared
             error of the mean mel, both of the normalised mel; `flow`, squared error of the estimate in units of what
-            it could be off (see `wiener`); `duration`, `pitch` and `energy` (see `prosody_errors`).
+            it could be off (see `wiener_estimate`); `duration`, `pitch` and `energy` (see `prosody_errors`).
             Outputs: `path` int32 [B, T], the token of each frame.
         """
         seed = batch["seed"] if training else None
@@ -239,9 +239,9 @@ class XTTS(keras.Model):
         style = voice.style
         encoded, mean, mask = self._encode(batch["tokens"], token_count, voice, seed)
 
-        path = tf.stop_gradient(monotonic_path(frame_score(target, mean), token_count, frames))
+        path = tf.stop_gradient(monotonic_alignment_search(frame_token_scores(target, mean), token_count, frames))
         above_level = target - voice.level[:, None, :]
-        prosody, durations = true_prosody(above_level, batch["f0_hz"], path, tf.shape(mean)[1])
+        prosody, durations = target_prosody(above_level, batch["f0_hz"], path, tf.shape(mean)[1])
         errors = prosody_errors(self._prosody(encoded, style, mask, seed), prosody)
 
         frame = self._segment(frames, tf.shape(path)[1], seed)
@@ -265,7 +265,7 @@ class XTTS(keras.Model):
         losses |= {name: tf.reduce_sum(error * token) / batch["step_tokens"] for name, error in errors.items()}
         return losses, {"path": path}
 
-    def speak(self, tokens, token_count, language, reference, reference_frames, options: SynthesisOptions):
+    def synthesize(self, tokens, token_count, language, reference, reference_frames, options: SynthesisOptions):
         """Log-mel of a batch of texts. A row is the same whatever stands beside it.
 
         Args:
@@ -276,18 +276,18 @@ class XTTS(keras.Model):
         Returns:
             mel float32 [B, T, 80], silence behind the end; frames int32 [B]; path int32 [B, T].
         """
-        return self.spoken_mel(
+        return self.synthesize_mel(
             *(tokens, token_count, language, reference, reference_frames),
             tf.constant(options.speed, tf.float32),
             tf.constant(options.pitch_semitones, tf.float32),
             tf.constant(options.energy_db, tf.float32),
-            tf.constant(options.steps, tf.int32),
+            tf.constant(options.ode_steps, tf.int32),
             tf.constant(options.guidance, tf.float32),
             tf.constant([options.seed, 0], tf.int32),
         )
 
-    @tf.function(input_signature=SPOKEN)
-    def spoken_mel(
+    @tf.function(input_signature=SYNTHESIS_SIGNATURE)
+    def synthesize_mel(
         self,
         tokens,
         token_count,
@@ -297,7 +297,7 @@ class XTTS(keras.Model):
         speed,
         pitch_semitones,
         energy_db,
-        steps,
+        ode_steps,
         guidance,
         seed,
     ):
@@ -312,9 +312,9 @@ class XTTS(keras.Model):
             energy=prosody.energy + energy_db / (DECIBELS_PER_NEPER * MEL_STD),
         )
         ends = token_ends(prosody.log_duration, tf.cast(mask, tf.float32)[:, :, 0], speed)
-        path = path_of_ends(ends, token_count)
+        path = path_from_ends(ends, token_count)
 
-        durations = path_durations(path, tf.shape(tokens)[1])
+        durations = durations_of_path(path, tf.shape(tokens)[1])
         frame = self._segment(ends[:, -1], tf.shape(path)[1], None)
         condition = self._decode(encoded, mean, prosody, durations, path, frame, style, None)
         none = self._unconditional(condition, tf.zeros([tf.shape(tokens)[0]]))
@@ -327,8 +327,8 @@ class XTTS(keras.Model):
                 lambda: asked + (guidance - 1.0) * (asked - self._denoise(noisy, time, none)[0]),
             )
 
-        noise = TEMPERATURE * flow.draw_noise(fold_in(seed, "noise"), tf.shape(condition.mel)[1:])
-        mel = flow.integrate(estimate, tf.broadcast_to(noise, tf.shape(condition.mel)), steps)
+        noise = TEMPERATURE * flow.sample_noise(fold_in(seed, "noise"), tf.shape(condition.mel)[1:])
+        mel = flow.integrate(estimate, tf.broadcast_to(noise, tf.shape(condition.mel)), ode_steps)
         mel = tf.where(condition.real[:, :, None], mel * MEL_STD + MEL_MEAN, SILENCE)
         return mel, ends[:, -1], path
 
@@ -336,7 +336,7 @@ class XTTS(keras.Model):
         """The Voice of each row."""
         normalised = (reference - MEL_MEAN) / MEL_STD
         vector, latents = self.reference_encoder(normalised, reference_frames, heard)
-        level = voice_level(normalised, reference_frames) * heard[:, None]
+        level = long_term_average_spectrum(normalised, reference_frames) * heard[:, None]
         return SpeakerCondition(vector + self.language_embedding(language), latents, level)
 
     def _encode(self, tokens, token_count, voice, seed):
@@ -370,7 +370,7 @@ class XTTS(keras.Model):
     def _decode(self, encoded, mean, prosody, durations, path, frame, style, seed):
         """Condition of the frames [B, S] that `path` and `frame` name."""
         tokens = encoded + self.prosody_in(prosody.features())
-        place = place_in_token(path, frame, durations)
+        place = position_in_token(path, frame, durations)
         of_frame = tf.concat([gather_rows(tokens, path), tf.cast(place, tokens.dtype)], axis=-1)
         hidden = self.decoder_in(fold(of_frame))
         mask = tf.cast(path[:, ::FOLD, None] >= 0, hidden.dtype)
@@ -399,16 +399,16 @@ class XTTS(keras.Model):
         rows, *size = tf.unstack(tf.shape(target))
         noise_seed, time_seed = fold_in(batch_seed, "noise"), fold_in(batch_seed, "time")
         if seed is None:
-            noise, time = flow.draw_noise(noise_seed, size), tf.repeat(flow.draw_times(time_seed, 1), rows)
+            noise, time = flow.sample_noise(noise_seed, size), tf.repeat(flow.sample_times(time_seed, 1), rows)
         else:
-            noise, time = flow.draw_noise(noise_seed, [rows, *size]), flow.draw_times(time_seed, rows)
+            noise, time = flow.sample_noise(noise_seed, [rows, *size]), flow.sample_times(time_seed, rows)
         condition = self._unconditional(condition, keep_mask(tf.ones([rows]), self.cfg_dropout, seed, "condition"))
-        estimate, unit = self._denoise(flow.on_path(noise, target, time), time, condition, seed)
+        estimate, unit = self._denoise(flow.interpolate_path(noise, target, time), time, condition, seed)
         return tf.reduce_sum(tf.square((estimate - target) / unit), axis=2)
 
     def _denoise(self, noisy, time, condition, seed=None):
         """Estimate of the normalised mel from `noisy` at `time`: float32 [B, T, 80]; and its unit, [B, 1, 1]."""
-        estimate, unit, news = flow.wiener(noisy, time, condition.mel, condition.spread)
+        estimate, unit, news = flow.wiener_estimate(noisy, time, condition.mel, condition.spread)
         hidden = condition.hidden + self.noisy_in(fold(news * tf.cast(condition.real, tf.float32)[:, :, None]))
         style = condition.style + self.time_out(self.time_in(time_features(time, TIME_FEATURES)))
         mask = tf.cast(condition.real[:, ::FOLD, None], hidden.dtype)
@@ -418,12 +418,12 @@ class XTTS(keras.Model):
 
     def _block(self, block, hidden, style, mask, seed):
         """The block's output; in training, where asked for, without keeping what is inside."""
-        if seed is None or not self.recompute:
+        if seed is None or not self.gradient_checkpointing:
             return block(hidden, style, mask, seed)
         return keras.remat(lambda hidden, style: block(hidden, style, mask, seed))(hidden, style)
 
 
-def voice_level(mel, frames):
+def long_term_average_spectrum(mel, frames):
     """Mean of the loud frames of normalised log-mels [B, T, 80] of `frames` int32 [B]: float32 [B, 80], 0 without any.
 
     The long-term average spectrum is most of what tells speakers apart, and one sentence shows it: what the network

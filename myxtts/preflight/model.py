@@ -114,7 +114,7 @@ def check_variables(state: TrainingState, size: str) -> Check:
 def check_outputs(state: TrainingState) -> Check:
     """A forward pass op by op, so that each output has a device that can be asked."""
     with tf.device(state.device):
-        losses, outputs = state.model(smallest(state.model.BATCH))
+        losses, outputs = state.model(smallest(state.model.BATCH_FIELDS))
     named = {**losses, **outputs}
     require_device(state.device, named.items())
     return check(True, "outputs", f"those of a forward pass on {state.device}", f"{', '.join(named)}, all there")

@@ -339,7 +339,7 @@ def try_steps(bench: Bench, batch: dict[str, tf.Tensor]) -> dict[str, float | No
     static_step = make_step(bench.config.model_copy(update={"data": static}), bench.state)
     rows = len(batch["tokens"])
     with tf.device(bench.route.model):
-        half = first_rows(batch, bench.state.model.BATCH, rows // 2)
+        half = first_rows(batch, bench.state.model.BATCH_FIELDS, rows // 2)
     variants = [(bench.step, batch), (static_step, batch), (bench.step, half if rows > 1 else batch)]
     times_s = [[take_step(bench, step, [own]) for step, own in variants] for _ in range(TRIALS + 1)]
     # The first traces. Of the others the best: what else runs on the machine only ever adds time.

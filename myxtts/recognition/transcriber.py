@@ -10,7 +10,7 @@ import tensorflow as tf
 from myxtts.audio.format import PAD_SAMPLES, SAMPLE_RATE_HZ, frame_count
 from myxtts.audio.mel import log_mel
 from myxtts.errors import DataError
-from myxtts.models.ctc import beam, greedy, texts
+from myxtts.models.ctc import beam_search_decode, decoded_texts, greedy_decode
 from myxtts.recognition.audio_chunks import batches, cut, groups
 from myxtts.text.frontend import symbols_of
 from myxtts.training.checkpoint_files import read_metadata
@@ -57,7 +57,7 @@ class Transcriber:
 
         def recognise(wave, samples):
             with tf.device(device):
-                return network.recognise(log_mel(wave, samples), frame_count(samples))
+                return network.compute_logits(log_mel(wave, samples), frame_count(samples))
 
         signature = [tf.TensorSpec([None, None], tf.float32), tf.TensorSpec([None], tf.int32)]
         self._recognise = tf.function(recognise, input_signature=signature)
@@ -104,7 +104,11 @@ class Transcriber:
             samples = np.array([max(len(pieces[place]), PAD_SAMPLES + 1) for place in places], np.int32)
             with tf.device(self.device):
                 logits, frames = self._recognise(tf.constant(wave), tf.constant(samples))
-                found = beam(logits, frames, self._beam_width) if self._beam_width else greedy(logits, frames)
-            for place, text in zip(places, texts(*found, self.vocabulary.symbols), strict=True):
+                found = (
+                    beam_search_decode(logits, frames, self._beam_width)
+                    if self._beam_width
+                    else greedy_decode(logits, frames)
+                )
+            for place, text in zip(places, decoded_texts(*found, self.vocabulary.symbols), strict=True):
                 said[place] = text
         return said

@@ -21,7 +21,7 @@ from myxtts.audio.mel import log_mel
 from myxtts.config.schema import ModelConfig, PlacementConfig
 from myxtts.errors import ConfigError
 from myxtts.files import write_whole
-from myxtts.models.xtts import SPOKEN, XTTS
+from myxtts.models.xtts import SYNTHESIS_SIGNATURE, XTTS
 from myxtts.placement import devices
 from myxtts.placement.routes import plan_routes
 from myxtts.tasks.tts_samples import synthesis_options
@@ -81,9 +81,9 @@ def synthesis_module(network: XTTS, iterations: int, reference_samples: int) -> 
     The module holds plain variables and functions, and no Keras object, so that nobody needs Keras to load it.
     """
 
-    @tf.function(input_signature=SPOKEN)
+    @tf.function(input_signature=SYNTHESIS_SIGNATURE)
     def synthesize(*inputs):
-        mel, frames, _ = network.spoken_mel(*inputs)
+        mel, frames, _ = network.synthesize_mel(*inputs)
         *_, seed = inputs
         samples = frames * HOP_SAMPLES
         longest = tf.shape(mel)[1] * HOP_SAMPLES

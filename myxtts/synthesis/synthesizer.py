@@ -143,7 +143,7 @@ class Synthesizer:
         rows = len(texts)
         tokens = np.array(list(itertools.zip_longest(*texts, fillvalue=PADDING_ID)), np.int32).T
         with tf.device(self._device):
-            mel, frames, _ = self._network.speak(
+            mel, frames, _ = self._network.synthesize(
                 tf.constant(tokens),
                 tf.constant([len(text) for text in texts]),
                 tf.fill([rows], language),

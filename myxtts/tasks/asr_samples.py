@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from myxtts.batch import ASR_FEATURES, first_rows
 from myxtts.files import replaced_folder
-from myxtts.models.ctc import greedy, texts
+from myxtts.models.ctc import decoded_texts, greedy_decode
 from myxtts.observe.metrics import TensorBoard
 from myxtts.observe.plots import mel_and_posteriors, png_bytes
 from myxtts.text.ctc import BLANK_ID
@@ -20,12 +20,12 @@ UTTERANCES = 4
 
 def references(batch: dict, symbols: SymbolTable) -> list[str]:
     """Return the true text of each row, empty for a row without an utterance."""
-    return texts(batch["tokens"], batch["token_count"], symbols)
+    return decoded_texts(batch["tokens"], batch["token_count"], symbols)
 
 
 def transcripts(outputs: dict, symbols: SymbolTable) -> list[str]:
     """Return the text of each row by greedy decoding."""
-    return texts(*greedy(outputs["logits"], outputs["frames"]), symbols)
+    return decoded_texts(*greedy_decode(outputs["logits"], outputs["frames"]), symbols)
 
 
 class ErrorRateMetric:

@@ -34,7 +34,7 @@ class Task(Protocol):
 
     Attributes:
         name: value of the setting `task`.
-        components: groups of layers that --freeze names; the network's method `components` has the layers.
+        components: groups of layers that --freeze names; the network's `component_layers` has the layers.
         supports_xla: whether XLA compiles the training step.
     """
 
@@ -53,7 +53,8 @@ class Task(Protocol):
     def build(self, config: Config, vocabulary: Vocabulary, training: bool = True) -> keras.Model:
         """Build the network with its initial weights; without `training` in float32 and without dropout.
 
-        Its call returns (losses by name, outputs); `BATCH` is the contract of its input and `LOSSES` names the losses.
+        Its call returns (losses by name, outputs); `BATCH_FIELDS` is the contract of its input, `LOSS_NAMES` the
+        names of the losses.
         """
         ...
 

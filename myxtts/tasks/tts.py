@@ -36,7 +36,7 @@ class TTSTask:
             "reference_dropout": model.reference_dropout,
             "cfg_dropout": model.cfg_dropout,
             "segment_frames": round(model.segment_seconds * SAMPLE_RATE_HZ / HOP_SAMPLES),
-            "recompute": model.gradient_checkpointing,
+            "gradient_checkpointing": model.gradient_checkpointing,
         }
         symbols, languages = len(vocabulary.symbols), len(vocabulary.languages)
         return build_xtts(model.model_size, symbols, languages, **(settings if training else {}))

@@ -46,7 +46,7 @@ class TTSSampler:
 
     def __call__(self, model: keras.Model, step: int) -> None:
         batch = self._batch
-        mels, frames, _ = model.speak(
+        mels, frames, _ = model.synthesize(
             batch["tokens"],
             batch["token_count"],
             batch["language"],
@@ -72,4 +72,4 @@ class TTSSampler:
 
 def synthesis_options(model: ModelConfig) -> SynthesisOptions:
     """Return how a run with these settings synthesizes speech by default."""
-    return SynthesisOptions(steps=model.ode_steps, guidance=model.guidance)
+    return SynthesisOptions(ode_steps=model.ode_steps, guidance=model.guidance)

@@ -130,18 +130,18 @@ def inherit_settings(config: Config, checkpoint: Path) -> Config:
 
 def check_freeze(config: Config) -> None:
     """Raises ConfigError where weights were to be kept that are random or not there, or where none is left to train."""
-    asked, parts = ", ".join(config.training.freeze), task_of(config).components
-    if unknown := set(config.training.freeze).difference(parts):
+    asked, components = ", ".join(config.training.freeze), task_of(config).components
+    if unknown := set(config.training.freeze).difference(components):
         raise ConfigError(
             f"--freeze was asked for with {', '.join(sorted(unknown))}, but a {config.model.task} has "
-            f"{', '.join(parts)}. Name some of these."
+            f"{', '.join(components)}. Name some of these."
         )
     if asked and config.training.init_from is None:
         raise ConfigError(
             f"--freeze was asked for ({asked}), but the run starts from nothing, and these parts would stay random. "
             "Name the run that they come from by --init-from, or leave --freeze out."
         )
-    if set(config.training.freeze) == set(parts):
+    if set(config.training.freeze) == set(components):
         raise ConfigError(
             f"--freeze was asked for with every part ({asked}), so that nothing is left to train. Leave one out."
         )
@@ -164,13 +164,13 @@ def load_pretrained(base: Pretrained, network: keras.Model, vocabulary: Vocabula
     """
     known = base.vocabulary
     new = known.symbols.unknown(vocabulary.symbols.symbols)
-    frozen = {v.path: part for part in freeze for layer in network.parts()[part] for v in layer.variables}
+    frozen = {v.path: part for part in freeze for layer in network.component_layers()[part] for v in layer.variables}
     named = {
         "symbols": (known.symbols.symbols, vocabulary.symbols.symbols, FIRST_SYMBOL_ID),
         "languages": (known.languages, vocabulary.languages, 0),
     }
     variables = {v.path: v.value for v in network.variables}
-    shapes, rows = {path: tuple(v.shape) for path, v in variables.items()}, network.vocabulary()
+    shapes, rows = {path: tuple(v.shape) for path, v in variables.items()}, network.vocabulary_variables()
     for path, (table, axis) in rows.items():
         if table == "symbols" and new and path in frozen:
             raise ConfigError(

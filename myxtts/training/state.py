@@ -25,7 +25,7 @@ class TrainingState:
         optimizer: as `make_optimizer` gives it.
         averaged: keep a moving average of the weights.
         replicas: which have the same values after each step.
-        frozen: parts of the model, by its `parts()`, that keep their weights.
+        frozen: components of the model, by its `component_layers()`, that keep their weights.
 
     Attributes:
         trained: the model's variables that are not frozen: those that gradients, optimizer and averages are of.
@@ -48,7 +48,7 @@ class TrainingState:
         self.model = model
         self.optimizer = optimizer
         self.replicas = replicas
-        layers = [layer for part in frozen for layer in model.parts()[part]]
+        layers = [layer for part in frozen for layer in model.component_layers()[part]]
         kept = {v.path for layer in layers for v in layer.variables}
         for layer in layers:
             if layer.non_trainable_variables:  # statistics of batches, which are kept then, too

@@ -23,8 +23,8 @@ class Step:
     replicas, and since each loss is already a share of the whole step's, the sum is that of one large batch.
 
     Args:
-        state: what the step changes. Its model's call gives (losses, outputs), the losses by `model.LOSSES`, of
-            batches by the contract `model.BATCH`.
+        state: what the step changes. Its model's call gives (losses, outputs), the losses by `model.LOSS_NAMES`, of
+            batches by the contract `model.BATCH_FIELDS`.
         gradient_clip: largest global norm; 0 does not clip.
         accumulation: rounds of a full step.
         static_shapes: trace once for each shape instead of once for all.
@@ -43,10 +43,10 @@ class Step:
         self._no_losses = []
         for device in replicas.devices:
             with tf.device(device):
-                self._no_losses.append(tf.zeros([len(state.model.LOSSES)]))
+                self._no_losses.append(tf.zeros([len(state.model.LOSS_NAMES)]))
         for place, device in enumerate(replicas.devices):
             require_device(device, (("sum of gradients", replicas.local_results(v)[place]) for v in self._sums))
-        batches = [specs(state.model.BATCH)] * len(replicas.devices)
+        batches = [specs(state.model.BATCH_FIELDS)] * len(replicas.devices)
         losses = [tf.TensorSpec(one.shape, one.dtype) for one in self._no_losses]
         self._accumulate = self._traced(self._add_round, [batches, losses], static_shapes, compile_xla)
         self._finish = self._traced(self._take_last_round, [batches, losses, CONTROLS_SPEC], static_shapes, compile_xla)
@@ -110,7 +110,7 @@ class Step:
 
     def read(self, outcome: tf.Tensor) -> dict[str, float]:
         """The values of an outcome, in one copy to the host; waits for the device."""
-        names = (*self._state.model.LOSSES, "loss", "gradient_norm")
+        names = (*self._state.model.LOSS_NAMES, "loss", "gradient_norm")
         return dict(zip(names, outcome[:-1].numpy().tolist(), strict=True))
 
     @staticmethod
@@ -149,7 +149,7 @@ class Step:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self._variables)
             by_name, _ = self._state.model(batch, training=True)
-            losses = tf.stack([by_name[name] for name in self._state.model.LOSSES])
+            losses = tf.stack([by_name[name] for name in self._state.model.LOSS_NAMES])
             scaled = self._state.optimizer.scale_loss(tf.reduce_sum(losses))
         gradients = tape.gradient(scaled, self._variables)
         shapes = [variable.shape for variable in self._variables]  # of which some gradients know nothing

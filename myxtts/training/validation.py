@@ -28,10 +28,10 @@ class Validation:
     ):
         def losses_of(batch):
             by_name, outputs = model(batch, training=False)
-            return tf.stack([by_name[name] for name in model.LOSSES]), outputs if make_metric else {}
+            return tf.stack([by_name[name] for name in model.LOSS_NAMES]), outputs if make_metric else {}
 
-        self._names = model.LOSSES
-        self._losses = tf.function(losses_of, input_signature=[specs(model.BATCH)])
+        self._names = model.LOSS_NAMES
+        self._losses = tf.function(losses_of, input_signature=[specs(model.BATCH_FIELDS)])
         self._open_feed = open_feed
         self._make_metric = make_metric
 

@@ -29,8 +29,9 @@ from myxtts.config.schema import Config, DataConfig
 from myxtts.data.batch_plan import Plan
 from myxtts.data.dataset import DEMO, demo_corpus, load_corpora
 from myxtts.data.plan_iterator import Position, planned_steps
-from myxtts.planner.emulator import real_time
-from myxtts.planner.simulator import USUAL, Stages, simulate
+from myxtts.planner.emulator import real_time_priority
+from myxtts.planner.simulator import DEFAULT_DEPTHS, simulate
+from myxtts.planner.stage_times import StageTimes
 
 COLUMNS = (
     "replicas | buckets | padding, planned | drawn | simulated batches/s, planned | drawn | gain in speech/s | "
@@ -41,7 +42,7 @@ COLUMNS = (
 class Way(NamedTuple):
     """Batches of the replicas, round by round, and the speech in one of them."""
 
-    stages: Stages
+    stages: StageTimes
     speech_s: float
     padding: float
 
@@ -54,7 +55,7 @@ def main() -> int:
         for replicas in asked.replicas:
             for buckets in asked.buckets:
                 plans = [plan_of(buckets, sharing, asked.batch_size, Path(folder)) for sharing in (replicas, 1)]
-                with real_time() if asked.real_time else nullcontext():
+                with real_time_priority() if asked.real_time else nullcontext():
                     print(f"| {' | '.join(cells(asked, replicas, buckets, *plans))} |", flush=True)
     return 0
 
@@ -88,7 +89,7 @@ def cells(asked: argparse.Namespace, replicas: int, buckets: int, planned: Plan,
     ways = [way_of(asked, plan, asked.rounds * replicas, usual_s) for plan in (planned, alone)]
     yield from (str(replicas), str(buckets), *(f"{way.padding:.1%}" for way in ways))
     simulated = [simulate(routes, way.stages) for way in ways]
-    run = [emulated(routes, way.stages, USUAL, 0.0, MOST_RUNS) for way in ways]
+    run = [emulated(routes, way.stages, DEFAULT_DEPTHS, 0.0, MOST_RUNS) for way in ways]
     for outcomes in (simulated, run):
         rates = [outcome.batches_per_s for outcome in outcomes]
         speech = [rate * way.speech_s for rate, way in zip(rates, ways, strict=True)]
@@ -99,7 +100,7 @@ def way_of(asked: argparse.Namespace, plan: Plan, batches: int, usual_s: float) 
     """The first batches of a plan; those with `usual_s` of padded speech take the times that were asked for."""
     share = padded_s(plan, batches) / usual_s
     nothing = np.zeros(batches)
-    stages = Stages(nothing, share * asked.produce_ms / 1e3, nothing, share * asked.step_ms / 1e3)
+    stages = StageTimes(nothing, share * asked.produce_ms / 1e3, nothing, share * asked.step_ms / 1e3)
     speech_s = plan.samples.sum(dtype=np.int64) / SAMPLE_RATE_HZ / (plan.steps_per_epoch * plan.replicas)
     return Way(stages, float(speech_s), plan.padding)
 

@@ -20,8 +20,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from myxtts.commands.cli import bounded, report_errors
 from myxtts.errors import ConfigError
-from myxtts.planner.emulator import emulate, real_time, sleep
-from myxtts.planner.simulator import Depths, Stages, varying
+from myxtts.planner.emulator import emulate, precise_sleep, real_time_priority
+from myxtts.planner.simulator import QueueDepths
+from myxtts.planner.stage_times import StageTimes, gamma_times
 
 DEPTHS = (1, 2, 3, 8)
 VARIATIONS = (0.0, 0.25, 0.5, 1.0)  # standard deviation of a stage's time over its mean
@@ -36,7 +37,7 @@ def main() -> int:
             f"--batches {arguments.batches} are too few for the table: they cannot vary so much. "
             f"Give {LEAST_BATCHES} or more, or --no-table."
         )
-    with real_time() if arguments.real_time else nullcontext():
+    with real_time_priority() if arguments.real_time else nullcontext():
         return measure(arguments)
 
 
@@ -82,15 +83,15 @@ def parse() -> argparse.Namespace:
 def overlapped_s(produce: np.ndarray, consume: np.ndarray, depth: int) -> float:
     """Seconds from the first batch's production to the last one's consumption; the feed starts empty."""
     nothing = np.zeros(len(produce))
-    stages = Stages(nothing, produce, nothing, consume)
-    return emulate([("producer", "consumer")], stages, Depths(device=depth)).outcome.seconds
+    stages = StageTimes(nothing, produce, nothing, consume)
+    return emulate([("producer", "consumer")], stages, QueueDepths(feed=depth)).result.duration_s
 
 
 def serial_s(produce: np.ndarray, consume: np.ndarray) -> float:
     start_s = time.perf_counter()
     for pair_s in zip(produce, consume, strict=True):
         for seconds in pair_s:
-            sleep(seconds)
+            precise_sleep(seconds)
     return time.perf_counter() - start_s
 
 
@@ -101,7 +102,7 @@ def print_table(arguments: argparse.Namespace) -> None:
     print("  variation" + "".join(f"  depth {depth}" for depth in DEPTHS))
     for variation in VARIATIONS:
         produce, consume = (
-            varying(random, mean_ms / 1e3, variation, arguments.batches)
+            gamma_times(random, mean_ms / 1e3, variation, arguments.batches)
             for mean_ms in (arguments.produce_ms, arguments.consume_ms)
         )
         ideal_s = max(produce.sum() + consume[-1], produce[0] + consume.sum())

@@ -21,9 +21,10 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from myxtts.commands.cli import bounded, report_errors
-from myxtts.planner.emulator import Span, emulate, real_time
-from myxtts.planner.planner import Forecast, candidates, forecasts, ring_s
-from myxtts.planner.simulator import STAGES, Depths, Stages, simulate
+from myxtts.planner.emulator import Span, emulate, real_time_priority
+from myxtts.planner.planner import Prediction, candidate_placements, predict_all, ring_all_reduce_s
+from myxtts.planner.simulator import QueueDepths, simulate
+from myxtts.planner.stage_times import STAGES, StageTimes
 
 TRANSFER_S = 0.5e-3
 BATCHES = 60  # one sequence for all placements; divisible by 1 to 5 replicas
@@ -79,9 +80,9 @@ class Runs(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """A placement's forecast and its runs."""
+    """A placement's prediction and its runs."""
 
-    forecast: Forecast
+    prediction: Prediction
     runs: Runs
 
     @property
@@ -90,7 +91,7 @@ class Measured(NamedTuple):
 
     @property
     def error(self) -> float:
-        return self.forecast.batches_per_s / self.batches_per_s - 1.0
+        return self.prediction.batches_per_s / self.batches_per_s - 1.0
 
 
 def parse() -> argparse.Namespace:
@@ -114,7 +115,7 @@ def main() -> int:
     if asked.devices:
         print("\n".join(study(asked.devices)))
         return 0
-    with real_time() if asked.real_time else nullcontext():
+    with real_time_priority() if asked.real_time else nullcontext():
         return grid(asked)
 
 
@@ -124,7 +125,7 @@ def grid(asked: argparse.Namespace) -> int:
     print("|---" * 15 + "|")
     misses = runs = disturbed = 0
     for case in CASES:
-        measured = [run(forecast, case, asked.most_runs) for forecast in predicted(case)]
+        measured = [run(prediction, case, asked.most_runs) for prediction in predicted(case)]
         chosen, best = measured[0], max(measured, key=lambda one: one.batches_per_s)
         worst = max((one.error for one in measured), key=abs)
         behind = chosen.batches_per_s / best.batches_per_s - 1.0
@@ -134,13 +135,13 @@ def grid(asked: argparse.Namespace) -> int:
         cells = (
             *(f"{number:.3g}" for number in (case.produce_ms, case.step_ms, case.produce_ms / case.step_ms)),
             *(f"{number:g}" for number in case[2:]),
-            named(chosen.forecast),
-            f"{chosen.forecast.batches_per_s:.1f}",
+            named(chosen.prediction),
+            f"{chosen.prediction.batches_per_s:.1f}",
             f"{chosen.batches_per_s:.1f}",
             f"{chosen.error:+.1%}",
             str(len(measured)),
             f"{worst:+.1%}",
-            "best" if best is chosen else f"{behind:.1%}, {named(best.forecast)}",
+            "best" if best is chosen else f"{behind:.1%}, {named(best.prediction)}",
         )
         print(f"| {' | '.join(cells)} |", flush=True)
     print(f"\n{len(CASES)} cases, {runs} runs; in {disturbed} a sleep came back more than {1e3 * LATE_S:g} ms late.")
@@ -148,48 +149,50 @@ def grid(asked: argparse.Namespace) -> int:
     return 1 if misses else 0
 
 
-def predicted(case: Case) -> list[Forecast]:
-    return forecasts(candidates(case.consumers + 1), stages_of(case), depths_of(case), case.all_reduce_ms / 1e3)
+def predicted(case: Case) -> list[Prediction]:
+    return predict_all(
+        candidate_placements(case.consumers + 1), stage_times_of(case), depths_of(case), case.all_reduce_ms / 1e3
+    )
 
 
-def stages_of(case: Case) -> Stages:
+def stage_times_of(case: Case) -> StageTimes:
     times_s = case.read_ms / 1e3, case.produce_ms / 1e3, TRANSFER_S, case.step_ms / 1e3
-    return Stages.constant(BATCHES, *times_s, case.variation)
+    return StageTimes.constant(BATCHES, *times_s, case.variation)
 
 
-def depths_of(case: Case) -> Depths:
-    return Depths(device=case.depth)
+def depths_of(case: Case) -> QueueDepths:
+    return QueueDepths(feed=case.depth)
 
 
-def run(forecast: Forecast, case: Case, most_runs: int) -> Measured:
-    routes = forecast.candidate.routes
-    reduce_s = ring_s(case.all_reduce_ms / 1e3, len(routes))
-    return Measured(forecast, emulated(routes, stages_of(case), depths_of(case), reduce_s, most_runs))
+def run(prediction: Prediction, case: Case, most_runs: int) -> Measured:
+    routes = prediction.candidate.routes
+    reduce_s = ring_all_reduce_s(case.all_reduce_ms / 1e3, len(routes))
+    return Measured(prediction, emulated(routes, stage_times_of(case), depths_of(case), reduce_s, most_runs))
 
 
 def emulated(
-    routes: Sequence[tuple[str, str]], stages: Stages, depths: Depths, all_reduce_s: float, most_runs: int
+    routes: Sequence[tuple[str, str]], stages: StageTimes, depths: QueueDepths, all_reduce_s: float, most_runs: int
 ) -> Runs:
     """RUNS undisturbed runs that are NEAR each other, or as many as there may be."""
     runs_s, undisturbed_s = [], []
     while len(runs_s) < most_runs:
         outcome, spans, _ = emulate(routes, stages, depths, all_reduce_s)
-        runs_s.append(outcome.seconds)
+        runs_s.append(outcome.duration_s)
         if latest_s(spans, stages) < LATE_S:
-            undisturbed_s.append(outcome.seconds)
+            undisturbed_s.append(outcome.duration_s)
         if len(undisturbed_s) >= RUNS and median(undisturbed_s) <= NEAR * min(undisturbed_s):
             break
     return Runs(outcome.batches, undisturbed_s or runs_s, len(runs_s) - len(undisturbed_s), len(runs_s))
 
 
-def latest_s(spans: list[Span], stages: Stages) -> float:
+def latest_s(spans: list[Span], stages: StageTimes) -> float:
     """By how much the sleep that came back latest was late."""
-    asked_s = {lane: getattr(stages, f"{lane}_s") for lane in STAGES}
-    return max(span.end_s - span.start_s - asked_s[span.lane][span.batch] for span in spans if span.lane in asked_s)
+    asked_s = {lane: stages[lane] for lane in STAGES}
+    return max(span.end_s - span.start_s - asked_s[span.stage][span.batch] for span in spans if span.stage in asked_s)
 
 
-def named(forecast: Forecast) -> str:
-    candidate = forecast.candidate
+def named(prediction: Prediction) -> str:
+    candidate = prediction.candidate
     return f"{candidate.name}, {candidate.replicas} replicas" if candidate.name == "replicated" else candidate.name
 
 
@@ -247,11 +250,11 @@ def fed(devices: int, group: int) -> list[tuple[str, str]]:
 
 def rate(of: Installation, routes: list[tuple[str, str]], read_s: float = 0.0, link_s: float = 0.0) -> float:
     """Batches a second."""
-    stages = Stages.constant(
+    stages = StageTimes.constant(
         ROUNDS * len(routes), read_s, of.produce_s, of.transfer_s, of.step_s, variation=of.variation
     )
-    reduce_s = ring_s(of.all_reduce_s, len(routes))
-    return simulate(routes, stages, Depths(workers=1), reduce_s, link_s).batches_per_s
+    reduce_s = ring_all_reduce_s(of.all_reduce_s, len(routes))
+    return simulate(routes, stages, QueueDepths(workers=1), reduce_s, link_s).batches_per_s
 
 
 if __name__ == "__main__":

@@ -16,35 +16,38 @@ import numpy as np
 from myxtts.commands import cli
 from myxtts.errors import ConfigError, PlacementError
 from myxtts.placement.routes import plan_routes
-from myxtts.planner.emulator import emulate, parse_emulation, sleep
+from myxtts.planner.emulator import emulate, parse_emulation, precise_sleep
 from myxtts.planner.planner import (
-    Cost,
-    Memory,
-    arithmetic,
-    candidates,
-    forecasts,
-    read_profile,
-    resampled,
-    ring_s,
-    stages_of,
-    table,
+    MemoryBudget,
+    analytic_bound,
+    candidate_placements,
+    format_table,
+    predict_all,
+    ring_all_reduce_s,
 )
-from myxtts.planner.simulator import Depths, Outcome, Stages, simulate
+from myxtts.planner.simulator import QueueDepths, RunResult, simulate
+from myxtts.planner.stage_times import (
+    StageStatistics,
+    StageTimes,
+    read_profile,
+    resample_steps,
+    sample_stage_times,
+)
 from utilities import plan_placement
 
 SINGLE, DUAL = [("0", "0")], [("0", "1")]
 REPLICATED = [("0", "0"), ("1", "1")]
 
 
-def stages(produce_s, step_s, transfer_s=0.0, read_s=0.0) -> Stages:
+def stages(produce_s, step_s, transfer_s=0.0, read_s=0.0) -> StageTimes:
     """Of 12 batches where every time is a number: that of every batch."""
     columns = read_s, produce_s, transfer_s, step_s
     n = max((len(column) for column in columns if np.ndim(column)), default=12)
-    return Stages(*(np.full(n, column, float) for column in columns))
+    return StageTimes(*(np.full(n, column, float) for column in columns))
 
 
-def seconds(routes, times: Stages, *args, **kwargs) -> float:
-    return simulate(routes, times, *args, **kwargs).seconds
+def seconds(routes, times: StageTimes, *args, **kwargs) -> float:
+    return simulate(routes, times, *args, **kwargs).duration_s
 
 
 class SimulationTest(unittest.TestCase):
@@ -60,16 +63,16 @@ class SimulationTest(unittest.TestCase):
 
     def test_transfer_keeps_the_producer_but_not_its_device_and_is_nothing_on_one_device(self):
         outcome = simulate(DUAL, stages(2, 1, transfer_s=3))
-        self.assertAlmostEqual(outcome.seconds, 12 * 5 + 1)
+        self.assertAlmostEqual(outcome.duration_s, 12 * 5 + 1)
         self.assertAlmostEqual(outcome.busy_s["0"], 24)
         self.assertAlmostEqual(seconds(SINGLE, stages(2, 1, transfer_s=3)), 36)
 
     def test_deep_feed_hides_a_slow_batch_where_a_feed_of_one_cannot(self):
         times = stages([1, 1, 1, 1, 8], 2)
-        deep, shallow = (simulate(DUAL, times, Depths(device=depth)) for depth in (8, 1))
+        deep, shallow = (simulate(DUAL, times, QueueDepths(feed=depth)) for depth in (8, 1))
         # Deep: batches ready at 1 2 3 4 12. Of depth 1, the fourth finds the feed full from 4 to 5: the last is at 13.
-        self.assertEqual((deep.seconds, deep.blocked_s, deep.wait_s), (14, 0, 1 + 3))
-        self.assertEqual((shallow.seconds, shallow.blocked_s, shallow.wait_s), (15, 1, 1 + 4))
+        self.assertEqual((deep.duration_s, deep.blocked_s, deep.wait_s), (14, 0, 1 + 3))
+        self.assertEqual((shallow.duration_s, shallow.blocked_s, shallow.wait_s), (15, 1, 1 + 4))
 
     def test_replicas_that_make_their_own_batches_share_the_work_and_pay_the_all_reduce(self):
         self.assertAlmostEqual(seconds(REPLICATED, stages(2, 3), all_reduce_s=0.5), 6 * (2 + 3 + 0.5))
@@ -90,7 +93,7 @@ class SimulationTest(unittest.TestCase):
     def test_data_device_that_trains_too_does_one_thing_at_a_time(self):
         outcome = simulate([("0", "0"), ("0", "1")], stages(1, 3))
         self.assertAlmostEqual(outcome.busy_s["0"], 12 + 18)
-        self.assertGreaterEqual(outcome.seconds, 30)
+        self.assertGreaterEqual(outcome.duration_s, 30)
 
     def test_replicas_wait_for_the_slowest(self):
         routes = [("0", "1"), ("2", "3")]
@@ -99,8 +102,8 @@ class SimulationTest(unittest.TestCase):
     def test_readers_work_at_the_same_time_and_deliver_in_order(self):
         times = stages(0, 1, read_s=[6, 1, 1, 1])
         # Two readers: the second batch is read at 1 but leaves after the first, at 6; then comes the fourth, at 7.
-        self.assertAlmostEqual(seconds(DUAL, times, Depths(workers=2)), 6 + 4)
-        self.assertAlmostEqual(seconds(DUAL, stages(0, 1, read_s=4), Depths(workers=2)), 6 * 4 + 2)
+        self.assertAlmostEqual(seconds(DUAL, times, QueueDepths(workers=2)), 6 + 4)
+        self.assertAlmostEqual(seconds(DUAL, stages(0, 1, read_s=4), QueueDepths(workers=2)), 6 * 4 + 2)
 
     def test_each_data_device_has_readers_of_its_own(self):
         for routes, found_s in (
@@ -109,26 +112,26 @@ class SimulationTest(unittest.TestCase):
             ([("0", "1"), ("0", "2"), ("3", "3")], 8 * 4 + 1),  # each round waits for the two that are read for 0
         ):
             with self.subTest(routes=routes):
-                self.assertAlmostEqual(seconds(routes, stages(0, 1, read_s=4), Depths(workers=1)), found_s)
+                self.assertAlmostEqual(seconds(routes, stages(0, 1, read_s=4), QueueDepths(workers=1)), found_s)
 
     def test_link_is_shared_by_the_readers_of_all_data_devices(self):
         self.assertAlmostEqual(seconds(REPLICATED, stages(0, 1, read_s=1), link_s=2), 1 + 12 * 2 + 1)
 
     def test_link_carries_one_batch_at_a_time(self):
-        self.assertAlmostEqual(seconds(DUAL, stages(0, 1, read_s=1), Depths(workers=8), link_s=2), 1 + 12 * 2 + 1)
+        self.assertAlmostEqual(seconds(DUAL, stages(0, 1, read_s=1), QueueDepths(workers=8), link_s=2), 1 + 12 * 2 + 1)
 
     def test_batches_beyond_the_last_round_are_left_out(self):
         outcome = simulate([("0", model) for model in "12345"], stages(1, 1))
-        self.assertEqual((outcome.rounds, outcome.batches), (2, 10))
+        self.assertEqual((outcome.steps, outcome.batches), (2, 10))
 
     def test_utilisation_is_the_mean_share_of_time_that_model_devices_work(self):
-        outcome = Outcome(10.0, 1, 2, 0.0, 0.0, {"0": 10.0, "1": 8.0, "2": 4.0}, ("1", "2"))
+        outcome = RunResult(10.0, 1, 2, 0.0, 0.0, {"0": 10.0, "1": 8.0, "2": 4.0}, ("1", "2"))
         self.assertAlmostEqual(outcome.utilisation, 0.6)
         self.assertAlmostEqual(outcome.batches_per_s, 0.2)
 
     def test_a_thousand_devices_take_seconds(self):
         devices = [str(device) for device in range(1024)]
-        times = Stages.constant(20 * 1024, 0.0, 0.002, 0.0, 0.02, variation=0.25)
+        times = StageTimes.constant(20 * 1024, 0.0, 0.002, 0.0, 0.02, variation=0.25)
         start_s = time.process_time()
         outcome = simulate(list(zip(devices, devices, strict=True)), times)
         self.assertLess(time.process_time() - start_s, 5.0)  # 0.4 s on 2 cores
@@ -140,20 +143,20 @@ class SimulationTest(unittest.TestCase):
             with self.subTest(routes=len(routes)), self.assertRaises(ValueError):
                 simulate(routes, times)
         with self.assertRaises(ValueError):
-            Depths(device=0)
+            QueueDepths(feed=0)
 
 
 class StagesTest(unittest.TestCase):
     def test_times_have_exactly_the_mean_and_the_variation_asked_for(self):
         for variation in (0.0, 0.25, 1.0, 3.0):
-            step_s = Stages.constant(60, 0.0, 0.01, 0.0, 0.02, variation).step_s
+            step_s = StageTimes.constant(60, 0.0, 0.01, 0.0, 0.02, variation).step_s
             with self.subTest(variation=variation):
                 self.assertAlmostEqual(step_s.mean(), 0.02)
                 self.assertAlmostEqual(step_s.std() / step_s.mean(), variation)
                 self.assertGreaterEqual(step_s.min(), 0.0)
 
     def test_stages_vary_each_by_itself_and_the_same_for_a_seed(self):
-        first, again, other = (Stages.constant(60, 0.01, 0.01, 0.01, 0.01, 0.5, seed) for seed in (0, 0, 1))
+        first, again, other = (StageTimes.constant(60, 0.01, 0.01, 0.01, 0.01, 0.5, seed) for seed in (0, 0, 1))
         np.testing.assert_array_equal(first.step_s, again.step_s)
         self.assertFalse(np.allclose(first.step_s, other.step_s))
         self.assertFalse(np.allclose(first.step_s, first.produce_s))
@@ -162,20 +165,22 @@ class StagesTest(unittest.TestCase):
         one = np.ones(3)
         for step_s in (np.ones(2), -one, one * np.nan, one[:0], np.ones((3, 1))):
             with self.subTest(step_s=step_s), self.assertRaises(ValueError):
-                Stages(one, one, one, step_s)
+                StageTimes(one, one, one, step_s)
         with self.assertRaisesRegex(ValueError, "3 times cannot"):
-            Stages.constant(3, 0.0, 1.0, 0.0, 1.0, variation=2.0)
+            StageTimes.constant(3, 0.0, 1.0, 0.0, 1.0, variation=2.0)
 
     def test_drawn_batches_keep_their_times_together(self):
         n = np.arange(5.0)
-        drawn = resampled(Stages(n, 2 * n, 3 * n, 4 * n), np.zeros(5, int), replicas=3, rounds=100)
+        drawn = resample_steps(StageTimes(n, 2 * n, 3 * n, 4 * n), np.zeros(5, int), replicas=3, steps=100)
         np.testing.assert_array_equal(drawn.step_s, 4 * drawn.read_s)
         self.assertEqual(set(drawn.read_s), set(n))
 
     def test_drawn_rounds_are_each_of_one_bucket_and_begin_with_all_batches_equally_often(self):
         step_s, bucket = np.arange(5.0), np.array([2, 0, 2, 1, 2])
         for replicas in (1, 2, 4):
-            drawn = resampled(stages(0, step_s), bucket, replicas, rounds=98).step_s.reshape(-1, replicas).astype(int)
+            drawn = (
+                resample_steps(stages(0, step_s), bucket, replicas, steps=98).step_s.reshape(-1, replicas).astype(int)
+            )
             self.assertEqual(np.bincount(drawn[:, 0]).tolist(), [20] * 5)  # 98 rounds are not a whole number of fives
             self.assertTrue((bucket[drawn] == bucket[drawn[:, :1]]).all())
             self.assertEqual(set(drawn[bucket[drawn] == 2].tolist()), {0, 2, 4})
@@ -183,7 +188,7 @@ class StagesTest(unittest.TestCase):
 
 class PlannerTest(unittest.TestCase):
     def test_placements_are_all_that_so_many_gpus_allow(self):
-        found = [(one.name, one.flags) for one in candidates(3)]
+        found = [(one.name, one.flags) for one in candidate_placements(3)]
         self.assertCountEqual(
             found,
             [
@@ -196,10 +201,10 @@ class PlannerTest(unittest.TestCase):
                 ("dual, 3 replicas, data GPU trains too", "--data-gpu 0 --model-gpus 0 1 2"),
             ],
         )
-        self.assertEqual([one.name for one in candidates(1)], ["single"])
+        self.assertEqual([one.name for one in candidate_placements(1)], ["single"])
 
     def test_flags_ask_the_program_for_the_placement_that_was_simulated(self):
-        for one in candidates(4) + candidates(3, Memory(1, 2, (1, 2, 3))):
+        for one in candidate_placements(4) + candidate_placements(3, MemoryBudget(1, 2, (1, 2, 3))):
             with self.subTest(flags=one.flags):
                 config = cli.parse([] if one.flags == "none" else one.flags.split()).config
                 self.assertEqual(plan_routes(config.placement, 4).routes, one.placement.routes)
@@ -209,25 +214,25 @@ class PlannerTest(unittest.TestCase):
             crossing_s = abs(produce_s - step_s) / 2
             for of_batch_s in {0.8 * crossing_s, 1.2 * crossing_s + 0.01} - {0.0}:
                 with self.subTest(produce_s=produce_s, step_s=step_s, all_reduce_of_a_batch_s=of_batch_s):
-                    times = Stages.constant(400, 0.0, produce_s, 0.0, step_s)
-                    best = forecasts(candidates(2), times, all_reduce_s=2 * of_batch_s)[0]
+                    times = StageTimes.constant(400, 0.0, produce_s, 0.0, step_s)
+                    best = predict_all(candidate_placements(2), times, all_reduce_s=2 * of_batch_s)[0]
                     expected = "dual" if of_batch_s > crossing_s else "replicated"
                     self.assertEqual(best.candidate.name, expected)
 
     def test_among_equals_with_as_many_gpus_the_smaller_step_ranks_first(self):
         # P = C and A = 0: but for filling the queues, both take 1 s for a batch.
-        ranked = forecasts(candidates(2), Stages.constant(4000, 0.0, 1, 0.0, 1))
+        ranked = predict_all(candidate_placements(2), StageTimes.constant(4000, 0.0, 1, 0.0, 1))
         self.assertEqual([one.candidate.name for one in ranked[:2]], ["dual", "replicated"])
 
     def test_faster_ranks_first_and_among_equals_the_one_with_fewer_gpus(self):
-        ranked = forecasts(candidates(2), Stages.constant(600, 0.0, 0.0, 0.0, 1))
+        ranked = predict_all(candidate_placements(2), StageTimes.constant(600, 0.0, 0.0, 0.0, 1))
         self.assertEqual([one.candidate.name for one in ranked[-2:]], ["single", "dual"])  # both 1 batch a second
         self.assertAlmostEqual(ranked[-1].batches_per_s, ranked[-2].batches_per_s)
         rates = [one.batches_per_s for one in ranked]
         self.assertEqual(rates, sorted(rates, reverse=True))
 
     def test_arithmetic_is_told_in_words_and_bounds_the_simulation(self):
-        times = Stages.constant(400, 0.0, 0.02, 0.002, 0.02)
+        times = StageTimes.constant(400, 0.0, 0.02, 0.002, 0.02)
         told = {
             tuple(SINGLE): "P + C = 40 ms",
             tuple(DUAL): "max(P + T, C) = max(22, 20) = 22 ms",
@@ -237,36 +242,38 @@ class PlannerTest(unittest.TestCase):
         }
         for routes, words in told.items():
             with self.subTest(words=words):
-                found, bound_s = arithmetic(routes, times, all_reduce_s=0.004)
+                found, bound_s = analytic_bound(routes, times, all_reduce_s=0.004)
                 self.assertEqual(found, words)
                 rate = simulate(routes, times, all_reduce_s=0.004).batches_per_s
                 self.assertLessEqual(rate * bound_s, 1.0 + 1e-9)
-        read = Stages.constant(10, 0.09, 0.02, 0.0, 0.02)
-        self.assertEqual(arithmetic(DUAL, read)[0], "max(P, C, R / 2) = max(20, 20, 45) = 45 ms")
-        self.assertEqual(arithmetic(REPLICATED, read)[0], "max(P + C, R / 2) / 2 = max(40, 45) / 2 = 22.5 ms")
-        fed = arithmetic([("0", "1"), ("0", "2"), ("3", "3")], read)[0]
+        read = StageTimes.constant(10, 0.09, 0.02, 0.0, 0.02)
+        self.assertEqual(analytic_bound(DUAL, read)[0], "max(P, C, R / 2) = max(20, 20, 45) = 45 ms")
+        self.assertEqual(analytic_bound(REPLICATED, read)[0], "max(P + C, R / 2) / 2 = max(40, 45) / 2 = 22.5 ms")
+        fed = analytic_bound([("0", "1"), ("0", "2"), ("3", "3")], read)[0]
         self.assertEqual(fed, "max(2 P, P + C, 2 R / 2, R / 2) / 3 = max(40, 40, 90, 45) / 3 = 30 ms")
 
     def test_deep_queues_reach_the_arithmetic_where_nothing_varies(self):
-        for one in forecasts(candidates(4), Stages.constant(2400, 0.0, 0.005, 0.001, 0.02), all_reduce_s=0.004):
+        times = StageTimes.constant(2400, 0.0, 0.005, 0.001, 0.02)
+        for one in predict_all(candidate_placements(4), times, all_reduce_s=0.004):
             if "trains too" not in one.candidate.name:
                 with self.subTest(flags=one.candidate.flags):
                     self.assertGreater(one.efficiency, 0.99)
 
     def test_ring_sends_twice_the_gradient_less_what_a_device_keeps(self):
-        self.assertEqual([ring_s(1.0, replicas) for replicas in (1, 2, 4)], [0.0, 1.0, 1.5])
+        self.assertEqual([ring_all_reduce_s(1.0, replicas) for replicas in (1, 2, 4)], [0.0, 1.0, 1.5])
 
     def test_placements_that_do_not_fit_are_left_out_with_a_reason(self):
-        found = candidates(2, Memory(produce_mib=6, replica_mib=10, limits_mib=(12, 12)))
-        self.assertEqual([one.name for one in found if not one.lack], ["dual"])
-        self.assertIn("GPU 0 has 12 MiB and needs 16 (6 to produce and 10 to train)", [one.lack for one in found])
-        ranked = forecasts(found, stages(1, 1))
+        found = candidate_placements(2, MemoryBudget(produce_mib=6, replica_mib=10, limits_mib=(12, 12)))
+        self.assertEqual([one.name for one in found if not one.memory_shortage], ["dual"])
+        shortages = [one.memory_shortage for one in found]
+        self.assertIn("GPU 0 has 12 MiB and needs 16 (6 to produce and 10 to train)", shortages)
+        ranked = predict_all(found, stages(1, 1))
         self.assertEqual([one.candidate.name for one in ranked], ["dual"])
-        self.assertIn("left out: single", "\n".join(table(ranked, found)))
+        self.assertIn("left out: single", "\n".join(format_table(ranked, found)))
 
     def test_roles_that_need_more_memory_get_the_gpu_that_has_more(self):
-        found = candidates(3, Memory(produce_mib=6, replica_mib=10, limits_mib=(10, 6, 16)))
-        fitting = {one.flags for one in found if not one.lack}
+        found = candidate_placements(3, MemoryBudget(produce_mib=6, replica_mib=10, limits_mib=(10, 6, 16)))
+        fitting = {one.flags for one in found if not one.memory_shortage}
         expected = {
             "--data-gpu 2 --model-gpu 2",
             "--data-gpu 0 --model-gpu 2",
@@ -276,18 +283,18 @@ class PlannerTest(unittest.TestCase):
         self.assertEqual(fitting, expected)
 
     def test_nothing_that_fits_is_an_error_with_the_reasons(self):
-        found = candidates(1, Memory(6, 10, (8,)))
+        found = candidate_placements(1, MemoryBudget(6, 10, (8,)))
         with self.assertRaisesRegex(PlacementError, "No placement fits the memory: GPU 0 has 8 MiB and needs 16"):
-            table([], found)
+            format_table([], found)
 
     def test_best_is_named_with_the_flags_that_ask_for_it(self):
-        found = candidates(4)
-        lines = table(forecasts(found, Stages.constant(400, 0.0, 1, 0.0, 4)), found)
+        found = candidate_placements(4)
+        lines = format_table(predict_all(found, StageTimes.constant(400, 0.0, 1, 0.0, 4)), found)
         self.assertRegex(lines[-1], "^best: replicated, .*--model-gpus 0 1 2 3")
         self.assertEqual(len(lines), 1 + len(found) + 1)
 
     def test_stages_have_costs_of_their_own(self):
-        drawn = stages_of({"produce": Cost(2.0, 0.5), "step": Cost(3.0)}, 100)
+        drawn = sample_stage_times({"produce": StageStatistics(2.0, 0.5), "step": StageStatistics(3.0)}, 100)
         self.assertAlmostEqual(drawn.produce_s.std(), 1.0)
         self.assertEqual((drawn.step_s.std(), drawn.read_s.max()), (0.0, 0.0))
 
@@ -313,32 +320,32 @@ class ProgramTest(unittest.TestCase):
 
     def test_times_of_a_profile_and_of_flags_give_the_same_forecast(self):
         file = self.folder / "placements.json"
-        steps = {"produce": {"seconds": 0.02}, "step": {"seconds": 0.02, "variation": 0.0}, "read": {"seconds": 0.005}}
+        steps = {"produce": {"mean_s": 0.02}, "step": {"mean_s": 0.02, "variation": 0.0}, "read": {"mean_s": 0.005}}
         code, told = self.run_program("--gpus", "2", "--profile", self.profile({"stages": steps}), "--json", str(file))
         self.assertEqual(code, 0)
         again = self.run_program("--gpus", "2", "--produce-ms", "20", "--step-ms", "20", "--read-ms", "10")
         self.assertEqual((code, told), again)  # two readers: each takes twice the pace of both
         found = json.loads(file.read_text())["placements"]
-        self.assertEqual({one["name"] for one in found}, {one.name for one in candidates(2)})
+        self.assertEqual({one["name"] for one in found}, {one.name for one in candidate_placements(2)})
         self.assertAlmostEqual(next(one for one in found if one["name"] == "single")["bound_s"], 0.04)
 
     def test_flags_replace_what_the_profile_says(self):
-        steps = {"produce": {"seconds": 0.02, "variation": 0.5}, "step": {"seconds": 0.02, "variation": 0.5}}
+        steps = {"produce": {"mean_s": 0.02, "variation": 0.5}, "step": {"mean_s": 0.02, "variation": 0.5}}
         path = self.profile({"stages": steps})
         _, told = self.run_program("--gpus", "1", "--profile", path, "--step-ms", "30", "--variation", "0")
         self.assertIn("P + C = 50 ms", told)
 
     def test_faults_of_a_profile_are_told(self):
-        stage = {"seconds": 0.02}
+        stage = {"mean_s": 0.02}
         faults = {
-            "is no JSON": "nothing",
+            "is not JSON": "nothing",
             "has no stages": {"efficiency": 1},
-            "none for produce": {"stages": {"step": stage}},
-            "'much' for seconds of step": {"stages": {"produce": stage, "step": {"seconds": "much"}}},
-            "nan for seconds": {"stages": {"produce": {"seconds": float("nan")}, "step": stage}},
-            "True for seconds": {"stages": {"produce": {"seconds": True}, "step": stage}},
-            "None for seconds": {"stages": {"produce": 1, "step": stage}},
-            "-1 for variation": {"stages": {"produce": {"seconds": 1, "variation": -1}, "step": stage}},
+            "lacks produce or step": {"stages": {"step": stage}},
+            "'much' for mean_s of step": {"stages": {"produce": stage, "step": {"mean_s": "much"}}},
+            "nan for mean_s": {"stages": {"produce": {"mean_s": float("nan")}, "step": stage}},
+            "True for mean_s": {"stages": {"produce": {"mean_s": True}, "step": stage}},
+            "None for mean_s": {"stages": {"produce": 1, "step": stage}},
+            "-1 for variation": {"stages": {"produce": {"mean_s": 1, "variation": -1}, "step": stage}},
         }
         for message, content in faults.items():
             with self.subTest(message=message), self.assertRaisesRegex(ConfigError, message):
@@ -367,29 +374,29 @@ class EmulationTest(unittest.TestCase):
     """Order and overlap hold on a busy machine, too; times are held loosely."""
 
     def test_spans_are_those_of_the_simulation(self):
-        times = Stages.constant(8, 0.004, 0.01, 0.001, 0.01)
+        times = StageTimes.constant(8, 0.004, 0.01, 0.001, 0.01)
         expected = simulate(DUAL, times)
         outcome, spans, _ = emulate(DUAL, times)
-        self.assertEqual((outcome.rounds, outcome.batches), (expected.rounds, expected.batches))
+        self.assertEqual((outcome.steps, outcome.batches), (expected.steps, expected.batches))
         for lane in ("read", "produce", "transfer", "step"):
-            found = [span.batch for span in sorted(spans, key=lambda span: span.start_s) if span.lane == lane]
+            found = [span.batch for span in sorted(spans, key=lambda span: span.start_s) if span.stage == lane]
             if lane == "read":  # two threads, of which either may be the first
                 found.sort()
             self.assertEqual(found, list(range(8)), lane)
-        self.assertGreater(outcome.seconds, 0.98 * expected.seconds)
-        self.assertLess(outcome.seconds, 5 * expected.seconds)
-        steps_s = sum(span.end_s - span.start_s for span in spans if span.lane == "step")
+        self.assertGreater(outcome.duration_s, 0.98 * expected.duration_s)
+        self.assertLess(outcome.duration_s, 5 * expected.duration_s)
+        steps_s = sum(span.end_s - span.start_s for span in spans if span.stage == "step")
         self.assertAlmostEqual(outcome.busy_s["1"], steps_s)
 
     def test_batch_is_produced_after_it_was_read_also_where_a_later_one_was_read_sooner(self):
-        spans = {(s.lane, s.batch): s for s in emulate(DUAL, stages(0.001, 0.001, read_s=[0.02, 0.001] * 3)).spans}
+        spans = {(s.stage, s.batch): s for s in emulate(DUAL, stages(0.001, 0.001, read_s=[0.02, 0.001] * 3)).spans}
         for batch in range(6):
             self.assertGreaterEqual(spans["produce", batch].start_s, spans["read", batch].end_s)
 
     def test_each_data_device_has_readers_of_its_own(self):
         def read_together(routes) -> bool:
-            spans = emulate(routes, stages(0, 0.001, read_s=0.02), Depths(workers=1)).spans
-            reads = sorted((span.start_s, span.end_s, span.batch) for span in spans if span.lane == "read")
+            spans = emulate(routes, stages(0, 0.001, read_s=0.02), QueueDepths(workers=1)).spans
+            reads = sorted((span.start_s, span.end_s, span.batch) for span in spans if span.stage == "read")
             self.assertEqual(sorted(batch for _, _, batch in reads), list(range(12)))
             return any(start_s < end_s for (_, end_s, _), (start_s, _, _) in itertools.pairwise(reads))
 
@@ -397,43 +404,45 @@ class EmulationTest(unittest.TestCase):
         self.assertFalse(read_together([("0", "1"), ("0", "2")]))
 
     def test_dual_produces_a_batch_while_the_one_before_it_trains(self):
-        spans = {(span.lane, span.batch): span for span in emulate(DUAL, stages(0.01, [0.01] * 8)).spans}
+        spans = {(span.stage, span.batch): span for span in emulate(DUAL, stages(0.01, [0.01] * 8)).spans}
         pairs = [(spans["produce", batch + 1], spans["step", batch]) for batch in range(7)]
         overlapping = [produce for produce, step in pairs if produce.start_s < step.end_s]
         self.assertGreaterEqual(len(overlapping), 3)  # a thread that the machine holds up may come late to some
 
     def test_device_does_one_thing_at_a_time(self):
         for routes in (SINGLE, REPLICATED, [("0", "0"), ("0", "1")]):
-            spans = [span for span in emulate(routes, stages(0.002, 0.003)).spans if span.lane in ("produce", "step")]
+            spans = [span for span in emulate(routes, stages(0.002, 0.003)).spans if span.stage in ("produce", "step")]
             for device in "01":
                 own = sorted((span.start_s, span.end_s) for span in spans if span.device == device)
                 for (_, end_s), (start_s, _) in itertools.pairwise(own):
                     self.assertLessEqual(end_s, start_s, routes)
 
     def test_producer_is_no_further_ahead_than_the_feed_is_deep(self):
-        spans = {(span.lane, span.batch): span for span in emulate(DUAL, stages(0.0, 0.004), Depths(device=2)).spans}
+        spans = {
+            (span.stage, span.batch): span for span in emulate(DUAL, stages(0.0, 0.004), QueueDepths(feed=2)).spans
+        }
         for batch in range(4, 12):  # beside 2 in the feed, one trains and one waits before the feed
             self.assertGreaterEqual(spans["produce", batch].start_s, spans["step", batch - 4].end_s)
 
     def test_all_reduce_follows_the_slowest_replica(self):
         outcome, spans, _ = emulate(REPLICATED, stages(0.0, [0.001, 0.004] * 3), all_reduce_s=0.002)
-        ends_s = {span.batch: span.end_s for span in spans if span.lane == "step"}
-        reductions = [span for span in spans if span.lane == "all-reduce"]
+        ends_s = {span.batch: span.end_s for span in spans if span.stage == "step"}
+        reductions = [span for span in spans if span.stage == "all-reduce"]
         self.assertEqual([span.batch for span in reductions], [0, 2, 4])
         for span in reductions:
             self.assertGreaterEqual(span.start_s, max(ends_s[span.batch], ends_s[span.batch + 1]))
-        self.assertGreater(outcome.seconds, 3 * (0.004 + 0.002))
+        self.assertGreater(outcome.duration_s, 3 * (0.004 + 0.002))
 
     def test_run_that_is_broken_off_leaves_no_thread(self):
         def sleep_until_stopped(seconds_: float) -> None:
-            sleep(seconds_)
+            precise_sleep(seconds_)
             if threading.current_thread() is threading.main_thread():  # in a step or all-reduce: its devices are held
                 raise KeyboardInterrupt
 
         before = threading.active_count()
         for routes, read_s in ((SINGLE, 0.0), (DUAL, 0.0), (REPLICATED, 0.0), (SINGLE, 0.005)):
-            times = Stages.constant(1000, read_s, 0.001, 0.0, 0.01)
-            stopping = mock.patch("myxtts.planner.emulator.sleep", sleep_until_stopped)
+            times = StageTimes.constant(1000, read_s, 0.001, 0.0, 0.01)
+            stopping = mock.patch("myxtts.planner.emulator.precise_sleep", sleep_until_stopped)
             with self.subTest(routes=routes), stopping, self.assertRaises(KeyboardInterrupt):
                 emulate(routes, times, all_reduce_s=0.01)
             self.assertEqual(threading.active_count(), before)
@@ -441,23 +450,23 @@ class EmulationTest(unittest.TestCase):
     def test_sleep_is_never_too_short(self):
         for seconds_ in (0.0, 0.0001, 0.003):
             start_s = time.perf_counter()
-            sleep(seconds_)
+            precise_sleep(seconds_)
             self.assertGreaterEqual(time.perf_counter() - start_s, seconds_)
 
     def test_text_gives_the_arguments_of_stages(self):
         asked = parse_emulation("produce=0.020, transfer=0.002,step=0.03,variation=0.5")
-        times = Stages.constant(50, **asked)
+        times = StageTimes.constant(50, **asked)
         self.assertAlmostEqual(times.produce_s.mean(), 0.02)
         self.assertAlmostEqual(times.step_s.std(), 0.015)
         self.assertEqual(times.read_s.max(), 0.0)
 
     def test_faults_of_the_text_are_told(self):
         faults = {
-            "": "has '' for a stage",
-            "produce=1,step=1,eat=2": "has 'eat' for a stage",
-            "produce=1,produce=2,step=1": "names a stage twice",
-            "produce=1": "no time to step",
-            "produce=0,step=1": "no time to produce",
+            "": "has an unknown stage ''",
+            "produce=1,step=1,eat=2": "has an unknown stage 'eat'",
+            "produce=1,produce=2,step=1": "repeats a name",
+            "produce=1": "no time for step",
+            "produce=0,step=1": "no time for produce",
             "produce=fast,step=1": "produce=fast, not a number",
             "produce=1,step=nan": "step=nan, not a number",
             "produce=1,step=-1": "step=-1, not a number",

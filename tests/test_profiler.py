@@ -23,19 +23,20 @@ from PIL import Image
 from myxtts.commands.cli import report_errors
 from myxtts.config.schema import DataConfig, TrainingConfig
 from myxtts.observe import advice
-from myxtts.planner.emulator import Emulation, Span
-from myxtts.planner.simulator import STAGES, Outcome
+from myxtts.planner.emulator import EmulatedRun, Span
+from myxtts.planner.simulator import RunResult
+from myxtts.planner.stage_times import STAGES
 from myxtts.profiling import measure
-from myxtts.profiling.analysis import Measurement, Pass, analyze, grade
-from myxtts.profiling.emulation import WARM_UP, emulated_placement, pass_of
-from myxtts.profiling.nvml import Usage, Watch
-from myxtts.profiling.report import lines_of
-from myxtts.profiling.trace import chrome_trace, rows_of, steady
+from myxtts.profiling.analysis import Measurement, TracedRun, analyze, grade
+from myxtts.profiling.emulation import WARM_UP, emulated_placement, traced_run_of
+from myxtts.profiling.nvml import GpuSampler, GpuUsage
+from myxtts.profiling.report import report_lines
+from myxtts.profiling.timeline import chrome_trace, timeline_excerpt, timeline_rows
 from tests.tiny import Workplace, small_models, toy_models
 from utilities import dual_gpu_bottleneck_profiler as profiler
 
 SCRIPT = Path(profiler.__file__)
-PASS = Pass(seconds=2.5, wait_s=0.25, blocked_s=0.5, busy_s=2.0, step_s=np.array([0.5, 0.5, 0.75, 0.75]), spans=())
+PASS = TracedRun(seconds=2.5, wait_s=0.25, blocked_s=0.5, busy_s=2.0, step_s=np.array([0.5, 0.5, 0.75, 0.75]), spans=())
 
 
 def measured(read=0.1, produce=0.2, transfer=0.05, step=0.5, **others) -> Measurement:
@@ -54,7 +55,7 @@ def measured(read=0.1, produce=0.2, transfer=0.05, step=0.5, **others) -> Measur
     return Measurement(**fixed | others)
 
 
-class Judged(unittest.TestCase):
+class AnalysisTest(unittest.TestCase):
     """Figures of a verdict, each computed by hand."""
 
     def test_rates_are_work_over_the_time_of_all_batches(self):
@@ -107,7 +108,7 @@ class Judged(unittest.TestCase):
     def test_a_stage_without_time_has_no_rate(self):
         verdict = analyze(measured(read=0.0, transfer=0.0), DataConfig())
         self.assertEqual((verdict.rates["read"], verdict.variations["transfer"]), (None, 0.0))
-        self.assertIn("no time", "\n".join(lines_of(verdict, "audio s/s")))
+        self.assertIn("no time", "\n".join(report_lines(verdict, "audio s/s")))
 
     def test_grades_need_both_bounds(self):
         cases = {(0.95, 0.1): "excellent", (0.95, 0.25): "good", (0.85, 0.1): "good", (0.75, 0.1): "minimum"}
@@ -115,7 +116,7 @@ class Judged(unittest.TestCase):
         self.assertEqual({case: grade(*case) for case in cases}, cases)
 
 
-class Recommended(unittest.TestCase):
+class RecommendationTest(unittest.TestCase):
     """Flags, by what the simulation of the queue says they gain."""
 
     def gains(self, data=None, plain_s=(2.0, 2.0), **times) -> dict[str, float]:
@@ -150,7 +151,7 @@ class Recommended(unittest.TestCase):
 
     def test_a_gain_within_the_noise_is_none(self):
         self.assertEqual(self.gains(plain_s=(2.0, 3.0), static_share=0.8), {})
-        text = "\n".join(lines_of(analyze(measured(), DataConfig()), "audio s/s"))
+        text = "\n".join(report_lines(analyze(measured(), DataConfig()), "audio s/s"))
         self.assertIn("recommended    nothing", text)
 
 
@@ -163,9 +164,9 @@ SPANS = (
 )
 
 
-class Traced(unittest.TestCase):
+class TimelineTest(unittest.TestCase):
     def test_spans_of_a_row_do_not_overlap(self):
-        rows = {name: [span.batch for span in row] for name, row in rows_of(SPANS).items()}
+        rows = {name: [span.batch for span in row] for name, row in timeline_rows(SPANS).items()}
         self.assertEqual(rows, {"read 1": [7, 9], "read 2": [8], "produce": [7], "step": [7]})
 
     def test_chrome_trace_has_complete_events_in_microseconds_and_names_its_rows(self):
@@ -181,12 +182,12 @@ class Traced(unittest.TestCase):
     def test_a_picture_shows_some_steps_of_the_middle_and_what_happens_meanwhile(self):
         steps = [Span("step", n, n, n + 0.5) for n in range(100)]
         long = Span("read", 50, 40.0, 60.0)
-        shown = steady([*steps, long], batches=4)
-        self.assertEqual([span.batch for span in shown if span.lane == "step"], [48, 49, 50, 51])
+        shown = timeline_excerpt([*steps, long], batches=4)
+        self.assertEqual([span.batch for span in shown if span.stage == "step"], [48, 49, 50, 51])
         self.assertEqual((shown[-1].start_s, shown[-1].end_s), (48.0, 51.5))
 
 
-class Emulated(unittest.TestCase):
+class EmulatedPipeline(unittest.TestCase):
     """The script, with stages that sleep."""
 
     def run_script(self, *argv) -> tuple[int, str, str]:
@@ -217,7 +218,7 @@ class Emulated(unittest.TestCase):
         self.assertEqual(figures["bottleneck"], "produce")
         self.assertEqual(figures["recommendations"], [])
         self.assertEqual(set(figures["stages"]), set(STAGES))
-        self.assertAlmostEqual(figures["stages"]["transfer"]["seconds"], 0.002, delta=0.001)
+        self.assertAlmostEqual(figures["stages"]["transfer"]["mean_s"], 0.002, delta=0.001)
         self.assertEqual(picture.shape[2], 3)
         self.assertEqual(sum(event["ph"] == "X" for event in trace["traceEvents"]), 4 * 30)
 
@@ -232,7 +233,9 @@ class Emulated(unittest.TestCase):
         training = TrainingConfig(gradient_accumulation=3)
         bench = SimpleNamespace(config=SimpleNamespace(training=training), state=SimpleNamespace(step=0))
         numbers = np.repeat(np.arange(measure.WARM_UP + 2), 3)
-        stretch = measure.Stretch(numbers, np.zeros_like(numbers), np.ones(len(numbers)), np.ones(len(numbers)))
+        stretch = measure.MeasurementWindow(
+            numbers, np.zeros_like(numbers), np.ones(len(numbers)), np.ones(len(numbers))
+        )
         self.assertEqual(len(measure.time_steps(bench, step, stretch, {0: [{}]})), 6)
         self.assertEqual(taken, [2, 3, 3])
 
@@ -240,7 +243,7 @@ class Emulated(unittest.TestCase):
         steps = [Span("step", n, n + 0.25, n + 1.0) for n in range(WARM_UP + 3)]
         begin_s = float(WARM_UP)
         blocked = [(0.0, begin_s - 1.0), (begin_s - 0.5, begin_s + 0.25), (begin_s + 1.0, begin_s + 1.25)]
-        found = pass_of(Emulation(Outcome(99.0, 99, 99, 9.0, 9.0, {}, ("1",)), steps, blocked))
+        found = traced_run_of(EmulatedRun(RunResult(99.0, 99, 99, 9.0, 9.0, {}, ("1",)), steps, blocked))
         self.assertEqual((found.seconds, found.busy_s, found.wait_s, found.blocked_s), (3.0, 2.25, 0.75, 0.5))
         self.assertEqual((found.step_s.tolist(), len(found.spans)), ([1.0, 1.0, 1.0], 3))
 
@@ -275,21 +278,21 @@ class Emulated(unittest.TestCase):
                 self.assertNotIn("Traceback", err)
 
 
-class Drivers(unittest.TestCase):
+class GpuSamplerTest(unittest.TestCase):
     def test_without_a_gpu_there_are_no_figures_and_a_reason(self):
-        watch = Watch([])
+        watch = GpuSampler([])
         with watch.sampling():
             pass
         self.assertEqual((watch.usage, watch.reason), ({}, "the model is on no GPU"))
 
     def test_usage_is_the_mean_share_and_the_most_memory(self):
-        figures = Usage([0.5, 1.0], [100.0, 300.0]).figures()
+        figures = GpuUsage([0.5, 1.0], [100.0, 300.0]).figures()
         self.assertEqual(figures["utilisation"], 0.75)
         self.assertAlmostEqual(figures["utilisation_variation"], 1 / 3)
         self.assertEqual(figures["memory_mib"], 300.0)
 
 
-class Whole(unittest.TestCase):
+class ProfileTest(unittest.TestCase):
     """A tiny run, on devices that share this machine's cores: what is found, not how fast it is."""
 
     @classmethod

@@ -20,11 +20,11 @@ from myxtts.config.schema import Config
 from myxtts.errors import ConfigError
 from myxtts.files import check_writable, write_whole
 from myxtts.observe.plots import lanes, png_bytes
-from myxtts.planner.emulator import parse_emulation, real_time
+from myxtts.planner.emulator import parse_emulation, real_time_priority
 from myxtts.profiling.analysis import analyze
 from myxtts.profiling.emulation import measure_emulation
-from myxtts.profiling.report import figures_of, lines_of
-from myxtts.profiling.trace import chrome_trace, rows_of, steady
+from myxtts.profiling.report import analysis_figures, report_lines
+from myxtts.profiling.timeline import chrome_trace, timeline_excerpt, timeline_rows
 
 
 def parse(arguments: list[str] | None) -> tuple[Config, argparse.Namespace]:
@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
     if asked.real_time and asked.emulate is None:
         raise ConfigError("--real-time was given without --emulate, which it is for. Leave it out.")
     if asked.emulate is not None:
-        with real_time() if asked.real_time else nullcontext():
+        with real_time_priority() if asked.real_time else nullcontext():
             measurement, placement = measure_emulation(parse_emulation(asked.emulate), config, asked.num_steps)
         unit, findings = "batches/s", None
     else:
@@ -72,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
         unit = "audio s/s"
     verdict = analyze(measurement, config.data)
     name = f"{placement.name}{', emulated' if findings is None else ''}, {asked.num_steps} steps"
-    print("\n".join([f"{'profile':<14} {name}", *lines_of(verdict, unit), *(findings.lines() if findings else ())]))
+    print("\n".join([f"{'profile':<14} {name}", *report_lines(verdict, unit), *(findings.lines() if findings else ())]))
     write(outputs, measurement, verdict, findings, name, unit)
     return 0
 
@@ -81,10 +81,10 @@ def write(outputs, measurement, verdict, findings, name: str, unit: str) -> None
     """The files that were asked for."""
     spans = measurement.watched[-1].spans
     if outputs["--json"]:
-        figures = {"profile": name, **figures_of(verdict, unit), **(findings.figures() if findings else {})}
+        figures = {"profile": name, **analysis_figures(verdict, unit), **(findings.figures() if findings else {})}
         write_whole(outputs["--json"], (json.dumps(figures, indent=1) + "\n").encode())
     if outputs["--picture"]:
-        rows = {row: [one[1:4] for one in own] for row, own in rows_of(steady(spans)).items()}
+        rows = {row: [one[1:4] for one in own] for row, own in timeline_rows(timeline_excerpt(spans)).items()}
         title = f"{name}: efficiency {verdict.efficiency:.1%}, model device works {verdict.accelerator_utilisation:.1%}"
         write_whole(outputs["--picture"], png_bytes(lanes(rows, title)))
     if outputs["--trace"]:

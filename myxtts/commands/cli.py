@@ -57,9 +57,10 @@ def _train(argv: Sequence[str]) -> int:
 
     config = arguments.config
     if config.placement.placement == "auto":
-        from myxtts.profiling.auto import choose_placement
+        from myxtts.planner.auto import choose_placement
+        from myxtts.profiling.measure import measure_stage_times
 
-        config = choose_placement(config)
+        config = choose_placement(config, measure_stage_times)
     return run.train(config)
 
 

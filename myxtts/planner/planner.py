@@ -1,38 +1,25 @@
-"""Every placement that some GPUs allow, with the throughput that a simulation predicts for each. No TensorFlow."""
+"""All placements that a number of GPUs allows, with the throughput that the simulator predicts. No TensorFlow."""
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
 
-import numpy as np
-
-from myxtts.config import schema
-from myxtts.errors import ConfigError, PlacementError
+from myxtts.config.schema import PlacementConfig
+from myxtts.errors import PlacementError
 from myxtts.placement.routes import Placement, plan_routes
-from myxtts.planner.simulator import STAGES, USUAL, Depths, Outcome, Stages, simulate, varying
+from myxtts.planner.simulator import DEFAULT_DEPTHS, DeviceRoutes, QueueDepths, RunResult, simulate
+from myxtts.planner.stage_times import STAGES, StageTimes
 
-MOST_MS = 60_000.0
-MOST_VARIATION = 10.0
-ALIKE = 0.01  # no GPU is worth less, and no prediction this near
-
-
-class Cost(NamedTuple):
-    """Mean seconds of a stage, and their standard deviation over it."""
-
-    seconds: float
-    variation: float = 0.0
+TIE_TOLERANCE = 0.01  # a smaller difference is not worth another GPU, and below the accuracy of a prediction
 
 
 @dataclass(frozen=True)
-class Memory:
-    """What a placement needs on its GPUs, and what these have, in MiB.
+class MemoryBudget:
+    """Memory that a placement needs and that the GPUs have, in MiB.
 
     Attributes:
-        produce_mib: needed where batches are made.
-        replica_mib: needed where a replica trains, batches in its feed included.
+        produce_mib: needed on a GPU that makes batches.
+        replica_mib: needed on a GPU that trains a replica, including the batches in its feed.
         limits_mib: of each GPU.
     """
 
@@ -43,16 +30,16 @@ class Memory:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A placement, and why it cannot be had ("" where it can).
+    """A placement to predict.
 
     Attributes:
-        settings: from which `plan_routes` makes it.
-        lack: of memory, in words.
+        settings: what `plan_routes` makes the placement from.
+        memory_shortage: which GPU lacks how much memory; "" where the placement fits.
     """
 
-    settings: schema.PlacementConfig
+    settings: PlacementConfig
     placement: Placement
-    lack: str = ""
+    memory_shortage: str = ""
 
     @property
     def name(self) -> str:
@@ -73,261 +60,214 @@ class Candidate:
 
     @property
     def flags(self) -> str:
-        """What asks train_main.py for it."""
+        """Flags of train_main.py that select this placement."""
         data, models = self.settings.data_gpu, self.settings.model_gpus
         if data is None and models == (0,):
             return "none"
-        told = f"--model-gpu {models[0]}" if len(models) == 1 else f"--model-gpus {' '.join(map(str, models))}"
+        model_flag = f"--model-gpu {models[0]}" if len(models) == 1 else f"--model-gpus {' '.join(map(str, models))}"
         if data is None and len(models) == 1:
             data = models[0]
-        return told if data is None else f"--data-gpu {data} {told}"
+        return model_flag if data is None else f"--data-gpu {data} {model_flag}"
 
 
 @dataclass(frozen=True)
-class Forecast:
-    """What the simulation predicts for a placement.
+class Prediction:
+    """Predicted throughput of a placement.
 
     Attributes:
-        arithmetic: seconds for a batch where nothing varies and all queues are deep, in words.
-        bound_s: their value.
+        formula: the analytic bound in words; see `analytic_bound`.
+        bound_s: its value, in seconds per batch.
+        result: of the simulated run.
     """
 
     candidate: Candidate
-    arithmetic: str
+    formula: str
     bound_s: float
-    outcome: Outcome
+    result: RunResult
 
     @property
     def batches_per_s(self) -> float:
-        return self.outcome.batches_per_s
+        return self.result.batches_per_s
 
     @property
     def efficiency(self) -> float:
-        """Share of the throughput that the arithmetic allows."""
+        """Fraction of the throughput that the analytic bound allows."""
         return self.batches_per_s * self.bound_s
 
 
-def forecasts(
-    candidates: Sequence[Candidate], stages: Stages, depths: Depths = USUAL, all_reduce_s: float = 0.0
-) -> list[Forecast]:
-    """A forecast of each placement that can be had, in the order of `fastest_first`.
+def predict_all(
+    candidates: Sequence[Candidate],
+    times: StageTimes,
+    depths: QueueDepths = DEFAULT_DEPTHS,
+    all_reduce_s: float = 0.0,
+) -> list[Prediction]:
+    """Return a prediction for each placement that fits the memory, in the order of `rank`.
 
     Args:
-        stages: the same sequence of batches for all placements.
-        all_reduce_s: between two replicas; see `ring_s`.
+        times: the same sequence of batches for all placements.
+        all_reduce_s: between two replicas; see `ring_all_reduce_s`.
     """
-    return fastest_first(
-        forecast(candidate, stages, depths, all_reduce_s) for candidate in candidates if not candidate.lack
-    )
+    fitting = (candidate for candidate in candidates if not candidate.memory_shortage)
+    return rank(predict(candidate, times, depths, all_reduce_s) for candidate in fitting)
 
 
-def fastest_first(found: Iterable[Forecast]) -> list[Forecast]:
-    """The fastest first; of those within ALIKE, that with fewer GPUs and then that with the smaller step."""
-    left = sorted(found, key=lambda one: -one.batches_per_s)
+def rank(predictions: Iterable[Prediction]) -> list[Prediction]:
+    """Sort by throughput; within TIE_TOLERANCE fewer GPUs come first, and then fewer replicas."""
+    remaining = sorted(predictions, key=lambda prediction: -prediction.batches_per_s)
     ranked = []
-    while left:
-        alike = [one for one in left if one.batches_per_s >= (1.0 - ALIKE) * left[0].batches_per_s]
-        ranked.append(min(alike, key=lambda one: (one.candidate.gpus, one.candidate.replicas)))
-        left.remove(ranked[-1])
+    while remaining:
+        least_per_s = (1.0 - TIE_TOLERANCE) * remaining[0].batches_per_s
+        tied = [prediction for prediction in remaining if prediction.batches_per_s >= least_per_s]
+        ranked.append(min(tied, key=lambda prediction: (prediction.candidate.gpus, prediction.candidate.replicas)))
+        remaining.remove(ranked[-1])
     return ranked
 
 
-def forecast(candidate: Candidate, stages: Stages, depths: Depths = USUAL, all_reduce_s: float = 0.0) -> Forecast:
-    reduce_s = ring_s(all_reduce_s, candidate.replicas)
-    words, bound_s = arithmetic(candidate.routes, stages, depths, reduce_s)
-    return Forecast(candidate, words, bound_s, simulate(candidate.routes, stages, depths, reduce_s))
+def predict(
+    candidate: Candidate, times: StageTimes, depths: QueueDepths = DEFAULT_DEPTHS, all_reduce_s: float = 0.0
+) -> Prediction:
+    reduce_s = ring_all_reduce_s(all_reduce_s, candidate.replicas)
+    formula, bound_s = analytic_bound(candidate.routes, times, depths, reduce_s)
+    return Prediction(candidate, formula, bound_s, simulate(candidate.routes, times, depths, reduce_s))
 
 
-def ring_s(of_two_s: float, replicas: int) -> float:
-    """All-reduce of k replicas from that of two: each device of a ring sends 2 (k - 1) / k of the gradient.
+def ring_all_reduce_s(two_replicas_s: float, replicas: int) -> float:
+    """Return the all-reduce of k replicas from that of two: in a ring, each device sends 2 (k - 1) / k of the gradient.
 
     Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations".
     """
-    return of_two_s * 2 * (replicas - 1) / replicas
+    return two_replicas_s * 2 * (replicas - 1) / replicas
 
 
-def candidates(gpus: int, memory: Memory | None = None) -> list[Candidate]:
-    """Every placement that flags can ask for on so many equal GPUs, one for each way to share the roles.
+def candidate_placements(gpus: int, memory: MemoryBudget | None = None) -> list[Candidate]:
+    """Return every placement that flags can select on a number of equal GPUs, one for each way to share the roles.
 
-    Where the memory of the GPUs does not allow the roles in order, those that need more go to GPUs that have more.
+    Where the roles do not fit the GPUs in order, those that need more memory go to GPUs that have more.
     """
-    return [_candidate(data, models, gpus, memory) for data, models in _shapes(gpus, memory)]
+    return [_candidate(data, models, gpus, memory) for data, models in _role_assignments(gpus, memory)]
 
 
-def _shapes(gpus: int, memory: Memory | None) -> Iterator[tuple[int | None, tuple[int, ...]]]:
-    """(data GPU or None for each replica its own, model GPUs)."""
-    needs = (memory.produce_mib, memory.replica_mib) if memory else (0.0, 0.0)
-    both = sum(needs)
+def _role_assignments(gpus: int, memory: MemoryBudget | None) -> Iterator[tuple[int | None, tuple[int, ...]]]:
+    """Yield (data GPU, model GPUs); the data GPU is None where each replica makes its own batches."""
+    produce_mib, replica_mib = (memory.produce_mib, memory.replica_mib) if memory else (0.0, 0.0)
+    both_mib = produce_mib + replica_mib
     for replicas in range(1, gpus + 1):
-        yield None, _assigned([both] * replicas, gpus, memory)
+        yield None, _assign_gpus([both_mib] * replicas, gpus, memory)
     for replicas in range(1, gpus):
-        data, *models = _assigned([needs[0]] + [needs[1]] * replicas, gpus, memory)
+        data, *models = _assign_gpus([produce_mib] + [replica_mib] * replicas, gpus, memory)
         yield data, tuple(models)
     for replicas in range(2, gpus + 1):
-        models = _assigned([both] + [needs[1]] * (replicas - 1), gpus, memory)
-        yield models[0], models
+        shared = _assign_gpus([both_mib] + [replica_mib] * (replicas - 1), gpus, memory)
+        yield shared[0], shared
 
 
-def _assigned(needs_mib: list[float], gpus: int, memory: Memory | None) -> tuple[int, ...]:
-    """A GPU for each need: in order where they fit so, and else the largest GPU for the largest need."""
+def _assign_gpus(needs_mib: list[float], gpus: int, memory: MemoryBudget | None) -> tuple[int, ...]:
+    """Return a GPU for each need: in order where all fit, otherwise the largest GPU for the largest need."""
     limits = memory.limits_mib if memory else (0.0,) * gpus
     if all(need <= limit for need, limit in zip(needs_mib, limits, strict=False)):
         return tuple(range(len(needs_mib)))
     largest = sorted(range(gpus), key=lambda gpu: -limits[gpu])[: len(needs_mib)]
-    chosen = dict(zip(sorted(range(len(needs_mib)), key=lambda role: -needs_mib[role]), largest, strict=True))
-    return tuple(chosen[role] for role in range(len(needs_mib)))
+    by_role = dict(zip(sorted(range(len(needs_mib)), key=lambda role: -needs_mib[role]), largest, strict=True))
+    return tuple(by_role[role] for role in range(len(needs_mib)))
 
 
-def _candidate(data: int | None, models: tuple[int, ...], gpus: int, memory: Memory | None) -> Candidate:
-    settings = schema.PlacementConfig(data_gpu=data, model_gpus=models)
-    return Candidate(settings, plan_routes(settings, gpus), _lack(data, models, memory) if memory else "")
+def _candidate(data: int | None, models: tuple[int, ...], gpus: int, memory: MemoryBudget | None) -> Candidate:
+    settings = PlacementConfig(data_gpu=data, model_gpus=models)
+    shortage = _memory_shortage(data, models, memory) if memory else ""
+    return Candidate(settings, plan_routes(settings, gpus), shortage)
 
 
-def _lack(data: int | None, models: tuple[int, ...], memory: Memory) -> str:
+def _memory_shortage(data: int | None, models: tuple[int, ...], memory: MemoryBudget) -> str:
     for gpu in sorted({*models, *(() if data is None else (data,))}):
         produces, trains = gpu == data or (data is None and gpu in models), gpu in models
-        need = memory.produce_mib * produces + memory.replica_mib * trains
-        if need > memory.limits_mib[gpu]:
-            needs = {"to produce": memory.produce_mib * produces, "to train": memory.replica_mib * trains}
-            told = " and ".join(f"{need_mib:g} {role}" for role, need_mib in needs.items() if need_mib)
-            return f"GPU {gpu} has {memory.limits_mib[gpu]:g} MiB and needs {need:g} ({told})"
+        needs_mib = {"to produce": memory.produce_mib * produces, "to train": memory.replica_mib * trains}
+        need_mib = sum(needs_mib.values())
+        if need_mib > memory.limits_mib[gpu]:
+            roles = " and ".join(f"{mib:g} {role}" for role, mib in needs_mib.items() if mib)
+            return f"GPU {gpu} has {memory.limits_mib[gpu]:g} MiB and needs {need_mib:g} ({roles})"
     return ""
 
 
-def arithmetic(
-    routes: Sequence[tuple[str, str]], stages: Stages, depths: Depths = USUAL, all_reduce_s: float = 0.0
+def analytic_bound(
+    routes: DeviceRoutes, times: StageTimes, depths: QueueDepths = DEFAULT_DEPTHS, all_reduce_s: float = 0.0
 ) -> tuple[str, float]:
-    """Mean seconds for a batch where nothing varies and all queues are deep: the busiest part of a round decides.
+    """Return the mean seconds per batch where no time varies and all queues are deep: the busiest resource decides.
 
-    Parts are each device, each producer's thread (which waits for the transfer, too), and the readers of each data
-    device.
-    R, P, T, C and A are the seconds of reading, producing, transfer, step (to consume) and all-reduce.
+    Resources are each device, each producer's thread (which also waits for the transfer), and the readers of each data
+    device. R, P, T, C and A are the seconds to read, produce, transfer, train on (consume) and all-reduce.
 
     Returns:
         The formula in words, such as `max(P + T, C) = max(22, 20) = 22 ms`, and the seconds.
     """
     replicas = len(routes)
-    seconds = {letter: float(getattr(stages, f"{name}_s").mean()) for letter, name in zip("RPTC", STAGES, strict=True)}
+    seconds = {letter: float(times[stage].mean()) for letter, stage in zip("RPTC", STAGES, strict=True)}
     seconds["A"] = all_reduce_s
-    parts = {
-        _sum(counts): sum(n * seconds[letter] for letter, n in counts.items()) for counts in _parts(routes, seconds)
+    loads_s = {
+        _format_sum(counts): sum(n * seconds[letter] for letter, n in counts.items())
+        for counts in _resource_loads(routes, seconds)
     }
     for n in Counter(data for data, _ in routes).values() if seconds["R"] else ():
-        parts[f"{_times(n, 'R')} / {depths.workers}"] = n * seconds["R"] / depths.workers
-    bound_s = max(parts.values()) / replicas
-    numbers = [f"{1e3 * part_s:.4g}" for part_s in parts.values()]
-    if len(parts) == 1 and replicas == 1:
-        return f"{next(iter(parts))} = {numbers[0]} ms", bound_s
-    formula = f"max({', '.join(parts)})" if len(parts) > 1 else f"({next(iter(parts))})"
-    values = f"max({', '.join(numbers)})" if len(parts) > 1 else numbers[0]
-    share = f" / {replicas}" if replicas > 1 else ""
-    return f"{formula}{share} = {values}{share} = {1e3 * bound_s:.4g} ms", bound_s
+        loads_s[f"{_format_term(n, 'R')} / {depths.workers}"] = n * seconds["R"] / depths.workers
+    bound_s = max(loads_s.values()) / replicas
+    numbers = [f"{1e3 * load_s:.4g}" for load_s in loads_s.values()]
+    if len(loads_s) == 1 and replicas == 1:
+        return f"{next(iter(loads_s))} = {numbers[0]} ms", bound_s
+    formula = f"max({', '.join(loads_s)})" if len(loads_s) > 1 else f"({next(iter(loads_s))})"
+    values = f"max({', '.join(numbers)})" if len(loads_s) > 1 else numbers[0]
+    divisor = f" / {replicas}" if replicas > 1 else ""
+    return f"{formula}{divisor} = {values}{divisor} = {1e3 * bound_s:.4g} ms", bound_s
 
 
-def _parts(routes: Sequence[tuple[str, str]], seconds: dict[str, float]) -> Iterator[dict[str, int]]:
-    """How often each stage falls to each device and each thread in a round; a stage without time is left out."""
+def _resource_loads(routes: DeviceRoutes, seconds: dict[str, float]) -> Iterator[dict[str, int]]:
+    """Yield how often each stage runs on each device and thread in a step; stages that take no time are left out."""
     models = {model for _, model in routes}
     step = {"C": 1} | ({"A": 1} if len(routes) > 1 and seconds["A"] else {})
-    sources = dict.fromkeys(data for data, _ in routes)
-    for source in sources:
-        made = [model for data, model in routes if data == source]
-        away = len([model for model in made if model != source])
-        if source in models:
-            yield {"P": len(made)} | step
-        if away:
-            yield {"P": len(made)} | ({"T": away} if seconds["T"] else {})
-    if not models & set(sources):
+    data_devices = dict.fromkeys(data for data, _ in routes)
+    for device in data_devices:
+        consumers = [model for data, model in routes if data == device]
+        transfers = len([model for model in consumers if model != device])
+        if device in models:
+            yield {"P": len(consumers)} | step
+        if transfers:
+            yield {"P": len(consumers)} | ({"T": transfers} if seconds["T"] else {})
+    if not models & set(data_devices):
         yield step
 
 
-def _sum(counts: dict[str, int]) -> str:
-    return " + ".join(_times(n, letter) for letter, n in counts.items())
+def _format_sum(counts: dict[str, int]) -> str:
+    return " + ".join(_format_term(n, letter) for letter, n in counts.items())
 
 
-def _times(n: int, letter: str) -> str:
+def _format_term(n: int, letter: str) -> str:
     return letter if n == 1 else f"{n} {letter}"
 
 
-def stages_of(costs: dict[str, Cost], n: int, seed: int = 0) -> Stages:
-    """`n` batches of stages that vary each by itself; a stage that is not named takes no time."""
-    random = np.random.default_rng(seed)
-    named = (costs.get(name, Cost(0.0)) for name in STAGES)
-    return Stages(*(varying(random, cost.seconds, cost.variation, n) for cost in named))
-
-
-def resampled(stages: Stages, buckets: np.ndarray, replicas: int, rounds: int, seed: int = 0) -> Stages:
-    """Rounds of batches drawn from measured ones; the times of a batch stay together.
-
-    The batches of a round are of one bucket, as the plan has them. The first of them are all measured batches, each
-    equally often and in random order, so that the mean of what is drawn depends on chance only within a bucket.
-
-    Args:
-        buckets: int [batches], of the measured batches.
-        rounds: at least so many.
-    """
-    random = np.random.default_rng(seed)
-    first = random.permutation(np.tile(np.arange(len(stages)), -(-rounds // len(stages))))
-    by_bucket = np.argsort(buckets, kind="stable")
-    begin, end = (np.searchsorted(buckets[by_bucket], buckets[first], side)[:, None] for side in ("left", "right"))
-    others = by_bucket[random.integers(begin, end, (len(first), replicas - 1))]
-    drawn = np.column_stack([first, others]).ravel()
-    return Stages(*(getattr(stages, f"{name}_s")[drawn] for name in STAGES))
-
-
-def read_profile(path: Path) -> dict[str, Cost]:
-    """The costs of stages in what the profiler wrote with --json.
-
-    Its seconds of reading are the pace of all workers together.
+def format_table(ranked: Sequence[Prediction], candidates: Sequence[Candidate]) -> list[str]:
+    """Return lines with the predictions, the candidates that do not fit the memory, and the best placement.
 
     Raises:
-        ConfigError: the file is missing, no profile, or holds impossible numbers.
+        PlacementError: there is no prediction.
     """
-    asked = f"--profile {path}"
-    advice = "Give what utilities/dual_gpu_bottleneck_profiler.py writes with --json."
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{asked} cannot be read: {error.strerror}. {advice}") from error
-    except ValueError as error:  # no JSON, or no UTF-8
-        raise ConfigError(f"{asked} is no JSON: {error}. {advice}") from error
-    stages = found.get("stages") if isinstance(found, dict) else None
-    if not isinstance(stages, dict) or not {"produce", "step"} <= set(stages):
-        raise ConfigError(f"{asked} has no stages, or none for produce or step. {advice}")
-    return {name: _cost(asked, name, stages[name]) for name in STAGES if name in stages}
-
-
-def _cost(asked: str, name: str, figures: Any) -> Cost:
-    figures = figures if isinstance(figures, dict) else {}
-    seconds, variation = figures.get("seconds"), figures.get("variation", 0.0)
-    for key, value, most in (("seconds", seconds, MOST_MS / 1e3), ("variation", variation, MOST_VARIATION)):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= most:
-            raise ConfigError(f"{asked} has {value!r} for {key} of {name}, not a number from 0 to {most:g}.")
-    return Cost(float(seconds), float(variation))
-
-
-def table(ranked: Sequence[Forecast], all_candidates: Sequence[Candidate]) -> list[str]:
-    """The forecasts as lines, the placements that memory does not allow, and which is the best.
-
-    Raises:
-        PlacementError: there is none.
-    """
-    lacking = [candidate for candidate in all_candidates if candidate.lack]
+    excluded = [candidate for candidate in candidates if candidate.memory_shortage]
+    shortages = list(dict.fromkeys(candidate.memory_shortage for candidate in excluded))
     if not ranked:
-        reasons = "; ".join(dict.fromkeys(candidate.lack for candidate in lacking))
-        raise PlacementError(f"No placement fits the memory: {reasons}. Lower the batch size or use larger GPUs.")
-    rows = [("placement", "flags", "batches/s", "of bound", "busy", "seconds for a batch")]
-    for one in ranked:
-        candidate = one.candidate
-        shares = f"{one.efficiency:.1%}", f"{one.outcome.utilisation:.1%}"
-        rows.append((candidate.name, candidate.flags, f"{one.batches_per_s:.2f}", *shares, one.arithmetic))
+        raise PlacementError(
+            f"No placement fits the memory: {'; '.join(shortages)}. Lower the batch size or use larger GPUs."
+        )
+    rows = [("placement", "flags", "batches/s", "of bound", "busy", "time per batch")]
+    for prediction in ranked:
+        candidate = prediction.candidate
+        percentages = f"{prediction.efficiency:.1%}", f"{prediction.result.utilisation:.1%}"
+        rate = f"{prediction.batches_per_s:.2f}"
+        rows.append((candidate.name, candidate.flags, rate, *percentages, prediction.formula))
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
     lines = []
     for row in rows:
         left = "  ".join(f"{text:<{width}}" for text, width in zip(row[:2], widths[:2], strict=True))
         right = "  ".join(f"{text:>{width}}" for text, width in zip(row[2:5], widths[2:], strict=True))
         lines.append(f"{left}  {right}  {row[5]}")
-    for lack in dict.fromkeys(candidate.lack for candidate in lacking):
-        names = dict.fromkeys(candidate.name for candidate in lacking if candidate.lack == lack)
-        lines.append(f"left out: {'; '.join(names)}: {lack}")
+    for shortage in shortages:
+        names = dict.fromkeys(candidate.name for candidate in excluded if candidate.memory_shortage == shortage)
+        lines.append(f"left out: {'; '.join(names)}: {shortage}")
     best = ranked[0]
     return [*lines, f"best: {best.candidate.name}, {best.batches_per_s:.2f} batches/s (flags: {best.candidate.flags})"]

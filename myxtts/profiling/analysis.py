@@ -14,7 +14,8 @@ import numpy as np
 from myxtts.config.schema import DataConfig
 from myxtts.observe.advice import candidates, flags_of
 from myxtts.planner.emulator import Span
-from myxtts.planner.simulator import STAGES, Depths, Stages, simulate
+from myxtts.planner.simulator import QueueDepths, simulate
+from myxtts.planner.stage_times import STAGES, StageTimes
 
 LEAST_GAIN = 0.02  # below this a change is not worth a restart, however still the machine is
 # Of the model device: least utilisation, largest variation of a step's time.
@@ -23,7 +24,7 @@ SEVERAL = 4  # passes over the batches in a simulation
 
 
 @dataclass(frozen=True)
-class Pass:
+class TracedRun:
     """One run of all stages together.
 
     Attributes:
@@ -67,7 +68,7 @@ class Measurement:
     padded: np.ndarray
     alone_s: dict[str, np.ndarray]
     plain_s: Sequence[float]
-    watched: Sequence[Pass]
+    watched: Sequence[TracedRun]
     lengths: np.ndarray
     single: bool
     devices: int
@@ -231,7 +232,7 @@ class _Pipeline:
 
     seconds: dict[str, np.ndarray]
     work: np.ndarray
-    depths: Depths
+    depths: QueueDepths
     route: tuple[str, str]
 
     @classmethod
@@ -239,7 +240,7 @@ class _Pipeline:
         # Of reading the pace of all workers is known. A worker takes as many times longer, and longer for more speech.
         share = measured.padded / measured.padded.mean()
         read_s = data.num_workers * measured.alone_s["read"].mean() * share
-        depths = Depths.of(data)
+        depths = QueueDepths.from_settings(data)
         return cls(measured.alone_s | {"read": read_s}, measured.work, depths, ("0", "0" if measured.single else "1"))
 
     def rate(self) -> float:
@@ -248,7 +249,7 @@ class _Pipeline:
 
     def _seconds_of(self, passes: int) -> float:
         seconds = {f"{stage}_s": np.tile(self.seconds[stage], passes) for stage in STAGES}
-        return simulate([self.route], Stages(**seconds), self.depths).seconds
+        return simulate([self.route], StageTimes(**seconds), self.depths).duration_s
 
     def scaled(self, stage: str, factor: float) -> "_Pipeline":
         return replace(self, seconds=self.seconds | {stage: self.seconds[stage] * factor})
@@ -266,7 +267,7 @@ def _changed(now: _Pipeline, change: dict[str, Any], measured: Measurement) -> t
         case {"cache_dataset": _} | {"use_tf_native_loading": _}:
             return now.scaled("read", 0.0), "at most"
         case {"prefetch_buffer_size": depth}:
-            return replace(now, depths=replace(depths, device=depth, uploaded=depth)), "simulated"
+            return replace(now, depths=replace(depths, feed=depth, uploaded=depth)), "simulated"
         case {"buffer_size": depth}:
             return replace(now, depths=replace(depths, host=depth)), "simulated"
         case {"data_gpu": data_gpu, "model_gpu": model_gpu}:

@@ -8,9 +8,10 @@ import numpy as np
 from myxtts.config.schema import Config
 from myxtts.errors import ConfigError
 from myxtts.placement.routes import Placement, only_route, plan_routes
-from myxtts.planner.emulator import Emulation, emulate, sleep
-from myxtts.planner.simulator import Depths, Stages
-from myxtts.profiling.analysis import Measurement, Pass
+from myxtts.planner.emulator import EmulatedRun, emulate, precise_sleep
+from myxtts.planner.simulator import QueueDepths
+from myxtts.planner.stage_times import StageTimes
+from myxtts.profiling.analysis import Measurement, TracedRun
 
 WARM_UP = 20  # batches: the queues of a route hold 14, and one more is in each stage
 PASSES = 2
@@ -33,19 +34,19 @@ def measure_emulation(times: dict[str, Any], config: Config, steps: int) -> tupl
     placement = emulated_placement(config)
     route = placement.routes[0]
     try:
-        stages = Stages.constant(WARM_UP + steps, **times, seed=SEED)
+        stages = StageTimes.constant(WARM_UP + steps, **times, seed=SEED)
     except ValueError as error:
         raise ConfigError(f"{error}. Raise --num-steps, or lower variation= in --emulate.") from error
     data = config.data
-    depths = Depths.of(data)
+    depths = QueueDepths.from_settings(data)
     single = route.data == route.model
     alone_s = {
-        "read": slept(stages.read_s[WARM_UP:]) / data.num_workers,
-        "produce": slept(stages.produce_s[WARM_UP:]),
-        "transfer": np.zeros(steps) if single else slept(stages.transfer_s[WARM_UP:]),
-        "step": slept(stages.step_s[WARM_UP:]),
+        "read": measured_sleep_s(stages.read_s[WARM_UP:]) / data.num_workers,
+        "produce": measured_sleep_s(stages.produce_s[WARM_UP:]),
+        "transfer": np.zeros(steps) if single else measured_sleep_s(stages.transfer_s[WARM_UP:]),
+        "step": measured_sleep_s(stages.step_s[WARM_UP:]),
     }
-    passes = [pass_of(emulate([(route.data, route.model)], stages, depths)) for _ in range(PASSES)]
+    passes = [traced_run_of(emulate([(route.data, route.model)], stages, depths)) for _ in range(PASSES)]
     measurement = Measurement(
         work=np.ones(steps),
         padded=np.ones(steps),
@@ -69,25 +70,25 @@ def emulated_placement(config: Config) -> Placement:
     return placement
 
 
-def slept(seconds: np.ndarray) -> np.ndarray:
+def measured_sleep_s(seconds: np.ndarray) -> np.ndarray:
     """What sleeping so long takes on this machine: each with the median of by how much some sleeps are late."""
     if not seconds.any():
         return seconds
     late_s = []
     for one in seconds[:SLEEPS].tolist():
         began_s = time.perf_counter()
-        sleep(one)
+        precise_sleep(one)
         late_s.append(time.perf_counter() - began_s - one)
     return seconds + np.median(late_s)
 
 
-def pass_of(run: Emulation) -> Pass:
+def traced_run_of(run: EmulatedRun) -> TracedRun:
     """A run on one route, from the end of the warm-up on."""
-    steps = sorted((span for span in run.spans if span.lane == "step"), key=lambda span: span.batch)
+    steps = sorted((span for span in run.spans if span.stage == "step"), key=lambda span: span.batch)
     begin_s, end_s = np.array([(span.start_s, span.end_s) for span in steps]).T
     seconds = end_s[-1] - end_s[WARM_UP - 1]
     busy_s = (end_s - begin_s)[WARM_UP:].sum()
-    return Pass(
+    return TracedRun(
         seconds=float(seconds),
         wait_s=float(seconds - busy_s),
         blocked_s=sum(max(0.0, end - max(start, end_s[WARM_UP - 1])) for start, end in run.blocked),

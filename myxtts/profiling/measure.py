@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -25,10 +25,11 @@ from myxtts.placement import devices
 from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Placement, Route, only_route
 from myxtts.planner.emulator import Span
-from myxtts.profiling.analysis import Measurement, Pass
+from myxtts.planner.stage_times import StageProfile, StageTimes
+from myxtts.profiling.analysis import Measurement, TracedRun
 from myxtts.profiling.flops import matmul_rate, step_flops
-from myxtts.profiling.nvml import Watch
-from myxtts.profiling.report import Findings
+from myxtts.profiling.nvml import GpuSampler
+from myxtts.profiling.report import DeviceMetrics
 from myxtts.run import build_state, configure_devices, explain_out_of_memory, find_start, make_pipeline, make_step
 from myxtts.training import loop
 from myxtts.training.run_folder import RunFolder
@@ -80,7 +81,7 @@ class Bench:
 
 
 @dataclass(frozen=True)
-class Stretch:
+class MeasurementWindow:
     """The batches that all is measured on, from the beginning of the plan.
 
     Attributes:
@@ -100,7 +101,7 @@ class Stretch:
         return self.step >= WARM_UP
 
 
-def profile(config: Config, steps: int) -> tuple[Measurement, Findings, Placement]:
+def profile(config: Config, steps: int) -> tuple[Measurement, DeviceMetrics, Placement]:
     """Measure a run with these settings on `steps` steps. Nothing that it writes stays.
 
     Raises:
@@ -110,21 +111,7 @@ def profile(config: Config, steps: int) -> tuple[Measurement, Findings, Placemen
         return *measure(bench, steps), bench.placement
 
 
-class StageTimes(NamedTuple):
-    """What a placement of several replicas can be predicted from, each part measured by itself.
-
-    Attributes:
-        stages_s: by stage, float [batches]; of `read` as in Measurement.
-        bucket: int [batches], of each batch.
-        all_reduce_s: of two replicas, for a step.
-    """
-
-    stages_s: dict[str, np.ndarray]
-    bucket: np.ndarray
-    all_reduce_s: float
-
-
-def measure_stage_times(config: Config, steps: int) -> StageTimes:
+def measure_stage_times(config: Config, steps: int) -> StageProfile:
     """The stages of one replica on `steps` steps, and the all-reduce between its two devices.
 
     Raises:
@@ -136,7 +123,7 @@ def measure_stage_times(config: Config, steps: int) -> StageTimes:
         stages_s, _ = measure_alone(bench, pipeline, stretch)
         gradients = [(v.shape, v.dtype) for v in bench.state.trained]
         reduce_s = time_all_reduce((bench.route.data, bench.route.model), gradients)
-        return StageTimes(stages_s, stretch.bucket[stretch.measured], reduce_s)
+        return StageProfile(StageTimes.from_stages(stages_s), stretch.bucket[stretch.measured], reduce_s)
 
 
 def time_all_reduce(models: Sequence[str], gradients: Sequence[tuple[Sequence[int], str]]) -> float:
@@ -190,7 +177,7 @@ def set_up(config: Config) -> Iterator[Bench]:
             raise TrainingError(explain_out_of_memory(error, placement)) from error
 
 
-def measure_alone(bench: Bench, pipeline: Pipeline, stretch: Stretch) -> tuple[dict[str, np.ndarray], Kept]:
+def measure_alone(bench: Bench, pipeline: Pipeline, stretch: MeasurementWindow) -> tuple[dict[str, np.ndarray], Kept]:
     """Seconds of each stage alone, by stage, and the batches that they were taken on."""
     read_s, waves = time_reading(pipeline, stretch)
     produce_s, features = time_each(stretch, waves, lambda wave: produced(pipeline, wave, bench.route.data))
@@ -199,20 +186,20 @@ def measure_alone(bench: Bench, pipeline: Pipeline, stretch: Stretch) -> tuple[d
     return {"read": read_s, "produce": produce_s, "transfer": transfer_s, "step": step_s}, batches
 
 
-def measure(bench: Bench, steps: int) -> tuple[Measurement, Findings]:
+def measure(bench: Bench, steps: int) -> tuple[Measurement, DeviceMetrics]:
     """Each stage alone, then all of them twice plainly and twice watched, by turns."""
     pipeline = bench.pipeline(synchronize=not bench.single)
     stretch = stretch_of(pipeline, steps + WARM_UP)
     alone_s, batches = measure_alone(bench, pipeline, stretch)
     tried = try_settings(bench, stretch, batches, alone_s)
 
-    gpu = Watch([d.physical for d in bench.placement.devices] if bench.placement.on_gpu else [])
+    gpu = GpuSampler([d.physical for d in bench.placement.devices] if bench.placement.on_gpu else [])
     watched_pipeline = bench.pipeline(synchronize=True)
     plain_s, watched = [], []
     for _ in range(2):
         with gpu.sampling():
-            plain_s.append(run_plainly(bench, pipeline, steps))
-        watched.append(run_watched(bench, watched_pipeline, steps))
+            plain_s.append(run_untraced(bench, pipeline, steps))
+        watched.append(run_traced(bench, watched_pipeline, steps))
 
     flops_per_s, uncounted = count_flops(bench, stretch, batches, alone_s["step"])
     with tf.device(bench.route.model):
@@ -230,7 +217,7 @@ def measure(bench: Bench, steps: int) -> tuple[Measurement, Findings]:
         devices=bench.devices,
         **tried,
     )
-    findings = Findings(
+    findings = DeviceMetrics(
         traces=bench.step.traces,
         flops_per_s=flops_per_s,
         uncounted=uncounted,
@@ -242,7 +229,7 @@ def measure(bench: Bench, steps: int) -> tuple[Measurement, Findings]:
     return measurement, findings
 
 
-def stretch_of(pipeline: Pipeline, steps: int) -> Stretch:
+def stretch_of(pipeline: Pipeline, steps: int) -> MeasurementWindow:
     """The first `steps` steps of the plan, over the end of an epoch where it is short."""
     columns, step = [], 0
     for planned in pipeline.producers[0].planned(Position()):
@@ -251,10 +238,10 @@ def stretch_of(pipeline: Pipeline, steps: int) -> Stretch:
         if step == steps:
             break
     numbers, buckets, audio_s, padded_s = map(np.array, zip(*columns, strict=True))
-    return Stretch(numbers, buckets, audio_s, padded_s)
+    return MeasurementWindow(numbers, buckets, audio_s, padded_s)
 
 
-def time_reading(pipeline: Pipeline, stretch: Stretch) -> tuple[np.ndarray, Kept]:
+def time_reading(pipeline: Pipeline, stretch: MeasurementWindow) -> tuple[np.ndarray, Kept]:
     """Seconds from one batch on the data device to the next, float [measured batches], and some of the batches."""
     times_s, kept = [], {}
     for bucket, (_, wave) in zip(stretch.bucket.tolist(), pipeline.producers[0].read(Position()), strict=False):
@@ -266,7 +253,7 @@ def time_reading(pipeline: Pipeline, stretch: Stretch) -> tuple[np.ndarray, Kept
 
 
 def time_each(
-    stretch: Stretch, kept: Kept, stage: Callable[[dict[str, tf.Tensor]], dict[str, tf.Tensor]]
+    stretch: MeasurementWindow, kept: Kept, stage: Callable[[dict[str, tf.Tensor]], dict[str, tf.Tensor]]
 ) -> tuple[np.ndarray, Kept]:
     """Seconds of a stage on its own for each measured batch, by kept ones of the same bucket; and what it gives."""
     results = {bucket: [stage(batch) for batch in batches] for bucket, batches in kept.items()}  # warms up
@@ -294,7 +281,7 @@ def handed(features: dict[str, tf.Tensor], device: str) -> dict[str, tf.Tensor]:
     return batch
 
 
-def time_steps(bench: Bench, step: Step, stretch: Stretch, kept: Kept) -> np.ndarray:
+def time_steps(bench: Bench, step: Step, stretch: MeasurementWindow, kept: Kept) -> np.ndarray:
     """Seconds of the step alone, shared evenly by its batches: float [measured batches]."""
     several = min(2, bench.config.training.gradient_accumulation)  # the last batch of a step has its own trace
     for bucket in kept:
@@ -316,7 +303,9 @@ def take_step(bench: Bench, step: Step, batches: Sequence[dict[str, tf.Tensor]])
     return time.perf_counter() - started_s
 
 
-def try_settings(bench: Bench, stretch: Stretch, kept: Kept, alone_s: dict[str, np.ndarray]) -> dict[str, float | None]:
+def try_settings(
+    bench: Bench, stretch: MeasurementWindow, kept: Kept, alone_s: dict[str, np.ndarray]
+) -> dict[str, float | None]:
     """Other settings of the slowest stage, as Measurement has them."""
     total_s = {stage: times.sum() for stage, times in alone_s.items()}
     slow_s = WORTH_A_TRIAL * max(total_s["read"], total_s["produce"] + total_s["transfer"], total_s["step"])
@@ -329,7 +318,7 @@ def try_settings(bench: Bench, stretch: Stretch, kept: Kept, alone_s: dict[str, 
         )
         tried["more_workers_s"] = float(alone_s["read"].mean() * more_s / now_s)
     if total_s["step"] > slow_s and not data.enable_static_shapes:
-        tried |= try_steps(bench, kept[commonest(stretch)][0])
+        tried |= try_steps(bench, kept[most_frequent_bucket(stretch)][0])
     return tried
 
 
@@ -349,29 +338,29 @@ def try_steps(bench: Bench, batch: dict[str, tf.Tensor]) -> dict[str, float | No
     return {"static_share": float(static_s / plain_s), "fixed_share": fixed_share}
 
 
-def commonest(stretch: Stretch) -> int:
+def most_frequent_bucket(stretch: MeasurementWindow) -> int:
     return int(np.bincount(stretch.bucket[stretch.measured]).argmax())
 
 
-def run_plainly(bench: Bench, pipeline: Pipeline, steps: int) -> float:
+def run_untraced(bench: Bench, pipeline: Pipeline, steps: int) -> float:
     """Seconds of the measured steps, in the loop that a run has."""
     with pipeline.open_feed(Position()) as feed:
         return run_loop(bench, bench.step, feed, steps)["step_s"] * steps
 
 
-def run_watched(bench: Bench, pipeline: Pipeline, steps: int) -> Pass:
+def run_traced(bench: Bench, pipeline: Pipeline, steps: int) -> TracedRun:
     """The same, while each step is waited for and all times are noted."""
-    step, notes = WatchedStep(bench.step), []
+    step, notes = TracedStep(bench.step), []
     with pipeline.open_feed(Position()) as feed:
-        metrics = run_loop(bench, step, noted(feed, notes), steps)
+        metrics = run_loop(bench, step, record_batches(feed, notes), steps)
     begin_s, end_s = np.array(step.begin_s[-steps:]), np.array(step.end_s[-steps - 1 :])
-    return Pass(
+    return TracedRun(
         seconds=metrics["step_s"] * steps,
         wait_s=metrics["wait_s"] * steps,
         blocked_s=metrics["blocked_s"] * steps,
         busy_s=float((end_s[1:] - begin_s).sum()),
         step_s=np.diff(end_s),
-        spans=list(spans_of(notes, step)),
+        spans=list(record_spans(notes, step)),
     )
 
 
@@ -397,7 +386,7 @@ def run_loop(bench: Bench, step: Callable, feed: Iterator[ReplicaBatches], steps
     return reports[-1]
 
 
-class WatchedStep:
+class TracedStep:
     """A step that waits for its device and notes when it began and ended."""
 
     def __init__(self, step: Step):
@@ -414,14 +403,14 @@ class WatchedStep:
         return outcome
 
 
-def noted(feed: Iterator[ReplicaBatches], notes: list[tuple[Times, bool]]) -> Iterator[ReplicaBatches]:
+def record_batches(feed: Iterator[ReplicaBatches], notes: list[tuple[Times, bool]]) -> Iterator[ReplicaBatches]:
     """The feed's batches, with their times and whether each is the last of its step written down."""
     for one in feed:
         notes.append((one[0].times, one[0].planned.last))
         yield one
 
 
-def spans_of(notes: Sequence[tuple[Times, bool]], step: WatchedStep) -> Iterator[Span]:
+def record_spans(notes: Sequence[tuple[Times, bool]], step: TracedStep) -> Iterator[Span]:
     """Spans of the measured batches; a step of several batches has one, under its last."""
     number = 0
     for batch, (times, last) in enumerate(notes):
@@ -434,9 +423,9 @@ def spans_of(notes: Sequence[tuple[Times, bool]], step: WatchedStep) -> Iterator
         number += last
 
 
-def count_flops(bench: Bench, stretch: Stretch, kept: Kept, step_s: np.ndarray) -> tuple[float | None, str]:
+def count_flops(bench: Bench, stretch: MeasurementWindow, kept: Kept, step_s: np.ndarray) -> tuple[float | None, str]:
     """Operations a second of the model's matrix products in a step of the commonest bucket; or why there are none."""
-    bucket = commonest(stretch)
+    bucket = most_frequent_bucket(stretch)
     own_s = step_s[stretch.bucket[stretch.measured] == bucket].mean()
     try:
         return step_flops(bench.state, kept[bucket][0]) / own_s, ""

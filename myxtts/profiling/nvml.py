@@ -13,7 +13,7 @@ PERIOD_S = 0.1  # the driver's own figure is of the last 0.17 to 1 s, by the GPU
 
 
 @dataclass
-class Usage:
+class GpuUsage:
     """Samples of one GPU: share of the time in which a kernel ran, and memory in use by all programs."""
 
     utilisation: list[float] = field(default_factory=list)
@@ -27,7 +27,7 @@ class Usage:
         }
 
 
-class Watch:
+class GpuSampler:
     """The usage of some GPUs, sampled while `sampling` is entered.
 
     Args:
@@ -39,7 +39,7 @@ class Watch:
     """
 
     def __init__(self, gpus: Sequence[int]):
-        self.usage: dict[int, Usage] = {}
+        self.usage: dict[int, GpuUsage] = {}
         self.reason = "" if gpus else "the model is on no GPU"
         self._handles: dict[int, Any] = {}
         if not gpus:
@@ -78,7 +78,7 @@ class Watch:
 
     def _take_samples(self) -> None:
         for gpu, handle in self._handles.items():
-            usage = self.usage.setdefault(gpu, Usage())
+            usage = self.usage.setdefault(gpu, GpuUsage())
             usage.utilisation.append(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100)
             usage.memory_mib.append(self._nvml.nvmlDeviceGetMemoryInfo(handle).used / 2**20)
 

@@ -4,14 +4,14 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from myxtts.planner.simulator import STAGES
+from myxtts.planner.stage_times import STAGES
 from myxtts.profiling.analysis import Analysis, Recommendation
 
 WATCHING = 0.02  # the most that watching may cost
 
 
 @dataclass(frozen=True)
-class Findings:
+class DeviceMetrics:
     """What is found beside the times.
 
     Attributes:
@@ -63,7 +63,7 @@ class Findings:
         return asdict(self) | {"model_flops_utilisation": self.model_flops_utilisation}
 
 
-def lines_of(verdict: Analysis, unit: str) -> list[str]:
+def report_lines(verdict: Analysis, unit: str) -> list[str]:
     """The verdict, line by line; `unit` is that of its rates."""
     lines = [f"{'alone':<14} {unit:>17}   ms a batch   variation"]
     for stage in STAGES:
@@ -102,11 +102,11 @@ def _gain(one: Recommendation) -> str:
     return f"at most {one.gain:+.0%}" if one.basis == "at most" else f"{one.gain:+.0%} ({one.basis})"
 
 
-def figures_of(verdict: Analysis, unit: str) -> dict[str, Any]:
+def analysis_figures(verdict: Analysis, unit: str) -> dict[str, Any]:
     """The verdict as JSON."""
     figures = asdict(verdict)
     by_stage = [figures.pop(name) for name in ("mean_s", "variations", "rates")]
-    names = ("seconds", "variation", "audio_seconds_per_s" if unit.startswith("audio") else "batches_per_s")
+    names = ("mean_s", "variation", "audio_seconds_per_s" if unit.startswith("audio") else "batches_per_s")
     figures["stages"] = {
         stage: dict(zip(names, (column[stage] for column in by_stage), strict=True)) for stage in STAGES
     }

@@ -1,0 +1,165 @@
+"""`--placement auto`: measure the stages before a run begins, and choose the fastest predicted placement."""
+
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from myxtts.config.schema import Config, PlacementConfig
+from myxtts.distributed.cluster import find_cluster
+from myxtts.errors import PlacementError, TrainingError, UserError
+from myxtts.planner.planner import Prediction, candidate_placements, format_table, predict, rank
+from myxtts.planner.simulator import QueueDepths
+from myxtts.planner.stage_times import STAGES, StageProfile, resample_steps
+from myxtts.training.run_folder import RunFolder
+
+MEASURED_STEPS = 40  # some seconds with a large model
+SIMULATED_STEPS = 1000  # filling the queues is at most 1 % of them
+
+MeasureStages = Callable[[Config, int], StageProfile]  # (settings, steps) -> profile; a function of a module
+
+log = logging.getLogger(__name__)
+
+
+def choose_placement(config: Config, measure: MeasureStages) -> Config:
+    """Return the settings with the placement of the highest predicted throughput in place of `auto`.
+
+    Args:
+        measure: measures the stages of a run; called in a process of its own.
+
+    Raises:
+        PlacementError: the settings also name a placement, or this process is one of several workers.
+        UserError: a run with these settings could not start or continue.
+    """
+    check_no_named_gpus(config.placement)
+    check_single_worker()
+    RunFolder(Path(config.run.runs_dir) / config.run.run).check_not_existing(config.run.resume)
+    gpus = config.placement.simulate_gpus or _gpu_count()
+    if gpus < 2:
+        log.info("placement auto only one device, nothing to choose")
+        return with_placement(config)
+    log.info("placement auto measuring %d steps: GPU 0 makes the batches, GPU 1 trains", MEASURED_STEPS)
+    profile = measure_in_subprocess(measure, with_placement(config, data_gpu=0, model_gpu=1))
+    ranked = rank_placements(profile, gpus, config)
+    for line in (format_means(profile, config), *format_table(ranked, [])):
+        log.info("  %s", line)
+    best = ranked[0].candidate
+    if best.replicas > 1:
+        log.info(
+            "placement auto a step of %d replicas has %d times the utterances: --batch-size is per replica",
+            *(best.replicas,) * 2,
+        )
+    return with_placement(config, data_gpu=best.settings.data_gpu, model_gpus=best.settings.model_gpus)
+
+
+def _gpu_count() -> int:
+    from myxtts.placement import devices  # imports TensorFlow, which takes seconds
+
+    return devices.gpu_count()
+
+
+def check_no_named_gpus(placement: PlacementConfig) -> None:
+    named = [
+        f"--{name.replace('_', '-')}"
+        for name in ("data_gpu", "model_gpu", "model_gpus", "data_gpu_memory")
+        if getattr(placement, name) not in (None, ())
+    ]
+    if named:
+        raise PlacementError(
+            f"--placement auto was given together with {' and '.join(named)}. Remove one or the other from the command "
+            "line and from the --config file."
+        )
+
+
+def check_single_worker() -> None:
+    cluster = find_cluster(os.environ)
+    if cluster is not None:
+        raise PlacementError(
+            f"--placement auto was given to {cluster.name()} of {cluster.count}, but it plans for one machine, and "
+            "each worker would choose a placement of its own. Give all workers the same placement with --data-gpu, "
+            "--model-gpu or --model-gpus."
+        )
+
+
+def with_placement(config: Config, **settings: Any) -> Config:
+    """Return the settings with a manual placement."""
+    placement = config.placement.model_copy(update={"placement": "manual", **settings})
+    return config.model_copy(update={"placement": placement})
+
+
+def rank_placements(profile: StageProfile, gpus: int, config: Config) -> list[Prediction]:
+    """Return a prediction for each placement that can train with these settings, the fastest first."""
+    times, depths = profile.per_reader(config.data.num_workers), QueueDepths.from_settings(config.data)
+    max_replicas = 1 if config.training.compile == "xla" else gpus
+    return rank(
+        predict(
+            candidate,
+            resample_steps(times, profile.bucket, candidate.replicas, SIMULATED_STEPS),
+            depths,
+            all_reduce_per_batch_s(profile, config),
+        )
+        for candidate in candidate_placements(gpus)
+        if candidate.replicas <= max_replicas
+    )
+
+
+def all_reduce_per_batch_s(profile: StageProfile, config: Config) -> float:
+    """Return the all-reduce of a step, shared by its microbatches."""
+    return profile.all_reduce_s / config.training.gradient_accumulation
+
+
+def format_means(profile: StageProfile, config: Config) -> str:
+    """Return the measured means, under the letters of the table."""
+    times = profile.per_reader(config.data.num_workers)
+    mean_s = {letter: times[stage].mean() for letter, stage in zip("RPTC", STAGES, strict=True)}
+    mean_s["A"] = all_reduce_per_batch_s(profile, config)
+    figures = ", ".join(f"{letter} {1e3 * seconds:.4g}" for letter, seconds in mean_s.items())
+    return f"milliseconds per batch: {figures} (all-reduce of two replicas)"
+
+
+def measure_in_subprocess(measure: MeasureStages, config: Config) -> StageProfile:
+    """Call `measure` in another process, so that this one configures no device and takes no memory.
+
+    Raises:
+        UserError: as `measure`.
+        TrainingError: the process died.
+    """
+    context = multiprocessing.get_context("spawn")  # TensorFlow does not survive a fork
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_send_profile, args=(sender, measure, config), daemon=True)
+    process.start()
+    sender.close()
+    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # runs `finally`: no process is left behind
+    try:
+        result = receiver.recv()
+    except EOFError:
+        process.join()
+        exit_code = process.exitcode or 0
+        if exit_code > 0:  # a defect; the process has printed its traceback
+            raise RuntimeError(f"measuring for --placement auto ended with exit code {exit_code}") from None
+        raise TrainingError(
+            f"The process that measured for --placement auto died (exit code {exit_code}): the machine may be out of "
+            "memory. Lower --batch-size, or name a placement with --data-gpu and --model-gpu."
+        ) from None
+    finally:
+        process.kill()
+        process.join()
+        signal.signal(signal.SIGTERM, previous)
+    if isinstance(result, UserError):
+        raise result
+    return result
+
+
+def _send_profile(sender: Connection, measure: MeasureStages, config: Config) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process ends this one
+    result: StageProfile | UserError
+    try:
+        result = measure(config, MEASURED_STEPS)
+    except UserError as error:
+        result = error
+    sender.send(result)

@@ -1,0 +1,187 @@
+"""Times of the four stages of a batch: per batch, as statistics, and as a profile. No TensorFlow."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from myxtts.errors import ConfigError
+
+STAGES = ("read", "produce", "transfer", "step")
+MAX_MS = 60_000.0
+MAX_VARIATION = 10.0
+
+
+@dataclass(frozen=True, eq=False)
+class StageTimes:
+    """Seconds that each batch takes in each stage, float64 [batches] each; `times["read"]` is `times.read_s`.
+
+    Attributes:
+        read_s: reading, decoding and uploading to the data device.
+        produce_s: computing features on the data device.
+        transfer_s: copying features to the model device; ignored where both are the same device.
+        step_s: training on the model device.
+
+    Raises:
+        ValueError: the lengths differ, there is no batch, or a time is negative or not finite.
+    """
+
+    read_s: np.ndarray
+    produce_s: np.ndarray
+    transfer_s: np.ndarray
+    step_s: np.ndarray
+
+    def __post_init__(self):
+        for stage in STAGES:
+            times = np.asarray(self[stage], np.float64)
+            if times.shape != (len(self),) or not len(self):
+                raise ValueError(
+                    f"{stage}_s has shape {times.shape} and step_s has shape {np.shape(self.step_s)}: "
+                    "each needs one time per batch"
+                )
+            if not np.all(np.isfinite(times) & (times >= 0)):
+                raise ValueError(f"{stage}_s contains a negative or non-finite time")
+            object.__setattr__(self, f"{stage}_s", times)
+
+    def __len__(self) -> int:
+        return len(self.step_s)
+
+    def __getitem__(self, stage: str) -> np.ndarray:
+        return getattr(self, f"{stage}_s")
+
+    @classmethod
+    def from_stages(cls, times_s: dict[str, np.ndarray]) -> "StageTimes":
+        return cls(*(times_s[stage] for stage in STAGES))
+
+    @classmethod
+    def constant(
+        cls,
+        n: int,
+        read_s: float,
+        produce_s: float,
+        transfer_s: float,
+        step_s: float,
+        variation: float = 0.0,
+        seed: int = 0,
+    ) -> "StageTimes":
+        """Return `n` batches with these mean times, each stage varied independently by `gamma_times`."""
+        random = np.random.default_rng(seed)
+        return cls(*(gamma_times(random, mean_s, variation, n) for mean_s in (read_s, produce_s, transfer_s, step_s)))
+
+
+def gamma_times(random: np.random.Generator, mean_s: float, variation: float, n: int) -> np.ndarray:
+    """Return `n` gamma distributed times with exactly this mean and coefficient of variation (deviation over mean).
+
+    The deviation of a finite sample differs from that of its distribution, so the sample is raised to the power that
+    corrects the difference and then scaled.
+
+    Raises:
+        ValueError: `n` times cannot vary so much; the limit is sqrt(n - 1), where all but one are 0.
+    """
+    if variation == 0.0:
+        return np.full(n, mean_s)
+    if variation > 0.9 * np.sqrt(n - 1):
+        raise ValueError(f"{n} times cannot have a standard deviation of {variation:g} times their mean")
+    times = random.gamma(variation**-2, size=n)
+    times /= times.max()
+    low, high = 0.0, 1.0
+    while coefficient_of_variation(times**high) < variation:
+        low, high = high, 2 * high
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if coefficient_of_variation(times**middle) < variation else (low, middle)
+    times **= high
+    return times * (mean_s / times.mean())
+
+
+def coefficient_of_variation(times_s: np.ndarray) -> float:
+    """Return the standard deviation over the mean, 0 where all times are 0."""
+    return float(times_s.std() / times_s.mean()) if times_s.any() else 0.0
+
+
+class StageStatistics(NamedTuple):
+    """Mean seconds of a stage, and its coefficient of variation."""
+
+    mean_s: float
+    variation: float = 0.0
+
+
+def sample_stage_times(statistics: dict[str, StageStatistics], n: int, seed: int = 0) -> StageTimes:
+    """Return `n` batches whose stages vary independently; a stage without statistics takes no time."""
+    random = np.random.default_rng(seed)
+    by_stage = (statistics.get(stage, StageStatistics(0.0)) for stage in STAGES)
+    return StageTimes(*(gamma_times(random, stage.mean_s, stage.variation, n) for stage in by_stage))
+
+
+def read_profile(path: Path) -> dict[str, StageStatistics]:
+    """Return the statistics of each stage in a file that the profiler wrote with --json.
+
+    The time to read is that between two batches from all workers together.
+
+    Raises:
+        ConfigError: the file is missing, is no profile, or contains impossible numbers.
+    """
+    source = f"--profile {path}"
+    advice = "Give a file that utilities/dual_gpu_bottleneck_profiler.py wrote with --json."
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{source} cannot be read: {error.strerror}. {advice}") from error
+    except ValueError as error:  # no JSON, or no UTF-8
+        raise ConfigError(f"{source} is not JSON: {error}. {advice}") from error
+    stages = content.get("stages") if isinstance(content, dict) else None
+    if not isinstance(stages, dict) or not {"produce", "step"} <= set(stages):
+        raise ConfigError(f"{source} has no stages, or lacks produce or step. {advice}")
+    return {stage: _statistics(source, stage, stages[stage]) for stage in STAGES if stage in stages}
+
+
+def _statistics(source: str, stage: str, figures: Any) -> StageStatistics:
+    figures = figures if isinstance(figures, dict) else {}
+    mean_s, variation = figures.get("mean_s"), figures.get("variation", 0.0)
+    for key, value, limit in (("mean_s", mean_s, MAX_MS / 1e3), ("variation", variation, MAX_VARIATION)):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= limit:
+            raise ConfigError(f"{source} has {value!r} for {key} of {stage}, not a number from 0 to {limit:g}.")
+    return StageStatistics(float(mean_s), float(variation))
+
+
+class StageProfile(NamedTuple):
+    """Measured stage times of one replica, enough to predict placements of several.
+
+    Attributes:
+        times: of each stage in isolation; `read_s` is the time between two batches from all workers together.
+        bucket: int [batches], the bucket of each batch.
+        all_reduce_s: of a step's gradients between two replicas.
+    """
+
+    times: StageTimes
+    bucket: np.ndarray
+    all_reduce_s: float
+
+    def per_reader(self, num_workers: int) -> StageTimes:
+        """Return the stage times with the mean time that one of `num_workers` readers takes for a batch.
+
+        Batches arrive in bursts, since several workers read: only the mean interval says anything about reading.
+        """
+        read_s = self.times.read_s
+        return replace(self.times, read_s=np.full_like(read_s, num_workers * read_s.mean()))
+
+
+def resample_steps(times: StageTimes, buckets: np.ndarray, replicas: int, steps: int, seed: int = 0) -> StageTimes:
+    """Draw steps of one batch per replica from measured batches; the times of a batch stay together.
+
+    All batches of a step are from one bucket, as in the plan. The first batches of the steps are all measured batches,
+    each equally often and in random order, so that the mean depends on chance only within a bucket.
+
+    Args:
+        buckets: int [batches], of the measured batches.
+        steps: the minimum number of steps; rounded up to a multiple of the measured batches.
+    """
+    random = np.random.default_rng(seed)
+    first = random.permutation(np.tile(np.arange(len(times)), -(-steps // len(times))))
+    by_bucket = np.argsort(buckets, kind="stable")
+    begin, end = (np.searchsorted(buckets[by_bucket], buckets[first], side)[:, None] for side in ("left", "right"))
+    others = by_bucket[random.integers(begin, end, (len(first), replicas - 1))]
+    batches = np.column_stack([first, others]).ravel()
+    return StageTimes(*(times[stage][batches] for stage in STAGES))

@@ -1,4 +1,4 @@
-"""CTC: what fits, and what is read from logits."""
+"""CTC: feasible pairs of labels and frames, greedy and beam search decoding."""
 
 import unittest
 from itertools import groupby
@@ -16,7 +16,7 @@ BLANK = 0
 
 
 def logits_of(*rows, symbols=6):
-    """Logits whose likeliest symbols are these."""
+    """Return logits whose most likely symbols are `rows`."""
     padded = max(map(len, rows))
     logits = np.zeros([len(rows), padded, symbols], np.float32)
     for row, path in enumerate(rows):
@@ -31,7 +31,7 @@ def decoded(decode, logits, frames, **options):
 
 
 def loss_of(labels, frames):
-    """Infinite, or refused, where they do not fit."""
+    """Return the CTC loss; infinite where the labels do not fit, also where TensorFlow raises an error."""
     sparse = tf.sparse.from_dense(np.array([labels], np.int32))
     try:
         return tf.nn.ctc_loss(sparse, tf.zeros([9, 1, 6]), None, [frames], blank_index=0).numpy()[0]
@@ -40,17 +40,17 @@ def loss_of(labels, frames):
 
 
 class Feasibility(unittest.TestCase):
-    def test_one_frame_for_each_label_and_one_between_equal_ones(self):
+    def test_labels_need_a_frame_each_and_one_more_between_equal_ones(self):
         for labels, frames in (([], 0), ([3], 1), ([3, 4], 2), ([3, 3], 3), ([3, 3, 3, 4, 4], 8), ([3, 4, 3], 3)):
             self.assertEqual(frames_needed(np.array(labels, np.int32)), frames, labels)
 
-    def test_is_where_the_loss_becomes_finite(self):
+    def test_the_loss_is_finite_from_frames_needed_on(self):
         for labels in ([3], [3, 3], [3, 4, 4, 4]):
-            least = frames_needed(np.array(labels))
-            self.assertTrue(np.isfinite(loss_of(labels, least)), labels)
-            self.assertFalse(np.isfinite(loss_of(labels, least - 1)), labels)
+            fewest = frames_needed(np.array(labels))
+            self.assertTrue(np.isfinite(loss_of(labels, fewest)), labels)
+            self.assertFalse(np.isfinite(loss_of(labels, fewest - 1)), labels)
 
-    def test_subsampled_frames_are_rounded_up(self):
+    def test_subsampled_length_is_rounded_up(self):
         self.assertEqual([subsampled_length(frames, 2) for frames in (0, 1, 2, 3)], [0, 1, 1, 2])
         np.testing.assert_array_equal(subsampled_length(np.arange(9), 4), [0, 1, 1, 1, 1, 2, 2, 2, 2])
         np.testing.assert_array_equal(
@@ -60,15 +60,15 @@ class Feasibility(unittest.TestCase):
 
 
 class Greedy(unittest.TestCase):
-    def test_joins_repeats_and_leaves_blanks_out(self):
+    def test_repeats_are_merged_and_blanks_removed(self):
         logits, frames = logits_of([3, 3, 0, 3, 4, 4, 5], [0, 0, 5], [0])
         self.assertEqual(decoded(greedy_decode, logits, frames), [[3, 3, 4, 5], [5], []])
 
-    def test_reads_no_frame_behind_the_end(self):
+    def test_frames_after_the_end_are_ignored(self):
         logits, _ = logits_of([3, 4, 5, 5], [3, 4, 0, 5])
         self.assertEqual(decoded(greedy_decode, logits, tf.constant([2, 0])), [[3, 4], []])
 
-    def test_is_that_of_the_definition(self):
+    def test_matches_the_definition(self):
         random = np.random.default_rng(0)
         paths = random.integers(0, 6, (20, 30))
         logits, _ = logits_of(*paths.tolist())
@@ -79,7 +79,7 @@ class Greedy(unittest.TestCase):
         ]
         self.assertEqual(decoded(greedy_decode, logits, tf.constant(frames)), expected)
 
-    def test_of_no_rows_and_of_no_frames_is_empty(self):
+    def test_no_rows_and_no_frames_have_no_symbols(self):
         self.assertEqual(decoded(greedy_decode, tf.zeros([0, 7, 6]), tf.zeros([0], tf.int32)), [])
         self.assertEqual(decoded(greedy_decode, tf.zeros([2, 0, 6]), tf.zeros([2], tf.int32)), [[], []])
 
@@ -93,25 +93,25 @@ class Greedy(unittest.TestCase):
 
 
 class Beam(unittest.TestCase):
-    def test_of_clear_speech_is_greedy(self):
+    def test_confident_logits_decode_as_by_greedy(self):
         logits, frames = logits_of([3, 3, 0, 3, 4, 4, 5], [0, 0, 5], [0])
         self.assertEqual(decoded(beam_search_decode, logits, frames, width=4), decoded(greedy_decode, logits, frames))
 
-    def test_sums_over_paths_where_greedy_takes_one(self):
-        """Two frames, each blank with 0.6 and a with 0.4: silence has 0.36, and a by three paths 0.64 (Graves 2012)."""
+    def test_probabilities_of_all_paths_of_a_text_are_added(self):
+        """Two frames with P(blank) = 0.6 and P(a) = 0.4: silence has 0.36, `a` 0.64 by three paths (Graves 2012)."""
         probability = np.full([1, 2, 6], 1e-9, np.float32)
         probability[..., [0, 3]] = 0.6, 0.4
         logits, frames = tf.constant(np.log(probability)), tf.constant([2])
         self.assertEqual(decoded(greedy_decode, logits, frames), [[]])
         self.assertEqual(decoded(beam_search_decode, logits, frames, width=4), [[3]])
 
-    def test_reads_no_frame_behind_the_end(self):
+    def test_frames_after_the_end_are_ignored(self):
         logits, _ = logits_of([3, 4, 5, 5], [3, 4, 0, 5])
         self.assertEqual(decoded(beam_search_decode, logits, tf.constant([2, 0]), width=4), [[3, 4], []])
 
 
 class Texts(unittest.TestCase):
-    def test_are_the_symbols_without_begin_end_and_padding(self):
+    def test_begin_end_and_padding_are_left_out(self):
         ids, counts = tf.constant([[1, 3, 4, 2], [5, 5, 0, 3], [0, 0, 0, 0]]), tf.constant([4, 2, 0])
         self.assertEqual(decoded_texts(ids, counts, TABLE), ["ab", "cc", ""])
 

@@ -1,4 +1,4 @@
-"""Edit distance and error rates, by hand."""
+"""Edit distance and error rates, checked by hand."""
 
 import unittest
 from functools import cache
@@ -8,7 +8,7 @@ import numpy as np
 from myxtts.text.edit_distance import edit_distance, error_rate
 
 
-def by_recursion(left, right):
+def recursive_edit_distance(left, right):
     @cache
     def distance(i, j):
         if not i or not j:
@@ -20,8 +20,8 @@ def by_recursion(left, right):
 
 
 class EditDistance(unittest.TestCase):
-    def test_of_known_pairs(self):
-        for reference, heard, edits in (
+    def test_known_pairs(self):
+        for reference, hypothesis, edits in (
             ("kitten", "sitting", 3),
             ("", "", 0),
             ("", "abc", 3),
@@ -31,27 +31,27 @@ class EditDistance(unittest.TestCase):
             ("სახლი", "სახელი", 1),
             (["a", "cat"], ["the", "cat", "sat"], 2),
         ):
-            with self.subTest(reference=reference, heard=heard):
-                self.assertEqual(edit_distance(reference, heard), edits)
+            with self.subTest(reference=reference, hypothesis=hypothesis):
+                self.assertEqual(edit_distance(reference, hypothesis), edits)
 
-    def test_is_that_of_the_definition(self):
+    def test_matches_the_recursive_definition(self):
         random = np.random.default_rng(0)
         for _ in range(100):
             left, right = ("".join(random.choice(list("abc"), random.integers(0, 9))) for _ in range(2))
-            self.assertEqual(edit_distance(left, right), by_recursion(left, right), (left, right))
+            self.assertEqual(edit_distance(left, right), recursive_edit_distance(left, right), (left, right))
 
 
 class ErrorRate(unittest.TestCase):
-    def test_is_over_the_whole_corpus_and_not_a_mean_of_rates(self):
+    def test_edits_and_lengths_are_summed_over_all_pairs(self):
         self.assertEqual(error_rate([("a", "b"), ("abcdefghi", "abcdefghi")]), 0.1)
 
-    def test_of_words(self):
+    def test_lists_of_words_have_a_word_error_rate(self):
         self.assertEqual(error_rate([(["one", "two", "three", "four"], ["one", "too", "three"])]), 0.5)
 
-    def test_may_be_more_than_1(self):
+    def test_insertions_can_exceed_100_percent(self):
         self.assertEqual(error_rate([("a", "bcd")]), 3.0)
 
-    def test_needs_a_reference(self):
+    def test_empty_references_are_an_error(self):
         for pairs in ([], [("", "abc")]):
             with self.assertRaises(ValueError):
                 error_rate(pairs)

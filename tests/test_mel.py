@@ -1,4 +1,4 @@
-"""One mel: log_mel against librosa in float64, and the way back to a wave."""
+"""log_mel compared with librosa in float64, and its inversion to a wave."""
 
 import unittest
 
@@ -17,20 +17,20 @@ from tests.sine_corpus import frequency, sine
 
 
 def mel_by_librosa(wave: np.ndarray) -> np.ndarray:
-    """float64 [samples // 256, 80] in the convention of HiFi-GAN, by librosa alone."""
+    """float64 [samples // 256, 80] in the convention of HiFi-GAN, computed by librosa alone."""
     reflected = np.pad(wave.astype(np.float64), 384, mode="reflect")
     magnitude = np.abs(librosa.stft(reflected, n_fft=1024, hop_length=256, center=False, dtype=np.complex128))
-    bank = librosa.filters.mel(sr=SAMPLE_RATE_HZ, n_fft=1024, n_mels=80, fmin=0, fmax=8000, dtype=np.float64)
-    return np.log(np.maximum(bank @ magnitude, LOG_FLOOR)).T
+    filters = librosa.filters.mel(sr=SAMPLE_RATE_HZ, n_fft=1024, n_mels=80, fmin=0, fmax=8000, dtype=np.float64)
+    return np.log(np.maximum(filters @ magnitude, LOG_FLOOR)).T
 
 
 def pcm(wave: np.ndarray) -> np.ndarray:
-    """The wave as 16-bit PCM holds it, float32 in [-1, 1]."""
+    """Round a wave to 16-bit PCM; returns float32 in [-1, 1]."""
     return (np.clip(np.rint(wave * 32768.0), -32768, 32767) / 32768.0).astype(np.float32)
 
 
 def signals() -> dict[str, np.ndarray]:
-    """Half a second each. The loud tones are the hard ones: they leave bands at the floor beside full scale."""
+    """Return signals of half a second. Loud tones are the hardest, since some bands stay at the floor."""
     random, tone = np.random.default_rng(0), sine(300, 0.5, level=1.0)
     middle = np.zeros(len(tone))
     middle[4_000:8_000] = 1.0
@@ -50,13 +50,13 @@ def signals() -> dict[str, np.ndarray]:
 
 
 class LogMelTest(unittest.TestCase):
-    def test_it_is_librosas_everywhere(self):
+    def test_log_mel_matches_librosa(self):
         for name, signal in signals().items():
             for kind, wave in (("float", signal.astype(np.float32)), ("pcm", pcm(signal))):
                 with self.subTest(name, kind=kind):
                     np.testing.assert_allclose(log_mel(wave[None])[0], mel_by_librosa(wave), rtol=0, atol=1e-5)
 
-    def test_digital_silence_is_the_floor(self):
+    def test_digital_silence_is_at_the_floor(self):
         self.assertAlmostEqual(SILENCE, np.log(1e-5))
         mel = log_mel(np.zeros((1, 2_560), np.float32))
         self.assertEqual(mel.shape, (1, 10, 80))
@@ -69,38 +69,38 @@ class LogMelTest(unittest.TestCase):
         loudest = log_mel(waves)[:, 12].numpy().argmax(axis=1)
         np.testing.assert_array_equal(loudest, bands)
 
-    def test_a_sinusoid_has_the_magnitude_that_its_window_gives(self):
-        # A tone of level a on bin k has |X[k]| = a * 1024 / 4 under a Hann window, and half of it on both neighbours.
+    def test_the_magnitude_of_a_sinusoid_is_that_of_its_hann_window(self):
+        # Under a Hann window, a tone of level a on bin k has |X[k]| = a * 1024 / 4, and half of it in both neighbours.
         tone = sine(100 * SAMPLE_RATE_HZ / 1024, 0.3).astype(np.float32)
         expected = 0.5 * 256 * (mel_filters()[99:102] * np.array([[0.5], [1.0], [0.5]])).sum(axis=0)
         np.testing.assert_allclose(np.exp(log_mel(tone[None])[0, 12]), np.maximum(expected, 1e-5), rtol=1e-4, atol=1e-6)
 
-    def test_there_is_a_frame_for_every_256_samples(self):
+    def test_a_wave_has_a_frame_per_256_samples(self):
         for samples in (385, 511, 512, 513, 1_023, 1_024, 1_025, 6_615, 7_000):
             wave = np.random.default_rng(samples).uniform(-1, 1, (1, samples)).astype(np.float32)
             mel = log_mel(wave)[0].numpy()
             self.assertEqual(mel.shape, (samples // 256, 80))
             np.testing.assert_allclose(mel, mel_by_librosa(wave[0]), atol=1e-5)
 
-    def test_a_row_has_the_same_mel_alone_and_in_a_padded_batch(self):
+    def test_padding_and_other_rows_do_not_change_a_mel(self):
         lengths = [385, 6_615, 7_936, 10_240]
         rows = [np.random.default_rng(n).uniform(-1, 1, n).astype(np.float32) for n in lengths]
-        for garbage in (0.0, 1.0, np.nan):  # what lies in the padding is not heard
+        for garbage in (0.0, 1.0, np.nan):  # the values of the padding do not matter
             batch = np.full((4, 10_240), garbage, np.float32)
-            for to, row in zip(batch, rows, strict=True):
-                to[: len(row)] = row
+            for target, row in zip(batch, rows, strict=True):
+                target[: len(row)] = row
             mel = log_mel(batch, tf.constant(lengths)).numpy()
-            for together, row in zip(mel, rows, strict=True):
+            for row_mel, row in zip(mel, rows, strict=True):
                 frames = len(row) // 256
-                np.testing.assert_array_equal(together[:frames], log_mel(row[None])[0])
-                np.testing.assert_array_equal(together[frames:], np.float32(SILENCE))
+                np.testing.assert_array_equal(row_mel[:frames], log_mel(row[None])[0])
+                np.testing.assert_array_equal(row_mel[frames:], np.float32(SILENCE))
 
-    def test_an_empty_row_is_silent_whatever_lies_in_it(self):
+    def test_an_empty_row_is_silent(self):
         for samples in ([0, 5_120], [0, 0]):
             mel = log_mel(np.ones((2, 5_120), np.float32), tf.constant(samples))
             np.testing.assert_array_equal(mel[0], np.full((20, 80), SILENCE, np.float32))
 
-    def test_it_is_the_same_eager_and_traced_with_unknown_dimensions(self):
+    def test_eager_and_traced_with_unknown_dimensions_agree(self):
         wave, samples = (
             np.random.default_rng(0).uniform(-1, 1, (2, 5_000)).astype(np.float32),
             tf.constant([5_000, 4_000]),
@@ -110,24 +110,24 @@ class LogMelTest(unittest.TestCase):
 
 
 def voice(hz: float, formants: tuple[float, ...]) -> np.ndarray:
-    """Half a second of harmonics up to 7.9 kHz, loud near the formants, whose widths are a tenth of their frequency."""
+    """Return 0.5 s of harmonics up to 7.9 kHz, loud near formants that are a tenth of their frequency wide."""
     harmonics = hz * np.arange(1, int(7_900 / hz))
     levels = sum(1 / (1 + ((harmonics - centre) / (0.1 * centre)) ** 2) for centre in formants)
     return sum(sine(f, 0.5, level=0.1 * level) for f, level in zip(harmonics, levels, strict=True))
 
 
-class FrequencyFactorTest(unittest.TestCase):
-    """A voice whose frequencies are all changed by one factor."""
+class WarpedMelFiltersTest(unittest.TestCase):
+    """Mel filters that scale all frequencies of a voice (VTLP)."""
 
     FACTORS = (np.exp(-0.3), 0.87, 1.0, 1.15, np.exp(0.3))  # the bounds of the setting
 
     def mel(self, wave: np.ndarray, factor: float | None = None) -> np.ndarray:
-        """float32 [80] of the wave's middle frame."""
-        asked = None if factor is None else warped_mel_filters(tf.constant([factor], tf.float32))
-        mel = log_mel(wave[None].astype(np.float32), None, asked)[0].numpy()
+        """Return the middle frame, float32 [80]."""
+        filters = None if factor is None else warped_mel_filters(tf.constant([factor], tf.float32))
+        mel = log_mel(wave[None].astype(np.float32), None, filters)[0].numpy()
         return mel[len(mel) // 2]
 
-    def test_a_factor_of_one_is_the_fixed_bank(self):
+    def test_factor_1_returns_the_fixed_filters(self):
         np.testing.assert_allclose(warped_mel_filters(tf.ones([1]))[0], mel_filters(), rtol=0, atol=1e-6)
         for name, signal in signals().items():
             with self.subTest(name):
@@ -136,42 +136,42 @@ class FrequencyFactorTest(unittest.TestCase):
                     log_mel(wave, None, warped_mel_filters(tf.ones([1]))), log_mel(wave), rtol=0, atol=1e-4
                 )
 
-    def test_a_tone_is_heard_at_the_factor_times_its_frequency(self):
+    def test_a_tone_moves_to_the_factor_times_its_frequency(self):
         for factor in self.FACTORS:
             for hz in (200.0, 400.0, 700.0, 1_000.0, 2_000.0, 3_000.0, 5_000.0, 5_900.0):
-                found, expected = self.mel(sine(hz, 0.5), factor), self.mel(sine(factor * hz, 0.5))
+                warped, expected = self.mel(sine(hz, 0.5), factor), self.mel(sine(factor * hz, 0.5))
                 with self.subTest(factor=factor, hz=hz):
-                    self.assertAlmostEqual(found.max(), expected.max(), delta=0.2)  # 1.7 dB: narrow bands are jagged
-                    self.assertLessEqual(abs(int(found.argmax()) - int(expected.argmax())), 1)
+                    self.assertAlmostEqual(warped.max(), expected.max(), delta=0.2)  # 1.7 dB: narrow bands are uneven
+                    self.assertLessEqual(abs(int(warped.argmax()) - int(expected.argmax())), 1)
 
-    def test_a_voice_has_the_mel_of_one_whose_harmonics_and_formants_are_moved(self):
+    def test_harmonics_and_formants_of_a_voice_move_together(self):
         formants = (500.0, 1_500.0, 2_500.0)
         for factor in self.FACTORS:
-            found = self.mel(voice(120.0, formants), factor)
-            unmoved = self.mel(voice(120.0, formants))
+            warped = self.mel(voice(120.0, formants), factor)
+            plain = self.mel(voice(120.0, formants))
             expected = self.mel(voice(120.0 * factor, tuple(factor * centre for centre in formants)))
-            heard = librosa.mel_frequencies(MEL_BANDS + 2, fmin=0.0, fmax=8_000.0)[2:] < 7_900.0 * min(factor, 1.0)
+            covered = librosa.mel_frequencies(MEL_BANDS + 2, fmin=0.0, fmax=8_000.0)[2:] < 7_900.0 * min(factor, 1.0)
             with self.subTest(factor=factor):
-                self.assertLess(np.abs(found - expected)[heard].mean(), 0.3)
+                self.assertLess(np.abs(warped - expected)[covered].mean(), 0.3)
                 if factor != 1.0:
-                    self.assertGreater(np.abs(unmoved - expected)[heard].mean(), 0.7)
+                    self.assertGreater(np.abs(plain - expected)[covered].mean(), 0.7)
 
-    def test_the_highest_band_is_heard_whole_at_the_lowest_factor(self):
+    def test_the_highest_band_is_complete_at_the_lowest_factor(self):
         noise = np.random.default_rng(0).uniform(-0.5, 0.5, 2 * SAMPLE_RATE_HZ)
         lowest = warped_mel_filters(tf.constant([np.exp(-0.3)], tf.float32))
-        found = log_mel(noise[None].astype(np.float32), None, lowest)[0].numpy()
+        warped = log_mel(noise[None].astype(np.float32), None, lowest)[0].numpy()
         plain = log_mel(noise[None].astype(np.float32))[0].numpy()
-        level = np.exp(found).mean(axis=0) / np.exp(plain).mean(axis=0)
+        level = np.exp(warped).mean(axis=0) / np.exp(plain).mean(axis=0)
         np.testing.assert_allclose(level[-5:], np.exp(0.3), rtol=0.1)  # wider filters, at the same gain
 
-    def test_timing_is_kept_and_what_is_silent_stays_silent(self):
+    def test_timing_does_not_change_and_silence_stays_silent(self):
         wave = np.stack([signals()["a tone in digital silence"], np.ones(11_025)]).astype(np.float32)
         mel = log_mel(wave, tf.constant([11_025, 0]), warped_mel_filters(tf.constant([1.3, 0.8]))).numpy()
         plain = log_mel(wave, tf.constant([11_025, 0])).numpy()
         np.testing.assert_array_equal(mel[1], plain[1])
         np.testing.assert_array_equal(mel[0].max(axis=1) > -2.0, plain[0].max(axis=1) > -2.0)
 
-    def test_each_row_has_its_own(self):
+    def test_each_row_has_its_own_factor(self):
         wave = np.stack([sine(1_000.0, 0.3)] * 3).astype(np.float32)
         mel = log_mel(wave, None, warped_mel_filters(tf.constant([0.8, 1.0, 1.25]))).numpy()
         for row, factor in zip(mel, (0.8, 1.0, 1.25), strict=True):
@@ -182,7 +182,7 @@ class FrequencyFactorTest(unittest.TestCase):
 
 
 class InversionTest(unittest.TestCase):
-    def test_magnitudes_are_positive_and_have_the_mel_they_were_made_from(self):
+    def test_magnitudes_are_positive_and_their_mel_is_the_input(self):
         waves = np.stack([sine(440, 0.5), np.random.default_rng(0).uniform(-0.3, 0.3, 11_025)]).astype(np.float32)
         mel = log_mel(waves)
         magnitude = inverse_mel_scale(mel).numpy()
@@ -200,7 +200,7 @@ class InversionTest(unittest.TestCase):
             decibels = 20 * np.log10(rms(wave) / rms(sine(hz, 0.7, level=0.3)))
             self.assertLess(abs(decibels), tolerance_db)
 
-    def test_the_wave_of_a_mel_has_that_mel(self):
+    def test_the_mel_of_the_inverted_wave_is_the_input(self):
         vowel = sum(sine(150.0 * k, 0.7, level=0.3 / k) for k in range(1, 20))
         wave = invert(vowel)
         expected = mel_by_librosa(vowel[: len(wave)])
@@ -210,24 +210,24 @@ class InversionTest(unittest.TestCase):
     def test_silence_stays_silent(self):
         self.assertLess(np.abs(invert(np.zeros(8_192))).max(), 1e-3)
 
-    def test_the_wave_is_256_samples_a_frame_and_within_bounds(self):
+    def test_a_wave_has_256_samples_per_frame_within_full_scale(self):
         loud = np.random.default_rng(0).uniform(-1, 1, (2, 5_000)).astype(np.float32)
         wave = griffin_lim(log_mel(loud) + 2.0, 5, [0, 0]).numpy()
         self.assertEqual((wave.shape, wave.dtype), ((2, 19 * HOP_SAMPLES), np.float32))
         self.assertLessEqual(np.abs(wave).max(), 1.0)
 
-    def test_the_same_seed_gives_the_same_bytes_and_another_one_other_phases(self):
+    def test_equal_seeds_return_equal_bytes_and_other_seeds_other_phases(self):
         noise = np.random.default_rng(0).uniform(-0.5, 0.5, 8_192)
         self.assertEqual(invert(noise, seed=3).tobytes(), invert(noise, seed=3).tobytes())
         self.assertNotEqual(invert(noise, seed=3).tobytes(), invert(noise, seed=4).tobytes())
 
-    def test_more_iterations_come_nearer(self):
+    def test_more_iterations_reduce_the_error(self):
         noise = np.random.default_rng(0).uniform(-0.5, 0.5, 8_192)
         target = mel_by_librosa(noise)
         error = {n: np.abs(mel_by_librosa(invert(noise, iterations=n)) - target).mean() for n in (0, 30)}
         self.assertLess(error[30], 0.5 * error[0])
 
-    def test_it_runs_on_the_device_it_is_called_on(self):
+    def test_griffin_lim_runs_on_the_current_device(self):
         with tf.device(MODEL):
             wave = griffin_lim(tf.fill([1, 8, 80], SILENCE), 1, [0, 0])
         self.assertTrue(wave.device.endswith(MODEL[1:]), wave.device)

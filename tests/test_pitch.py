@@ -1,4 +1,4 @@
-"""F0 by YIN: tones of known pitch, what has no pitch, and librosa as the reference."""
+"""F0 by YIN: tones of known pitch, sounds without pitch, and librosa as the reference."""
 
 import unittest
 
@@ -11,14 +11,14 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
-from myxtts.audio.pitch import F0_MAX_HZ, F0_MIN_HZ, RATE_HZ, f0
+from myxtts.audio.pitch import DECIMATED_RATE_HZ, F0_MAX_HZ, F0_MIN_HZ, f0
 from tests.sine_corpus import sine
 
-EDGE = 4  # frames that hear the wave's end
+EDGE = 4  # frames whose window reaches the end of the wave
 
 
 def vowel(hz: float, seconds: float = 0.5, strongest: int = 1) -> np.ndarray:
-    """Harmonics of 0.15 / k, of which one stands out by 8 dB or more as under a formant."""
+    """Return harmonics with level 0.15 / k, one of them 8 dB or more louder, as at a formant."""
     return sum(sine(hz * k, seconds, level=0.4 if k == strongest else 0.15 / k) for k in range(1, 21) if hz * k < 8_000)
 
 
@@ -32,40 +32,40 @@ def semitones(hz: np.ndarray, expected) -> np.ndarray:
 
 
 class ToneTest(unittest.TestCase):
-    def test_a_sinusoid_has_its_frequency(self):
+    def test_the_f0_of_a_sinusoid_is_its_frequency(self):
         for hz in (62.0, 80.0, 110.0, 155.5, 220.0, 333.3, 440.0, 590.0):
-            found, voiced = pitch(sine(hz, 0.5))
+            f0_hz, voiced = pitch(sine(hz, 0.5))
             with self.subTest(hz=hz):
                 self.assertTrue(voiced[EDGE:-EDGE].all())
-                self.assertLess(semitones(found[EDGE:-EDGE], hz).max(), 0.05)
+                self.assertLess(semitones(f0_hz[EDGE:-EDGE], hz).max(), 0.05)
 
-    def test_a_vowel_has_its_fundamental_whichever_harmonic_is_strongest(self):
+    def test_the_f0_of_a_vowel_is_its_fundamental_whichever_harmonic_is_strongest(self):
         for hz in (65.0, 100.0, 147.0, 210.0, 300.0):
             for strongest in (1, 2, 3, 4):
-                found, voiced = pitch(vowel(hz, strongest=strongest))
+                f0_hz, voiced = pitch(vowel(hz, strongest=strongest))
                 with self.subTest(hz=hz, strongest=strongest):
                     self.assertTrue(voiced[EDGE:-EDGE].all())
-                    self.assertLess(semitones(found[EDGE:-EDGE], hz).max(), 0.1)
+                    self.assertLess(semitones(f0_hz[EDGE:-EDGE], hz).max(), 0.1)
 
-    def test_a_high_voice_whose_period_ends_between_two_samples_is_not_heard_an_octave_lower(self):
-        for lag in (10.5, 11.5, 12.5):  # of the decimated wave: twice the lag is a whole number, and fits better
-            found, _ = pitch(vowel(RATE_HZ / lag, strongest=3))
-            self.assertLess(semitones(found[EDGE:-EDGE], RATE_HZ / lag).max(), 0.1)
+    def test_a_high_pitch_with_a_fractional_period_has_no_octave_error(self):
+        for lag in (10.5, 11.5, 12.5):  # in decimated samples: twice the lag is an integer, which fits better
+            f0_hz, _ = pitch(vowel(DECIMATED_RATE_HZ / lag, strongest=3))
+            self.assertLess(semitones(f0_hz[EDGE:-EDGE], DECIMATED_RATE_HZ / lag).max(), 0.1)
 
-    def test_noise_of_a_tenth_of_the_power_moves_no_octave(self):
+    def test_noise_with_a_tenth_of_the_power_causes_no_octave_error(self):
         clean = vowel(120.0, 1.0, strongest=2)
         noise = np.random.default_rng(0).normal(0, np.std(clean) * 10**-0.5, len(clean))
-        found, voiced = pitch(clean + noise)
+        f0_hz, voiced = pitch(clean + noise)
         self.assertGreater(voiced.mean(), 0.9)
-        self.assertLess(semitones(found[EDGE:-EDGE][voiced[EDGE:-EDGE]], 120.0).max(), 1.0)
+        self.assertLess(semitones(f0_hz[EDGE:-EDGE][voiced[EDGE:-EDGE]], 120.0).max(), 1.0)
 
-    def test_a_glide_is_followed_on_the_frame_grid_of_the_mel(self):
+    def test_a_glide_is_tracked_on_the_frame_grid_of_the_mel(self):
         seconds = np.arange(SAMPLE_RATE_HZ) / SAMPLE_RATE_HZ
-        found, _ = pitch(
+        f0_hz, _ = pitch(
             0.5 * np.sin(2 * np.pi * (100 * seconds + 50 * seconds**2))
-        )  # 100 Hz rising by 100 Hz a second
-        middle_s = (np.arange(len(found)) + 0.5) * HOP_SAMPLES / SAMPLE_RATE_HZ
-        self.assertLess(np.abs(found - (100 + 100 * middle_s))[EDGE:-EDGE].max(), 1.0)
+        )  # 100 Hz, rising by 100 Hz per second
+        middle_s = (np.arange(len(f0_hz)) + 0.5) * HOP_SAMPLES / SAMPLE_RATE_HZ
+        self.assertLess(np.abs(f0_hz - (100 + 100 * middle_s))[EDGE:-EDGE].max(), 1.0)
 
     def test_a_constant_offset_does_not_matter(self):
         np.testing.assert_allclose(pitch(vowel(150.0) + 0.2)[0][EDGE:-EDGE], 150.0, rtol=0.005)
@@ -80,12 +80,12 @@ class VoicingTest(unittest.TestCase):
             ("inaudible tone", sine(120.0, 1.0, level=5e-4), 0.0),
             ("white noise", noise, 0.05),
         ):
-            found, voiced = pitch(wave)
+            f0_hz, voiced = pitch(wave)
             with self.subTest(name):
                 self.assertLessEqual(voiced[EDGE:-EDGE].mean(), share)
-                np.testing.assert_array_equal(found[~voiced], 0.0)
+                np.testing.assert_array_equal(f0_hz[~voiced], 0.0)
 
-    def test_the_voiced_part_of_a_wave_is_found_where_it_is(self):
+    def test_voiced_frames_are_at_the_voiced_part_of_the_wave(self):
         wave = np.zeros(SAMPLE_RATE_HZ)
         wave[40 * HOP_SAMPLES : 60 * HOP_SAMPLES] = vowel(120.0, 1.0)[: 20 * HOP_SAMPLES]
         voiced = np.flatnonzero(pitch(wave)[1])
@@ -98,54 +98,54 @@ class VoicingTest(unittest.TestCase):
         wave[40 * HOP_SAMPLES :] = np.random.default_rng(0).uniform(-1, 1, SAMPLE_RATE_HZ - 40 * HOP_SAMPLES)
         self.assertFalse(pitch(wave)[1][:40].any())
 
-    def test_voiced_frames_lie_within_the_bounds(self):
+    def test_f0_is_within_the_bounds(self):
         for hz in (20.0, 1_000.0, 3_000.0):
-            found, voiced = pitch(vowel(hz))
-            self.assertTrue(np.all((found[voiced] >= F0_MIN_HZ) & (found[voiced] <= F0_MAX_HZ)))
+            f0_hz, voiced = pitch(vowel(hz))
+            self.assertTrue(np.all((f0_hz[voiced] >= F0_MIN_HZ) & (f0_hz[voiced] <= F0_MAX_HZ)))
 
 
 class ReferenceTest(unittest.TestCase):
-    def test_it_agrees_with_librosas_yin(self):
+    def test_f0_matches_yin_of_librosa(self):
         seconds = np.arange(SAMPLE_RATE_HZ) / SAMPLE_RATE_HZ
         hz = 140 + 40 * np.sin(2 * np.pi * 0.5 * seconds)
         phase = 2 * np.pi * np.cumsum(hz) / SAMPLE_RATE_HZ
         wave = sum(0.3 / k * np.sin(k * phase) for k in range(1, 12))
-        found, voiced = pitch(wave)
-        # librosa's frames begin every hop; these are moved so that theirs of 1140 samples begin with ours.
+        f0_hz, voiced = pitch(wave)
+        # librosa's frames have 1140 samples; the padding moves them to start with ours.
         padded = np.pad(wave, (356, 1140))
-        theirs = librosa.yin(
+        reference = librosa.yin(
             padded, fmin=60, fmax=600, sr=SAMPLE_RATE_HZ, frame_length=1140, hop_length=HOP_SAMPLES, center=False
         )
-        inner = slice(EDGE, len(found) - EDGE)
+        inner = slice(EDGE, len(f0_hz) - EDGE)
         self.assertTrue(voiced[inner].all())
-        self.assertLess(np.median(semitones(found[inner], theirs[inner])), 0.1)
-        self.assertLess(semitones(found[inner], theirs[inner]).max(), 0.5)
+        self.assertLess(np.median(semitones(f0_hz[inner], reference[inner])), 0.1)
+        self.assertLess(semitones(f0_hz[inner], reference[inner]).max(), 0.5)
 
 
 class BatchTest(unittest.TestCase):
-    def test_a_row_has_the_same_pitch_alone_and_in_a_padded_batch(self):
+    def test_padding_and_other_rows_change_no_f0(self):
         lengths = [0, 5_000, 8_191, 12_000]
         rows = [vowel(100.0 + 20 * i, 1.0)[:n].astype(np.float32) for i, n in enumerate(lengths)]
         for garbage in (0.0, 1.0, np.nan):
             batch = np.full((4, 12_000), garbage, np.float32)
-            for to, row in zip(batch, rows, strict=True):
-                to[: len(row)] = row
+            for target, row in zip(batch, rows, strict=True):
+                target[: len(row)] = row
             hz, voiced = (value.numpy() for value in f0(batch, tf.constant(lengths)))
             self.assertEqual((hz.shape, hz.dtype, voiced.dtype), ((4, 46), np.float32, np.bool_))
-            for row, together, heard in zip(rows, hz, voiced, strict=True):
+            for row, row_hz, row_voiced in zip(rows, hz, voiced, strict=True):
                 frames = len(row) // HOP_SAMPLES
-                self.assertFalse(heard[frames:].any())
+                self.assertFalse(row_voiced[frames:].any())
                 if frames:
                     alone, alone_voiced = pitch(row)
-                    np.testing.assert_array_equal(heard[:frames], alone_voiced)
-                    np.testing.assert_allclose(together[:frames], alone, rtol=1e-4)
+                    np.testing.assert_array_equal(row_voiced[:frames], alone_voiced)
+                    np.testing.assert_allclose(row_hz[:frames], alone, rtol=1e-4)
 
-    def test_it_is_the_same_eager_and_traced_with_unknown_dimensions(self):
+    def test_eager_and_traced_with_unknown_dimensions_agree(self):
         wave, samples = vowel(130.0)[None].astype(np.float32), tf.constant([9_000])
         traced = tf.function(f0, input_signature=[tf.TensorSpec([None, None]), tf.TensorSpec([None], tf.int32)])
         np.testing.assert_allclose(traced(wave, samples)[0], f0(wave, samples)[0], rtol=1e-4)
 
-    def test_it_runs_on_the_device_it_is_called_on(self):
+    def test_f0_runs_on_the_current_device(self):
         with tf.device(MODEL):
             hz, voiced = f0(tf.zeros([1, 4_096]), tf.constant([4_096]))
         self.assertTrue(hz.device.endswith(MODEL[1:]) and voiced.device.endswith(MODEL[1:]))

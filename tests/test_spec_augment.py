@@ -1,4 +1,4 @@
-"""SpecAugment: what is masked, with what, and what never is."""
+"""SpecAugment: position, width and value of the masks."""
 
 import unittest
 
@@ -20,7 +20,7 @@ def log_mels():
     return mel
 
 
-def augmented(mel, seed=(1, 2), frames=FRAMES, **settings):
+def augment(mel, seed=(1, 2), frames=FRAMES, **settings):
     with tf.device(DATA):
         return spec_augment(tf.constant(mel), tf.constant(frames), tf.constant(seed), **NONE | settings).numpy()
 
@@ -30,9 +30,9 @@ class SpecAugment(unittest.TestCase):
         self.mel = log_mels()
 
     def masked(self, **options):
-        return augmented(self.mel, **options) != self.mel
+        return augment(self.mel, **options) != self.mel
 
-    def test_masks_whole_frames_and_whole_bands(self):
+    def test_masks_cover_whole_frames_and_whole_bands(self):
         masked = self.masked(**SETTINGS)
         for row, frames in zip(masked, FRAMES, strict=True):
             real = row[:frames]
@@ -40,43 +40,43 @@ class SpecAugment(unittest.TestCase):
             np.testing.assert_array_equal(real, time[:, None] | bands[None, :])
         self.assertTrue(masked[0].any() and masked[1].any())
 
-    def test_leaves_what_is_behind_the_end(self):
+    def test_padding_is_never_masked(self):
         for seed in range(5):
             masked = self.masked(seed=(seed, 0), **SETTINGS)
             self.assertFalse(masked[np.arange(110)[None, :] >= FRAMES[:, None]].any())
 
-    def test_masks_are_as_wide_as_asked_at_most_and_lie_everywhere(self):
+    def test_masks_have_all_widths_up_to_the_largest_and_all_positions(self):
         frames = np.full(2000, 50, np.int32)
         mel = np.random.default_rng(0).normal(size=(2000, 50, 80)).astype(np.float32)
-        masked = augmented(mel, frames=frames, time_masks=1, time_fraction=0.2) != mel
+        masked = augment(mel, frames=frames, time_masks=1, time_fraction=0.2) != mel
         time = masked.all(axis=2)
         widths = time.sum(axis=1)
         self.assertEqual((widths.min(), widths.max()), (0, 10))
         self.assertAlmostEqual(widths.mean(), 5.0, delta=0.3)
-        self.assertTrue((np.abs(np.diff(time, axis=1)).sum(axis=1) <= 2).all())  # one stretch
+        self.assertTrue((np.abs(np.diff(time, axis=1)).sum(axis=1) <= 2).all())  # one span
         self.assertTrue(time.any(axis=0).all())
-        masked = augmented(mel, frames=frames, frequency_masks=1, frequency_bands=80) != mel
+        masked = augment(mel, frames=frames, frequency_masks=1, frequency_bands=80) != mel
         widths = masked.all(axis=1).sum(axis=1)
         self.assertEqual((widths.min(), widths.max()), (0, 80))
 
     def test_a_masked_value_is_the_mean_of_its_band(self):
-        found = augmented(self.mel, **SETTINGS)
+        mel = augment(self.mel, **SETTINGS)
         for row, frames in enumerate(FRAMES):
             mean = np.broadcast_to(self.mel[row, :frames].mean(axis=0) if frames else 0.0, (110, 80))
-            masked = found[row] != self.mel[row]
-            np.testing.assert_allclose(found[row][masked], mean[masked], rtol=1e-5)
+            masked = mel[row] != self.mel[row]
+            np.testing.assert_allclose(mel[row][masked], mean[masked], rtol=1e-5)
 
-    def test_is_a_function_of_the_seed_and_differs_between_rows(self):
+    def test_masks_depend_on_the_seed_and_differ_between_rows(self):
         first = self.masked(**SETTINGS)
         np.testing.assert_array_equal(first, self.masked(**SETTINGS))
         self.assertFalse(np.array_equal(first, self.masked(seed=(1, 3), **SETTINGS)))
         self.assertFalse(np.array_equal(first[0], first[4]))
 
-    def test_padding_does_not_move_the_masks(self):
+    def test_padding_does_not_change_the_masks(self):
         longer = np.pad(self.mel, [(0, 0), (0, 13), (0, 0)], constant_values=SILENCE)
-        np.testing.assert_array_equal(augmented(longer, **SETTINGS)[:, :110], augmented(self.mel, **SETTINGS))
+        np.testing.assert_array_equal(augment(longer, **SETTINGS)[:, :110], augment(self.mel, **SETTINGS))
 
-    def test_none_masks_nothing(self):
+    def test_no_masks_leave_the_mel_unchanged(self):
         self.assertFalse(self.masked().any())
 
 

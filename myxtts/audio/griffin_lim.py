@@ -1,4 +1,4 @@
-"""From a log-mel spectrogram back to a wave, without a trained vocoder."""
+"""Griffin-Lim: a wave from a log-mel spectrogram, without a trained vocoder."""
 
 import numpy as np
 import tensorflow as tf
@@ -6,17 +6,17 @@ import tensorflow as tf
 from myxtts.audio.format import FFT_SAMPLES, HOP_SAMPLES, PAD_SAMPLES, WINDOW_SAMPLES
 from myxtts.audio.mel import mel_filters, stft
 
-ITERATIONS = 30  # of copy synthesis 1.27 dB mel-cepstral distortion; 60 take 1.8 times the time for 1.24
+ITERATIONS = 30  # copy synthesis has 1.27 dB mel-cepstral distortion; 60 take 1.8 times as long and reach 1.24 dB
 NNLS_STEPS = 16
 MOMENTUM = 0.99
 
 
 def inverse_mel_scale(log_mel):
-    """Non-negative magnitudes whose mel is nearest to the given one.
+    """Return the non-negative STFT magnitudes whose mel is closest to the given one.
 
-    Multiplicative updates for non-negative least squares (Lee & Seung 2001), which keep every
-    magnitude positive; the pseudo-inverse alone gives negative ones. Their exponent is 1.5, between 0 and 2
-    where they are stable (Badeau, Bertin & Vincent 2010): 16 steps come nearer than 32 with exponent 1.
+    Uses multiplicative updates for non-negative least squares (Lee & Seung 2001), which keep every magnitude
+    positive; the pseudo-inverse alone returns negative ones. The exponent of the updates is 1.5. They are stable
+    between 0 and 2 (Badeau, Bertin & Vincent 2010), and 16 steps end closer than 32 steps with exponent 1.
 
     Args:
         log_mel: float32 [batch, frames, 80].
@@ -24,17 +24,17 @@ def inverse_mel_scale(log_mel):
     Returns:
         float32 [batch, frames, 513]; 1e-6 in the bins above the highest band.
     """
-    heard = int(mel_filters().any(axis=1).nonzero()[0][-1]) + 1  # 372 bins of 513, up to 8 kHz
-    bank = tf.constant(mel_filters()[:heard])  # [bins, bands]
+    bins = int(mel_filters().any(axis=1).nonzero()[0][-1]) + 1  # 372 bins of 513, up to 8 kHz
+    filters = tf.constant(mel_filters()[:bins])  # [bins, bands]
     mel = tf.exp(log_mel)
-    wanted = tf.matmul(mel, bank, transpose_b=True)
-    magnitude = tf.maximum(tf.matmul(mel, np.linalg.pinv(mel_filters()[:heard]).astype(np.float32)), 1e-6)
+    target = tf.matmul(mel, filters, transpose_b=True)
+    magnitude = tf.maximum(tf.matmul(mel, np.linalg.pinv(mel_filters()[:bins]).astype(np.float32)), 1e-6)
     for _ in range(NNLS_STEPS):
-        # Not by bank · bankᵀ: a third of the work.
-        found = tf.matmul(tf.matmul(magnitude, bank), bank, transpose_b=True)
-        ratio = wanted / tf.maximum(found, 1e-10)
+        # Two products are a third of the work of one with filters · filtersᵀ.
+        estimate = tf.matmul(tf.matmul(magnitude, filters), filters, transpose_b=True)
+        ratio = target / tf.maximum(estimate, 1e-10)
         magnitude *= ratio * tf.sqrt(ratio)
-    return tf.pad(magnitude, [[0, 0], [0, 0], [0, FFT_SAMPLES // 2 + 1 - heard]], constant_values=1e-6)
+    return tf.pad(magnitude, [[0, 0], [0, 0], [0, FFT_SAMPLES // 2 + 1 - bins]], constant_values=1e-6)
 
 
 @tf.function(
@@ -45,14 +45,15 @@ def inverse_mel_scale(log_mel):
     ]
 )
 def griffin_lim(log_mel, iterations, seed):
-    """Fast Griffin-Lim (Perraudin, Balazs & Søndergaard 2013) on the device it is called on.
+    """Compute fast Griffin-Lim (Perraudin, Balazs & Søndergaard 2013) on the current device.
 
-    The momentum acts on waves instead of spectra, which the linear transform makes equal: a quarter of the numbers.
+    The momentum is applied to waves instead of spectra. The results are equal because the transform is linear, and
+    waves have a quarter of the numbers.
 
     Args:
-        log_mel: float32 [batch, frames, 80]; frames beyond an utterance's end are silence.
+        log_mel: float32 [batch, frames, 80]; frames after the end of an utterance are silence.
         iterations: int32 scalar.
-        seed: int32 [2], of the first phases.
+        seed: int32 [2], seed of the initial phases.
 
     Returns:
         float32 [batch, frames * 256] in [-1, 1].
@@ -60,11 +61,11 @@ def griffin_lim(log_mel, iterations, seed):
     magnitude = inverse_mel_scale(log_mel)
     phase = tf.random.stateless_uniform(tf.shape(magnitude), seed, 0.0, 2.0 * np.pi)
     spectrum = tf.complex(magnitude * tf.cos(phase), magnitude * tf.sin(phase))
-    wave = previous = _inverse(spectrum)
+    wave = previous = _istft(spectrum)
     for _ in tf.range(iterations):
         spectrum = stft(wave + MOMENTUM * (wave - previous))
         previous = wave
-        wave = _inverse(_with_magnitude(spectrum, magnitude))
+        wave = _istft(_with_magnitude(spectrum, magnitude))
     wave = wave[:, PAD_SAMPLES:-PAD_SAMPLES]
     return wave / tf.maximum(tf.reduce_max(tf.abs(wave), axis=1, keepdims=True), 1.0)
 
@@ -72,15 +73,18 @@ def griffin_lim(log_mel, iterations, seed):
 def griffin_lim_waves(
     log_mel, frames, seed: tuple[int, int] = (0, 0), iterations: int = ITERATIONS
 ) -> list[np.ndarray]:
-    """Waves of a batch of mels on the host, each of its own frames alone: what pads a row changes no sample.
+    """Return the waves of a batch of mels as NumPy arrays.
+
+    Each row is inverted alone, without its padding, so padding changes no sample.
 
     Args:
-        log_mel: float32 [batch, frames, 80]; frames: int32 [batch].
-        seed: of the first phases, which are equal for all rows.
-        iterations: of Griffin-Lim.
+        log_mel: float32 [batch, frames, 80].
+        frames: int32 [batch], the length of each row.
+        seed: seed of the initial phases, which are the same in all rows.
+        iterations: number of Griffin-Lim iterations.
 
     Returns:
-        float32 [frames * 256] of each row.
+        For each row, float32 [frames * 256].
     """
     seed, iterations = tf.constant(seed, tf.int32), tf.constant(iterations)
     return [
@@ -95,7 +99,7 @@ def _with_magnitude(spectrum, magnitude):
     return tf.complex(real * gain, imaginary * gain)
 
 
-def _inverse(spectrum):
-    """Least-squares inverse of `stft`: complex64 [batch, frames, bins] -> float32 [batch, samples]."""
+def _istft(spectrum):
+    """Compute the least-squares inverse of `stft`: complex64 [batch, frames, bins] -> float32 [batch, samples]."""
     window = tf.signal.inverse_stft_window_fn(HOP_SAMPLES, forward_window_fn=tf.signal.hann_window)
     return tf.signal.inverse_stft(spectrum, WINDOW_SAMPLES, HOP_SAMPLES, FFT_SAMPLES, window_fn=window)

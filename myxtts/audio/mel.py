@@ -1,4 +1,4 @@
-"""Log-mel spectrograms: the only place that turns a wave into features."""
+"""Log-mel spectrograms. All features are computed here."""
 
 from functools import cache
 
@@ -24,17 +24,18 @@ SILENCE = float(np.log(LOG_FLOOR))
 
 @cache
 def mel_filters() -> np.ndarray:
-    """Slaney's mel filters with unit area, float32 [bins, bands] (Slaney 1998, as librosa has them)."""
+    """Return the mel filters of librosa with unit area (Slaney 1998), float32 [bins, bands]."""
     return librosa.filters.mel(
         sr=SAMPLE_RATE_HZ, n_fft=FFT_SAMPLES, n_mels=MEL_BANDS, fmin=LOW_HZ, fmax=HIGH_HZ, norm="slaney", htk=False
     ).T.astype(np.float32)
 
 
 def warped_mel_filters(factor):
-    """The same filters for voices whose frequencies are all to lie at `factor` times where they are, and be as loud.
+    """Return mel filters that scale all frequencies of a voice by `factor` and keep its loudness (VTLP).
 
-    A filter's gain at f is that of `filter_bank` at factor * f, from the triangle itself and not between its bins.
-    No filter reaches above the Fourier transform's last bin for factors from 0.726, HIGH_HZ over half the rate.
+    The gain of a filter at f is the gain of the same filter of `mel_filters` at factor * f. It is computed from the
+    triangle, not interpolated between bins. For factors of 0.726 (HIGH_HZ over half the sample rate) or more, no
+    filter extends beyond the last bin of the Fourier transform.
 
     Args:
         factor: float32 [batch].
@@ -52,25 +53,25 @@ def warped_mel_filters(factor):
 
 
 def stft(wave):
-    """Short-time Fourier transform without centring, in the wave's precision: [..., samples] -> [..., frames, bins]."""
+    """Compute the STFT without centring, in the precision of the wave: [..., samples] -> [..., frames, bins]."""
     return tf.signal.stft(wave, WINDOW_SAMPLES, HOP_SAMPLES, FFT_SAMPLES, window_fn=tf.signal.hann_window)
 
 
 def log_mel(waveform, samples=None, filters=None):
-    """Log-mel spectrogram of waves at 22,050 Hz.
+    """Compute the log-mel spectrogram of waves at 22,050 Hz.
 
-    Each wave is continued by its own reflection, at its own end, so that an utterance has the
-    same mel alone and in a padded batch. The transform runs in float64: in float32 its rounding
-    is 1 % of what a loud tone leaves in the quietest bands; this is equal to librosa within 2e-6.
+    Each wave is padded by its own reflection at its real end, so an utterance has the same mel alone and in a padded
+    batch. The transform runs in float64: in float32 the rounding error is 1 % of what a loud tone contributes
+    to the quietest bands. The result equals librosa's within 2e-6.
 
     Args:
         waveform: float32 [batch, samples] in [-1, 1].
-        samples: int32 [batch], the real samples of each row (0, or more than 384); all of them by default.
-        filters: float32 [batch, bins, bands], in place of `filter_bank`.
+        samples: int32 [batch], the number of real samples of each row (0, or more than 384); by default all.
+        filters: float32 [batch, bins, bands], used instead of `mel_filters`.
 
     Returns:
-        float32 [batch, samples // 256, 80]: natural logarithm of the mel magnitude, at least
-        log(1e-5), which also fills the frames behind a row's last one.
+        float32 [batch, samples // 256, 80]: the natural logarithm of the mel magnitude, at least log(1e-5). Frames
+        after the end of a row are log(1e-5).
     """
     padded = tf.shape(waveform)[1]
     if samples is None:
@@ -84,16 +85,16 @@ def log_mel(waveform, samples=None, filters=None):
 
 
 def _reflect(waveform, samples, padded):
-    """Rows with PAD_SAMPLES reflected samples before their start and behind their own end.
+    """Add PAD_SAMPLES reflected samples before the start and after the real end of each row.
 
-    Only the edges are gathered and written: a gather of whole rows took a quarter of log_mel's time.
+    Only the edges are gathered and written: gathering whole rows took a quarter of the time of `log_mel`.
     """
     rows = tf.shape(waveform)[0]
-    away = tf.tile(tf.range(1, PAD_SAMPLES + 1)[None, :], [rows, 1])  # samples from the edge
+    distance = tf.tile(tf.range(1, PAD_SAMPLES + 1)[None, :], [rows, 1])  # in samples from the edge
     last = samples[:, None] - 1
-    inside = tf.maximum(padded - 1, 0)
-    before = tf.gather(waveform, tf.minimum(tf.reverse(away, [1]), inside), batch_dims=1)
-    behind = tf.gather(waveform, tf.clip_by_value(last - away, 0, inside), batch_dims=1)
-    joined = tf.concat([before, waveform, tf.zeros_like(behind)], axis=1)
+    last_index = tf.maximum(padded - 1, 0)
+    before = tf.gather(waveform, tf.minimum(tf.reverse(distance, [1]), last_index), batch_dims=1)
+    after = tf.gather(waveform, tf.clip_by_value(last - distance, 0, last_index), batch_dims=1)
+    padded_wave = tf.concat([before, waveform, tf.zeros_like(after)], axis=1)
     row = tf.tile(tf.range(rows)[:, None], [1, PAD_SAMPLES])
-    return tf.tensor_scatter_nd_update(joined, tf.stack([row, PAD_SAMPLES + last + away], axis=-1), behind)
+    return tf.tensor_scatter_nd_update(padded_wave, tf.stack([row, PAD_SAMPLES + last + distance], axis=-1), after)

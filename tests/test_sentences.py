@@ -1,4 +1,4 @@
-"""Long texts as pieces: where sentences end, where they do not, and how the longest are cut."""
+"""Splitting long texts: where sentences end, where they do not, and how overlong ones are split."""
 
 import subprocess
 import sys
@@ -11,13 +11,13 @@ from myxtts.text.sentences import MAX_CHARACTERS, split_text
 REPOSITORY = Path(__file__).parents[1]
 
 
-def texts(text: str, **longest) -> list[str]:
-    return [piece.text for piece in split_text(text, **longest)]
+def texts(text: str, **options) -> list[str]:
+    return [chunk.text for chunk in split_text(text, **options)]
 
 
-def ends(text: str, **longest) -> str:
-    """First letter of each piece's end."""
-    return "".join(piece.end.value[0] for piece in split_text(text, **longest))
+def boundaries(text: str, **options) -> str:
+    """Return the first letter of the boundary after each chunk."""
+    return "".join(chunk.boundary.value[0] for chunk in split_text(text, **options))
 
 
 def letters(text: str) -> str:
@@ -25,7 +25,7 @@ def letters(text: str) -> str:
 
 
 class Stops(unittest.TestCase):
-    def test_a_sentence_ends_at_its_stop_and_keeps_it(self):
+    def test_a_stop_ends_a_sentence_and_belongs_to_it(self):
         for text, expected in (
             ("One. Two! Three? Four… Five", ["One.", "Two!", "Three?", "Four…", "Five"]),
             ("What?! No... Yes.", ["What?!", "No...", "Yes."]),
@@ -37,11 +37,11 @@ class Stops(unittest.TestCase):
             with self.subTest(text=text):
                 self.assertEqual(texts(text), expected)
 
-    def test_quotes_and_brackets_behind_the_stop_belong_to_the_sentence(self):
-        found = texts('"Go!" She went. (He stayed.) «Why?» So.')
-        self.assertEqual(found, ['"Go!"', "She went.", "(He stayed.)", "«Why?»", "So."])
+    def test_quotes_and_brackets_after_the_stop_belong_to_the_sentence(self):
+        sentences = texts('"Go!" She went. (He stayed.) «Why?» So.')
+        self.assertEqual(sentences, ['"Go!"', "She went.", "(He stayed.)", "«Why?»", "So."])
 
-    def test_a_word_in_lower_case_goes_on_with_the_sentence(self):
+    def test_a_word_in_lower_case_continues_the_sentence(self):
         for text in ('"Stop!" he said.', "Really... not now.", "Born in ca. 1900 and so on."):
             self.assertEqual(texts(text), [text])
 
@@ -59,7 +59,7 @@ class Stops(unittest.TestCase):
             with self.subTest(text=text):
                 self.assertEqual(texts(text), [text])
 
-    def test_words_that_look_like_abbreviations_still_end_a_sentence(self):
+    def test_words_that_look_like_abbreviations_end_a_sentence(self):
         for text, expected in (
             ("He said no. Five came.", ["He said no.", "Five came."]),
             ("It was I. You know.", ["It was I.", "You know."]),
@@ -69,55 +69,58 @@ class Stops(unittest.TestCase):
             with self.subTest(text=text):
                 self.assertEqual(texts(text), expected)
 
-    def test_what_cannot_be_spoken_is_no_piece(self):
+    def test_text_without_letters_and_digits_is_dropped(self):
         for text in ("", " \n\t ", "...", "* * *", "—", "؟"):
             self.assertEqual(texts(text), [], text)
         self.assertEqual(texts("One.\n\n* * *\n\nTwo."), ["One.", "Two."])
 
 
 class Paragraphs(unittest.TestCase):
-    def test_only_the_last_sentence_of_a_paragraph_ends_it(self):
-        self.assertEqual(ends("One. Two.\n\nThree. Four. Five."), "spssp")
+    def test_only_the_last_sentence_has_a_paragraph_boundary(self):
+        self.assertEqual(boundaries("One. Two.\n\nThree. Four. Five."), "spssp")
 
-    def test_line_breaks_are_spaces_where_blank_lines_end_paragraphs(self):
+    def test_blank_lines_turn_other_line_breaks_into_spaces(self):
         self.assertEqual(
             texts("A line that\nis wrapped.\n  \nAnother one."), ["A line that is wrapped.", "Another one."]
         )
 
-    def test_each_line_is_a_paragraph_where_there_are_no_blank_lines(self):
+    def test_without_blank_lines_each_line_is_a_paragraph(self):
         for break_ in ("\n", "\r\n", "\r", "\u2028", "\u2029"):
-            self.assertEqual((texts(f"one{break_}two{break_}"), ends(f"one{break_}two")), (["one", "two"], "pp"))
+            self.assertEqual((texts(f"one{break_}two{break_}"), boundaries(f"one{break_}two")), (["one", "two"], "pp"))
 
-    def test_an_ornament_behind_the_last_sentence_leaves_it_the_last(self):
-        self.assertEqual(ends("One. Two. ***"), "sp")
+    def test_an_ornament_is_not_the_last_sentence(self):
+        self.assertEqual(boundaries("One. Two. ***"), "sp")
 
 
 class LongSentences(unittest.TestCase):
-    def test_no_piece_is_longer_than_the_bound_and_no_letter_is_lost(self):
+    def test_chunks_are_within_the_limit_and_lose_no_letter(self):
         for text in ("word " * 500, "x" * 1_001, "one, two; " * 100, "你好" * 300, "a-b—c " * 200, "კარგი, " * 90):
             with self.subTest(text=text[:10]):
-                pieces = texts(text)
-                self.assertLessEqual(max(map(len, pieces)), MAX_CHARACTERS)
-                self.assertEqual(letters("".join(pieces)), letters(text))
-                self.assertEqual(ends(text), "c" * (len(pieces) - 1) + "p")
+                chunks = texts(text)
+                self.assertLessEqual(max(map(len, chunks)), MAX_CHARACTERS)
+                self.assertEqual(letters("".join(chunks)), letters(text))
+                self.assertEqual(boundaries(text), "c" * (len(chunks) - 1) + "p")
 
-    def test_a_short_sentence_is_not_cut(self):
-        self.assertEqual(texts("One, two; three: four.", longest=22), ["One, two; three: four."])
+    def test_a_short_sentence_is_not_split(self):
+        self.assertEqual(texts("One, two; three: four.", max_characters=22), ["One, two; three: four."])
 
-    def test_it_is_cut_at_the_strongest_mark_near_its_middle(self):
+    def test_it_is_split_at_the_strongest_mark_near_its_middle(self):
         for text, expected in (
             ("one two, three; four five, six", ["one two, three;", "four five, six"]),
             ("one two three, four five six", ["one two three,", "four five six"]),
             ("one two — three four", ["one two —", "three four"]),
             ("سلام دوست من، چطوری امروز", ["سلام دوست من،", "چطوری امروز"]),
             ("one two three four", ["one two", "three four"]),
-            ("a; bcdefgh ijklmn opqrstuv", ["a; bcdefgh", "ijklmn opqrstuv"]),  # the semicolon is too near the start
+            (
+                "a; bcdefgh ijklmn opqrstuv",
+                ["a; bcdefgh", "ijklmn opqrstuv"],
+            ),  # the semicolon is too close to the start
             ("cost 1,000,000, or even more", ["cost 1,000,000,", "or even more"]),
         ):
             with self.subTest(text=text):
-                self.assertEqual(texts(text, longest=25 if len(text) > 25 else len(text) - 1), expected)
+                self.assertEqual(texts(text, max_characters=25 if len(text) > 25 else len(text) - 1), expected)
 
-    def test_hostile_texts_take_a_second_and_not_an_hour(self):
+    def test_adversarial_texts_take_linear_time(self):
         for text in ("." * 100_000 + "x", '!"' * 50_000 + "x", "A. " * 30_000, "\n \na" * 20_000, "1. " * 30_000):
             started_s = time.perf_counter()
             list(split_text(text))

@@ -17,7 +17,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 class Normalisation(unittest.TestCase):
-    def test_whitespace_collapses_and_invisible_characters_go(self):
+    def test_whitespace_collapses_and_invisible_characters_are_removed(self):
         self.assertEqual(normalise_text(" a\t\nb\u200b\u00adc\0 \ufeffd\ud800 "), "a bc d")
 
     def test_quotes_dashes_and_ellipses_have_one_spelling(self):
@@ -35,57 +35,57 @@ class Normalisation(unittest.TestCase):
 
 
 class Phonemes(unittest.TestCase):
-    def test_symbols_are_ipa_characters_with_stress_length_spaces_and_punctuation(self):
+    def test_symbols_are_ipa_stress_length_spaces_and_punctuation(self):
         self.assertEqual("|".join(symbols_of("Hello, see?", "en", "phonemes")), "h|ə|l|ˈ|o|ʊ|,| |s|ˈ|i|ː|?")
 
     def test_combining_mark_belongs_to_its_base(self):
         self.assertIn("n\u0329", symbols_of("button", "en", "phonemes"))  # syllabic n
 
-    def test_each_language_of_the_demo_corpus_is_spoken(self):
+    def test_each_language_of_the_demo_corpus_has_phonemes(self):
         self.assertEqual("".join(symbols_of("„გამარჯობა“!", "ka", "phonemes")), "ɡˈamardʒˌoba!")
         self.assertEqual("".join(symbols_of("سلام؟", "fa", "phonemes")), "salˈɑm?")
 
-    def test_mark_inside_a_number_or_a_time_ends_no_clause(self):
+    def test_marks_inside_numbers_and_times_end_no_clause(self):
         for text in ("3.14", "10:30", "1,000"):
             self.assertFalse(set(symbols_of(text, "en", "phonemes")) & set(".,:"), text)
 
-    def test_dash_between_words_is_a_pause_and_a_hyphen_is_none(self):
+    def test_a_dash_is_a_pause_and_a_hyphen_is_not(self):
         self.assertIn(",", symbols_of("one — two", "en", "phonemes"))
         self.assertNotIn(",", symbols_of("well-known", "en", "phonemes"))
 
     def test_language_switch_leaves_no_mark(self):
         self.assertEqual("".join(symbols_of("hello سلام", "fa", "phonemes")), "həlˈəʊ salˈɑm")
 
-    def test_text_without_anything_to_speak_has_no_symbols(self):
+    def test_text_without_letters_and_digits_has_no_symbols(self):
         for frontend in ("phonemes", "characters"):
             for text in ("", "  ", "?!…", "—", '"', "\0", "\ud800"):
                 self.assertEqual(symbols_of(text, "en", frontend), [], (frontend, text))
 
-    def test_unknown_language_is_refused_with_the_nearest_codes(self):
+    def test_error_for_an_unknown_language_names_similar_codes(self):
         for language, nearest in (("en_us", "en-us"), ("german", "de"), ("persian", "fa")):
             with self.assertRaisesRegex(DataError, rf"'{language}'.*nearest are:.*\b{nearest}\b"):
                 symbols_of("a", language, "phonemes")
 
-    def test_language_without_a_dictionary_is_refused_instead_of_mute(self):
+    def test_language_without_a_dictionary_is_an_error(self):
         with self.assertRaisesRegex(DataError, "'xex'"):
             espeak.phonemes("a", "xex")
 
-    def test_phonemes_do_not_depend_on_what_was_said_before(self):
+    def test_phonemes_do_not_depend_on_earlier_calls(self):
         texts = [("The old sailor slept.", "en"), ("გუშინ თოვდა.", "ka"), ("دیروز برف آمد.", "fa")]
         first = [espeak.phonemes(*text) for text in texts]
         espeak.synthesize("Something else, quickly!", EspeakVoice("en", "m3", 70, 200))
         self.assertEqual([espeak.phonemes(*text) for text in reversed(texts)], first[::-1])
 
-    def test_threads_take_turns(self):
+    def test_threads_get_the_same_phonemes_as_one_thread(self):
         texts = [("thirty three thieves", "en"), ("ოცდაათი", "ka")] * 100
         alone = [espeak.phonemes(*text) for text in texts]
         together = [""] * len(texts)
 
-        def say(worker: int) -> None:
+        def convert(worker: int) -> None:
             for index in range(worker, len(texts), 3):
                 together[index] = espeak.phonemes(*texts[index])
 
-        threads = [threading.Thread(target=say, args=(worker,)) for worker in range(3)]
+        threads = [threading.Thread(target=convert, args=(worker,)) for worker in range(3)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -102,12 +102,12 @@ class Phonemes(unittest.TestCase):
 
 
 class Characters(unittest.TestCase):
-    def test_symbols_are_characters_in_lower_case_and_need_no_known_language(self):
+    def test_symbols_are_lower_case_characters_in_any_language(self):
         self.assertEqual(symbols_of("Ab, გ?", "zz", "characters"), ["a", "b", ",", " ", "გ", "?"])
 
 
 class Speech(unittest.TestCase):
-    def test_events_follow_the_text(self):
+    def test_events_are_in_the_order_of_the_text(self):
         samples, events = espeak.synthesize("See, two.", EspeakVoice("en"))
         self.assertEqual(samples.dtype, np.int16)
         self.assertEqual([symbol for _, symbol in events if symbol != PAUSE], ["s", "ˈiː", WORD_GAP, "t", "ˈuː"])
@@ -115,7 +115,7 @@ class Speech(unittest.TestCase):
         self.assertEqual(starts_s, sorted(starts_s))
         self.assertLessEqual(starts_s[-1], len(samples) / espeak.SAMPLE_RATE_HZ)
 
-    def test_rate_and_pitch_are_those_of_the_voice(self):
+    def test_rate_and_pitch_of_the_voice_are_applied(self):
         slow, _ = espeak.synthesize("One two three.", EspeakVoice("en", rate_wpm=100))
         fast, _ = espeak.synthesize("One two three.", EspeakVoice("en", rate_wpm=200))
         self.assertGreater(len(slow), 1.5 * len(fast))
@@ -123,23 +123,23 @@ class Speech(unittest.TestCase):
         high, _ = espeak.synthesize("One two three.", EspeakVoice("en", pitch=80))
         self.assertGreater(_first_peak_hz(high), 1.3 * _first_peak_hz(low))
 
-    def test_fresh_copy_repeats_itself_whatever_was_said_before(self):
+    def test_isolated_copies_return_equal_samples(self):
         spoken = []
         for _ in range(2):
             with espeak.isolated_copy() as copy:
                 spoken.append([copy.synthesize("Once more.", EspeakVoice("en"))[0].tobytes() for _ in range(2)])
         self.assertEqual(spoken[0], spoken[1])
 
-    def test_language_switch_is_no_event(self):
+    def test_a_language_switch_is_not_an_event(self):
         _, events = espeak.synthesize("hello سلام", EspeakVoice("fa"))
         self.assertFalse([symbol for _, symbol in events if "(" in symbol])
 
-    def test_interrupt_while_speaking_is_not_lost(self):
+    def test_ctrl_c_during_synthesis_is_not_lost(self):
         self.addCleanup(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
         with espeak.isolated_copy() as copy:
             collect = copy._collect
 
-            def interrupt(event) -> None:  # inside the library's callback, where ctypes drops exceptions
+            def interrupt(event) -> None:  # in the callback of the library, where ctypes drops exceptions
                 signal.raise_signal(signal.SIGINT)
                 collect(event)
 
@@ -148,7 +148,7 @@ class Speech(unittest.TestCase):
                 copy.synthesize("One.", EspeakVoice("en"))
         self.assertIs(signal.getsignal(signal.SIGINT), signal.default_int_handler)
 
-    def test_unknown_variant_is_refused(self):
+    def test_unknown_variant_is_an_error(self):
         with self.assertRaisesRegex(ValueError, "zzz"):
             espeak.synthesize("a", EspeakVoice("en", "zzz"))
 
@@ -157,7 +157,7 @@ class Symbols(unittest.TestCase):
     def setUp(self):
         self.table = SymbolTable.from_sequences([["b", "a"], ["ˈ", "a"]])
 
-    def test_ids_follow_padding_begin_and_end_in_code_point_order(self):
+    def test_ids_start_after_padding_begin_and_end_in_code_point_order(self):
         self.assertEqual(self.table.to_list(), ["a", "b", "ˈ"])
         ids = self.table.encode(["ˈ", "a"])
         self.assertEqual((ids.tolist(), ids.dtype), ([1, 5, 3, 2], np.int32))
@@ -166,7 +166,7 @@ class Symbols(unittest.TestCase):
     def test_order_of_the_corpus_does_not_matter(self):
         self.assertEqual(self.table, SymbolTable.from_sequences([["a", "ˈ"], [], ["b"]]))
 
-    def test_unknown_symbols_are_named_once(self):
+    def test_each_unknown_symbol_is_named_once(self):
         self.assertEqual(self.table.unknown(["z", "a", "ʒ", "z"]), ["z", "ʒ"])
         with self.assertRaisesRegex(DataError, r"'ʒ' \(U\+0292\)"):
             self.table.encode(["a", "ʒ"])
@@ -174,14 +174,14 @@ class Symbols(unittest.TestCase):
     def test_list_restores_the_table(self):
         self.assertEqual(SymbolTable.from_list(self.table.to_list()), self.table)
 
-    def test_damaged_list_is_refused(self):
+    def test_damaged_list_is_an_error(self):
         for symbols in (["a", "a"], ["a", ""], ["a", 3]):
             with self.assertRaises(DataError):
                 SymbolTable.from_list(symbols)
 
 
 def _first_peak_hz(samples: np.ndarray) -> float:
-    """Fundamental frequency by the highest peak of the autocorrelation between 60 and 400 Hz."""
+    """Return the fundamental frequency by the highest autocorrelation peak between 60 and 400 Hz."""
     middle = samples[len(samples) // 4 : len(samples) // 4 + 8192].astype(float)
     correlation = np.fft.irfft(np.abs(np.fft.rfft(middle, 16384)) ** 2)
     shortest, longest = espeak.SAMPLE_RATE_HZ // 400, espeak.SAMPLE_RATE_HZ // 60

@@ -133,7 +133,7 @@ class Synthesizer:
             )
             for wave, piece in zip(map(fade_ends, waves), batch, strict=True):
                 pause = np.zeros(0, np.float32) if before is None else pause_between(*before, wave, options.speed)
-                before = (wave, piece.end)
+                before = (wave, piece.boundary)
                 yield np.concatenate([pause, wave])
 
     def _say(
@@ -171,7 +171,7 @@ class Synthesizer:
                 raise DataError(_refusal(number, piece, len(known), len(symbols), unknown))
             for symbol in unknown:
                 unknown_in.setdefault(symbol, []).append(number)
-            spelt.append(Spelt(self._tables.symbols.encode(known), piece.end))
+            spelt.append(Spelt(self._tables.symbols.encode(known), piece.boundary))
         if not spelt:
             raise DataError(f"the text {text[:60]!r} has nothing to say: neither a letter nor a digit. Give some text.")
         for symbol, numbers in unknown_in.items():

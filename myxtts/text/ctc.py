@@ -1,4 +1,4 @@
-"""What CTC (Graves et al. 2006) asks of a pair of speech and text. Free of TensorFlow: the manifest goes by it."""
+"""Feasibility of CTC (Graves et al. 2006) for a pair of speech and text. Does not import TensorFlow."""
 
 import numpy as np
 
@@ -6,14 +6,14 @@ BLANK_ID = 0  # the padding of a text, which is never a label
 
 
 def subsampled_length(frames, subsampling: int):
-    """Frames that are left of `frames` when one of each `subsampling` is kept; for numbers, arrays and tensors."""
+    """Return how many of `frames` (a number, an array or a tensor) are left if one of each `subsampling` is kept."""
     return (frames + subsampling - 1) // subsampling
 
 
 def frames_needed(labels: np.ndarray) -> int:
-    """Fewest frames that labels [U] fit in: one for each, and one for the blank between two that are equal.
+    """Return the fewest frames for labels [U]: one per label, and one per blank between two equal labels.
 
-    The loss of a shorter utterance is infinite, and one step on it ruins the weights.
+    With fewer frames the loss is infinite, and a single step on it destroys the weights.
     """
     labels = np.asarray(labels)
     return len(labels) + int(np.count_nonzero(labels[1:] == labels[:-1]))

@@ -1,50 +1,50 @@
-"""How far one sequence is from another: the measure behind character and word error rates."""
+"""Edit distance, and the character and word error rates computed from it."""
 
 from collections.abc import Hashable, Iterable, Sequence
 
 import numpy as np
 
 
-def edit_distance(reference: Sequence[Hashable], heard: Sequence[Hashable]) -> int:
-    """Fewest substitutions, deletions and insertions that turn one into the other (Levenshtein 1966).
+def edit_distance(reference: Sequence[Hashable], hypothesis: Sequence[Hashable]) -> int:
+    """Return the fewest substitutions, deletions and insertions between two sequences (Levenshtein 1966).
 
-    Row by row of the table; within a row an insertion costs 1 for each column, so its best is a running minimum
-    of (cost - column).
+    The table is computed row by row. An insertion costs 1 per column, so the best cost by insertions within a row is
+    a running minimum of (cost - column).
     """
     ids: dict[Hashable, int] = {}
-    left, right = (
-        np.array([ids.setdefault(item, len(ids)) for item in items], dtype=int) for items in (reference, heard)
+    reference_ids, hypothesis_ids = (
+        np.array([ids.setdefault(item, len(ids)) for item in items], dtype=int) for items in (reference, hypothesis)
     )
-    column = np.arange(len(right) + 1)
+    column = np.arange(len(hypothesis_ids) + 1)
     row = column
-    for deleted, item in enumerate(left, start=1):
-        best = np.minimum(row[1:] + 1, row[:-1] + (right != item))
-        row = np.minimum.accumulate(np.concatenate([[deleted], best]) - column) + column
+    for deletions, item in enumerate(reference_ids, start=1):
+        best = np.minimum(row[1:] + 1, row[:-1] + (hypothesis_ids != item))
+        row = np.minimum.accumulate(np.concatenate([[deletions], best]) - column) + column
     return int(row[-1])
 
 
 def error_rate(pairs: Iterable[tuple[Sequence[Hashable], Sequence[Hashable]]]) -> float:
-    """Edits over the length of the references, both summed over all pairs (reference, heard).
+    """Return the edits divided by the length of the references, both summed over all (reference, hypothesis) pairs.
 
-    Pairs of strings give the character error rate, pairs of lists of words the word error rate. More than 1 where
-    much is inserted.
+    Pairs of strings have a character error rate, pairs of lists of words a word error rate. Many insertions can raise
+    it above 1.
 
     Raises:
         ValueError: all references are empty.
     """
     edits = length = 0
-    for reference, heard in pairs:
-        edits += edit_distance(reference, heard)
+    for reference, hypothesis in pairs:
+        edits += edit_distance(reference, hypothesis)
         length += len(reference)
     if not length:
         raise ValueError("an error rate needs a reference that is not empty")
     return edits / length
 
 
-def error_rates(true: Sequence[str], heard: Sequence[str]) -> dict[str, float]:
-    """Of characters and of words, over all texts."""
-    words = [(one.split(), said.split()) for one, said in zip(true, heard, strict=True)]
+def error_rates(references: Sequence[str], hypotheses: Sequence[str]) -> dict[str, float]:
+    """Return the character and the word error rate over all texts."""
+    pairs = list(zip(references, hypotheses, strict=True))
     return {
-        "character_error_rate": error_rate(zip(true, heard, strict=True)),
-        "word_error_rate": error_rate(words),
+        "character_error_rate": error_rate(pairs),
+        "word_error_rate": error_rate((reference.split(), hypothesis.split()) for reference, hypothesis in pairs),
     }

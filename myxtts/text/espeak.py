@@ -1,8 +1,7 @@
 """espeak-ng through ctypes: phonemes of a text, and speech with the time of each phoneme.
 
-The library and its data come with the package `espeakng_loader`. espeak-ng is licensed under
-GPL-3, so it is loaded on first use and never at import.
-The interface is that of `speak_lib.h`, API revision 12 (espeak-ng 1.49 to 1.52).
+The package `espeakng_loader` contains the library and its data. espeak-ng has the licence GPL-3, so it is loaded on
+first use and never at import. The interface is `speak_lib.h`, API revision 12 (espeak-ng 1.49 to 1.52).
 """
 
 import ctypes
@@ -22,27 +21,33 @@ import numpy as np
 
 from myxtts.errors import DataError
 
-SAMPLE_RATE_HZ = 22_050  # of every formant voice
-PAUSE = ""  # symbol of an event at which silence begins
-WORD_GAP = " "  # symbol of an event at which another word begins
+SAMPLE_RATE_HZ = 22_050  # the sample rate of every formant voice
+PAUSE = ""  # event symbol: silence begins
+WORD_GAP = " "  # event symbol: another word begins
 
-_SYNCHRONOUS = 2  # espeak_Synth returns after the last callback, and no audio device is opened
+_SYNCHRONOUS = 2  # espeak_Synth returns after the last callback and opens no audio device
 _PHONEME_EVENTS, _IPA_EVENTS, _NO_EXIT = 1, 2, 0x8000
 _UTF8 = 1
 _IPA = 2
 _RATE, _VOLUME, _PITCH = 1, 2, 3
 _END_OF_LIST, _WORD, _PHONEME = 0, 1, 7
 _BUFFER_MS = 10_000  # one callback for most sentences
-_VOLUME_PERCENT = 60  # at 100 some vowels reach full scale and start the library's gain control
-_HOME_PATH_CHARACTERS = 159  # espeak-ng's buffer for the path of its data
+_VOLUME_PERCENT = 60  # at 100 some vowels reach full scale and activate the gain control of the library
+_HOME_PATH_CHARACTERS = 159  # size of the buffer that espeak-ng has for the path of its data
 _LANGUAGE_SWITCH = re.compile(r"\([a-z][a-z0-9-]*\)")
 _DEFAULT_DIALECT = {"en": "en-us"}
 
 
 @dataclass(frozen=True)
 class EspeakVoice:
-    """An espeak-ng voice: language code, variant ("f2", "m3", …, "" is the plain one), pitch
-    (0 to 99, 50 is the variant's own) and rate in words a minute (80 to 450)."""
+    """A voice of espeak-ng.
+
+    Attributes:
+        language: language code.
+        variant: such as "f2" or "m3"; "" is the plain voice.
+        pitch: 0 to 99; 50 is the default pitch of the variant.
+        rate_wpm: words per minute, 80 to 450.
+    """
 
     language: str
     variant: str = ""
@@ -51,7 +56,7 @@ class EspeakVoice:
 
 
 class PhonemeEvent(NamedTuple):
-    """`symbol` begins at `start_s`: an IPA phoneme with its stress and length, PAUSE or WORD_GAP."""
+    """Start of a symbol: an IPA phoneme with its stress and length, PAUSE or WORD_GAP."""
 
     start_s: float
     symbol: str
@@ -89,44 +94,52 @@ _Callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctype
 
 
 class Espeak:
-    """One loaded copy of the library. Its state is global to the copy, so calls take turns.
+    """One loaded copy of the library. The library has global state, so a lock serialises all calls.
 
-    Phonemes depend on the text and the language alone. Speech depends also on what this copy said
-    before (flutter and wave phase run on): the same calls in the same order give the same samples, but for variants
-    with `breath` (f2, f3, f5, …), which read uninitialised memory.
-    Raises DataError where the library or its data cannot be loaded.
+    Phonemes depend only on the text and the language. Speech also depends on earlier calls (flutter and wave phase
+    continue): the same calls in the same order return the same samples, except for variants with `breath` (f2, f3,
+    f5, …), which read uninitialised memory.
+
+    Raises:
+        DataError: the library or its data cannot be loaded.
     """
 
     def __init__(self, library_path: Path, data_path: Path):
         self._lock = threading.Lock()
         self._library = _load(library_path)
-        self._callback = _Callback(self._receive)  # the library keeps only the address
+        self._callback = _Callback(self._receive)  # the library stores only its address
         self._samples: list[bytes] = []
         self._events: list[PhonemeEvent] = []
         self._voice_name = ""
         options = _PHONEME_EVENTS | _IPA_EVENTS | _NO_EXIT
-        # The path compiled into the wheel is that of its build machine.
+        # The path compiled into the wheel is a path of its build machine.
         rate_hz = self._library.espeak_Initialize(_SYNCHRONOUS, _BUFFER_MS, str(data_path).encode(), options)
         if rate_hz != SAMPLE_RATE_HZ:
             raise DataError(
-                f"espeak-ng was to start with its data in {data_path}, but found none it can read there "
-                f"(the path has {len(str(data_path).encode())} bytes, it takes {_HOME_PATH_CHARACTERS}). "
-                "Reinstall espeakng-loader, or use an environment with a shorter path."
+                f"espeak-ng cannot read its data in {data_path} (the path has {len(str(data_path).encode())} bytes; "
+                f"espeak-ng accepts at most {_HOME_PATH_CHARACTERS}). Reinstall espeakng-loader, or use an environment "
+                "with a shorter path."
             )
         self._library.espeak_SetSynthCallback(self._callback)
         self._voices, self._codes_by_name = self._list_voices()
 
     def phonemes(self, text: str, language: str) -> str:
-        """IPA of `text` with stress marks, words parted by one space. Raises DataError on an unknown language."""
+        """Return the IPA of a text with stress marks and one space between words.
+
+        Raises:
+            DataError: the language is unknown.
+        """
         with self._lock:
             self._select(language, variant="")
             ipa = " ".join(self._clauses(text))
         return " ".join(_LANGUAGE_SWITCH.sub("", ipa).split())
 
     def synthesize(self, text: str, voice: EspeakVoice) -> tuple[np.ndarray, list[PhonemeEvent]]:
-        """Samples (int16, mono, 22,050 Hz, shape [samples]) and the beginnings of phonemes, pauses and words in order.
+        """Return speech, int16 [samples] at 22,050 Hz, and the starts of its phonemes, pauses and words in order.
 
-        Raises DataError on an unknown language, ValueError on an unknown variant.
+        Raises:
+            DataError: the language is unknown.
+            ValueError: the variant is unknown.
         """
         encoded = _utf8(text)
         with self._lock:
@@ -142,7 +155,7 @@ class Espeak:
         return np.frombuffer(b"".join(samples), dtype=np.int16), events
 
     def _receive(self, wave, samples: int, events) -> int:
-        """Collects what espeak_Synth made; 0 lets it go on."""
+        """Collect the output of espeak_Synth. Returning 0 lets it continue."""
         if samples:
             self._samples.append(ctypes.string_at(wave, 2 * samples))
         index = 0
@@ -156,14 +169,14 @@ class Espeak:
         if event.type == _WORD and self._events:
             self._events.append(PhonemeEvent(start_s, WORD_GAP))
         elif event.type == _PHONEME:
-            symbol = event.id.string.decode(errors="ignore")  # cut at 8 bytes, perhaps inside a character
+            symbol = event.id.string.decode(errors="ignore")  # truncated to 8 bytes, possibly inside a character
             if not _LANGUAGE_SWITCH.match(symbol):
                 self._events.append(PhonemeEvent(start_s, symbol))
 
     def _clauses(self, text: str) -> Iterator[str]:
         buffer = ctypes.create_string_buffer(_utf8(text))
         position = ctypes.c_void_p(ctypes.addressof(buffer))
-        while position.value:  # each call reads one clause, and the last one sets NULL
+        while position.value:  # each call reads one clause; the last one sets NULL
             yield self._library.espeak_TextToPhonemes(ctypes.byref(position), _UTF8, _IPA).decode()
 
     def _select(self, language: str, variant: str) -> None:
@@ -176,9 +189,9 @@ class Espeak:
             return
         self._voice_name = ""
         if self._library.espeak_SetVoiceByName(name.encode()) != 0 or not "".join(self._clauses("a")):
-            raise self._unknown(language)  # a voice whose dictionary is not in the wheel is mute (fo, kaa, xex)
-        found = self._library.espeak_GetCurrentVoice().contents.identifier.decode()
-        if found != name:
+            raise self._unknown(language)  # without a dictionary in the wheel (fo, kaa, xex), a voice is silent
+        selected = self._library.espeak_GetCurrentVoice().contents.identifier.decode()
+        if selected != name:
             raise ValueError(f"espeak-ng has no voice variant {variant!r}")
         self._voice_name = name
 
@@ -187,12 +200,12 @@ class Espeak:
         nearest = list(dict.fromkeys(self._codes_by_name.get(name, name) for name in named if name != language))
         hint = f"The nearest are: {', '.join(nearest)}. " if nearest else ""
         return DataError(
-            f"Language {language!r} was asked for, but the installed espeak-ng does not speak it. {hint}"
-            "Use a code such as en, de, ka or fa, or the text front end 'characters', which needs none."
+            f"Language {language!r} was requested, but the installed espeak-ng does not support it. {hint}"
+            "Use a code such as en, de, ka or fa, or the text front end 'characters', which needs no language."
         )
 
     def _list_voices(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Voice identifier by language code (the voice of best priority), and language code by English name."""
+        """Return the voice of best priority by language code, and the language code by English name."""
         records = self._library.espeak_ListVoices(None)
         ranked: dict[str, tuple[int, str]] = {}
         codes_by_name: dict[str, str] = {}
@@ -209,37 +222,37 @@ class Espeak:
 
 
 def phonemes(text: str, language: str) -> str:
-    """`Espeak.phonemes` of the process's common copy."""
-    return _common().phonemes(text, language)
+    """Call `Espeak.phonemes` of the shared copy."""
+    return _shared().phonemes(text, language)
 
 
 def synthesize(text: str, voice: EspeakVoice) -> tuple[np.ndarray, list[PhonemeEvent]]:
-    """`Espeak.synthesize` of the process's common copy."""
-    return _common().synthesize(text, voice)
+    """Call `Espeak.synthesize` of the shared copy."""
+    return _shared().synthesize(text, voice)
 
 
 @contextmanager
 def isolated_copy() -> Iterator[Espeak]:
-    """A copy of the library whose state starts anew: equal calls give equal samples, whatever was said before."""
-    library_path, data_path = _installed()
+    """Load a copy of the library with a fresh state, so that equal calls return equal samples."""
+    library_path, data_path = _installed_paths()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         yield Espeak(Path(shutil.copy(library_path, folder)), data_path)
 
 
-_common_lock = threading.Lock()
-_common_copy: list[Espeak] = []
+_shared_lock = threading.Lock()
+_shared_copy: list[Espeak] = []
 
 
-def _common() -> Espeak:
-    with _common_lock:
-        if not _common_copy:
-            _common_copy.append(Espeak(*_installed()))
-        return _common_copy[0]
+def _shared() -> Espeak:
+    with _shared_lock:
+        if not _shared_copy:
+            _shared_copy.append(Espeak(*_installed_paths()))
+        return _shared_copy[0]
 
 
 @contextmanager
 def _interrupt_deferred() -> Iterator[None]:
-    """Delivers a Ctrl-C at the end: ctypes prints and drops an exception that is raised in a callback.
+    """Defer Ctrl-C until the block ends, since ctypes drops exceptions that are raised in a callback.
 
     Only the main thread receives signals.
     """
@@ -257,7 +270,7 @@ def _interrupt_deferred() -> Iterator[None]:
         previous(*arrived[0])
 
 
-def _installed() -> tuple[Path, Path]:
+def _installed_paths() -> tuple[Path, Path]:
     try:
         import espeakng_loader
     except ModuleNotFoundError as error:
@@ -273,8 +286,8 @@ def _load(path: Path) -> ctypes.CDLL:
         library = ctypes.CDLL(str(path))
     except OSError as error:
         raise DataError(
-            f"espeak-ng was to be loaded from {path}, but the system refused: {error}. Reinstall espeakng-loader; "
-            "where temporary folders forbid programs, name another one in TMPDIR."
+            f"espeak-ng could not be loaded from {path}: {error}. Reinstall espeakng-loader. If the temporary folder "
+            "is mounted noexec, set TMPDIR to another one."
         ) from error
     integer, pointer = ctypes.c_int, ctypes.c_void_p
     size, unsigned = ctypes.c_size_t, ctypes.c_uint
@@ -294,12 +307,12 @@ def _load(path: Path) -> ctypes.CDLL:
 
 def _utf8(text: str) -> bytes:
     if "\0" in text:
-        raise ValueError("a text for espeak-ng may not hold NUL, at which C strings end")
+        raise ValueError("a text for espeak-ng must not contain NUL, which ends C strings")
     return text.encode()
 
 
 def _languages(address: int) -> list[tuple[int, str]]:
-    """(priority, code) for each language of a voice; a lower priority is better."""
+    """Return (priority, code) for each language of a voice; lower priorities are better."""
     languages = []
     while priority := ctypes.string_at(address, 1)[0]:
         code = ctypes.string_at(address + 1)

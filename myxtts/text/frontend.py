@@ -1,4 +1,4 @@
-"""From a text to the symbols that a model reads."""
+"""Text front end: from a text to the symbols that a model reads."""
 
 import re
 import unicodedata
@@ -6,10 +6,10 @@ from typing import Literal
 
 from myxtts.text import espeak
 
-PUNCTUATION = ",.;:!?…"  # symbols of their own, from which pauses are learnt
+PUNCTUATION = ",.;:!?…"  # kept as symbols, from which the model learns pauses
 STRESS_AND_LENGTH = "ˈˌːˑ"
 
-_JOINERS = "\u200c\u200d"  # zero width, yet they change Persian and Indic words
+_JOINERS = "\u200c\u200d"  # zero width, but they change Persian and Indic words
 _SPELLINGS = str.maketrans(
     {
         **dict.fromkeys("“”„‟«»〝〞", '"'),
@@ -25,14 +25,14 @@ _SPELLINGS = str.maketrans(
         "჻": ". ",  # Georgian paragraph separator
     }
 )
-# A mark ends a clause unless it stands inside a number, a time or an abbreviation.
+# A mark ends a clause unless it is inside a number, a time or an abbreviation.
 _CLAUSE_END = re.compile(r"((?:[;!?…]|,(?!\d)|[.:](?!\w))+)")
 
 
 def normalise_text(text: str) -> str:
-    """`text` in Unicode NFC with one kind of each quote, dash and punctuation mark and single spaces.
+    """Normalise a text to Unicode NFC, single spaces, and one kind of each quote, dash and punctuation mark.
 
-    Control and invisible format characters go, except the joiners that spelling needs.
+    Control characters and invisible format characters are removed, except joiners that change the spelling.
     """
     text = unicodedata.normalize("NFC", " ".join(text.split())).translate(_SPELLINGS)
     text = "".join(c for c in text if unicodedata.category(c) not in ("Cc", "Cf", "Cs") or c in _JOINERS)
@@ -42,11 +42,16 @@ def normalise_text(text: str) -> str:
 
 
 def symbols_of(text: str, language: str, frontend: Literal["phonemes", "characters"]) -> list[str]:
-    """Symbols of `text`; [] where nothing in it can be spoken.
+    """Return the symbols of `text`; [] if nothing in it can be spoken.
 
-    "phonemes": IPA characters with their combining marks, stress and length marks, spaces between words and
-    PUNCTUATION. "characters": the code points of the normalised text in lower case; `language` plays no part.
-    Raises DataError on a language that espeak-ng does not know.
+    Args:
+        text: any text; it is normalised first.
+        language: an espeak-ng language code; unused with "characters".
+        frontend: "phonemes" returns IPA characters with their combining marks, stress and length marks, spaces between
+            words, and PUNCTUATION. "characters" returns the code points of the text in lower case.
+
+    Raises:
+        DataError: espeak-ng does not know the language.
     """
     text = normalise_text(text)
     if frontend == "characters":
@@ -56,17 +61,17 @@ def symbols_of(text: str, language: str, frontend: Literal["phonemes", "characte
 
 
 def _phonemes(text: str, language: str) -> str:
-    """IPA of `text` with its PUNCTUATION."""
-    pieces = _CLAUSE_END.split(text.replace('"', "").replace(" —", ","))
+    """Return the IPA of `text` with its PUNCTUATION."""
+    parts = _CLAUSE_END.split(text.replace('"', "").replace(" —", ","))
     ipa = ""
-    for clause, mark in zip(pieces[0::2], [*pieces[1::2], ""], strict=True):
-        spoken = espeak.phonemes(clause, language)
-        ipa += (" " if spoken and ipa else "") + spoken + mark
+    for clause, mark in zip(parts[0::2], [*parts[1::2], ""], strict=True):
+        clause_ipa = espeak.phonemes(clause, language)
+        ipa += (" " if clause_ipa and ipa else "") + clause_ipa + mark
     return ipa
 
 
 def _with_marks(ipa: str) -> list[str]:
-    """Characters of `ipa`, combining marks joined to the character before them."""
+    """Split IPA into characters, each with its combining marks."""
     symbols: list[str] = []
     for character in unicodedata.normalize("NFC", ipa):
         if symbols and unicodedata.combining(character):

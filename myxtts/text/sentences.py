@@ -1,7 +1,7 @@
-"""A long text as pieces that a model can say at once: sentences, and parts of the longest ones.
+"""Splitting a long text into chunks that a model can synthesize at once: sentences, and parts of overlong sentences.
 
-Free of language models: a few rules on Unicode punctuation and a short list of abbreviations. A boundary that is missed
-makes a longer piece, and one too many a pause; neither loses a character that is spoken.
+The splitter uses rules on Unicode punctuation and a short list of abbreviations, and no language model. A missed
+boundary makes a longer chunk, and a wrong one an extra pause; neither loses a spoken character.
 """
 
 import re
@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import NamedTuple
 
-# LJSpeech's longest clip has 10.1 s and 187 characters. At 10 characters a second, which is slow, 200 of
-# them are 20 s, the longest utterance of the default settings (`max_seconds`).
+# The longest clip of LJSpeech has 10.1 s and 187 characters. At 10 characters a second, which is slow, 200
+# characters take 20 s, the longest utterance of the default settings (`max_seconds`).
 MAX_CHARACTERS = 200
 
 
 class Boundary(Enum):
-    """What stands behind a piece."""
+    """Kind of the boundary after a chunk."""
 
     CLAUSE = "clause"
     SENTENCE = "sentence"
@@ -23,25 +23,24 @@ class Boundary(Enum):
 
 
 class TextChunk(NamedTuple):
-    """What is said at once: its text without line breaks, and what it ends."""
+    """A sentence, or a part of an overlong one: its text without line breaks, and the boundary after it."""
 
     text: str
-    end: Boundary
+    boundary: Boundary
 
 
 _BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
 _OPENING = r"\"'“„‘‚«‹(\[{¿¡—–-"
 _CLOSING = r"\"'”“’»›)\]}」』）"
 _STOPS = ".!?…؟۔؞։።।॥჻"
-_WIDE_STOPS = "。！？"  # of Chinese and Japanese, which put no space behind them
-# The look-behind keeps a long run of stops from being tried at each of its places.
+_WIDE_STOPS = "。！？"  # Chinese and Japanese, without a space after them
+# The look-behind prevents a match attempt at each position of a long run of stops.
 _STOP = re.compile(rf"(?<![{_STOPS}])[{_STOPS}]+[{_CLOSING}]*(?=\s|$)|[{_WIDE_STOPS}]+[{_CLOSING}]*")
 _NEXT_WORD = re.compile(rf"\s*[{_OPENING}]*(\w)?")
 _LAST_WORD = re.compile(rf"[^\s{_OPENING}]*$")
-_LONGEST_WORD = 40  # that is looked back at; longer ones are no abbreviation
+_LONGEST_WORD = 40  # in characters; longer words are not looked up as abbreviations
 _DOTTED = re.compile(r"\w(\.\w)+")  # e.g, z.B, U.S, a.m, ე.ი
-# Abbreviations that stand before a name or within a sentence, whose dot says nothing about its end. Those that often
-# end one (etc., Jr., Inc.) are left out.
+# Abbreviations before a name or within a sentence. Those that often end a sentence (etc., Jr., Inc.) are left out.
 _BEFORE_A_WORD = re.compile(
     "mr|mrs|ms|mx|messrs|dr|prof|st|rev|hon|gen|col|capt|lt|sgt|cpl|adm|sen|rep|gov|pres|supt|mt|ft|vs|cf|viz|"
     "hr|fr|bzw|ca|evtl|ggf|vgl|dipl|ing|mme|mlle|mgr|sr|sra|იხ|მაგ",
@@ -53,23 +52,23 @@ _BEFORE_A_NUMBER = re.compile(
 _BREAKS = tuple(re.compile(pattern) for pattern in (r"[;:؛]\s|[；：]", r"[,،]\s|\s[—–-]+\s|—|[，、]", r"\s"))
 
 
-def split_text(text: str, longest: int = MAX_CHARACTERS) -> Iterator[TextChunk]:
-    """Pieces of a text in order, each with something to say and at most `longest` characters.
+def split_text(text: str, max_characters: int = MAX_CHARACTERS) -> Iterator[TextChunk]:
+    """Split a text into chunks of at most `max_characters` characters that have something to speak.
 
-    Where a text has blank lines, these end its paragraphs, and its other line breaks are spaces (as in a file that is
-    wrapped at 72 columns). Where it has none, each line is a paragraph.
+    Blank lines separate paragraphs, and the other line breaks are spaces (as in a file wrapped at 72 columns). In a
+    text without blank lines each line is a paragraph.
     """
     for paragraph in _paragraphs(text):
         sentences = [sentence for sentence in _sentences(paragraph) if _is_spoken(sentence)]
         for number, sentence in enumerate(sentences, 1):
-            *clauses, last = [part for part in _parts(sentence, longest) if _is_spoken(part)]
+            *clauses, last = [part for part in _clauses(sentence, max_characters) if _is_spoken(part)]
             yield from (TextChunk(clause, Boundary.CLAUSE) for clause in clauses)
             yield TextChunk(last, Boundary.PARAGRAPH if number == len(sentences) else Boundary.SENTENCE)
 
 
 def _paragraphs(text: str) -> Iterator[str]:
-    """Paragraphs with single spaces."""
-    text = "\n".join(text.splitlines()).strip()  # one kind of line break; Unicode has ten
+    """Return the paragraphs with single spaces."""
+    text = "\n".join(text.splitlines()).strip()  # all ten line breaks of Unicode become \n
     blocks = _BLANK_LINE.split(text) if _BLANK_LINE.search(text) else text.split("\n")
     return (" ".join(block.split()) for block in blocks)
 
@@ -84,9 +83,9 @@ def _sentences(paragraph: str) -> Iterator[str]:
 
 
 def _ends_sentence(paragraph: str, begin: int, stop: re.Match) -> bool:
-    """Whether a stop ends the sentence that begins at `begin`."""
+    """Return whether a stop ends the sentence that begins at `begin`."""
     following = _NEXT_WORD.match(paragraph, stop.end())[1] or ""
-    if following != following.title():  # "Stop!" he said. (Georgian letters are lower case, but begin sentences)
+    if following != following.title():  # "Stop!" he said. (Georgian sentences begin with lower case)
         return False
     if not stop[0].startswith(".") or stop[0].startswith(".."):
         return True
@@ -101,25 +100,25 @@ def _ends_sentence(paragraph: str, begin: int, stop: re.Match) -> bool:
     return not (is_initial or is_dotted or _BEFORE_A_WORD.fullmatch(word))
 
 
-def _parts(sentence: str, longest: int) -> Iterator[str]:
-    """The sentence, halved until each part is short enough."""
-    if len(sentence) <= longest:
+def _clauses(sentence: str, max_characters: int) -> Iterator[str]:
+    """Halve a sentence until each part is short enough."""
+    if len(sentence) <= max_characters:
         yield sentence
         return
-    at = _middle_break(sentence)
-    yield from _parts(sentence[:at].strip(), longest)
-    yield from _parts(sentence[at:].strip(), longest)
+    middle = _middle_break(sentence)
+    yield from _clauses(sentence[:middle].strip(), max_characters)
+    yield from _clauses(sentence[middle:].strip(), max_characters)
 
 
 def _middle_break(sentence: str) -> int:
-    """Where to halve: at the best kind of mark that the middle half has, there at the one nearest to the middle."""
+    """Return where to halve: at the strongest kind of mark in the middle half, at its mark closest to the middle."""
     middle = len(sentence) / 2
     for kind in _BREAKS:
-        ends = [found.end() for found in kind.finditer(sentence)]
+        ends = [match.end() for match in kind.finditer(sentence)]
         near = [end for end in ends if middle / 2 <= end <= middle * 3 / 2]
         if near:
             return min(near, key=lambda end: abs(end - middle))
-    return len(sentence) // 2  # a word without end
+    return len(sentence) // 2  # no break at all
 
 
 def _is_spoken(text: str) -> bool:

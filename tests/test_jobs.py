@@ -349,7 +349,7 @@ class Stopping(Place):
         self.wait_for(lambda: self.steps("start") == [1])
         process = read_record(self.run_folder).processes["start"]
         launcher.send_signal(signal.SIGINT)
-        self.assertIn("SIGINT: all save and end; a second Ctrl-C kills them\n", iter(launcher.stdout.readline, ""))
+        self.assertIn("SIGINT: all runs save and end; a second Ctrl-C kills them\n", iter(launcher.stdout.readline, ""))
         self.assertTrue(process.runs())
         launcher.send_signal(signal.SIGINT)
         self.assertEqual(launcher.wait(DEADLINE_S), 130)

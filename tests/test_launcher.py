@@ -83,7 +83,7 @@ class LauncherTest(unittest.TestCase):
         done = self.run_workers("print('error: no such corpus', file=sys.stderr)\nsys.exit(2)", "--workers", "3")
         self.assertEqual(done.returncode, 2)
         self.assertEqual(done.stdout.count("no such corpus"), 1)
-        self.assertRegex(done.stderr, r"^error: worker \d \(\S+\) ended with exit code 2, for the reason above")
+        self.assertRegex(done.stderr, r"^error: worker \d \(\S+\) ended with exit code 2; its message is above")
 
     def test_what_a_dead_worker_started_ends_with_it(self):
         source = "import subprocess\nprint(subprocess.Popen(['sleep', '60']).pid, flush=True)\nsys.exit(3)"
@@ -158,9 +158,9 @@ class LauncherTest(unittest.TestCase):
 class MistakeTest(unittest.TestCase):
     def test_mistakes_are_explained(self):
         mistakes = {
-            "no program was named": ["--workers", "2"],
+            "no program was given": ["--workers", "2"],
             "there is no such file": ["--workers", "2", "--", "nowhere.py"],
-            "there is none of that name": ["--workers", "2", "--", "-m", "nowhere"],
+            "there is no module of that name": ["--workers", "2", "--", "-m", "nowhere"],
             "0 is not from 1 to 1000": ["--workers", "0", "--", str(LAUNCHER)],
             "not allowed with": ["--workers", "2", "--nodes", "a:1", "--", str(LAUNCHER)],
             "--node-rank is missing": ["--nodes", "a:1,b:2", "--", str(LAUNCHER)],

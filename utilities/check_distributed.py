@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from myxtts.commands.cli import bounded, report_errors
 from myxtts.distributed.cluster import Cluster, find_cluster
-from myxtts.distributed.launcher import Launch, find_program, launch
+from myxtts.distributed.launcher import LaunchSpec, find_program, launch
 from myxtts.errors import ConfigError
 from utilities.launch_workers import add_machines, machines
 
@@ -56,7 +56,7 @@ def start(asked: argparse.Namespace) -> int:
         raise ConfigError("one worker was asked for, which has none to be compared with. Ask for two or more.")
     gpus = asked.gpus_per_worker if asked.nodes else asked.gpus_per_worker or 0
     command = find_program([__file__, *(() if gpus is None else ("--gpus-per-worker", str(gpus)))])
-    return launch(Launch(command, workers, own, Path("logs") / "check_distributed", gpus_per_worker=gpus))
+    return launch(LaunchSpec(command, workers, own, Path("logs") / "check_distributed", gpus_per_worker=gpus))
 
 
 def work(cluster: Cluster, gpus: int | None) -> int:

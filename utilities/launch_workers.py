@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from myxtts.commands.cli import bounded, report_errors
 from myxtts.distributed.cluster import check_addresses
-from myxtts.distributed.launcher import Launch, find_program, launch, local_workers
+from myxtts.distributed.launcher import LaunchSpec, find_program, launch, local_workers
 from myxtts.errors import ConfigError
 
 
@@ -67,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
     asked = parse(arguments)
     command = find_program(asked.program)
     workers, own = machines(asked)
-    return launch(Launch(command, workers, own, asked.logs, asked.cores_per_worker, asked.gpus_per_worker))
+    return launch(LaunchSpec(command, workers, own, asked.logs, asked.cores_per_worker, asked.gpus_per_worker))
 
 
 if __name__ == "__main__":

@@ -132,13 +132,13 @@ def merge_every_of(parser, argv, asked: argparse.Namespace, config: Config, warm
     """Steps of a round; 0 where the jobs merge at the end only."""
     of_jobs = ("--jobs", str(jobs), "--sync-dir", config.local_sgd.sync_dir or "rounds")
     sync_every = read_settings(parser, [*argv, *of_jobs])[0].local_sgd.sync_every
-    if asked.rounds is None:
+    if asked.num_syncs is None:
         return sync_every
     if sync_every:
         raise ConfigError(
-            f"--num-syncs {asked.rounds} and sync_every {sync_every} were both given. Leave out one of them."
+            f"--num-syncs {asked.num_syncs} and sync_every {sync_every} were both given. Leave out one of them."
         )
-    steps = round_steps(config.training.max_steps, warmstart_steps, asked.rounds)
+    steps = round_steps(config.training.max_steps, warmstart_steps, asked.num_syncs)
     log.info("rounds         a merge every %d steps", steps)
     return steps
 

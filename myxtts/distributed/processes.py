@@ -1,4 +1,4 @@
-"""Child processes: each in a group of its own, with a log; and what the parent itself is asked. No TensorFlow."""
+"""Child processes, requests to stop this process, and the cores and GPUs that children can be given. No TensorFlow."""
 
 import ctypes
 import os
@@ -16,37 +16,34 @@ from pathlib import Path
 from typing import BinaryIO
 
 LAST_LINES = 20
-NVIDIA_SMI_S = 20.0  # with a driver that hangs, it never returns
+NVIDIA_SMI_S = 20.0  # nvidia-smi never returns when the driver hangs
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-class Child:
-    """A process in a group of its own, so that what it starts ends with it, and Ctrl-C reaches it by its parent.
+class ChildProcess:
+    """A process in a process group of its own: its descendants end with it, and Ctrl-C reaches it through its parent.
 
     Args:
-        name: for messages.
-        command: what it runs.
-        log: gets what it prints, behind a line with the time and `title`.
-        title: of this start in the log.
-        environ: what it sees beside and instead of the parent's environment.
-        cores: pins it to these.
+        command: program and arguments.
+        log: receives the output, after a line with the time, the title and the command.
+        title: of this start, in the log.
+        environ: added to the parent's environment.
+        cores: cores to pin the process to.
 
     Attributes:
-        code: exit code, or minus the number of the signal that killed it; None until `has_ended` has seen the end.
-        last_lines: that it printed.
-        pid: its number.
+        code: exit code, or minus the number of the signal that killed the process; None until `has_ended` returns true.
+        last_lines: the last lines of its output.
+        pid: process ID.
     """
 
     def __init__(
         self,
-        name: str,
         command: Sequence[str],
         log: BinaryIO,
         title: str,
         environ: Mapping[str, str],
         cores: frozenset[int] | None = None,
     ):
-        self.name = name
         self.code: int | None = None
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self._log, self._partial = log, b""
@@ -58,162 +55,179 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=_before_start(os.getpid(), cores),
+            preexec_fn=_child_setup(os.getpid(), cores),
         )
+        assert self._process.stdout is not None
         self.pid = self._process.pid
         self.pipe = self._process.stdout
         os.set_blocking(self.pipe.fileno(), False)
 
-    def read(self) -> tuple[list[str], bool]:
-        """Lines that it printed since the last call, which are kept; and whether more can come."""
+    def read_lines(self) -> tuple[list[str], bool]:
+        """Return the lines printed since the last call, and whether more can come."""
         try:
             received = os.read(self.pipe.fileno(), 1 << 16)
         except BlockingIOError:
             return [], True
         self._log.write(received)
-        *whole, self._partial = (self._partial + (received or b"\n" * bool(self._partial))).split(b"\n")
-        # As a terminal would show it: after a return, a line is written over.
-        lines = [line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace") for line in whole]
+        *complete, self._partial = (self._partial + (received or b"\n" * bool(self._partial))).split(b"\n")
+        # As on a terminal, text after a carriage return replaces the line.
+        lines = [line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace") for line in complete]
         self.last_lines.extend(lines)
         return lines, bool(received)
 
     def has_ended(self) -> bool:
-        """Whether it has; then its code is known, and what it started is ended, too."""
+        """Return whether the process has ended; if so, set `code` and kill its descendants."""
         if self.code is None:
             ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if ended is not None:  # not reaped yet, so that its number is no other group's
+            if ended is not None:  # not reaped yet, so no other group can have its number
                 self.kill()
         return self.code is not None
 
-    def signal(self, number: int) -> None:
+    def send_signal(self, number: int) -> None:
         if not self.has_ended():
             self._process.send_signal(number)
 
     def kill(self) -> None:
-        """End it and its group, however it stands."""
+        """Kill the process and its group, and wait for the exit code."""
         if self.code is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
             self.code = self._process.wait()
 
-    def how_it_ended(self) -> str:
-        return f"was killed by {signal.Signals(-self.code).name}" if self.code < 0 else f"ended with code {self.code}"
+    def exit_reason(self) -> str:
+        code = self.code or 0
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
 
-    def obituary(self) -> str:
-        """How it ended, with its last lines."""
+    def failure_report(self) -> str:
+        """Return how the process ended, with its last lines."""
         lines = "".join(f"\n  | {line}" for line in self.last_lines)
-        return f"{self.how_it_ended()}; its last lines ({self._log.name} has all):{lines or ' none'}"
+        return f"{self.exit_reason()}; its last lines (all are in {self._log.name}):{lines or ' none'}"
+
+    def error_message(self) -> str:
+        """Return the message of a process with exit code 2: its output from `error: ` on, or all of it."""
+        lines = list(self.last_lines)
+        first = next((i for i, line in enumerate(lines) if line.startswith("error: ")), 0)
+        return "\n".join(line.removeprefix("error: ") for line in lines[first:])
 
 
-def _before_start(parent: int, cores: frozenset[int] | None) -> Callable[[], None]:
-    """What a child does before its program: die with its parent, even one that is killed; take its cores.
-
-    Only Linux can do the first.
-    """
+def _child_setup(parent: int, cores: frozenset[int] | None) -> Callable[[], None]:
+    """Return a function that a child runs before its program: die with the parent (Linux only), and pin to cores."""
     prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
-    def prepare() -> None:
+    def setup() -> None:
         if prctl is not None:
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:  # it was killed before
+            if os.getppid() != parent:  # the parent was killed before the call
                 os._exit(1)
         if cores is not None:
             os.sched_setaffinity(0, cores)
 
-    return prepare
+    return setup
 
 
-class Pipes:
-    """What several children print, line by line; a context manager."""
+class OutputReader:
+    """Reads the output of several children line by line; a context manager."""
 
-    def __init__(self, children: Sequence[Child] = ()):
+    def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
-        for child in children:
-            self.add(child)
 
-    def __enter__(self) -> "Pipes":
+    def __enter__(self) -> "OutputReader":
         return self
 
     def __exit__(self, *_error) -> None:
-        for key in self._selector.get_map().values():
-            key.fileobj.close()
+        for key in list(self._selector.get_map().values()):
+            key.data.pipe.close()
         self._selector.close()
 
-    def add(self, child: Child) -> None:
+    def add(self, child: ChildProcess) -> None:
         self._selector.register(child.pipe, selectors.EVENT_READ, child)
 
-    def lines(self, wait_s: float) -> Iterator[tuple[Child, str]]:
-        """All that is there, by whom; waits so long if there is nothing."""
+    def lines(self, wait_s: float) -> Iterator[tuple[ChildProcess, str]]:
+        """Yield all lines that are available; wait up to `wait_s` if there are none."""
         if not self._selector.get_map():
             time.sleep(wait_s)
         while ready := self._selector.select(wait_s):
             for key, _ in ready:
-                lines, has_more = key.data.read()
+                lines, has_more = key.data.read_lines()
                 yield from ((key.data, line) for line in lines)
                 if not has_more:
                     self._selector.unregister(key.fileobj)
-                    key.fileobj.close()
+                    key.data.pipe.close()
             wait_s = 0.0
 
 
-class Stop:
-    """What this process was asked: the signal to pass on to its children, and how often."""
+class StopRequests:
+    """Requests to stop this process.
+
+    Attributes:
+        signal: the first signal received.
+        count: number of signals received.
+    """
 
     def __init__(self) -> None:
         self.signal: int | None = None
         self.count = 0
 
-    def explains(self, code: int) -> bool:
-        """Whether a child ended with this code as it was told to: after saving, or before it could."""
+    @property
+    def signal_name(self) -> str:
+        return signal.Signals(self.signal).name if self.signal is not None else ""
+
+    @property
+    def exit_code(self) -> int:
+        """128 plus the signal number, as in shells; 0 without a request."""
+        return 0 if self.signal is None else 128 + self.signal
+
+    def explain(self, code: int) -> bool:
+        """Return whether a child with this exit code ended because of the request, with or without saving."""
         return self.signal is not None and (code in (130, 143) or -code in (self.signal, signal.SIGTERM))
 
 
 @contextmanager
-def stop_requests() -> Iterator[Stop]:
-    """In its scope Ctrl-C, SIGTERM and a terminal that closes are only counted."""
-    stop = Stop()
+def stop_requests() -> Iterator[StopRequests]:
+    """Count SIGINT, SIGTERM and SIGHUP instead of ending."""
+    requests = StopRequests()
 
-    def ask(number, _frame) -> None:
-        stop.signal = stop.signal or number
-        stop.count += 1
+    def handle(number, _frame) -> None:
+        requests.signal = requests.signal or number
+        requests.count += 1
 
-    before = {one: signal.signal(one, ask) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
-        yield stop
+        yield requests
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def usable_cores() -> list[int]:
-    """Cores that this process may use; none where the system cannot pin processes."""
+    """Return the cores that this process may use; empty where the system cannot pin processes."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
 
 
 def visible_gpus() -> list[str]:
-    """Numbers or names of the GPUs, as CUDA_VISIBLE_DEVICES lists them; all that the driver has without it."""
+    """Return the GPUs that CUDA_VISIBLE_DEVICES lists, as numbers or names; without it, all GPUs of the driver."""
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is not None:
         return list(takewhile(lambda gpu: gpu not in ("", "-1"), map(str.strip, listed.split(","))))
     try:
-        told = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=NVIDIA_SMI_S)
+        done = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=NVIDIA_SMI_S)
     except (OSError, subprocess.TimeoutExpired):
         return []
-    return [str(gpu) for gpu in range(sum(line.startswith("GPU ") for line in told.stdout.splitlines()))]
+    return [str(gpu) for gpu in range(sum(line.startswith("GPU ") for line in done.stdout.splitlines()))]
 
 
-def only_gpus(gpus: Sequence[str]) -> dict[str, str]:
-    """What a child is told so that it sees these GPUs, as `visible_gpus` names them, and no others."""
+def gpu_environ(gpus: Sequence[str]) -> dict[str, str]:
+    """Return the environment variable that shows a child only these GPUs, named as by `visible_gpus`."""
     return {"CUDA_VISIBLE_DEVICES": ",".join(gpus) or "-1"}
 
 
-def started_ticks(pid: int) -> int | None:
-    """When a process was started, in clock ticks since this machine was; None where none of this number runs.
+def start_ticks(pid: int) -> int | None:
+    """Return the start time of a process in clock ticks since boot; None if it does not run. Linux only.
 
-    With the number it names a process for good: the number alone is given to another one some day. Linux only.
+    PID and start time together identify a process; the system reuses the PID alone.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return None if fields[0] == "Z" else int(fields[19])  # Z: it has ended, and nobody has asked for its code yet
+    return None if fields[0] == "Z" else int(fields[19])  # Z: a zombie, which has ended but was not reaped

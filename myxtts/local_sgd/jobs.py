@@ -18,11 +18,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from myxtts.config.load import dump, load, shown
 from myxtts.config.schema import Config
-from myxtts.distributed.processes import only_gpus, stop_requests, usable_cores, visible_gpus
+from myxtts.distributed.processes import (
+    ChildProcess,
+    StopRequests,
+    gpu_environ,
+    stop_requests,
+    usable_cores,
+    visible_gpus,
+)
+from myxtts.distributed.supervisor import Exit, Outcome, ProgramSpec, Supervisor, SupervisorEvents
 from myxtts.errors import ConfigError, DataError, PlacementError
 from myxtts.files import write_whole
 from myxtts.local_sgd.fork import fork
@@ -36,9 +44,8 @@ from myxtts.local_sgd.launcher_state import (
     new_record,
     read_record,
 )
-from myxtts.local_sgd.progress import Display, progress_of
+from myxtts.local_sgd.progress import Display, progress_of, rows_of, table
 from myxtts.local_sgd.shards import split_corpus
-from myxtts.local_sgd.supervisor import Program, Supervisor
 from myxtts.local_sgd.sync_folder import newest_average, sync_folders
 from myxtts.training.checkpoint_files import latest, read_metadata, step_of
 from myxtts.training.run_folder import RunFolder
@@ -52,7 +59,7 @@ class Device(NamedTuple):
 
     @property
     def environ(self) -> dict[str, str]:
-        return only_gpus(self.gpus)
+        return gpu_environ(self.gpus)
 
     def told(self) -> str:
         if self.gpus:
@@ -190,13 +197,12 @@ def train_jobs(work: Work, display: Display) -> int:
         runs = _write_settings(work, record.split)
         record.processes = {name: Process(state="done" if _is_done(work, name) else "waiting") for name in runs}
         record.write(folder)
-        with stop_requests() as stop, Supervisor(folder, record, display, stop) as crew:
-            code = _run_stages(work, record, runs, crew, display)
+        with stop_requests() as stop:
+            code = _run_stages(work, record, runs, stop, display)
         record.write(folder)
         if stop.count:
-            name = signal.Signals(stop.signal).name
-            display.say(f"stopped by {name} at: {record.stage}; the same command with --resume goes on")
-            return 128 + stop.signal
+            display.say(f"stopped by {stop.signal_name} at: {record.stage}; the same command with --resume goes on")
+            return stop.exit_code
         return code
 
 
@@ -258,14 +264,18 @@ def _is_done(work: Work, name: str) -> bool:
     )
 
 
-def _run_stages(work: Work, record: LauncherState, runs: dict[str, Config], crew: Supervisor, display: Display) -> int:
+def _run_stages(
+    work: Work, record: LauncherState, runs: dict[str, Config], stop: StopRequests, display: Display
+) -> int:
     """Start, jobs and merge; gives the exit code, where nobody asked to stop."""
     folder, names = work.folder, [job.name for job in work.jobs]
+    events = _JobEvents(folder, record, display)
+    supervisor = Supervisor(stop, events, stop_signal=signal.SIGTERM)
     record.stage = "start"
     if not _is_done(work, "start"):
-        code = crew.run([_training(work, "start", work.common_device)]).get("start")
+        exits = supervisor.run([_training(work, "start", work.common_device)])
         if not _is_done(work, "start"):
-            return 2 if code == 2 else 1
+            return 2 if any(exit.code == 2 for exit in exits) else 1
     start = latest(folder / "start" / "checkpoints")
     record.stage = "jobs"
     sync_dir = Path(runs[names[0]].local_sgd.sync_dir)
@@ -273,9 +283,9 @@ def _run_stages(work: Work, record: LauncherState, runs: dict[str, Config], crew
         _check_unused(sync_dir)
     for name in names:
         fork(start, folder / name, runs[name])
-    codes = crew.run([_training(work, job.name, job.device) for job in work.jobs if not _is_done(work, job.name)])
-    crew.show()
-    if crew.was_asked_to_stop:
+    exits = supervisor.run([_training(work, job.name, job.device) for job in work.jobs if not _is_done(work, job.name)])
+    events.show_table()
+    if stop.count:
         return 0
     there = [name for name in names if _is_done(work, name)]
     lost = [name for name in names if name not in there]
@@ -297,9 +307,9 @@ def _run_stages(work: Work, record: LauncherState, runs: dict[str, Config], crew
     if len(there) < 2:
         alone = f", only {there[0]} is done: {folder / there[0]}" if there else ""
         display.say(f"error: there is nothing to merge{alone}", error=True)
-        return 2 if 2 in codes.values() and not there else 1
+        return 2 if any(exit.code == 2 for exit in exits) and not there else 1
     record.stage = "merge"
-    code = _merge(work, record, there, crew, display)
+    code = _merge(work, record, there, stop, display)
     if not lost and record.merged is not None:
         record.stage = "done"
     return code or (1 if lost or missed else 0)
@@ -320,16 +330,17 @@ def _missed_rounds(work: Work, sync_dir: Path) -> dict[str, int]:
     return {work.jobs[int(number)].name: count for number, count in counts.items()}
 
 
-def _training(work: Work, name: str, device: Device) -> Program:
+def _training(work: Work, name: str, device: Device) -> ProgramSpec:
     command = (*work.trainer, "--config", str(_settings_of(work, name)), "--resume")
-    return Program(name, command, _log_of(work, name), device.environ, device.cores, work.max_restarts)
+    log = _log_of(work, name)
+    return ProgramSpec(name, command, log, environ=device.environ, cores=device.cores, max_restarts=work.max_restarts)
 
 
 def _log_of(work: Work, name: str) -> Path:
     return work.folder / "logs" / f"{name}_training.log"
 
 
-def _merge(work: Work, record: LauncherState, names: Sequence[str], crew: Supervisor, display: Display) -> int:
+def _merge(work: Work, record: LauncherState, names: Sequence[str], stop: StopRequests, display: Display) -> int:
     """One model out of the newest checkpoints of these jobs; gives the exit code."""
     parts = {name: latest(work.folder / name / "checkpoints") for name in names}
     steps, merged = {name: step_of(path) for name, path in parts.items()}, work.folder / "merged"
@@ -344,7 +355,9 @@ def _merge(work: Work, record: LauncherState, names: Sequence[str], crew: Superv
     command += ["--val-data", split.held_out] if split.held_out else []
     device = work.common_device
     log = work.folder / "logs" / "merge.log"
-    code = crew.run([Program("merge", tuple(command), log, device.environ, device.cores, shown=True)]).get("merge", 1)
+    program = ProgramSpec("merge", tuple(command), log, environ=device.environ, cores=device.cores)
+    events = _JobEvents(work.folder, record, display, show_output=True)
+    code = next((exit.code for exit in Supervisor(stop, events, stop_signal=signal.SIGTERM).run([program])), 1)
     if code in (0, 1) and merged.exists():
         record.merged = Merged(steps=steps, code=code)
         display.say(record.merged.told(merged))
@@ -359,3 +372,56 @@ def _set_aside(merged: Path, display: Display) -> None:
         aside = next(path for path in names if not path.exists())
         merged.rename(aside)
         display.say(f"{merged} is of an earlier merge: it is {aside} now")
+
+
+class _JobEvents(SupervisorEvents):
+    """Records what becomes of each program in the launcher's state file, and shows it.
+
+    Args:
+        show_output: show the programs' output instead of a table of their progress.
+    """
+
+    STATES: ClassVar[dict[Outcome, str]] = {
+        "done": "done",
+        "stopped": "stopped",
+        "rejected": "refused",
+        "failed": "lost",
+    }
+
+    def __init__(self, folder: Path, record: LauncherState, display: Display, show_output: bool = False):
+        self._folder, self._record, self._display, self._show_output = folder, record, display, show_output
+
+    def on_start(self, program: ProgramSpec, pid: int, restarts: int) -> None:
+        self._write(program.name, Process.running(pid, restarts))
+
+    def on_line(self, program: ProgramSpec, line: str) -> None:
+        if self._show_output:
+            self._display.say(line)
+
+    def on_restart(self, program: ProgramSpec, process: ChildProcess, restarts: int) -> None:
+        self._display.say(
+            f"{program.name} {process.exit_reason()} ({program.log}); it restarts from its newest checkpoint "
+            f"(restart {restarts} of {program.max_restarts})"
+        )
+
+    def on_exit(self, exit: Exit) -> None:
+        name, process = exit.program.name, exit.process
+        if exit.outcome in ("rejected", "failed") and not self._show_output:
+            text = process.error_message() if exit.outcome == "rejected" else process.failure_report()
+            self._display.say(f"error: {name}: {text}", error=True)
+        self._write(name, self._record.processes[name].model_copy(update={"state": self.STATES[exit.outcome]}))
+
+    def on_stop(self, stop: StopRequests) -> None:
+        consequence = "all runs are killed" if stop.count > 1 else "all runs save and end; a second Ctrl-C kills them"
+        self._display.say(f"{stop.signal_name}: {consequence}")
+
+    def on_poll(self) -> None:
+        if self._display.is_due() and not self._show_output:
+            self.show_table()
+
+    def show_table(self) -> None:
+        self._display.show(table(rows_of(self._folder, self._record)))
+
+    def _write(self, name: str, process: Process) -> None:
+        self._record.processes[name] = process
+        self._record.write(self._folder)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from myxtts.distributed.processes import started_ticks
+from myxtts.distributed.processes import start_ticks
 from myxtts.errors import ConfigError
 from myxtts.files import write_whole
 from myxtts.local_sgd.shards import CorpusShards
@@ -36,11 +36,11 @@ class Process(BaseModel):
 
     @classmethod
     def running(cls, pid: int, restarts: int = 0) -> "Process":
-        return cls(state="running", pid=pid, started_ticks=started_ticks(pid), restarts=restarts)
+        return cls(state="running", pid=pid, started_ticks=start_ticks(pid), restarts=restarts)
 
     def runs(self) -> bool:
         """Whether it runs on this machine."""
-        return self.started_ticks is not None and started_ticks(self.pid) == self.started_ticks
+        return self.started_ticks is not None and start_ticks(self.pid) == self.started_ticks
 
 
 class Shards(BaseModel):

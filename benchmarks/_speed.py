@@ -74,7 +74,7 @@ def middle_batch(config: Config, corpus: Corpus, route: Route, run: Path) -> Dev
     """The first batch of the bucket in the middle."""
     middle = len(corpus.plan.bounds) // 2
     extractor = task_of(config).extractor(config, training=False)
-    pipeline = Pipeline(corpus, [route], config.data, config.training.seed, run, extractor)
+    pipeline = Pipeline(corpus, [route], extractor, config.data, seed=config.training.seed, cache_folder=run)
     with pipeline.open_feed(Position(), epochs=1) as feed:
         return next(delivery for (delivery,) in feed if delivery.planned.step.bucket == middle)
 

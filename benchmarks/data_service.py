@@ -1,11 +1,11 @@
-"""What reading by a data service costs and gains, against reading in the training's own process.
+"""Compare reading by a data service with reading in the training process.
 
     python benchmarks/data_service.py
     python benchmarks/data_service.py --train-data CORPUS --workers 1 2 --batches 2000
 
-The service is started for it on this machine, where its workers share the cores with the reader. So the batches a
-second are a lower bound of what workers on other machines give. The processor time of this process is the same there:
-it is what a training has to spare for its batches. The first batches of both ways are compared, bit for bit.
+The benchmark starts the service on this machine, where its workers share the cores with the reader. So the batches a
+second are a lower bound for workers on other machines. The processor time of this process is the same there: it is the
+cost of the batches to a training. The benchmark also compares the first batches of both readers, bit for bit.
 """
 
 import argparse
@@ -16,15 +16,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from myxtts.commands.cli import bounded, report_errors
 from myxtts.config.schema import Config, DataConfig
+
+if TYPE_CHECKING:  # these import TensorFlow, which takes seconds
+    from myxtts.data.readers.base import ReadBatches, Reader
 
 SERVER = Path(__file__).resolve().parents[1] / "utilities" / "data_service.py"
 REFERENCE_SAMPLES = 65_536
@@ -32,30 +35,36 @@ WARM_UP = 600  # batches before the clock starts, so that the jobs are long ones
 COMPARED = 64
 
 
-class Measured(NamedTuple):
-    """Of one way to read."""
+class Measurement(NamedTuple):
+    """Figures of one reader.
+
+    Attributes:
+        cpu_ms: processor time of this process for a batch.
+        growth_mib: growth of the dispatcher's memory.
+        first: the first batches, for comparison.
+    """
 
     batches_per_s: float
     mib_per_s: float
-    cpu_ms: float  # of this process, for a batch
-    growth_mib: float  # of the dispatcher
+    cpu_ms: float
+    growth_mib: float
     first: list[dict]
 
 
 def main() -> int:
-    asked = parse()
-    read_here, read_by = readers(asked)
+    arguments = parse()
+    read_locally, read_by_service = open_readers(arguments)
     print("| read by | batches/s | MiB/s | processor time here, ms a batch | dispatcher grows, MiB per 1,000 batches |")
     print("|---|---|---|---|---|")
-    here = measured(read_here, asked.batches)
-    print(row("this process", here, "–"), flush=True)
-    for workers in asked.workers:
+    local = measure(read_locally, arguments.batches)
+    print(row("this process", local, "–"), flush=True)
+    for workers in arguments.workers:
         with service(workers) as (address, dispatcher):
-            served = measured(lambda address=address: read_by(address), asked.batches, dispatcher)
-        growth = f"{served.growth_mib * 1000 / asked.batches:.1f}"
+            served = measure(lambda address=address: read_by_service(address), arguments.batches, dispatcher)
+        growth = f"{served.growth_mib * 1000 / arguments.batches:.1f}"
         print(row(f"{workers} worker{'s' * (workers > 1)}", served, growth), flush=True)
-        if not same(here.first, served.first):
-            print("error: the service gave other batches", file=sys.stderr)
+        if not same(local.first, served.first):
+            print("error: the service delivered different batches", file=sys.stderr)
             return 1
     return 0
 
@@ -73,50 +82,53 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def readers(asked: argparse.Namespace) -> tuple[Callable[[], Iterator[dict]], Callable[[str], Iterator[dict]]]:
-    """The batches of a voice without end, as this process reads them, and as the service at an address does."""
+def open_readers(arguments: argparse.Namespace) -> "tuple[Callable[[], ReadBatches], Callable[[str], ReadBatches]]":
+    """Return what reads TTS batches without end: in this process, and by the service at an address."""
     from myxtts.batch import TTS_INPUTS
     from myxtts.data.dataset import demo_corpus, load_corpora
     from myxtts.data.plan_iterator import Position, planned_batches
-    from myxtts.data.readers.files import rows_from_files, wave_batches
-    from myxtts.data.readers.service import DataService
+    from myxtts.data.readers.files import rows_from_files
+    from myxtts.data.readers.local import LocalReader
+    from myxtts.data.readers.service import ServiceReader
 
     data = DataConfig(
-        train_data=asked.train_data or str(demo_corpus()),
-        batch_size=asked.batch_size,
+        train_data=arguments.train_data or str(demo_corpus()),
+        batch_size=arguments.batch_size,
         validation_fraction=0.0,
         text_frontend="characters",
     )
     with tempfile.TemporaryDirectory() as folder:
         corpus, _, _ = load_corpora(Config(data=data), Path(folder))
-    depths = (data.num_workers, data.buffer_size, "/CPU:0", data.prefetch_buffer_size)
+    settings = (corpus.manifest, TTS_INPUTS, REFERENCE_SAMPLES, data)
 
-    def planned():
-        return planned_batches(corpus.plan, corpus.manifest, Position(), 0, REFERENCE_SAMPLES)
+    def read(reader: "Reader") -> "ReadBatches":
+        planned = planned_batches(corpus.plan, corpus.manifest, Position(), seed=0, reference_samples=REFERENCE_SAMPLES)
+        return reader.read(planned, "/CPU:0")
 
-    def read_here():
-        read_rows = rows_from_files(corpus.manifest, native_loading=True)
-        return iter(wave_batches(planned, read_rows, REFERENCE_SAMPLES, *depths, TTS_INPUTS))
+    def read_locally() -> "ReadBatches":
+        return read(LocalReader(*settings, rows_from_files(corpus.manifest, native_loading=True)))
 
-    def read_by(address):
-        return DataService(address).batches(planned(), corpus.manifest, TTS_INPUTS, REFERENCE_SAMPLES, *depths)
-
-    return read_here, read_by
+    return read_locally, lambda address: read(ServiceReader(address, *settings))
 
 
-def measured(read: Callable[[], Iterator[dict]], batches: int, dispatcher: int | None = None) -> Measured:
-    source = read()
-    first = list(islice(source, COMPARED))
-    for _ in islice(source, WARM_UP - COMPARED):
-        pass
-    before_mib = memory_mib(dispatcher)
-    started_s, cpu_s = time.perf_counter(), cpu_seconds()
-    read_bytes = sum(wave[name].numpy().nbytes for wave in islice(source, batches) for name in ("pcm", "reference_pcm"))
-    elapsed_s, cpu_s = time.perf_counter() - started_s, cpu_seconds() - cpu_s
-    if hasattr(source, "close"):
-        source.close()
+def measure(read: "Callable[[], ReadBatches]", batches: int, dispatcher: int | None = None) -> Measurement:
+    """Time some batches after a warm-up.
+
+    Args:
+        dispatcher: process id.
+    """
+    with closing(read()) as source:
+        first = [waves for _, waves in islice(source, COMPARED)]
+        for _ in islice(source, WARM_UP - COMPARED):
+            pass
+        before_mib = memory_mib(dispatcher)
+        started_s, cpu_s = time.perf_counter(), cpu_seconds()
+        read_bytes = sum(
+            waves[name].numpy().nbytes for _, waves in islice(source, batches) for name in ("pcm", "reference_pcm")
+        )
+        elapsed_s, cpu_s = time.perf_counter() - started_s, cpu_seconds() - cpu_s
     growth_mib = memory_mib(dispatcher) - before_mib
-    return Measured(batches / elapsed_s, read_bytes / elapsed_s / 2**20, 1e3 * cpu_s / batches, growth_mib, first)
+    return Measurement(batches / elapsed_s, read_bytes / elapsed_s / 2**20, 1e3 * cpu_s / batches, growth_mib, first)
 
 
 def cpu_seconds() -> float:
@@ -126,8 +138,8 @@ def cpu_seconds() -> float:
 
 @contextmanager
 def service(workers: int) -> Iterator[tuple[str, int]]:
-    """A data service on this machine: its address, and the process of its dispatcher."""
-    programs = []
+    """Start a data service on this machine; the context is its address and the process id of its dispatcher."""
+    programs: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str) -> int:
         command = [sys.executable, "-u", SERVER, *arguments]
@@ -152,15 +164,18 @@ def memory_mib(process: int | None) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def same(first: list[dict], other: list[dict]) -> bool:
+def same(left: list[dict], right: list[dict]) -> bool:
+    """Return whether two lists of batches are equal, bit for bit."""
+
     def bytes_of(batch: dict) -> dict[str, bytes]:
         return {name: value.numpy().tobytes() for name, value in batch.items()}
 
-    return all(bytes_of(one) == bytes_of(two) for one, two in zip(first, other, strict=True))
+    return all(bytes_of(a) == bytes_of(b) for a, b in zip(left, right, strict=True))
 
 
-def row(name: str, found: Measured, growth: str) -> str:
-    return f"| {name} | {found.batches_per_s:.0f} | {found.mib_per_s:.0f} | {found.cpu_ms:.1f} | {growth} |"
+def row(name: str, measured: Measurement, growth: str) -> str:
+    rates = f"{measured.batches_per_s:.0f} | {measured.mib_per_s:.0f} | {measured.cpu_ms:.1f}"
+    return f"| {name} | {rates} | {growth} |"
 
 
 if __name__ == "__main__":

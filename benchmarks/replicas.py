@@ -115,7 +115,8 @@ def trained(config: Config, replicas: int, together: bool) -> tuple[list[np.ndar
             step = make_step(config, state)
         schedule, losses = make_schedule(config, corpus, state), []
         extractor = task_of(config).extractor(config, training=True)
-        with Pipeline(corpus, routes, config.data, 0, Path(folder), extractor).open_feed(Position()) as feed:
+        pipeline = Pipeline(corpus, routes, extractor, config.data, seed=0, cache_folder=Path(folder))
+        with pipeline.open_feed(Position()) as feed:
             for number in range(STEPS):
                 rounds = loop.batches_of(loop.next_step(feed))
                 if not together:  # replica by replica, as one device accumulates them

@@ -272,7 +272,14 @@ def make_pipeline(
     """The training batches of this process; see Pipeline."""
     extractor, seed = task_of(config).extractor(config, training=True), config.training.seed
     return Pipeline(
-        corpus, replicas.routes, config.data, seed, cache_folder, extractor, synchronize, first_replica=replicas.first
+        corpus,
+        replicas.routes,
+        extractor,
+        config.data,
+        seed=seed,
+        cache_folder=cache_folder,
+        synchronize=synchronize,
+        first_replica=replicas.first,
     )
 
 
@@ -361,7 +368,14 @@ def held_out_actions(config, held_out, vocabulary, state, folder, reporter) -> d
         return {"validate": None, "sample": None}  # neither is ever due
     task = task_of(config)
     extractor = task.extractor(config, training=False)
-    pipeline = Pipeline(held_out, state.replicas.routes[:1], config.data, config.training.seed, folder.path, extractor)
+    pipeline = Pipeline(
+        held_out,
+        state.replicas.routes[:1],
+        extractor,
+        config.data,
+        seed=config.training.seed,
+        cache_folder=folder.path,
+    )
     validation = Validation(
         state.model,
         lambda: pipeline.open_feed(Position(), epochs=1, mean_over="epoch"),

@@ -5,7 +5,8 @@ import unittest
 import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.data.producer import trace_produce, tts_extractor
+from myxtts.data.features import tts_extractor
+from myxtts.data.producer import trace_produce
 from myxtts.placement.audit import Audit, audit, knows_gpu_kernels
 from myxtts.synthesis.export import synthesis_module
 from myxtts.training.step import Step

@@ -12,7 +12,8 @@ import tensorflow as tf
 from myxtts.audio.format import MEL_BANDS
 from myxtts.audio.mel import log_mel, warped_mel_filters
 from myxtts.batch import TEXT, TTS_FEATURES, TTS_INPUTS, check
-from myxtts.data.producer import CURVES, trace_produce, tts_extractor, tts_features, vtlp_warp
+from myxtts.data.features import VTLP_COSINES, tts_extractor, tts_features, vtlp_warp
+from myxtts.data.producer import trace_produce
 from tests.sine_corpus import sine
 
 SIZES = {"batch": 2, "tokens": 5, "samples": 2_560, "reference_samples": 1_280, "frames": 10, "reference_frames": 5}
@@ -157,11 +158,11 @@ class VoiceAugmentationTest(unittest.TestCase):
             gains.append(np.log(np.nanmean(raised, axis=1)))
             np.testing.assert_allclose(np.nanmax(raised, axis=1), np.nanmin(raised, axis=1), rtol=1e-3)
         gains = np.concatenate(gains)  # [80, 80]
-        self.assertLess(np.abs(np.diff(gains, axis=1)).max(), 2 * self.MOST * sum(range(CURVES)) * np.pi / 80)
+        self.assertLess(np.abs(np.diff(gains, axis=1)).max(), 2 * self.MOST * sum(range(VTLP_COSINES)) * np.pi / 80)
         heights = 2 / 80 * gains @ np.cos(np.pi * np.outer(np.arange(80) + 0.5, np.arange(12)) / 80)
-        np.testing.assert_allclose(heights[:, CURVES:], 0.0, atol=1e-3)
+        np.testing.assert_allclose(heights[:, VTLP_COSINES:], 0.0, atol=1e-3)
         uniform = 2 * self.MOST / np.sqrt(3)
-        np.testing.assert_allclose(heights[:, 1:CURVES].std(), uniform, rtol=0.1)
+        np.testing.assert_allclose(heights[:, 1:VTLP_COSINES].std(), uniform, rtol=0.1)
         np.testing.assert_allclose(heights[:, 0].std() / 2, uniform, rtol=0.3)
 
     def test_the_factors_are_spread_over_the_range_and_differ_between_rows_and_batches(self):

@@ -26,10 +26,10 @@ from myxtts.batch import ASR_INPUTS, TTS_INPUTS, check
 from myxtts.config.address import service_address
 from myxtts.config.schema import DataConfig
 from myxtts.data.plan_iterator import Position, planned_batches
-from myxtts.data.producer import with_waves
 from myxtts.data.readers import service
-from myxtts.data.readers.files import name_culprit, rows_from_files, wave_batches
-from myxtts.data.readers.service import DataService, _Job
+from myxtts.data.readers.files import rows_from_files
+from myxtts.data.readers.local import LocalReader
+from myxtts.data.readers.service import ServiceReader, _Job
 from myxtts.data.readers.service_server import dispatcher, is_loopback, listening_sockets, worker
 from myxtts.errors import ConfigError, DataError
 from tests.sine_corpus import planned_corpus, write_corpus
@@ -58,16 +58,21 @@ class Corpus:
         self.plan = planned_corpus(self.manifest, DataConfig(batch_seconds=1.7, buckets=2)).plan
 
     def planned(self, epochs: int, start: Position = Position()):  # noqa: B008
-        return planned_batches(self.plan, self.manifest, start, 3, REFERENCE_SAMPLES, epochs)
+        return planned_batches(
+            self.plan, self.manifest, start, seed=3, reference_samples=REFERENCE_SAMPLES, epochs=epochs
+        )
 
     def read_here(self, epochs: int, fields=TTS_INPUTS, start: Position = Position()):  # noqa: B008
         rows = rows_from_files(self.manifest, native_loading=True)
-        return wave_batches(lambda: self.planned(epochs, start), rows, REFERENCE_SAMPLES, 1, 1, DATA, 1, fields)
+        reader = LocalReader(self.manifest, fields, REFERENCE_SAMPLES, DataConfig(), rows)
+        return self.read_by(reader, epochs, start)
 
-    def read_by(self, data_service, epochs: int, fields=TTS_INPUTS, start: Position = Position(), depth: int = 2):  # noqa: B008
-        return data_service.batches(
-            self.planned(epochs, start), self.manifest, fields, REFERENCE_SAMPLES, 2, depth, DATA, 1
-        )
+    def service(self, address: str, fields=TTS_INPUTS, **times_s) -> ServiceReader:
+        data = DataConfig(num_workers=2, buffer_size=2, prefetch_buffer_size=1)
+        return ServiceReader(address, self.manifest, fields, REFERENCE_SAMPLES, data, **times_s)
+
+    def read_by(self, reader, epochs: int, start: Position = Position()):  # noqa: B008
+        return reader.read(self.planned(epochs, start), DATA)
 
 
 class ServiceCase(unittest.TestCase):
@@ -103,7 +108,9 @@ class ServiceCase(unittest.TestCase):
     def assert_same(self, found, expected, fields=TTS_INPUTS):
         found, expected = list(found), list(expected)
         self.assertEqual(len(found), len(expected))
-        for one, other in zip(found, expected, strict=True):
+        for (planned, one), (expected_plan, other) in zip(found, expected, strict=True):
+            self.assertEqual(planned.step.position, expected_plan.step.position)
+            np.testing.assert_array_equal(planned.rows, expected_plan.rows)
             check(one, fields, "reading")
             for name in fields:
                 self.assertEqual(one[name].device, other[name].device)
@@ -124,18 +131,17 @@ class OrderTest(ServiceCase):
     def test_batches_are_those_that_are_read_here_in_their_order(self):
         for fields in (TTS_INPUTS, ASR_INPUTS):
             with self.subTest(len(fields)), self.assertNoLogs("myxtts", "WARNING"):
-                found = self.corpus.read_by(DataService(self.address, stall_s=60.0), 4, fields)
+                found = self.corpus.read_by(self.corpus.service(self.address, fields, stall_s=60.0), 4)
                 self.assert_same(found, self.corpus.read_here(4, fields), fields)
 
     def test_any_position_can_be_started_from(self):
         start = Position(1, 4)
         with self.assertNoLogs("myxtts", "WARNING"):
-            found = self.corpus.read_by(DataService(self.address, stall_s=60.0), 3, start=start)
+            found = self.corpus.read_by(self.corpus.service(self.address, stall_s=60.0), 3, start)
             self.assert_same(found, self.corpus.read_here(3, start=start))
 
     def test_no_python_runs_on_a_worker(self):
-        request = service._Request(self.corpus.manifest, TTS_INPUTS, REFERENCE_SAMPLES, 2, 2)
-        dataset = request.dataset(list(self.corpus.planned(1)), 0)
+        dataset = self.corpus.service(self.address).job_dataset(list(self.corpus.planned(1)), 0)
         graph = tf.compat.v1.GraphDef.FromString(dataset._as_serialized_graph().numpy())
         types = {node.op for nodes in (graph.node, *(f.node_def for f in graph.library.function)) for node in nodes}
         self.assertIn("DecodeWav", types)
@@ -143,7 +149,7 @@ class OrderTest(ServiceCase):
 
     def test_closing_in_the_middle_leaves_no_thread(self):
         for taken in (0, 1, 4):
-            batches = self.corpus.read_by(DataService(self.address, stall_s=60.0), 4)
+            batches = self.corpus.read_by(self.corpus.service(self.address, stall_s=60.0), 4)
             with closing(batches):
                 self.assertEqual(len(list(islice(batches, taken))), taken)
             self.assert_no_thread()
@@ -152,38 +158,33 @@ class OrderTest(ServiceCase):
         manifest = self.corpus.manifest
         self.addCleanup(setattr, self.corpus, "manifest", manifest)
         self.corpus.manifest = replace(manifest, native=np.arange(22) < 19)
-        with self.assertRaisesRegex(DataError, "but 3 of 22 files are of another kind, the first .*/u19.wav"):
-            self.corpus.read_by(DataService(self.address, stall_s=60.0), 1)
+        with self.assertRaisesRegex(DataError, "but 3 of 22 files have another format, the first is .*/u19.wav"):
+            self.corpus.service(self.address)
 
     def test_an_utterance_that_is_gone_is_named_at_its_batch(self):
         planned = list(self.corpus.planned(4))
         row = planned[9].rows[0]
         path = Path(self.corpus.manifest.paths[row])
         first = next(i for i, plan in enumerate(planned) if row in plan.rows or row in plan.arrays["reference_row"])
-        data_service, taken = DataService(self.address, stall_s=60.0), 0
+        reader, taken = self.corpus.service(self.address, stall_s=60.0), 0
         self.addCleanup(path.with_suffix(".away").rename, path)
         path.rename(path.with_suffix(".away"))
-        explained = with_waves(
-            planned,
-            self.corpus.read_by(data_service, 4),
-            lambda plan, error: name_culprit(self.corpus.manifest, plan, error),
-        )
         with self.assertRaisesRegex(DataError, f"utterance '.*' .*{path.name} cannot be read: No such file"):
-            for _ in explained:
+            for _ in self.corpus.read_by(reader, 4):
                 taken += 1
         self.assertEqual(taken, first)
 
     def test_workers_that_do_not_find_the_corpus_are_an_error_that_names_the_file(self):
-        part_of = service._part
+        select = service._select_rows
 
         def elsewhere(manifest, rows):
-            return replace(part_of(manifest, rows), paths=("/nowhere/u.wav",) * len(rows))
+            return replace(select(manifest, rows), paths=("/nowhere/u.wav",) * len(rows))
 
         with (
-            mock.patch.object(service, "_part", elsewhere),
+            mock.patch.object(service, "_select_rows", elsewhere),
             self.assertRaisesRegex(DataError, "could not read what this machine can: .*/nowhere/u.wav; No such file"),
         ):
-            list(self.corpus.read_by(DataService(self.address, stall_s=60.0), 1))
+            list(self.corpus.read_by(self.corpus.service(self.address, stall_s=60.0), 1))
 
 
 class LossTest(ServiceCase):
@@ -192,33 +193,33 @@ class LossTest(ServiceCase):
     def test_without_any_worker_the_run_goes_on_here_and_says_so(self):
         servers, address = self.servers(workers=0)
         with (
-            closing(self.corpus.read_by(DataService(address, stall_s=0.2), 8)) as batches,
+            closing(self.corpus.read_by(self.corpus.service(address, stall_s=0.2), 8)) as batches,
             self.assertLogs("myxtts.data", "WARNING") as told,
         ):
             with worker(*service_address(address), "127.0.0.1", 0):
                 found = list(islice(batches, 10))
             found += batches
         self.assert_same(found, self.corpus.read_here(8))
-        self.assertRegex("\n".join(told.output), r"[1-8] of [2-8] batches were read on this machine")
+        self.assertRegex("\n".join(told.output), r"this machine read [1-8] of [2-8] batches")
         servers.enter_context(worker(*service_address(address), "127.0.0.1", 0))
         self.assert_no_thread()
 
     def test_a_dispatcher_that_comes_back_is_used_again(self):
         servers, address = self.servers()
         port = service_address(address)[1]
-        data_service = DataService(address, stall_s=0.2)
+        reader = self.corpus.service(address, stall_s=0.2)
         with (
-            closing(self.corpus.read_by(data_service, 9)) as batches,
+            closing(self.corpus.read_by(reader, 9)) as batches,
             self.assertLogs("myxtts.data", "WARNING"),
-            mock.patch.object(data_service, "note", wraps=data_service.note) as noted,
+            mock.patch.object(reader, "note", wraps=reader.note) as noted,
         ):
             found = list(islice(batches, 10))
             servers.close()
             found += islice(batches, 20)
             with dispatcher("127.0.0.1", port), worker("127.0.0.1", port, "127.0.0.1", 0):
-                if data_service._unanswered is not None:
-                    data_service._unanswered._thread.join(60.0)
-                data_service._stall_s, before = 60.0, noted.call_count
+                if reader._unanswered is not None:
+                    reader._unanswered._thread.join(60.0)
+                reader._stall_s, before = 60.0, noted.call_count
                 found += batches
                 late = [call.args[0] for call in noted.call_args_list[before:]]
                 self.assertTrue(any(job.arrived == len(job.batches) for job in late))
@@ -230,12 +231,12 @@ class LossTest(ServiceCase):
             taken.bind(("127.0.0.1", 0))  # and never listens
             address = f"grpc://127.0.0.1:{taken.getsockname()[1]}"
             with self.assertRaisesRegex(DataError, "nothing answers there: Connection refused. Start `python util"):
-                list(self.corpus.read_by(DataService(address), 1))
+                list(self.corpus.read_by(self.corpus.service(address), 1))
 
     def test_a_dispatcher_without_workers_is_an_error_in_time(self):
         servers, address = self.servers(workers=0)
         with self.assertRaisesRegex(DataError, "gave no batch within 0.3 s: it has no worker"):
-            list(self.corpus.read_by(DataService(address, start_s=0.3), 1))
+            list(self.corpus.read_by(self.corpus.service(address, start_s=0.3), 1))
         servers.enter_context(worker(*service_address(address), "127.0.0.1", 0))
         self.assert_no_thread()
 
@@ -298,7 +299,7 @@ class JobTest(unittest.TestCase):
         """A dispatcher that was started anew may give them to who still waits for those of the old one."""
         job = self.job([0, (1, 1), 2])  # the second is of a job with the next number
         self.assertEqual(self.taken(job), [0] + [None] * 7)
-        self.assertIn("started anew", str(job.error))
+        self.assertIn("restarted", str(job.error))
 
     def test_it_ends_when_all_came_without_asking_for_more(self):
         job = self.job([*range(8), self.fail])
@@ -357,7 +358,7 @@ class ProgramTest(ServiceCase):
 
         logging.getLogger("myxtts.data").addHandler(quiet := logging.NullHandler())
         self.addCleanup(logging.getLogger("myxtts.data").removeHandler, quiet)
-        with closing(self.corpus.read_by(DataService(f"grpc://{address}", stall_s=2.0), 8)) as batches:
+        with closing(self.corpus.read_by(self.corpus.service(f"grpc://{address}", stall_s=2.0), 8)) as batches:
             found = list(islice(batches, 16))
             victim.kill()
             found += batches

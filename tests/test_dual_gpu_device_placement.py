@@ -17,9 +17,9 @@ from tensorflow.python.eager import context
 
 from myxtts.config.schema import DataConfig
 from myxtts.config.schema import PlacementConfig as Settings
+from myxtts.data.features import tts_extractor
 from myxtts.data.pipeline import Pipeline
 from myxtts.data.plan_iterator import Position
-from myxtts.data.producer import tts_extractor
 from myxtts.errors import PlacementError
 from myxtts.placement import devices
 from myxtts.placement.audit import require_device
@@ -72,7 +72,7 @@ class Run(unittest.TestCase):
         state = state_of(model, device=route.model)
         step = Step(state, 1.0, accumulation, static_shapes=False, compile_xla=False)
         with placed_functions() as functions:
-            pipeline = Pipeline(corpus, [route], READING, 0, Path("unused"), tts_extractor())
+            pipeline = Pipeline(corpus, [route], tts_extractor(), READING, seed=0, cache_folder=Path("unused"))
             with pipeline.open_feed(Position()) as feed:
                 rounds = next_step(feed)
                 while len(rounds) < accumulation:  # one step of an epoch is incomplete

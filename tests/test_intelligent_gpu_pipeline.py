@@ -22,12 +22,14 @@ import tensorflow as tf
 from myxtts.audio.format import HOP_SAMPLES, LOG_FLOOR, SAMPLE_RATE_HZ
 from myxtts.batch import TTS_FEATURES, TTS_INPUTS, check
 from myxtts.config.schema import DataConfig
-from myxtts.data import producer
+from myxtts.data import features
+from myxtts.data.features import tts_extractor
 from myxtts.data.feed import Feed
 from myxtts.data.pipeline import Pipeline
 from myxtts.data.plan_iterator import PlannedBatch, Position, planned_batches
-from myxtts.data.producer import DeviceBatch, device_batches, trace_produce, tts_extractor
-from myxtts.data.readers.files import wave_batches
+from myxtts.data.producer import DeviceBatch, device_batches, trace_produce
+from myxtts.data.readers.base import ReadBatches, ReadRows
+from myxtts.data.readers.local import LocalReader
 from myxtts.errors import DataError, PlacementError
 from tests.sine_corpus import frequency, pitch_of, planned_corpus, write_corpus
 
@@ -275,7 +277,26 @@ class PipelineCase(unittest.TestCase):
 
     def pipeline(self, **settings) -> Pipeline:
         data = self.SETTINGS.model_copy(update=settings)
-        return Pipeline(self.corpus, [ROUTE], data, self.SEED, self.folder / "cache", PLAIN)
+        return Pipeline(self.corpus, [ROUTE], PLAIN, data, seed=self.SEED, cache_folder=self.folder / "cache")
+
+    @classmethod
+    def planned(cls, epochs: int = 1, reference_samples: int = 11_008) -> Iterator[PlannedBatch]:
+        return planned_batches(
+            cls.corpus.plan,
+            cls.manifest,
+            BEGINNING,
+            seed=cls.SEED,
+            reference_samples=reference_samples,
+            epochs=epochs,
+        )
+
+    def reader(self, read_rows: ReadRows, **settings) -> LocalReader:
+        data = self.SETTINGS.model_copy(update=settings)
+        return LocalReader(self.manifest, TTS_INPUTS, 11_008, data, read_rows)
+
+    def silent(self, planned: list[PlannedBatch], device: str = DATA) -> ReadBatches:
+        """Planned batches with TTS_INPUTS of silence on a device."""
+        return self.reader(silence).read(planned, device)
 
     def epoch(self, start=BEGINNING, epochs=1, mean_over="step", **settings) -> list[DeviceBatch]:
         with self.pipeline(**settings).open_feed(start, epochs, mean_over) as feed:
@@ -295,8 +316,9 @@ class PipelineTest(PipelineCase):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        with patch.object(producer, "log_mel", wraps=producer.log_mel) as traced:
-            pipeline = Pipeline(cls.corpus, [ROUTE], cls.SETTINGS, cls.SEED, cls.folder / "cache", PLAIN)
+        with patch.object(features, "log_mel", wraps=features.log_mel) as traced:
+            cache = cls.folder / "cache"
+            pipeline = Pipeline(cls.corpus, [ROUTE], PLAIN, cls.SETTINGS, seed=cls.SEED, cache_folder=cache)
             with pipeline.open_feed(Position(), epochs=2) as feed:
                 cls.delivered = [delivery for (delivery,) in feed]
             cls.traced = traced.call_count
@@ -392,7 +414,8 @@ class PipelineTest(PipelineCase):
         settings = self.SETTINGS.model_copy(update={"vtlp": 0.2})
         heard = []
         for extractor in (PLAIN, tts_extractor(0.2), tts_extractor(0.2)):
-            pipeline = Pipeline(self.corpus, [ROUTE], settings, self.SEED, self.folder / "cache", extractor)
+            cache = self.folder / "cache"
+            pipeline = Pipeline(self.corpus, [ROUTE], extractor, settings, seed=self.SEED, cache_folder=cache)
             with pipeline.open_feed(BEGINNING, 1) as feed:
                 heard.append([delivery for (delivery,) in feed])
         self.assert_same(heard[0], self.first_epoch)  # the setting is training's to pass on: nothing else augments
@@ -443,7 +466,7 @@ class PipelineTest(PipelineCase):
             return features
 
         planned = [delivery.planned for delivery in self.first_epoch]
-        batches = device_batches(planned, waves_of(planned), [ROUTE], PLAIN, watched, lambda planned, error: error)
+        batches = device_batches(self.silent(planned), [ROUTE], PLAIN, watched)
         with Feed(batches, depth=2) as feed:
             next(feed)
             self.assertTrue(enough.wait(PATIENCE_S))  # this one, two in the feed, and the one in the making
@@ -458,9 +481,7 @@ class PipelineTest(PipelineCase):
 
     def test_a_batch_on_another_device_than_promised_is_refused(self):
         planned = [self.first_epoch[0].planned]
-        batches = device_batches(
-            planned, waves_of(planned, MODEL), [ROUTE], PLAIN, trace_produce(DATA, PLAIN), lambda planned, error: error
-        )
+        batches = device_batches(self.silent(planned, MODEL), [ROUTE], PLAIN, trace_produce(DATA, PLAIN))
         with self.assertRaisesRegex(PlacementError, f"{DATA} was promised, but found .* on {MODEL}"):
             next(batches)
 
@@ -473,18 +494,17 @@ def librosa_log_mel(wave: np.ndarray) -> np.ndarray:
     return np.log(np.maximum(bank @ magnitude, 1e-5)).T
 
 
-def waves_of(planned: list[PlannedBatch], device: str = DATA) -> tf.data.Dataset:
-    """TTS_INPUTS of silence on a device, for the planned batches."""
-    return wave_batches(lambda: planned, silence, 11_008, 2, 2, device, 2, TTS_INPUTS)
-
-
 def silence(rows, starts, samples, padded):
     return tf.zeros([tf.size(rows), padded], tf.int16)
 
 
 class SlowFilesTest(PipelineCase):
     def test_batches_keep_their_order_where_the_first_one_is_read_last(self):
-        planned = list(planned_batches(self.corpus.plan, self.manifest, Position(), self.SEED, 11_008, epochs=1))
+        planned = list(
+            planned_batches(
+                self.corpus.plan, self.manifest, Position(), seed=self.SEED, reference_samples=11_008, epochs=1
+            )
+        )
         others_read = threading.Event()
         read = []
 
@@ -501,10 +521,18 @@ class SlowFilesTest(PipelineCase):
                 return silence(rows, starts, samples, padded)
             return tf.ensure_shape(tf.numpy_function(slow_at_first, [rows, padded], tf.int16), [None, None])
 
-        waves = wave_batches(lambda: planned, read_rows, 11_008, 3, 2, DATA, 3, TTS_INPUTS)
-        found = [int(wave["pcm"][0, 0]) for wave in waves]
+        pairs = self.reader(read_rows, num_workers=3, buffer_size=2, prefetch_buffer_size=3).read(planned, DATA)
+        found = [(batch, int(waves["pcm"][0, 0])) for batch, waves in pairs]
         self.assertNotEqual(read[0], planned[0].arrays["row"].tolist())
-        self.assertEqual(found, [int(plan.rows[0]) for plan in planned])
+        self.assertEqual(found, [(batch, int(batch.rows[0])) for batch in planned])
+
+    def test_the_plan_is_iterated_once(self):
+        planned = self.planned(2)
+        positions = [batch.step.position for batch, _ in self.reader(silence).read(planned, DATA)]
+        self.assertEqual(
+            sorted(set(positions)), [Position(e, s) for e in (0, 1) for s in range(self.corpus.plan.steps_per_epoch)]
+        )
+        self.assertIsNone(next(planned, None))
 
 
 class ReferenceTest(PipelineCase):
@@ -513,7 +541,11 @@ class ReferenceTest(PipelineCase):
     SECONDS = tuple(0.6 + 0.01 * i for i in range(9))
 
     def test_a_reference_is_a_random_stretch_of_another_utterance_of_the_speaker(self):
-        planned = list(planned_batches(self.corpus.plan, self.manifest, Position(), self.SEED, 5632, epochs=30))
+        planned = list(
+            planned_batches(
+                self.corpus.plan, self.manifest, Position(), seed=self.SEED, reference_samples=5632, epochs=30
+            )
+        )
         starts = []
         for plan in planned:
             real = len(plan.rows)
@@ -545,7 +577,11 @@ class DamagedCorpusTest(PipelineCase):
     def assert_named_at_its_batch(self, change: Callable[[Path], None], reason: str, row: int = 7, **settings):
         path = Path(self.manifest.paths[row])
         pipeline = self.pipeline(**settings)
-        planned = list(planned_batches(self.corpus.plan, self.manifest, Position(), self.SEED, 11_008, epochs=1))
+        planned = list(
+            planned_batches(
+                self.corpus.plan, self.manifest, Position(), seed=self.SEED, reference_samples=11_008, epochs=1
+            )
+        )
         users = [row in plan.rows or row in plan.arrays["reference_row"][: len(plan.rows)] for plan in planned]
         kept = path.read_bytes()
         change(path)
@@ -562,7 +598,9 @@ class DamagedCorpusTest(PipelineCase):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        rows = planned_batches(cls.corpus.plan, cls.manifest, Position(), cls.SEED, 11_008, epochs=1)
+        rows = planned_batches(
+            cls.corpus.plan, cls.manifest, Position(), seed=cls.SEED, reference_samples=11_008, epochs=1
+        )
         seen = []
         for plan in rows:
             seen.append({*plan.rows.tolist(), *plan.arrays["reference_row"][: len(plan.rows)].tolist()})
@@ -620,7 +658,7 @@ class UnusualCorpusTest(unittest.TestCase):
         self.addCleanup(shutil.rmtree, folder)
         data = DataConfig(**{"batch_size": 2, "buckets": 3, "reference_seconds": 0.5} | settings)
         corpus = planned_corpus(write_corpus(folder / name, seconds, speakers, suffixes), data)
-        with Pipeline(corpus, [ROUTE], data, 0, folder, PLAIN).open_feed(Position(), epochs=1) as feed:
+        with Pipeline(corpus, [ROUTE], PLAIN, data, seed=0, cache_folder=folder).open_feed(Position(), 1) as feed:
             delivered = [delivery for (delivery,) in feed]
         rows = np.concatenate([delivery.planned.rows for delivery in delivered])
         self.assertEqual(sorted(rows.tolist()), list(range(len(seconds))))

@@ -19,7 +19,8 @@ from myxtts.commands import cli
 from myxtts.config.load import load as load_config
 from myxtts.config.schema import Config, PlacementConfig
 from myxtts.data.batch_plan import Plan
-from myxtts.data.producer import trace_produce, tts_extractor
+from myxtts.data.features import tts_extractor
+from myxtts.data.producer import trace_produce
 from myxtts.errors import PlacementError
 from myxtts.placement import devices
 from myxtts.placement.audit import knows_gpu_kernels
@@ -365,7 +366,7 @@ class Overlap(unittest.TestCase):
 class Operations(unittest.TestCase):
     def test_planted_host_operation_in_the_producer_does_not_hold(self):
         with mock.patch(
-            "myxtts.data.producer.f0", lambda wave, samples: (tf.numpy_function(abs, [wave], "float32"), 0)
+            "myxtts.data.features.f0", lambda wave, samples: (tf.numpy_function(abs, [wave], "float32"), 0)
         ):
             made = check_operations("audit", [trace_produce(DATA, tts_extractor())])
         self.assertEqual(made.state, "fails")

@@ -21,10 +21,16 @@ from myxtts.config.schema import Config, DataConfig, TrainingConfig
 from myxtts.data.audio_file import read_pcm, resampled_length
 from myxtts.data.dataset import load_corpora
 from myxtts.data.plan_iterator import Position, planned_batches
-from myxtts.data.readers.cache import open_cache
-from myxtts.data.readers.files import name_culprit, rows_from_cache, rows_from_files, wave_batches
+from myxtts.data.readers.base import unreadable
+from myxtts.data.readers.cache import open_cache, rows_from_cache
+from myxtts.data.readers.files import rows_from_files
+from myxtts.data.readers.local import LocalReader
 from myxtts.errors import DataError
 from tests.sine_corpus import frequency, manifest_of, pitch_of, planned_corpus, sine, write_corpus, write_sound
+
+
+def planned(corpus, start, seed=1, **options):
+    return planned_batches(corpus.plan, corpus.manifest, start, seed=seed, reference_samples=6_400, **options)
 
 
 class FolderCase(unittest.TestCase):
@@ -258,11 +264,12 @@ class WaveBatchesTest(FolderCase):
     def test_elements_carry_the_planned_arrays_unchanged(self):
         data = DataConfig(batch_size=2, buckets=1)
         corpus = planned_corpus(write_corpus(self.folder, [0.3, 0.4, 0.5]), data)
-        planned = list(planned_batches(corpus.plan, corpus.manifest, Position(), 3, 6_400, epochs=1))
+        batches = list(planned(corpus, Position(), seed=3, epochs=1))
         read_rows = rows_from_files(corpus.manifest, native_loading=True)
-        waves = list(wave_batches(lambda: planned, read_rows, 6_400, 1, 1, DATA, 1, TTS_INPUTS))
-        self.assertEqual(len(waves), 2)
-        for plan, wave in zip(planned, waves, strict=True):
+        pairs = list(LocalReader(corpus.manifest, TTS_INPUTS, 6_400, data, read_rows).read(batches, DATA))
+        self.assertEqual([plan for plan, _ in pairs], batches)
+        for plan, wave in pairs:
+            self.assertEqual(wave.keys(), TTS_INPUTS.keys())
             for name in wave.keys() & plan.arrays.keys():
                 np.testing.assert_array_equal(wave[name], plan.arrays[name], err_msg=name)
             for row, pcm in zip(plan.rows, wave["pcm"].numpy(), strict=False):
@@ -276,7 +283,7 @@ class PlannedBatchesTest(FolderCase):
         self.corpus = planned_corpus(write_corpus(self.folder, [0.3 + 0.02 * i for i in range(11)]), self.data, 0, 2)
 
     def planned(self, start, epochs, seed=1, mean_over="step"):
-        return list(planned_batches(self.corpus.plan, self.corpus.manifest, start, seed, 6_400, epochs, mean_over))
+        return list(planned(self.corpus, start, seed=seed, epochs=epochs, mean_over=mean_over))
 
     def assert_same(self, found, expected):
         self.assertEqual(len(found), len(expected))
@@ -298,7 +305,7 @@ class PlannedBatchesTest(FolderCase):
     def test_it_ends_before_the_epoch_that_was_named_or_never(self):
         self.assertEqual(self.planned(Position(2, 0), 2), [])
         self.assertEqual({planned.step.position.epoch for planned in self.planned(Position(), 2)}, {0, 1})
-        endless = planned_batches(self.corpus.plan, self.corpus.manifest, Position(), 1, 6_400)
+        endless = planned(self.corpus, Position())
         positions = (planned.step.position for planned in endless)
         self.assertEqual(next(position for position in positions if position.epoch == 50), Position(50, 0))
 
@@ -323,15 +330,15 @@ class CulpritTest(FolderCase):
         data = DataConfig(batch_size=3, buckets=1)
         self.manifest = write_corpus(self.folder, [0.3, 0.31, 0.32], speakers=1)
         corpus = planned_corpus(self.manifest, data)
-        (self.planned,) = planned_batches(corpus.plan, self.manifest, Position(4, 0), 0, 6_400, epochs=5)
+        (self.planned,) = planned(corpus, Position(4, 0), seed=0, epochs=5)
 
     def test_the_utterance_that_cannot_be_read_is_named_with_its_step(self):
         os.remove(self.manifest.paths[1])
-        error = name_culprit(self.manifest, self.planned, ValueError("in C++"))
+        error = unreadable(self.manifest, self.planned, ValueError("in C++"))
         self.assertRegex(str(error), r"^utterance 'u1' \(epoch 5, step 1\): .*u1.wav cannot be read: No such file")
 
     def test_an_error_that_no_file_explains_is_passed_on_with_the_names(self):
-        error = name_culprit(self.manifest, self.planned, ValueError("in C++"))
+        error = unreadable(self.manifest, self.planned, ValueError("in C++"))
         self.assertIsInstance(error, DataError)
         for part in ("in C++", "epoch 5, step 1", "'u0'", "'u1'", "'u2'", str(self.folder)):
             self.assertIn(part, str(error))

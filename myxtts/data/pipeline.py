@@ -1,24 +1,25 @@
-"""Stages A to E joined: rounds of batches on the model devices, from any position of the plan."""
+"""Stages A to E together: batches on the model devices, from any position of the plan."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
 
-import tensorflow as tf
-
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
+from myxtts.batch import Field
 from myxtts.config.schema import DataConfig
 from myxtts.data.dataset import Corpus
+from myxtts.data.features import FeatureExtractor
 from myxtts.data.feed import Feed
-from myxtts.data.plan_iterator import PlannedBatch, Position, planned_batches
-from myxtts.data.producer import DeviceBatch, FeatureExtractor, device_batches, trace_produce, with_waves
-from myxtts.data.readers.cache import open_cache
-from myxtts.data.readers.files import name_culprit, rows_from_cache, rows_from_files, wave_batches
-from myxtts.data.readers.service import DataService
+from myxtts.data.manifest import Manifest
+from myxtts.data.plan_iterator import Position
+from myxtts.data.producer import Producer, ReplicaBatches
+from myxtts.data.readers.base import Reader
+from myxtts.data.readers.cache import open_cache, rows_from_cache
+from myxtts.data.readers.files import rows_from_files
+from myxtts.data.readers.local import LocalReader
+from myxtts.data.readers.service import ServiceReader
 from myxtts.placement.routes import Route
-
-ReplicaBatches = tuple[DeviceBatch, ...]  # a batch for each replica of this process, in the order of its routes
 
 
 class Pipeline:
@@ -26,13 +27,13 @@ class Pipeline:
 
     Args:
         corpus: manifest and plan; the plan counts the replicas of all processes.
-        routes: where batches are made and where they are handed to, one for each replica of this process.
+        routes: data device and model device of each replica of this process.
+        extractor: the task's batch contracts and features.
         data: the settings of reading.
-        seed: of the batches' randomness.
-        cache_folder: for the decoded corpus, if the settings ask for one.
-        recipe: how the task's batches are made.
-        settle: see `device_batches`.
-        first_replica: the number of the first of them among all.
+        seed: source of the batches' randomness.
+        cache_folder: gets the decoded corpus if `data.cache_dataset` is on.
+        synchronize: see `device_batches`.
+        first_replica: number of the first route's replica among all processes.
 
     Attributes:
         producers: one for each data device.
@@ -42,150 +43,74 @@ class Pipeline:
         self,
         corpus: Corpus,
         routes: Sequence[Route],
+        extractor: FeatureExtractor,
         data: DataConfig,
+        *,
         seed: int,
         cache_folder: Path,
-        extractor: FeatureExtractor,
         synchronize: bool = False,
         first_replica: int = 0,
     ):
-        manifest = corpus.manifest
-        service, read_rows = None, None
-        if data.data_service is not None:
-            service = DataService(data.data_service)
-        elif data.cache_dataset:
-            read_rows = rows_from_cache(manifest, open_cache(manifest, cache_folder, data.num_workers))
-        else:
-            read_rows = rows_from_files(manifest, data.use_tf_native_loading)
+        reference_samples = int(data.reference_seconds * SAMPLE_RATE_HZ) // HOP_SAMPLES * HOP_SAMPLES
+        reader = make_reader(corpus.manifest, extractor.inputs, reference_samples, data, cache_folder)
         self._depth = data.prefetch_buffer_size
-        own = {}  # data device -> places of its routes
-        for place, route in enumerate(routes):
-            own.setdefault(route.data, []).append(place)
-        self._places = list(own.values())
+        routes_of: dict[str, list[int]] = {}  # data device -> indices of its routes
+        for index, route in enumerate(routes):
+            routes_of.setdefault(route.data, []).append(index)
+        self._indices = list(routes_of.values())
         self.producers = [
             Producer(
                 corpus,
-                [routes[place] for place in places],
-                [first_replica + place for place in places],
-                data,
-                seed,
-                read_rows,
-                service,
+                reader,
                 extractor,
-                synchronize,
+                routes=[routes[index] for index in indices],
+                replicas=[first_replica + index for index in indices],
+                seed=seed,
+                reference_samples=reference_samples,
+                synchronize=synchronize,
             )
-            for places in self._places
+            for indices in self._indices
         ]
 
     def open_feed(
         self, start: Position, epochs: int | None = None, mean_over: Literal["step", "epoch"] = "step"
     ) -> "ReplicaFeed":
-        """Rounds of batches on the model devices, for each of the steps of the plan."""
-        feeds = [Feed(producer.rounds(start, epochs, mean_over), self._depth) for producer in self.producers]
-        return ReplicaFeed(feeds, self._places)
+        """Return a feed of the batches from a position on; see `planned_batches` for the arguments."""
+        feeds = [Feed(producer.replica_batches(start, epochs, mean_over), self._depth) for producer in self.producers]
+        return ReplicaFeed(feeds, self._indices)
 
 
-class Producer:
-    """Makes batches on one data device for the replicas that it feeds, by turns.
+def make_reader(
+    manifest: Manifest, fields: dict[str, Field], reference_samples: int, data: DataConfig, cache_folder: Path
+) -> Reader:
+    """Return the reader that the settings ask for.
 
     Args:
-        routes: all from this data device.
-        replicas: their numbers among all.
-        read_rows: see `wave_batches`.
-        service: reads in its place, where there is one.
-        others: see Pipeline.
-
-    Attributes:
-        device: the data device.
-        produce: waves -> features on it.
+        fields: contract of the waves.
+        reference_samples: padded length of the references.
+        cache_folder: gets the decoded corpus if `data.cache_dataset` is on.
     """
-
-    def __init__(
-        self, corpus, routes, replicas, data: DataConfig, seed: int, read_rows, service, extractor, synchronize
-    ):
-        self._corpus, self._routes, self._replicas, self._data = corpus, routes, replicas, data
-        self._seed, self._recipe, self._settle = seed, extractor, synchronize
-        self._read_rows, self._service = read_rows, service
-        self._reference_samples = int(data.reference_seconds * SAMPLE_RATE_HZ) // HOP_SAMPLES * HOP_SAMPLES
-        self.device = routes[0].data
-        self.produce = trace_produce(self.device, extractor)
-
-    def planned(
-        self, start: Position, epochs: int | None = None, mean_over: Literal["step", "epoch"] = "step"
-    ) -> Iterator[PlannedBatch]:
-        """The plan of the batches from a position on; see `planned_batches`."""
-        corpus, samples = self._corpus, self._reference_samples
-        return planned_batches(
-            corpus.plan, corpus.manifest, start, self._seed, samples, epochs, mean_over, self._replicas
-        )
-
-    def open_waves(
-        self, start: Position, epochs: int | None = None, mean_over: Literal["step", "epoch"] = "step"
-    ) -> Iterable[dict[str, tf.Tensor]]:
-        """Stages B and C alone: waves on the data device, for each batch of `planned`."""
-        data = self._data
-        if self._service is not None:
-            return self._service.batches(
-                self.planned(start, epochs, mean_over),
-                self._corpus.manifest,
-                self._recipe.waves,
-                self._reference_samples,
-                data.num_workers,
-                data.buffer_size,
-                self.device,
-                data.prefetch_buffer_size,
-            )
-        return wave_batches(
-            lambda: self.planned(start, epochs, mean_over),
-            self._read_rows,
-            self._reference_samples,
-            data.num_workers,
-            data.buffer_size,
-            self.device,
-            data.prefetch_buffer_size,
-            self._recipe.waves,
-        )
-
-    def read(self, start: Position) -> Iterator[tuple[PlannedBatch, dict]]:
-        """Batches of `planned` with their waves, without end; an utterance that cannot be read is named."""
-        return with_waves(self.planned(start), self.open_waves(start), self._explain)
-
-    def rounds(
-        self, start: Position, epochs: int | None = None, mean_over: Literal["step", "epoch"] = "step"
-    ) -> Iterator[ReplicaBatches]:
-        """Batches on the model devices, one for each replica that it feeds at a time."""
-        waves = self.open_waves(start, epochs, mean_over)
-        delivered = device_batches(
-            self.planned(start, epochs, mean_over),
-            waves,
-            self._routes,
-            self._recipe,
-            self.produce,
-            self._explain,
-            self._settle,
-        )
-        with ExitStack() as opened:
-            if hasattr(waves, "close"):  # of a service
-                opened.callback(waves.close)
-            opened.enter_context(closing(delivered))
-            yield from zip(*[delivered] * len(self._routes), strict=True)
-
-    def _explain(self, planned: PlannedBatch, error: Exception) -> Exception:
-        return name_culprit(self._corpus.manifest, planned, error)
+    if data.data_service is not None:
+        return ServiceReader(data.data_service, manifest, fields, reference_samples, data)
+    if data.cache_dataset:
+        read_rows = rows_from_cache(manifest, open_cache(manifest, cache_folder, data.num_workers))
+    else:
+        read_rows = rows_from_files(manifest, data.use_tf_native_loading)
+    return LocalReader(manifest, fields, reference_samples, data, read_rows)
 
 
 class ReplicaFeed:
     """The feeds of all producers as one: the next batch of each replica, in the order of the routes.
 
     Args:
-        feeds: each gives a part of every round.
-        places: where in the round the batches of each feed belong.
+        feeds: each gives the batches of some replicas.
+        indices: for each feed the routes that its batches belong to.
     """
 
-    def __init__(self, feeds: Sequence[Feed[ReplicaBatches]], places: Sequence[Sequence[int]]):
+    def __init__(self, feeds: Sequence[Feed[ReplicaBatches]], indices: Sequence[Sequence[int]]):
         self._feeds = feeds
-        after_each_other = [place for own in places for place in own]
-        self._order = sorted(range(len(after_each_other)), key=after_each_other.__getitem__)
+        by_feed = [index for of_feed in indices for index in of_feed]
+        self._order = sorted(range(len(by_feed)), key=by_feed.__getitem__)
         self._opened = ExitStack()
 
     def __enter__(self) -> "ReplicaFeed":
@@ -202,11 +127,11 @@ class ReplicaFeed:
         return self
 
     def __next__(self) -> ReplicaBatches:
-        parts = [delivery for feed in self._feeds for delivery in next(feed)]
-        return tuple(parts[place] for place in self._order)
+        batches = [batch for feed in self._feeds for batch in next(feed)]
+        return tuple(batches[index] for index in self._order)
 
     def wait_until_full(self, timeout_s: float) -> float:
-        """Wait until each feed has once been full or has ended, `timeout_s` at the longest.
+        """Wait until each feed has been full once or has ended, at most `timeout_s`.
 
         Returns:
             The seconds waited.

@@ -117,6 +117,7 @@ def planned_batches(
     plan: Plan,
     manifest: Manifest,
     start: Position,
+    *,
     seed: int,
     reference_samples: int,
     epochs: int | None = None,

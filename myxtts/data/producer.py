@@ -1,187 +1,159 @@
-"""Stages D and E of a batch's life: features on the data device, handed to the model device."""
+"""Stages D and E of a batch's life: features are computed on the data device and copied to the model device."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from itertools import cycle
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
-from myxtts.audio.format import MEL_BANDS, frame_count
-from myxtts.audio.mel import log_mel, warped_mel_filters
-from myxtts.audio.pitch import f0
-from myxtts.batch import ASR_FEATURES, ASR_INPUTS, TEXT, TTS_FEATURES, TTS_INPUTS, Field, check, specs
+from myxtts.batch import check, specs
 from myxtts.clock import Times
-from myxtts.data.plan_iterator import PlannedBatch
+from myxtts.data.dataset import Corpus
+from myxtts.data.features import FeatureExtractor
+from myxtts.data.plan_iterator import PlannedBatch, Position, planned_batches
+from myxtts.data.readers.base import ReadBatches, Reader, Waves
 from myxtts.placement import devices
 from myxtts.placement.audit import require_device
 from myxtts.placement.routes import Route
-from myxtts.seeds import fold_in
 
-CURVES = 9  # cosines over the mel bands, the first of them flat: speakers of a language differ by such curves
+ProduceFunction = Callable[[dict], dict]
 
 
 class DeviceBatch(NamedTuple):
-    """A batch on the model device, with the plan that it came from."""
+    """A batch on the model device, with its plan and its times in the producer."""
 
     planned: PlannedBatch
     batch: dict[str, tf.Tensor]
     times: Times
 
 
-@dataclass(frozen=True)
-class FeatureExtractor:
-    """How a task's batches are made.
+ReplicaBatches = tuple[DeviceBatch, ...]
+"""One batch for each replica of this process, in the order of the routes."""
+
+
+class Producer:
+    """Makes batches on one data device for the replicas that it feeds, in turn.
+
+    Args:
+        corpus: manifest and plan.
+        reader: reads the planned batches.
+        extractor: the task's batch contracts and features.
+        routes: of the replicas; all start at the same data device.
+        replicas: numbers of these replicas among all processes.
+        seed: source of the batches' randomness.
+        reference_samples: longest stretch of a reference.
+        synchronize: see `device_batches`.
 
     Attributes:
-        waves, features: contracts of what is read and of what is produced.
-        produce: waves -> features, in TensorFlow.
+        device: the data device.
+        produce: compiled function from waves to features on this device.
     """
 
-    waves: dict[str, Field]
-    features: dict[str, Field]
-    produce: Callable[[dict], dict]
+    def __init__(
+        self,
+        corpus: Corpus,
+        reader: Reader,
+        extractor: FeatureExtractor,
+        *,
+        routes: Sequence[Route],
+        replicas: Sequence[int],
+        seed: int,
+        reference_samples: int,
+        synchronize: bool = False,
+    ):
+        self._corpus, self._reader, self._extractor = corpus, reader, extractor
+        self._routes, self._replicas, self._seed = routes, replicas, seed
+        self._reference_samples, self._synchronize = reference_samples, synchronize
+        self.device = routes[0].data
+        self.produce = trace_produce(self.device, extractor)
+
+    def planned(
+        self, start: Position, epochs: int | None = None, mean_over: Literal["step", "epoch"] = "step"
+    ) -> Iterator[PlannedBatch]:
+        """Plan the batches from a position on; see `planned_batches`."""
+        return planned_batches(
+            self._corpus.plan,
+            self._corpus.manifest,
+            start,
+            seed=self._seed,
+            reference_samples=self._reference_samples,
+            epochs=epochs,
+            mean_over=mean_over,
+            replicas=self._replicas,
+        )
+
+    def read(
+        self, start: Position, epochs: int | None = None, mean_over: Literal["step", "epoch"] = "step"
+    ) -> ReadBatches:
+        """Plan, read and upload: stages A to C."""
+        return self._reader.read(self.planned(start, epochs, mean_over), self.device)
+
+    def replica_batches(
+        self, start: Position, epochs: int | None = None, mean_over: Literal["step", "epoch"] = "step"
+    ) -> Iterator[ReplicaBatches]:
+        """Make batches on the model devices, one for each replica at a time."""
+        with (
+            closing(self.read(start, epochs, mean_over)) as read,
+            closing(device_batches(read, self._routes, self._extractor, self.produce, self._synchronize)) as batches,
+        ):
+            yield from zip(*[batches] * len(self._routes), strict=True)
 
 
-def tts_extractor(vtlp: float = 0.0) -> FeatureExtractor:
-    """Batches of a voice; see `tts_features`."""
-    return FeatureExtractor(TTS_INPUTS, TTS_FEATURES, partial(tts_features, vtlp=vtlp))
+def trace_produce(device: str, extractor: FeatureExtractor) -> ProduceFunction:
+    """Compile `extractor.produce` for a device; it is traced once, with symbolic dimensions.
 
-
-def asr_extractor(hide: Callable | None = None) -> FeatureExtractor:
-    """Batches of a recogniser; see `asr_features`."""
-    return FeatureExtractor(ASR_INPUTS, ASR_FEATURES, partial(asr_features, hide=hide))
-
-
-def asr_features(waves: dict, hide: Callable | None = None) -> dict:
-    """ASR_INPUTS -> ASR_FEATURES: PCM to float to log-mel.
-
-    Args:
-        hide: (mel, frames, seed) -> mel of which some is hidden, as `spec_augment` does.
-    """
-    frames = frame_count(waves["samples"])
-    mel = log_mel(tf.cast(waves["pcm"], tf.float32) / 32768.0, waves["samples"])
-    if hide is not None:
-        mel = hide(mel, frames, waves["seed"])
-    return {name: waves[name] for name in TEXT} | {"mel": mel, "frames": frames}
-
-
-def tts_features(waves: dict, vtlp: float = 0.0) -> dict:
-    """TTS_INPUTS -> TTS_FEATURES: PCM to float to log-mel and F0.
-
-    Args:
-        vtlp: see `vtlp_warp`; 0 is off.
-    """
-    target, reference = (tf.cast(waves[name], tf.float32) / 32768.0 for name in ("pcm", "reference_pcm"))
-    f0_hz, _ = f0(target, waves["samples"])
-    filters = None
-    if vtlp:
-        factor, filters = vtlp_warp(waves["seed"], tf.shape(target)[0], vtlp)
-        f0_hz *= factor[:, None]
-    return {name: waves[name] for name in TEXT} | {
-        "mel": log_mel(target, waves["samples"], filters),
-        "frames": frame_count(waves["samples"]),
-        "f0_hz": f0_hz,
-        "reference": log_mel(reference, waves["reference_samples"], filters),
-        "reference_frames": frame_count(waves["reference_samples"]),
-    }
-
-
-def vtlp_warp(seed, rows, most):
-    """A voice for each row: a factor of all frequencies, float32 [rows], and mel filters [rows, bins, bands].
-
-    The factor is from exp(-most) to exp(most). The spectrum is raised and lowered by a smooth curve, a sum of CURVES
-    cosines over the bands, each of up to 2 * most nepers. All numbers are uniform and drawn by the batch's seed.
-    """
-    factor = tf.exp(tf.random.stateless_uniform([rows], fold_in(seed, "frequencies"), -most, most))
-    heights = tf.random.stateless_uniform([rows, CURVES], fold_in(seed, "spectrum"), -2.0 * most, 2.0 * most)
-    phase = np.pi * np.arange(CURVES)[:, None] * (np.arange(MEL_BANDS) + 0.5) / MEL_BANDS
-    gain = tf.exp(tf.matmul(heights, tf.constant(np.cos(phase), tf.float32)))
-    return factor, warped_mel_filters(factor) * gain[:, None, :]
-
-
-def trace_produce(device: str, extractor: FeatureExtractor) -> Callable[[dict], dict]:
-    """`recipe.produce` as a compiled function that runs on a device, traced once with symbolic dimensions.
-
-    Tracing belongs to the main thread; the function that it gives may be called from any.
+    Trace on the main thread; any thread may call the returned function.
     """
 
     def produce_on_device(waves: dict) -> dict:
-        with tf.device(device):  # one around the tracing would leave no mark on the operations
+        with tf.device(device):  # entered here, since a device scope around the tracing does not reach the operations
             return extractor.produce(waves)
 
-    return tf.function(produce_on_device).get_concrete_function(specs(extractor.waves))
-
-
-def with_waves(
-    planned: Iterable[PlannedBatch],
-    waves: Iterable[dict],
-    explain: Callable[[PlannedBatch, Exception], Exception],
-) -> Iterator[tuple[PlannedBatch, dict]]:
-    """Each planned batch with its waves.
-
-    Args:
-        planned: the plan of each element of `waves`.
-        waves: on the data device.
-        explain: turns TensorFlow's error at a batch into one that names the utterance.
-    """
-    source = iter(waves)
-    for plan in planned:
-        try:
-            wave = next(source)
-        except tf.errors.ResourceExhaustedError:
-            raise  # of the data device: no utterance is at fault
-        except tf.errors.OpError as error:
-            raise explain(plan, error) from error
-        yield plan, wave
+    return tf.function(produce_on_device).get_concrete_function(specs(extractor.inputs))
 
 
 def hand_over(features: dict, device: str) -> dict[str, tf.Tensor]:
-    """Features on a device."""
+    """Copy features to a device."""
     with tf.device(device):
         return {name: tf.identity(value) for name, value in features.items()}
 
 
 def device_batches(
-    planned: Iterable[PlannedBatch],
-    waves: Iterable[dict],
+    read: Iterable[tuple[PlannedBatch, Waves]],
     routes: Sequence[Route],
     extractor: FeatureExtractor,
-    produce_on_device: Callable[[dict], dict],
-    explain: Callable[[PlannedBatch, Exception], Exception],
+    produce: ProduceFunction,
     synchronize: bool = False,
-) -> Iterator[DeviceBatch]:
-    """Produce each batch and hand it over; runs in the feed's thread.
+) -> Generator[DeviceBatch, None, None]:
+    """Compute the features of each batch and copy them to the model device; runs in the feed's thread.
 
     Args:
-        planned, waves, explain: see `with_waves`.
-        routes: from one data device, taken by turns.
-        recipe: whose contracts the batches have.
-        produce_on_device: what `trace_produce` gives for it on the data device.
-        settle: wait until the data device has made each batch, for times of what was done.
+        read: planned batches with their waves on the data device.
+        routes: the batches go to them in turn; all start at the same data device.
+        extractor: has the contracts of the batches.
+        produce: `trace_produce` of the extractor.
+        synchronize: wait until the data device has finished each batch, so that the times are true on a GPU.
 
     Raises:
-        TypeError, PlacementError: the first batch of a route breaks the contract or is on another device.
+        TypeError, PlacementError: the first batch of a route breaks its contract or is on another device.
     """
     began_s = time.perf_counter()
-    turns = zip(cycle(routes), with_waves(planned, waves, explain), strict=False)
-    for number, (route, (plan, wave)) in enumerate(turns):
+    for number, (route, (planned, waves)) in enumerate(zip(cycle(routes), read, strict=False)):
         read_s = time.perf_counter()
-        with tf.device(route.data):  # decides where results lie; tf.device is per thread
-            features = produce_on_device(wave)
+        with tf.device(route.data):  # places the results; tf.device is per thread
+            features = produce(waves)
         if synchronize:
             devices.synchronize(features["mel"])
         produced_s = time.perf_counter()
         batch = hand_over(features, route.model)
         times = Times(began_s, read_s, produced_s, time.perf_counter(), route.data)
         if number < len(routes):
-            check(wave, extractor.waves, "reading")
+            check(waves, extractor.inputs, "reading")
             check(batch, extractor.features, "producing")
-            require_device(route.data, wave.items())
+            require_device(route.data, waves.items())
             require_device(route.data, features.items())
             require_device(route.model, batch.items())
-        yield DeviceBatch(plan, batch, times)
+        yield DeviceBatch(planned, batch, times)
         began_s = time.perf_counter()

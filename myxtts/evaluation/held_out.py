@@ -107,7 +107,7 @@ def read_utterances(
     # One bucket: XLA compiles the search once.
     plan = make_plan(manifest, bucket_bounds(manifest.samples, 1), config)
     extractor = task_of(config).extractor(config, training=False)
-    pipeline = Pipeline(Corpus(manifest, plan), [route], data, seed, folder, extractor)
+    pipeline = Pipeline(Corpus(manifest, plan), [route], extractor, data, seed=seed, cache_folder=folder)
     found: list[Utterance] = []
     with pipeline.open_feed(Position(), epochs=1) as feed:
         for ((planned, batch, _),) in feed:

@@ -180,7 +180,9 @@ def evaluation(
     plan = make_plan(held_out, bucket_bounds(held_out.samples, 1), config)
     data = config.data.model_copy(update={"data_service": None, "cache_dataset": False})
     extractor = task.extractor(config, training=False)
-    pipeline = Pipeline(Corpus(held_out, plan), [route], data, config.training.seed, folder, extractor)
+    pipeline = Pipeline(
+        Corpus(held_out, plan), [route], extractor, data, seed=config.training.seed, cache_folder=folder
+    )
     validation = Validation(
         network,
         lambda: pipeline.open_feed(Position(), epochs=1, mean_over="epoch"),

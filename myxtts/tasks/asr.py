@@ -8,8 +8,8 @@ import keras
 
 from myxtts.audio.spec_augment import spec_augment
 from myxtts.config.schema import Config
+from myxtts.data.features import FeatureExtractor, asr_extractor
 from myxtts.data.manifest import LengthRule, Vocabulary
-from myxtts.data.producer import FeatureExtractor, asr_extractor
 from myxtts.models import asr
 from myxtts.models.build import build_asr
 from myxtts.observe.metrics import TensorBoard

@@ -8,8 +8,8 @@ from typing import Protocol
 import keras
 
 from myxtts.config.schema import Config
+from myxtts.data.features import FeatureExtractor
 from myxtts.data.manifest import LengthRule, Vocabulary
-from myxtts.data.producer import FeatureExtractor
 from myxtts.observe.metrics import TensorBoard
 
 Sampler = Callable[[keras.Model, int], None]

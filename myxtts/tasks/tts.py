@@ -6,8 +6,8 @@ import keras
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.config.schema import Config
+from myxtts.data.features import FeatureExtractor, tts_extractor
 from myxtts.data.manifest import TTS_LENGTH_RULE, LengthRule, Vocabulary
-from myxtts.data.producer import FeatureExtractor, tts_extractor
 from myxtts.models import xtts
 from myxtts.models.build import build_xtts
 from myxtts.observe.metrics import TensorBoard

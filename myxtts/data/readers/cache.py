@@ -5,10 +5,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import tensorflow as tf
 from tqdm import tqdm
 
 from myxtts.data.audio_file import read_pcm
 from myxtts.data.manifest import Manifest
+from myxtts.data.readers.base import ReadRows
 from myxtts.errors import DataError
 
 CHUNK_UTTERANCES = 256  # decoded before they are written: bounds the memory where the disk is slow
@@ -32,6 +34,27 @@ def open_cache(manifest: Manifest, folder: Path, workers: int) -> np.ndarray:
         folder.mkdir(parents=True, exist_ok=True)
         _write(manifest, path, workers)
     return np.memmap(path, np.int16, mode="r")
+
+
+def rows_from_cache(manifest: Manifest, pcm: np.ndarray) -> ReadRows:
+    """Return what reads rows of batches from the decoded corpus.
+
+    Args:
+        pcm: int16 [all samples], as by `open_cache`.
+    """
+    offsets = np.concatenate([[0], np.cumsum(manifest.samples, dtype=np.int64)])
+
+    def copy(rows, starts, samples, padded):
+        batch = np.zeros((len(rows), padded), np.int16)
+        # One memory copy a row; an index array would be 8 x the data.
+        for i, begin in enumerate(offsets[rows] + starts):
+            batch[i, : samples[i]] = pcm[begin : begin + samples[i]]
+        return batch
+
+    def read_rows(rows, starts, samples, padded):
+        return tf.ensure_shape(tf.numpy_function(copy, [rows, starts, samples, padded], tf.int16), [None, None])
+
+    return read_rows
 
 
 def _is_current(path: Path, manifest: Manifest) -> bool:

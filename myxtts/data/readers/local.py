@@ -1,0 +1,87 @@
+"""Reads batches in this process by tf.data and uploads them to the data device."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+import tensorflow as tf
+
+from myxtts.batch import TEXT, Field
+from myxtts.config.schema import DataConfig
+from myxtts.data.manifest import Manifest
+from myxtts.data.plan_iterator import PlannedBatch
+from myxtts.data.readers.base import ReadBatches, ReadRows, read_waves, unreadable
+
+COLUMNS = ("row", "samples", "reference_row", "reference_start", "reference_samples")
+PLANNED_SPEC = {
+    **{name: tf.TensorSpec([None], tf.int32) for name in COLUMNS},
+    **{name: tf.TensorSpec(field.shape, field.dtype) for name, field in TEXT.items()},
+    "padded_samples": tf.TensorSpec([], tf.int32),
+    # A string, since TensorFlow keeps strings on the host: it is not uploaded, and reading it waits for no device.
+    "batch_number": tf.TensorSpec([], tf.string),
+}
+
+
+class LocalReader:
+    """Reads from files or from the cache, in tf.data's threads.
+
+    Args:
+        manifest: of the corpus.
+        fields: contract of the waves.
+        reference_samples: padded length of the references.
+        data: has the depths and widths of the pipeline.
+        read_rows: `rows_from_files` or `rows_from_cache`.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        fields: dict[str, Field],
+        reference_samples: int,
+        data: DataConfig,
+        read_rows: ReadRows,
+    ):
+        self._manifest, self._fields, self._reference_samples = manifest, fields, reference_samples
+        self._data, self._read_rows = data, read_rows
+
+    def read(self, planned: Iterable[PlannedBatch], device: str) -> ReadBatches:
+        """See `Reader.read`."""
+        in_flight: deque[tuple[int, PlannedBatch]] = deque()
+
+        def elements() -> Iterator[dict]:
+            for number, batch in enumerate(planned):
+                in_flight.append((number, batch))
+                yield batch.arrays | {"batch_number": str(number)}
+
+        source = iter(self._dataset(elements, device))
+        while True:
+            try:
+                waves = next(source, None)
+            except tf.errors.ResourceExhaustedError:
+                raise  # the device is out of memory: no utterance is at fault
+            except tf.errors.OpError as error:
+                if not in_flight:
+                    raise
+                raise unreadable(self._manifest, in_flight[0][1], error) from error
+            if waves is None:
+                return
+            number, batch = in_flight.popleft()
+            if int(waves.pop("batch_number").numpy()) != number:
+                raise RuntimeError(f"tf.data did not return batch {number} in its place")
+            yield batch, waves
+
+    def _dataset(self, elements, device: str) -> tf.data.Dataset:
+        def read(batch: dict) -> dict:
+            passed = {name: batch[name] for name in (*self._fields, "batch_number") if name in batch}
+            padded = batch["padded_samples"]
+            return passed | read_waves(batch, padded, self._fields, self._reference_samples, self._read_rows)
+
+        dataset = tf.data.Dataset.from_generator(elements, output_signature=PLANNED_SPEC)
+        dataset = dataset.map(read, num_parallel_calls=self._data.num_workers, deterministic=True)
+        dataset = dataset.prefetch(self._data.buffer_size)
+        options = tf.data.Options()
+        options.autotune.enabled = False  # every depth and width is a setting
+        options.experimental_slack = False
+        # This must come last: a transformation behind it silently returns to the host.
+        return dataset.with_options(options).apply(
+            tf.data.experimental.prefetch_to_device(device, buffer_size=self._data.prefetch_buffer_size)
+        )

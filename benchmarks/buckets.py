@@ -24,7 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.planner import MOST_RUNS, emulated
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.commands.cli import bounded, report_errors
+from myxtts.commands.console import report_errors
+from myxtts.commands.parser import bounded
 from myxtts.config.schema import Config, DataConfig
 from myxtts.data.batch_plan import Plan
 from myxtts.data.dataset import DEMO, demo_corpus, load_corpora

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from myxtts.commands.cli import bounded, report_errors
+from myxtts.commands.console import report_errors
+from myxtts.commands.parser import bounded
 from myxtts.config.schema import Config, DataConfig
 
 if TYPE_CHECKING:  # these import TensorFlow, which takes seconds

@@ -22,7 +22,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.scaling import pinned
-from myxtts.commands.cli import bounded, report_errors
+from myxtts.commands.console import report_errors
+from myxtts.commands.parser import bounded
 from myxtts.errors import TrainingError
 from myxtts.training.checkpoint_files import latest, step_of
 

@@ -18,7 +18,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from myxtts.commands.cli import bounded, report_errors
+from myxtts.commands.console import report_errors
+from myxtts.commands.parser import bounded
 from myxtts.errors import ConfigError
 from myxtts.planner.emulator import emulate, precise_sleep, real_time_priority
 from myxtts.planner.simulator import QueueDepths

@@ -21,7 +21,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.commands.cli import bounded, report_errors
+from myxtts.commands.console import report_errors
+from myxtts.commands.parser import bounded
 from myxtts.data.audio_file import read_wave
 from myxtts.evaluation.boundaries import Phoneme, class_of, read_alignments
 

@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from myxtts.commands.cli import bounded, report_errors
+from myxtts.commands.console import report_errors
+from myxtts.commands.parser import bounded
 from myxtts.planner.emulator import Span, emulate, real_time_priority
 from myxtts.planner.planner import Prediction, candidate_placements, predict_all, ring_all_reduce_s
 from myxtts.planner.simulator import QueueDepths, simulate

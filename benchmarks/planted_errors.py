@@ -17,7 +17,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from myxtts.commands.cli import bounded, report_errors
+from myxtts.commands.console import report_errors
+from myxtts.commands.parser import bounded
 from myxtts.data.demo_corpus import load_grammar, speak_trimmed
 from myxtts.evaluation.boundaries import Phoneme, word_spans
 from myxtts.evaluation.planted_errors import drawn_word, plant

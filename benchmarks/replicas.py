@@ -19,7 +19,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from myxtts.commands.cli import report_errors
+from myxtts.commands.console import report_errors
 from myxtts.config.load import load
 from myxtts.config.schema import Config
 

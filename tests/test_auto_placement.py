@@ -11,7 +11,7 @@ from tests import two_devices  # noqa: F401 - before TensorFlow starts
 
 import numpy as np
 
-from myxtts.commands.cli import parse
+from myxtts.commands.train import parse
 from myxtts.config.schema import Config, PlacementConfig, TrainingConfig
 from myxtts.distributed.cluster import Cluster
 from myxtts.errors import DataError, PlacementError
@@ -123,12 +123,12 @@ class MeasureTest(unittest.TestCase):
 
     def test_user_error_of_the_measuring_process_is_raised(self):
         with self.assertRaisesRegex(DataError, "nowhere"):
-            measure_in_subprocess(measure_stage_times, parse(["--train-data", "nowhere"]).config)
+            measure_in_subprocess(measure_stage_times, parse(["--train-data", "nowhere"])[0])
 
 
 def measure_toy_run(argv: list[str]) -> StageProfile:
     with toy_models():
-        return measure_stage_times(parse(argv).config, steps=4)
+        return measure_stage_times(parse(argv)[0], steps=4)
 
 
 if __name__ == "__main__":

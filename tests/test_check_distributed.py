@@ -10,11 +10,11 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
+from myxtts.commands import check_distributed
 from myxtts.errors import ConfigError
 from myxtts.preflight.distributed import REPETITIONS, Findings, Speed, checks_of, table_of
-from utilities import check_distributed
 
-SCRIPT = Path(check_distributed.__file__)
+SCRIPT = Path(__file__).parents[1] / "utilities" / "check_distributed.py"
 GOOD = Findings(2, 2, "CPU", 0.0, (Speed(1 << 20, 0.002),), (1e-7, 2e-7), 0.2)
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from unittest import mock
 
 import myxtts
-from myxtts.commands import cli
+from myxtts.commands import train
+from myxtts.commands.console import report_errors
 from myxtts.config.load import load
 from myxtts.config.schema import Config
 from myxtts.config.settings import SECTIONS, SETTINGS
@@ -24,19 +25,20 @@ ROOT = Path(__file__).parents[1]
 class FlagTest(unittest.TestCase):
     def refusal(self, *argv: str) -> str:
         with self.assertRaises(ConfigError) as caught:
-            cli.parse(argv)
+            train.parse(argv)
         return str(caught.exception)
 
     def test_no_flags_are_the_defaults(self):
-        self.assertEqual(cli.parse([]), cli.Arguments(Config(), print_config=False))
+        config, options = train.parse([])
+        self.assertEqual((config, options.print_config), (Config(), False))
 
     def test_hyphen_and_underscore_are_the_same(self):
         for flag in ("--data-gpu", "--data_gpu"):
-            self.assertEqual(cli.parse([flag, "3"]).config.placement.data_gpu, 3)
-            self.assertEqual(cli.parse([flag + "=3"]).config.placement.data_gpu, 3)
+            self.assertEqual(train.parse([flag, "3"])[0].placement.data_gpu, 3)
+            self.assertEqual(train.parse([flag + "=3"])[0].placement.data_gpu, 3)
 
     def test_underscore_in_a_value_stays(self):
-        self.assertEqual(cli.parse(["--run=my_voice"]).config.run.run, "my_voice")
+        self.assertEqual(train.parse(["--run=my_voice"])[0].run.run, "my_voice")
 
     def test_every_setting_has_a_flag_that_takes_its_default(self):
         for name, setting in SETTINGS.items():
@@ -45,20 +47,20 @@ class FlagTest(unittest.TestCase):
                     argv = [setting.flag if setting.default else "--no-" + setting.flag[2:]]
                 else:
                     argv = [setting.flag] if setting.many else [setting.flag, setting.default_text]
-                self.assertEqual(cli.parse(argv).config, Config(), name)
+                self.assertEqual(train.parse(argv)[0], Config(), name)
 
     def test_list_takes_several_values(self):
-        self.assertEqual(cli.parse(["--model-gpus", "1", "2", "3"]).config.placement.model_gpus, (1, 2, 3))
+        self.assertEqual(train.parse(["--model-gpus", "1", "2", "3"])[0].placement.model_gpus, (1, 2, 3))
 
     def test_null_takes_back_a_setting_of_the_file(self):
         argv = ["--config", str(ROOT / "configs/dual_gpu.yaml"), "--data-gpu", "null"]
-        placement = cli.parse(argv).config.placement
+        placement = train.parse(argv)[0].placement
         self.assertEqual((placement.data_gpu, placement.model_gpu), (None, 1))
 
     def test_flag_replaces_the_file_wherever_it_stands(self):
         file = ["--config", str(ROOT / "configs/dual_gpu_12gb.yaml")]
         for argv in ([*file, "--batch-size", "2"], ["--batch-size", "2", *file]):
-            config = cli.parse(argv).config
+            config = train.parse(argv)[0]
             self.assertEqual((config.data.batch_size, config.placement.model_gpu_memory), (2, 8192))
 
     def test_unknown_flag_is_refused_with_the_nearest(self):
@@ -113,7 +115,7 @@ class MainTest(unittest.TestCase):
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:
-                code = cli.main(argv)
+                code = report_errors(lambda: train.main(argv))
             except SystemExit as stop:
                 code = stop.code
         return code, out.getvalue(), err.getvalue()
@@ -132,12 +134,12 @@ class MainTest(unittest.TestCase):
         self.assertEqual(err, "error: '--batch-sise' is not a flag. Did you mean --batch-size?\n")
 
     def test_exit_code_is_that_of_training(self):
-        for train, expected in (
+        for program, expected in (
             (lambda config: config.data.batch_size, (3, "", "")),
             (_raising(DataError("no corpus")), (2, "", "error: no corpus\n")),
             (_raising(KeyboardInterrupt()), (130, "", "stopped\n")),
         ):
-            with self.subTest(expected=expected), _training(train):
+            with self.subTest(expected=expected), _training(program):
                 self.assertEqual(self.main("--batch-size", "3"), expected)
 
     def test_defect_keeps_its_traceback(self):
@@ -162,8 +164,8 @@ class FreshInterpreterTest(unittest.TestCase):
             code = (
                 "import atexit, sys\n"
                 "atexit.register(lambda: print({'tensorflow', 'keras', 'numpy'} & set(sys.modules), file=sys.stderr))\n"
-                "from myxtts.commands import cli\n"
-                f"sys.exit(cli.main(['{flag}']))\n"
+                "from myxtts.commands import train\n"
+                f"sys.exit(train.main(['{flag}']))\n"
             )
             before = os.times()
             done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

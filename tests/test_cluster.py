@@ -10,7 +10,7 @@ from unittest import mock
 
 import yaml
 
-from myxtts.commands import cli
+from myxtts.commands import train
 from myxtts.distributed import rendezvous as meeting
 from myxtts.distributed.cluster import Cluster, expand_counts, expand_hosts, find_cluster
 from myxtts.distributed.launcher import local_workers
@@ -94,7 +94,7 @@ class KubernetesTest(unittest.TestCase):
             hosts = [f"{name}-{i}.{pod['subdomain']}:2222" for i in range(count)]  # as Kubernetes names the pods
             self.assertEqual(find_cluster(environ), Cluster(tuple(hosts), index))
         self.assertEqual(pod["subdomain"], service["metadata"]["name"])
-        cli.parse(pod["containers"][0]["command"][2:])
+        train.parse(pod["containers"][0]["command"][2:])
 
 
 class SlurmTest(unittest.TestCase):

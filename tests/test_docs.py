@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from myxtts.commands import cli
+from myxtts.commands import train
 from myxtts.config.settings import SETTINGS
 from myxtts.errors import ConfigError
 
@@ -120,7 +120,7 @@ class FlagTest(unittest.TestCase):
                     continue
                 with self.subTest(page=page.name, arguments=arguments):
                     try:
-                        cli.parse(with_shipped_files(arguments))
+                        train.parse(with_shipped_files(arguments))
                     except ConfigError as error:
                         self.fail(str(error))
                     accepted += 1

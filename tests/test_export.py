@@ -17,14 +17,14 @@ from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.griffin_lim import griffin_lim_waves
 from myxtts.audio.mel import log_mel
-from myxtts.commands.cli import report_errors
+from myxtts.commands import export as export_model
+from myxtts.commands.console import report_errors
 from myxtts.config.schema import Config, DataConfig, ModelConfig
 from myxtts.models.xtts import SynthesisOptions
 from myxtts.synthesis import export
 from myxtts.training.checkpoint import Checkpoints
 from tests.sine_corpus import sine
 from tests.tiny import SYMBOLS, build_model, loaded_once, network_of, small_models, state_of
-from utilities import export_model
 
 ITERATIONS = 4
 LETTERS = [chr(ord("a") + i) for i in range(SYMBOLS - 3)]

@@ -15,8 +15,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from unittest import mock
 
-from myxtts.commands import cli
-from myxtts.commands.cli import report_errors
+from myxtts.commands import train
+from myxtts.commands.console import report_errors
+from myxtts.commands.jobs import MERGER, main
+from myxtts.commands.merge import parse
 from myxtts.config.load import load
 from myxtts.config.schema import Config, DataConfig, ModelConfig
 from myxtts.errors import PlacementError
@@ -28,8 +30,6 @@ from myxtts.training.checkpoint_files import latest, read_metadata, write_checkp
 from tests.sine_corpus import write_corpus
 from tests.tiny import arrays_of, toy_models
 from tests.two_devices import SIMULATED
-from utilities.merge_checkpoints import parse
-from utilities.train_independent import MERGER, main
 
 ROOT = Path(__file__).parents[1]
 DEADLINE_S = 30.0
@@ -100,7 +100,8 @@ TOY_TRAINER = """
 # train_main.py with a network that takes no time; the job on GPU 1 is killed when it reports step 5, once.
 import contextlib, signal, sys
 from pathlib import Path
-from myxtts.commands import cli
+from myxtts.commands import train
+from myxtts.commands.console import report_errors
 from tests.test_resume import signal_at
 from tests.tiny import toy_models
 
@@ -109,15 +110,15 @@ first = settings.stem == "gpu1" and not settings.with_suffix(".killed").exists()
 if first:
     settings.with_suffix(".killed").touch()
 with toy_models(), signal_at(5, signal.SIGKILL) if first else contextlib.nullcontext():
-    sys.exit(cli.main(sys.argv[1:]))
+    sys.exit(report_errors(lambda: train.main(sys.argv[1:])))
 """
 LAUNCHER = """
 import sys
-from myxtts.commands.cli import report_errors
-from utilities.train_independent import main
+from myxtts.commands.console import report_errors
+from myxtts.commands.jobs import main
 folder, *flags = sys.argv[1:]
 command = lambda name: (sys.executable, "-u", f"{folder}/{name}.py")
-sys.exit(report_errors(lambda: main(flags, command("trainer"), command("merger"))))
+sys.exit(report_errors(lambda: main(flags, "jobs", command("trainer"), command("merger"))))
 """
 
 
@@ -499,7 +500,7 @@ class InEarnest(Place):
         """The run of this name in this process, with the toy."""
         argv = ["--config", str(self.run_folder / f"{name}.yaml"), "--resume", "--simulate-gpus", str(SIMULATED)]
         with toy_models(), contextlib.redirect_stdout(io.StringIO()):
-            self.assertEqual(cli.main([*argv, *flags]), 0)
+            self.assertEqual(train.main([*argv, *flags]), 0)
 
 
 class Terminal(io.StringIO):

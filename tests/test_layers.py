@@ -31,6 +31,7 @@ ROWS = (
     ("preflight", "profiling"),
     ("local_sgd",),
     ("commands",),
+    ("__main__",),
 )
 HEIGHT = {name: height for height, row in enumerate(ROWS) for name in row}
 PRIVATE_MODULES = ("tensorflow.python", "tensorflow.compiler", "tensorflow.core", "keras.src")
@@ -64,6 +65,7 @@ WITHOUT_TENSORFLOW = (
     "local_sgd.shards",
     "local_sgd.progress",
     "commands",
+    "__main__",
 )
 
 

@@ -17,6 +17,7 @@ from tests.two_devices import SIMULATED
 
 import numpy as np
 
+from myxtts.commands import merge as merge_checkpoints
 from myxtts.config.load import load
 from myxtts.config.schema import Config, TrainingConfig
 from myxtts.errors import CheckpointError, ConfigError, DataError
@@ -37,7 +38,6 @@ from myxtts.training.select_checkpoint import vocabulary_of
 from tests.test_synthesis import reported
 from tests.tiny import arrays_of, features, on_device
 from tests.tiny_asr import recogniser_run, small_recognisers, transcriber_of
-from utilities import merge_checkpoints
 
 NONE = Corpora()
 

@@ -13,7 +13,9 @@ from unittest import mock
 
 import numpy as np
 
-from myxtts.commands import cli
+from myxtts.commands import plan as plan_placement
+from myxtts.commands import train
+from myxtts.commands.console import report_errors
 from myxtts.errors import ConfigError, PlacementError
 from myxtts.placement.routes import plan_routes
 from myxtts.planner.emulator import emulate, parse_emulation, precise_sleep
@@ -33,7 +35,6 @@ from myxtts.planner.stage_times import (
     resample_steps,
     sample_stage_times,
 )
-from utilities import plan_placement
 
 SINGLE, DUAL = [("0", "0")], [("0", "1")]
 REPLICATED = [("0", "0"), ("1", "1")]
@@ -206,7 +207,7 @@ class PlannerTest(unittest.TestCase):
     def test_flags_ask_the_program_for_the_placement_that_was_simulated(self):
         for one in candidate_placements(4) + candidate_placements(3, MemoryBudget(1, 2, (1, 2, 3))):
             with self.subTest(flags=one.flags):
-                config = cli.parse([] if one.flags == "none" else one.flags.split()).config
+                config = train.parse([] if one.flags == "none" else one.flags.split())[0]
                 self.assertEqual(plan_routes(config.placement, 4).routes, one.placement.routes)
 
     def test_dual_beats_two_replicas_exactly_where_the_all_reduce_of_a_batch_costs_more_than_half_the_difference(self):
@@ -310,7 +311,7 @@ class ProgramTest(unittest.TestCase):
     def run_program(self, *arguments: str) -> tuple[int, str]:
         out = io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-            code = cli.report_errors(lambda: plan_placement.main(list(arguments)))
+            code = report_errors(lambda: plan_placement.main(list(arguments)))
         return code, out.getvalue()
 
     def profile(self, content) -> str:
@@ -357,9 +358,9 @@ class ProgramTest(unittest.TestCase):
         times = ("--produce-ms", "20", "--step-ms", "20")
         calls = {
             "--produce-ms and --step-ms": ("--gpus", "2"),
-            "nothing to place": ("--gpus", "2", "--produce-ms", "0", "--step-ms", "0"),
+            "nothing to compare": ("--gpus", "2", "--produce-ms", "0", "--step-ms", "0"),
             "2 numbers for 3 GPUs": ("--gpus", "3", *times, "--memory-mib", "1", "2"),
-            "Give --memory-mib": ("--gpus", "2", *times, "--replica-memory-mib", "1"),
+            "Add --memory-mib": ("--gpus", "2", *times, "--replica-memory-mib", "1"),
             "No placement fits": ("--gpus", "2", *times, "--replica-memory-mib", "2", "--memory-mib", "1"),
             "there is no folder": ("--gpus", "1", *times, "--json", str(self.folder / "none" / "x.json")),
         }

@@ -13,9 +13,9 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 
-import validate_dual_gpu_pipeline
 from myxtts.clock import Clock
-from myxtts.commands import cli
+from myxtts.commands import preflight
+from myxtts.commands.console import report_errors
 from myxtts.config.load import load as load_config
 from myxtts.config.schema import Config, PlacementConfig
 from myxtts.data.batch_plan import Plan
@@ -59,7 +59,7 @@ Legend:
 def validated(*argv: str) -> Finished:
     out, err = io.StringIO(), io.StringIO()
     with small_models(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = cli.report_errors(lambda: validate_dual_gpu_pipeline.main(argv))
+        code = report_errors(lambda: preflight.main(argv))
     return Finished(code, out.getvalue(), err.getvalue())
 
 

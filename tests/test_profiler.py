@@ -20,7 +20,8 @@ import numpy as np
 import tensorflow as tf
 from PIL import Image
 
-from myxtts.commands.cli import report_errors
+from myxtts.commands import profile as profiler
+from myxtts.commands.console import report_errors
 from myxtts.config.schema import DataConfig, TrainingConfig
 from myxtts.observe import advice
 from myxtts.planner.emulator import EmulatedRun, Span
@@ -33,9 +34,8 @@ from myxtts.profiling.nvml import GpuSampler, GpuUsage
 from myxtts.profiling.report import report_lines
 from myxtts.profiling.timeline import chrome_trace, timeline_excerpt, timeline_rows
 from tests.tiny import Workplace, small_models, toy_models
-from utilities import dual_gpu_bottleneck_profiler as profiler
 
-SCRIPT = Path(profiler.__file__)
+ROOT = Path(__file__).parents[1]
 PASS = TracedRun(seconds=2.5, wait_s=0.25, blocked_s=0.5, busy_s=2.0, step_s=np.array([0.5, 0.5, 0.75, 0.75]), spans=())
 
 
@@ -200,8 +200,8 @@ class EmulatedPipeline(unittest.TestCase):
         with tempfile.TemporaryDirectory() as name:
             files = {flag: Path(name) / flag for flag in ("json", "picture", "trace")}
             source = (
-                f"import sys; sys.path.insert(0, {str(SCRIPT.parents[1])!r})\n"
-                "from utilities import dual_gpu_bottleneck_profiler as profiler\n"
+                f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+                "from myxtts.commands import profile as profiler\n"
                 "code = profiler.main(sys.argv[1:])\n"
                 "sys.exit(7 if {'tensorflow', 'keras'} & set(sys.modules) else code)"
             )

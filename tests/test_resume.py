@@ -23,11 +23,12 @@ TIMES = {  # of the steps since the last report
 SINGLE, DUAL, REVERSED = (("--data-gpu", data, "--model-gpu", model) for data, model in ("00", "01", "10"))
 CHILD = """
 import signal, sys
-from myxtts.commands import cli
+from myxtts.commands import train
+from myxtts.commands.console import report_errors
 from tests.test_resume import signal_at
 from tests.tiny import toy_models
 with toy_models(), signal_at(int(sys.argv[1]), signal.SIGKILL):
-    sys.exit(cli.main(sys.argv[2:]))
+    sys.exit(report_errors(lambda: train.main(sys.argv[2:])))
 """
 
 

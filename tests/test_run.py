@@ -13,7 +13,7 @@ import tensorflow as tf
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from myxtts.commands import cli
+from myxtts.commands import train
 from myxtts.config.load import load
 from myxtts.errors import CheckpointError, ConfigError
 from myxtts.models.xtts import XTTS
@@ -102,8 +102,8 @@ class WholeRun(Case):
         self.assertTrue(0 <= lines[4]["padding"] < 0.5)
 
     def test_settings_load_back(self):
-        arguments = cli.parse(self.place.argv("whole", *self.flags))
-        self.assertEqual(self.settings, arguments.config)
+        config, _ = train.parse(self.place.argv("whole", *self.flags))
+        self.assertEqual(self.settings, config)
 
     def test_best_and_newest_checkpoints_are_kept_with_all_that_speaking_needs(self):
         losses = {

@@ -18,6 +18,7 @@ from tests.two_devices import MODEL
 import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.commands import transcribe
 from myxtts.errors import CheckpointError, DataError
 from myxtts.evaluation.asr_score import Transcript, rates_by, write_asr_score
 from myxtts.recognition.audio_chunks import BATCH_S, LONGEST_S, PADDED_S, batches, cut, groups, quietest
@@ -27,7 +28,6 @@ from myxtts.training.select_checkpoint import select_checkpoint
 from tests.sine_corpus import sine, write_sound
 from tests.test_synthesis import reported
 from tests.tiny_asr import recogniser_run, transcriber_of, transcribers_loaded_once
-from utilities import transcribe
 
 ROOT = Path(__file__).parents[1]
 
@@ -217,7 +217,7 @@ class CommandTest(RunOfRecogniser):
                 transcriber.assert_not_called()
 
     def test_files_are_looked_at_before_tensorflow_is_imported(self):
-        code = "import sys; from utilities import transcribe\ntry: transcribe.main(['--run', 'r', 'none.wav'])\n"
+        code = "import sys; from myxtts.commands import transcribe\ntry: transcribe.main(['--run', 'r', 'none.wav'])\n"
         code += "except Exception as error: print(error)\nassert 'tensorflow' not in sys.modules"
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stderr)

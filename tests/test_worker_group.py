@@ -35,7 +35,7 @@ LATE = (
 DIES = """
 import os, signal, sys, time
 sys.path.insert(0, {root!r})
-from myxtts.commands.cli import report_errors
+from myxtts.commands.console import report_errors
 from myxtts.distributed.cluster import find_cluster
 
 def main():

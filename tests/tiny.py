@@ -18,7 +18,8 @@ import tensorflow as tf
 
 from myxtts.audio.mel import SILENCE
 from myxtts.batch import TTS_FEATURES, smallest
-from myxtts.commands import cli
+from myxtts.commands import train
+from myxtts.commands.console import report_errors
 from myxtts.models.build import build_xtts
 from myxtts.models.xtts import SIZES, XTTS, XTTSSize
 from myxtts.placement.replicas import Replicas, single_replica
@@ -191,7 +192,7 @@ class Workplace:
     def main(self, *argv: str) -> Finished:
         out, err = io.StringIO(), io.StringIO()
         with small_models(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = cli.main(argv)
+            code = report_errors(lambda: train.main(argv))
         return Finished(code, out.getvalue(), err.getvalue())
 
     def run(self, name: str) -> Path:

@@ -7,7 +7,7 @@ validated once, after flags have replaced those of the file.
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,7 +25,7 @@ MAX_FILES = 16  # a configuration and all that it is made of, since each may tak
 DEFAULTS = "defaults"  # the name that stands beside the sections
 
 _TAG = "tag:yaml.org,2002:"
-_SCALARS = {
+_SCALARS: dict[str, Callable[[str], Any]] = {
     _TAG + "null": lambda text: None,
     _TAG + "bool": lambda text: {"true": True, "false": False}[text.lower()],
     _TAG + "int": int,

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from myxtts.config.schema import Config
+from myxtts.config.schema import Config, Section
 
 _KINDS = {"integer": int, "number": float, "boolean": bool, "string": str}
 _NOUNS = {"integer": "whole number", "number": "number"}
@@ -80,13 +80,15 @@ def _setting(section: str, name: str, form: dict[str, Any], default: Any) -> Set
     )
 
 
-SECTIONS: dict[str, str] = {name: field.annotation.__doc__ for name, field in Config.model_fields.items()}
+_SCHEMAS: dict[str, type[Section]] = {name: type(section) for name, section in Config()}
+
+SECTIONS: dict[str, str] = {name: schema.__doc__ or "" for name, schema in _SCHEMAS.items()}
 """Description of each section, by its name."""
 
 SETTINGS: dict[str, Setting] = {
-    name: _setting(section, name, form, Config.model_fields[section].annotation.model_fields[name].default)
-    for section in SECTIONS
-    for name, form in Config.model_fields[section].annotation.model_json_schema()["properties"].items()
+    name: _setting(section, name, form, schema.model_fields[name].default)
+    for section, schema in _SCHEMAS.items()
+    for name, form in schema.model_json_schema()["properties"].items()
 }
 """Every setting by its name, in the order of the schema."""
 

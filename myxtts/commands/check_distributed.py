@@ -1,0 +1,68 @@
+"""`myxtts check-distributed`: compare several workers with one, in results and in speed.
+
+Without TF_CONFIG or Slurm the command starts the workers itself; with them it is one of the workers.
+Exit codes: 0 all checks passed, 1 a check failed, 2 a mistake in the call.
+"""
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from myxtts.commands.launch import add_worker_flags, worker_addresses
+from myxtts.commands.parser import CommandParser, bounded
+from myxtts.distributed.cluster import Cluster, find_cluster
+from myxtts.distributed.launcher import LaunchSpec, find_program, launch
+from myxtts.errors import ConfigError
+
+NAME = "check-distributed"
+HELP = "Check that several workers compute what one worker computes, and how fast they are together."
+
+
+def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:
+    parser = CommandParser(prog=prog, description=HELP)
+    add_worker_flags(parser)
+    parser.add_argument(
+        "--gpus-per-worker",
+        metavar="N",
+        type=bounded(int, 0),
+        help="GPUs that each worker uses; by default all, and none for workers on one machine",
+    )
+    return parser.parse(argv)
+
+
+def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
+    options = parse(argv, prog)
+    cluster = find_cluster(os.environ)
+    if cluster is None:
+        return start_workers(options)
+    if options.workers or options.nodes:
+        raise ConfigError(
+            f"--workers and --nodes start workers, but the environment says that this is {cluster.name()} of "
+            f"{cluster.count}. Leave them out."
+        )
+    return run_worker(cluster, options.gpus_per_worker)
+
+
+def start_workers(options: argparse.Namespace) -> int:
+    """Start the workers of this machine, each with this command."""
+    workers, local = worker_addresses(options)
+    if len(workers) < 2:
+        raise ConfigError("one worker was asked for, but the check compares several with one. Ask for two or more.")
+    gpus = options.gpus_per_worker if options.nodes else options.gpus_per_worker or 0
+    gpu_flags = () if gpus is None else ("--gpus-per-worker", str(gpus))
+    command = find_program(["-m", "myxtts", NAME, *gpu_flags])
+    return launch(LaunchSpec(command, workers, local, Path("logs") / "check_distributed", gpus_per_worker=gpus))
+
+
+def run_worker(cluster: Cluster, gpus: int | None) -> int:
+    """Run the checks as one worker; the chief prints the results."""
+    from myxtts.preflight.checks import lines  # imports TensorFlow, which takes seconds
+    from myxtts.preflight.distributed import checks_of, examine, table_of
+
+    result = examine(cluster, gpus)
+    if cluster.is_chief:
+        print(f"{result.workers} workers, {result.replicas} replicas, each on a {result.kind}")
+        print("\n".join(line for check in checks_of(result) for line in lines(check)))
+        print("\n".join(table_of(result)))
+    return 0 if result.holds else 1

@@ -1,0 +1,47 @@
+"""`myxtts evaluate`: metrics of a run on held-out utterances or on another corpus."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from myxtts.commands.parser import CommandParser, bounded
+
+NAME = "evaluate"
+HELP = "Measure the quality of a trained run on its held-out utterances or on another corpus."
+
+
+def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:
+    parser = CommandParser(prog=prog, description=HELP, renamed={"steps": "ode_steps"})
+    parser.add_argument("--run", type=Path, required=True, help="folder of the run; start where the run was started")
+    parser.add_argument(
+        "--checkpoint", help="a checkpoint such as step-002000; by default the best, or else the newest"
+    )
+    parser.add_argument(
+        "--data", metavar="CORPUS", type=Path, help="corpus to measure on; by default the held-out utterances"
+    )
+    parser.add_argument(
+        "--utterances",
+        type=bounded(int, 1),
+        help="most utterances to measure; by default 50 for synthesis, and all for a recogniser",
+    )
+    parser.add_argument(
+        "--asr", metavar="RUN", type=Path, help="run of a recogniser that transcribes the synthesized speech"
+    )
+    parser.add_argument(
+        "--ode-steps", dest="steps", type=bounded(int, 1, 1000), help="ODE steps of synthesis; by default the run's"
+    )
+    parser.add_argument(
+        "--guidance", type=bounded(float, 0.0, 10.0), help="guidance of synthesis (0 to 10); by default the run's"
+    )
+    parser.add_argument("--json", dest="json_file", metavar="FILE", type=Path, help="write the figures as JSON")
+    parser.add_argument("--out", type=Path, help="folder for pictures; by default RUN/evaluation/CHECKPOINT")
+    return parser.parse(argv)
+
+
+def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
+    options = parse(argv, prog)
+    from myxtts.evaluation.tts_score import Choice, write_score  # imports TensorFlow, which takes seconds
+
+    choice = Choice(options.utterances, options.data, options.steps, options.guidance, options.asr)
+    write_score(options.run, options.checkpoint, choice, options.json_file, options.out)
+    return 0

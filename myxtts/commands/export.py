@@ -1,0 +1,29 @@
+"""`myxtts export`: a run → a TensorFlow SavedModel that synthesizes speech without this package."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from myxtts.commands.parser import CommandParser, bounded
+
+NAME = "export"
+HELP = "Export a trained run as a TensorFlow SavedModel."
+
+
+def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:
+    parser = CommandParser(prog=prog, description=HELP)
+    parser.add_argument("--run", type=Path, required=True, help="folder of the run")
+    parser.add_argument("--out", type=Path, required=True, help="folder to create")
+    parser.add_argument(
+        "--checkpoint", help="a checkpoint such as step-002000; by default the best, or else the newest"
+    )
+    parser.add_argument("--iterations", type=bounded(int, 1, 1000), help="iterations of Griffin-Lim (default 30)")
+    return parser.parse(argv)
+
+
+def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
+    options = parse(argv, prog)
+    from myxtts.synthesis.export import export_run  # imports TensorFlow, which takes seconds
+
+    export_run(**vars(options))
+    return 0

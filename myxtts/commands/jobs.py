@@ -1,0 +1,167 @@
+"""`myxtts jobs`: train one model as independent jobs, one on each GPU, and merge them (local SGD).
+
+Exit codes: 0 done, 1 the merged model is worse than the best job or lacks a job, 2 a mistake in the settings, 130 and
+143 stopped after checkpoints (the same command with --resume continues).
+"""
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from myxtts.commands.parser import CommandParser, bounded, read_settings, settings_parser
+from myxtts.config.schema import Config
+from myxtts.errors import ConfigError
+from myxtts.local_sgd.job_settings import check_job_settings, check_settings, round_steps, with_base
+from myxtts.local_sgd.jobs import Device, Job, Work, devices_of, existing_record, train_jobs
+from myxtts.local_sgd.launcher_state import LauncherState, stop_launcher
+from myxtts.local_sgd.progress import Display, status
+
+NAME = "jobs"
+HELP = "Train independent jobs, one on each GPU, and merge their weights (local SGD)."
+TRAINER = (sys.executable, "-u", "-m", "myxtts", "train")
+MERGER = (sys.executable, "-u", "-m", "myxtts", "merge")
+NO_SYNC = ("--sync-every", "0")  # sync_every is checked against --jobs and --sync-dir, which are known later
+
+log = logging.getLogger("myxtts.local_sgd")
+
+
+def make_parser(prog: str = f"myxtts {NAME}") -> CommandParser:
+    parser = settings_parser(
+        prog,
+        f"{HELP} A file FILE_gpu0.yaml beside --config FILE.yaml holds the settings of the job on GPU 0; it may list "
+        "FILE under `defaults`.",
+    )
+    count = bounded(int, 0)
+    parser.add_argument("--gpus", metavar="N", type=count, nargs="+", help="GPUs, one for each job")
+    parser.add_argument(
+        "--warmstart-steps",
+        metavar="N",
+        type=count,
+        help="steps of one run before the jobs start (default: a tenth of max_steps, or 0 with --init-from)",
+    )
+    parser.add_argument(
+        "--num-syncs", metavar="N", type=bounded(int, 1), help="number of syncs between the jobs; sets --sync-every"
+    )
+    parser.add_argument(
+        "--max-restarts", metavar="N", type=count, default=2, help="restarts of a job that fails (default 2)"
+    )
+    parser.add_argument(
+        "--table-every",
+        metavar="X",
+        type=bounded(float, 0.1),
+        default=30.0,
+        help="seconds between two tables where the output is not a terminal (default 30)",
+    )
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--status", action="store_true", help="print the progress of the jobs of --run and exit")
+    group.add_argument("--stop", action="store_true", help="stop the jobs of --run after checkpoints")
+    return parser
+
+
+def main(
+    argv: Sequence[str],
+    prog: str = f"myxtts {NAME}",
+    trainer: Sequence[str] = TRAINER,
+    merger: Sequence[str] = MERGER,
+) -> int:
+    parser = make_parser(prog)
+    config, options = read_settings(parser, [*argv, *NO_SYNC])
+    folder = Path(config.run.runs_dir) / config.run.run
+    if options.status:
+        print(status(folder))
+        return 0
+    if options.stop:
+        print(stop_launcher(folder))
+        return 0
+    if "TF_CONFIG" in os.environ:
+        raise ConfigError(
+            "TF_CONFIG is set, which makes each run one of several workers. Unset it: jobs are independent."
+        )
+    check_settings(config)
+    previous = existing_record(folder, config.run.resume)
+    gpus = gpus_of(options, previous)
+    warmstart_steps = warmstart_steps_of(options, previous, config)
+    work = Work(
+        folder=folder,
+        config=with_base(config),
+        jobs=tuple(jobs_of(parser, argv, config, gpus, devices_of(gpus, config.placement.simulate_gpus))),
+        gpus=gpus,
+        warmstart_steps=warmstart_steps,
+        sync_every=sync_every_of(parser, argv, options, config, warmstart_steps, len(gpus)),
+        max_restarts=options.max_restarts,
+        trainer=tuple(trainer),
+        merger=tuple(merger),
+    )
+    return train_jobs(work, Display(options.table_every))
+
+
+def gpus_of(options: argparse.Namespace, previous: LauncherState | None) -> tuple[int, ...]:
+    if options.gpus is not None:
+        return tuple(options.gpus)
+    if previous is None:
+        raise ConfigError("no GPUs were named. Give one for each job by --gpus, such as --gpus 0 1.")
+    return tuple(previous.fixed.gpus)
+
+
+def warmstart_steps_of(options: argparse.Namespace, previous: LauncherState | None, config: Config) -> int:
+    """Return the steps of the run that all jobs start from."""
+    total_steps = config.training.max_steps
+    default = 0 if config.training.init_from is not None else total_steps // 10
+    if previous is not None:
+        default = previous.fixed.warmstart_steps
+    steps = default if options.warmstart_steps is None else options.warmstart_steps
+    if steps >= total_steps:
+        raise ConfigError(
+            f"--warmstart-steps {steps} was asked for, but the jobs have --max-steps {total_steps}, which includes the "
+            "warm start. Give fewer, or more --max-steps."
+        )
+    return steps
+
+
+def sync_every_of(
+    parser: CommandParser,
+    argv: Sequence[str],
+    options: argparse.Namespace,
+    config: Config,
+    warmstart_steps: int,
+    jobs: int,
+) -> int:
+    """Return the steps between two syncs; 0 if the jobs merge at the end only."""
+    job_flags = ("--jobs", str(jobs), "--sync-dir", config.local_sgd.sync_dir or "rounds")
+    sync_every = read_settings(parser, [*argv, *job_flags])[0].local_sgd.sync_every
+    if options.num_syncs is None:
+        return sync_every
+    if sync_every:
+        raise ConfigError(
+            f"--num-syncs {options.num_syncs} and sync_every {sync_every} were both given. Leave out one of them."
+        )
+    steps = round_steps(config.training.max_steps, warmstart_steps, options.num_syncs)
+    log.info("syncs          every %d steps", steps)
+    return steps
+
+
+def jobs_of(
+    parser: CommandParser, argv: Sequence[str], config: Config, gpus: Sequence[int], devices: Sequence[Device]
+) -> list[Job]:
+    """Return the jobs, each with the settings of its own file if there is one."""
+    return [
+        Job(f"gpu{gpu}", with_base(job_config(parser, argv, config, f"gpu{gpu}")), device)
+        for gpu, device in zip(gpus, devices, strict=True)
+    ]
+
+
+def job_config(parser: CommandParser, argv: Sequence[str], config: Config, name: str) -> Config:
+    config_parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    config_parser.add_argument("--config", type=Path)
+    file = config_parser.parse_known_args(argv)[0].config
+    job_file = file.with_name(f"{file.stem}_{name}{file.suffix}") if file is not None else None
+    if job_file is None or not job_file.is_file():
+        return config
+    settings = read_settings(parser, [*argv, "--config", str(job_file), *NO_SYNC])[0]
+    check_settings(settings)
+    check_job_settings(config, settings, job_file)
+    log.info("%-14s has its own settings: %s", name, job_file)
+    return settings

@@ -1,0 +1,73 @@
+"""The console script `myxtts`, and the scripts of a checkout that run one of its commands.
+
+Each command is a module of this package with its name (NAME), one line about it (HELP) and `main(argv, prog)`, which
+returns the exit code. A command imports TensorFlow only once its arguments are known to be right.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from myxtts.commands.console import report_errors
+from myxtts.commands.tensorflow_log import prepare_tensorflow
+from myxtts.config.settings import nearest
+from myxtts.errors import ConfigError
+
+COMMANDS = (
+    *("train", "preflight", "profile", "plan", "synthesize", "evaluate", "transcribe", "export", "launch", "jobs"),
+    *("merge", "shard", "corpus", "serve-data", "check-distributed"),
+)
+
+
+def main() -> int:
+    """Run the command that the arguments of this process name."""
+    is_module = Path(sys.argv[0]).name == "__main__.py"
+    prepare_tensorflow()
+    return report_errors(lambda: run(sys.argv[1:], "python -m myxtts" if is_module else "myxtts"))
+
+
+def run_script(command: ModuleType) -> int:
+    """Run one command as a script of the checkout, with the arguments of this process."""
+    # Processes that the command starts import the package from this checkout, too.
+    root = str(Path(__file__).parents[2])
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    prepare_tensorflow()
+    return report_errors(lambda: command.main(sys.argv[1:], f"python {sys.argv[0]}"))
+
+
+def run(argv: Sequence[str], prog: str = "myxtts") -> int:
+    """Run `COMMAND [ARGUMENT ...]`.
+
+    Raises:
+        UserError: the command is unknown, or what the command itself raises.
+    """
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(usage(prog))
+        return 0
+    name = argv[0]
+    if name not in COMMANDS:
+        near = nearest(name, COMMANDS)
+        hint = f"Did you mean {near}?" if near else f"Use one of {', '.join(COMMANDS)}."
+        raise ConfigError(f"{name[:60]!r} is not a command. {hint}")
+    return load_command(name).main(argv[1:], f"{prog} {name}")
+
+
+def load_command(name: str) -> ModuleType:
+    return importlib.import_module(f"myxtts.commands.{name.replace('-', '_')}")
+
+
+def usage(prog: str) -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {load_command(name).HELP}" for name in COMMANDS]
+    return "\n".join(
+        [
+            f"usage: {prog} COMMAND [ARGUMENT ...]",
+            "",
+            *lines,
+            "",
+            f"{prog} COMMAND --help lists the flags of a command.",
+        ]
+    )

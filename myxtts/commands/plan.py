@@ -1,0 +1,134 @@
+"""`myxtts plan`: predict throughput from mean stage times, with all GPUs equally fast."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from myxtts.commands.parser import CommandParser, bounded
+from myxtts.errors import ConfigError
+from myxtts.files import check_writable, write_whole
+from myxtts.planner.planner import MemoryBudget, Prediction, candidate_placements, format_table, predict_all
+from myxtts.planner.simulator import QueueDepths
+from myxtts.planner.stage_times import (
+    MAX_MS,
+    MAX_VARIATION,
+    STAGES,
+    StageStatistics,
+    read_profile,
+    sample_stage_times,
+)
+
+NAME = "plan"
+HELP = "Predict the throughput of every placement from the times of the stages."
+MAX_GPUS = 16
+BATCHES = 3200  # 200 steps on 16 GPUs; filling the queues takes a few of them
+
+
+def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:
+    parser = CommandParser(prog=prog, description=HELP, epilog="Times are means of a batch, in milliseconds.")
+    milliseconds, mib = bounded(float, 0.0, MAX_MS), bounded(float, 0.0, 1e7)
+    parser.add_argument("--gpus", type=bounded(int, 1, MAX_GPUS), required=True, help="number of GPUs")
+    parser.add_argument("--profile", metavar="FILE", type=Path, help="read the times from what `profile --json` wrote")
+    parser.add_argument("--read-ms", type=milliseconds, help="one worker reads a batch (default 0)")
+    parser.add_argument("--produce-ms", type=milliseconds, help="P: the data device makes a batch")
+    parser.add_argument("--transfer-ms", type=milliseconds, help="T: a batch moves to another GPU (default 0)")
+    parser.add_argument("--step-ms", type=milliseconds, help="C: the model trains on a batch")
+    parser.add_argument(
+        "--variation",
+        type=bounded(float, 0.0, MAX_VARIATION),
+        help="standard deviation of the time of every stage, divided by its mean",
+    )
+    parser.add_argument(
+        "--all-reduce-ms",
+        type=milliseconds,
+        default=0.0,
+        help="A: all-reduce of two replicas; k replicas take 2 (k - 1) / k times as long",
+    )
+    parser.add_argument("--memory-mib", type=mib, nargs="+", help="memory of each GPU, or one number for all")
+    parser.add_argument("--produce-memory-mib", type=mib, default=0.0, help="memory needed to make batches")
+    parser.add_argument("--replica-memory-mib", type=mib, default=0.0, help="memory needed to train a replica")
+    defaults, count = QueueDepths(), bounded(int, 1, 1024)
+    parser.add_argument("--prefetch-buffer-size", type=count, default=defaults.feed, help="the setting of `train`")
+    parser.add_argument("--buffer-size", type=count, default=defaults.host, help="the setting of `train`")
+    parser.add_argument(
+        "--num-workers",
+        type=count,
+        default=defaults.workers,
+        help="readers of each data GPU; with --profile, those of the profile",
+    )
+    parser.add_argument("--json", dest="json_file", metavar="FILE", type=Path, help="write the figures as JSON")
+    return parser.parse(argv)
+
+
+def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
+    options = parse(argv, prog)
+    check_writable("--json", options.json_file)
+    costs = costs_of(options)
+    prefetch = options.prefetch_buffer_size
+    depths = QueueDepths(prefetch, prefetch, options.buffer_size, options.num_workers)
+    placements = candidate_placements(options.gpus, memory_of(options))
+    ranked = predict_all(placements, sample_stage_times(costs, BATCHES), depths, options.all_reduce_ms / 1e3)
+    print("\n".join(format_table(ranked, placements)))
+    if options.json_file:
+        figures = {
+            "stages": {name: cost._asdict() for name, cost in costs.items()},
+            "all_reduce_s": options.all_reduce_ms / 1e3,
+            "depths": asdict(depths),
+            "placements": [figures_of(prediction) for prediction in ranked],
+            "left_out": [
+                {"name": p.name, "flags": p.flags, "reason": p.memory_shortage} for p in placements if p.memory_shortage
+            ],
+        }
+        write_whole(options.json_file, (json.dumps(figures, indent=1) + "\n").encode())
+    return 0
+
+
+def costs_of(options: argparse.Namespace) -> dict[str, StageStatistics]:
+    """Return the cost of each stage: from its flag, or else from the profile."""
+    costs = read_profile(options.profile) if options.profile else {}
+    if "read" in costs:  # the profile has the pace of all workers together; one worker takes num_workers times as long
+        costs["read"] = StageStatistics(
+            costs["read"].mean_s * options.num_workers
+        )  # arrivals vary more than reading does
+    for name in STAGES:
+        time_ms = getattr(options, f"{name}_ms")
+        if time_ms is not None:
+            costs[name] = costs.get(name, StageStatistics(0.0))._replace(mean_s=time_ms / 1e3)
+    missing = [f"--{name}-ms" for name in ("produce", "step") if name not in costs]
+    if missing:
+        raise ConfigError(f"No time was given for {' and '.join(missing)}. Give milliseconds, or a --profile.")
+    if not costs["produce"].mean_s + costs["step"].mean_s:
+        raise ConfigError("--produce-ms and --step-ms are both 0, so there is nothing to compare. Give one of them.")
+    if options.variation is None:
+        return costs
+    return {name: cost._replace(variation=options.variation) for name, cost in costs.items()}
+
+
+def memory_of(options: argparse.Namespace) -> MemoryBudget | None:
+    if options.memory_mib is None:
+        if options.produce_memory_mib or options.replica_memory_mib:
+            raise ConfigError("The memory needed was given without the memory of the GPUs. Add --memory-mib.")
+        return None
+    limits_mib = tuple(options.memory_mib) * (options.gpus if len(options.memory_mib) == 1 else 1)
+    if len(limits_mib) != options.gpus:
+        raise ConfigError(
+            f"--memory-mib has {len(limits_mib)} numbers for {options.gpus} GPUs. Give one for each, or one for all."
+        )
+    return MemoryBudget(options.produce_memory_mib, options.replica_memory_mib, limits_mib)
+
+
+def figures_of(prediction: Prediction) -> dict[str, Any]:
+    return {
+        "name": prediction.candidate.name,
+        "flags": prediction.candidate.flags,
+        "gpus": prediction.candidate.gpus,
+        "replicas": prediction.candidate.replicas,
+        "batches_per_s": prediction.batches_per_s,
+        "bound_s": prediction.bound_s,
+        "efficiency": prediction.efficiency,
+        "utilisation": prediction.result.utilisation,
+        "formula": prediction.formula,
+    }

@@ -1,0 +1,42 @@
+"""`myxtts preflight`: a short trial of what `myxtts train` does with the same settings.
+
+Exit codes: 0 all checks passed, 1 a check failed, 2 a mistake in the settings.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from myxtts.commands.parser import bounded, read_settings, settings_parser
+from myxtts.config.schema import Config
+from myxtts.files import check_writable, write_whole
+
+NAME = "preflight"
+HELP = "Check with a short trial whether a training run will work."
+
+
+def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> tuple[Config, argparse.Namespace]:
+    parser = settings_parser(prog, f"{HELP} Without --data-gpu and --model-gpu: batches on GPU 0, model on GPU 1.")
+    parser.add_argument("--json", dest="json_file", metavar="FILE", type=Path, help="also write the report as JSON")
+    parser.add_argument(
+        "--steps",
+        metavar="N",
+        type=bounded(int, 4, 1000),
+        default=12,
+        help="most training steps (4 to 1000, default 12)",
+    )
+    config, options = read_settings(parser, argv)
+    check_writable("--json", options.json_file)
+    return config, options
+
+
+def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
+    config, options = parse(argv, prog)
+    from myxtts.preflight.validate import validate  # imports TensorFlow, which takes seconds
+
+    report = validate(config, options.steps)
+    print(f"\n{report.summary()}")
+    if options.json_file is not None:
+        write_whole(options.json_file, json.dumps(report.to_json(), ensure_ascii=False, indent=1).encode())
+    return 0 if report.holds else 1

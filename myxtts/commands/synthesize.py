@@ -1,0 +1,87 @@
+"""`myxtts synthesize`: text and reference recordings → a sound file."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from myxtts.commands.parser import CommandParser, bounded
+from myxtts.errors import DataError
+
+NAME = "synthesize"
+HELP = "Synthesize speech from a text with a trained run."
+
+
+def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:
+    parser = CommandParser(prog=prog, description=HELP, renamed={"steps": "ode_steps"})
+    parser.add_argument("--run", type=Path, required=True, help="folder of the run")
+    text = parser.add_mutually_exclusive_group()
+    text.add_argument("--text", help="the text")
+    text.add_argument("--text-file", metavar="FILE", type=Path, help="UTF-8 file of the text; stdin without both")
+    parser.add_argument("--out", type=Path, default=Path("speech.wav"), help="file to write: .wav, .flac or .ogg")
+    parser.add_argument("--language", help="language of the text; required where the run has several")
+    parser.add_argument(
+        "--reference",
+        dest="references",
+        metavar="FILE",
+        type=Path,
+        nargs="*",
+        default=[],
+        help="recordings of the speaker, each half a second or longer; without them, the learned voice",
+    )
+    group = parser.add_argument_group("synthesis", "How the text is spoken. The defaults are the settings of the run.")
+    group.add_argument("--speed", type=bounded(float, 0.25, 4.0), help="2 is twice as fast (0.25 to 4)")
+    group.add_argument(
+        "--pitch",
+        dest="pitch_semitones",
+        metavar="SEMITONES",
+        type=bounded(float, -12.0, 12.0),
+        help="raise or lower the pitch (-12 to 12)",
+    )
+    group.add_argument(
+        "--energy",
+        dest="energy_db",
+        metavar="DB",
+        type=bounded(float, -12.0, 12.0),
+        help="speak louder or softer (-12 to 12)",
+    )
+    group.add_argument("--ode-steps", type=bounded(int, 1, 1000), help="steps from noise to speech; more are slower")
+    group.add_argument(
+        "--guidance",
+        type=bounded(float, 0.0, 10.0),
+        help="classifier-free guidance towards text and speaker (0 to 10); 1 turns it off and is faster",
+    )
+    group.add_argument(
+        "--seed", type=bounded(int, 0, 2**31 - 1), help="seed of the noise; the same seed gives the same .wav or .flac"
+    )
+    parser.add_argument("--iterations", type=bounded(int, 1, 1000), help="iterations of Griffin-Lim (default 30)")
+    return parser.parse(argv)
+
+
+def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
+    options = vars(parse(argv, prog))
+    text = read_text(options.pop("text"), options.pop("text_file"))
+    from myxtts.synthesis.speech_file import write_speech
+
+    write_speech(text=text, **options)
+    return 0
+
+
+def read_text(text: str | None, file: Path | None) -> str:
+    """Return the text that was given, or else the content of the file or of stdin.
+
+    Raises:
+        DataError: there is no text, or it is not UTF-8.
+    """
+    if text is not None:
+        return text
+    if file is None and sys.stdin.isatty():
+        raise DataError("there is no text. Give it by --text, by --text-file or on stdin.")
+    try:
+        content = sys.stdin.buffer.read() if file is None else file.read_bytes()
+        return content.decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"it is not UTF-8 at byte {error.start}"
+        raise DataError(
+            f"the text in {file or 'stdin'} cannot be read: {reason}. Give a text file in UTF-8."
+        ) from error

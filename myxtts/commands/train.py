@@ -1,0 +1,32 @@
+"""`myxtts train`: settings → training → exit code."""
+
+import argparse
+from collections.abc import Sequence
+
+from myxtts.commands.parser import read_settings, settings_parser
+from myxtts.config.load import dump
+from myxtts.config.schema import Config
+
+NAME = "train"
+HELP = "Train a voice or a speech recogniser."
+
+
+def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> tuple[Config, argparse.Namespace]:
+    parser = settings_parser(prog, f"{HELP} Batches are made on one device while the model trains on another.")
+    parser.add_argument("--print-config", action="store_true", help="print the resolved settings as YAML and exit")
+    return read_settings(parser, argv)
+
+
+def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
+    config, options = parse(argv, prog)
+    if options.print_config:
+        print(dump(config), end="")
+        return 0
+    from myxtts import run  # imports TensorFlow, which takes seconds
+
+    if config.placement.placement == "auto":
+        from myxtts.planner.auto import choose_placement
+        from myxtts.profiling.measure import measure_stage_times
+
+        config = choose_placement(config, measure_stage_times)
+    return run.train(config)

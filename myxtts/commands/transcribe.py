@@ -1,0 +1,52 @@
+"""`myxtts transcribe`: recordings → their texts, or a corpus → error rates."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from myxtts.commands.parser import CommandParser, bounded
+from myxtts.errors import ConfigError
+
+NAME = "transcribe"
+HELP = "Transcribe recordings, or measure the error rates of a trained recogniser."
+
+
+def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:
+    parser = CommandParser(prog=prog, description=HELP)
+    parser.add_argument("--run", type=Path, required=True, help="folder of the run of a recogniser")
+    parser.add_argument(
+        "files", metavar="FILE", type=Path, nargs="*", help="audio files; each makes one line of output"
+    )
+    parser.add_argument("--corpus", type=Path, help="corpus with texts, instead of files: print a table of error rates")
+    parser.add_argument(
+        "--checkpoint", help="a checkpoint such as step-002000; by default the best, or else the newest"
+    )
+    parser.add_argument(
+        "--beam-width",
+        metavar="N",
+        type=bounded(int, 0, 1000),
+        default=0,
+        help="prefixes that the beam search keeps; 0, the default, decodes greedily",
+    )
+    parser.add_argument("--json", dest="json_file", metavar="FILE", type=Path, help="also write the result as JSON")
+    return parser.parse(argv)
+
+
+def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
+    options = vars(parse(argv, prog))
+    files, corpus = options.pop("files"), options.pop("corpus")
+    if bool(files) == (corpus is not None):
+        given = "both were given" if files else "neither was given"
+        raise ConfigError(f"files or a --corpus can be transcribed, but {given}. Give one of the two.")
+    if corpus is None:
+        from myxtts.recognition.transcribe_files import write_transcripts
+
+        write_transcripts(files=files, **options)
+        return 0
+    from myxtts.data.metadata_file import read_corpus
+
+    read_corpus(corpus, "en")  # reports mistakes before TensorFlow is imported, which takes seconds
+    from myxtts.evaluation.asr_score import write_asr_score
+
+    write_asr_score(data=corpus, **options)
+    return 0

@@ -1,0 +1,25 @@
+"""The new names of renamed settings, flags, sections and values, for messages about the old ones."""
+
+RENAMED = {
+    "condition_dropout": "cfg_dropout",
+    "ema": "ema_decay",
+    "exchange": "sync_dir",
+    "final_learning_rate": "final_lr_ratio",
+    "merge_every": "sync_every",
+    "parts": "shards",
+    "recogniser": "asr",
+    "recompute_activations": "gradient_checkpointing",
+    "round_timeout": "sync_timeout",
+    "rounds": "num_syncs",
+    "shared_steps": "warmstart_steps",
+    "synthesis_steps": "ode_steps",
+    "time_mask_share": "time_mask_fraction",
+    "validation_share": "validation_fraction",
+    "voice_augmentation": "vtlp",
+}
+"""New names of settings and flags, with _ for -."""
+
+RENAMED_SECTIONS = {"independent": "local_sgd", "recogniser": "asr"}
+
+RENAMED_VALUES = {"task": {"recogniser": "asr", "voice": "tts"}}
+"""New values of a setting, by its name."""

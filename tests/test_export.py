@@ -1,4 +1,4 @@
-"""An exported voice speaks in a process that has TensorFlow and nothing else, as the original does."""
+"""An exported run has the outputs of the original in a process with TensorFlow and without this package."""
 
 import contextlib
 import io
@@ -28,7 +28,7 @@ from tests.tiny import SYMBOLS, build_model, loaded_once, network_of, small_mode
 
 ITERATIONS = 4
 LETTERS = [chr(ord("a") + i) for i in range(SYMBOLS - 3)]
-MANNER = SynthesisOptions(speed=1.5, pitch_semitones=2.0, energy_db=-3.0, ode_steps=3, guidance=2.0, seed=5)
+OPTIONS = SynthesisOptions(speed=1.5, pitch_semitones=2.0, energy_db=-3.0, ode_steps=3, guidance=2.0, seed=5)
 CHILD = """
 import sys
 sys.modules["keras"] = None  # importing it is an error
@@ -38,17 +38,17 @@ import tensorflow as tf
 
 assert importlib.util.find_spec("myxtts") is None
 tf.config.set_soft_device_placement(False)
-folder, given, out = sys.argv[1:]
-voice = tf.saved_model.load(folder)
-given = dict(np.load(given))
-heard = voice.signatures["reference"](wave=tf.constant(given.pop("reference_wave")))
-spoken = voice.signatures["serving_default"](**{name: tf.constant(value) for name, value in given.items()})
-np.savez(out, **{name: value.numpy() for name, value in (heard | spoken).items()})
+folder, inputs, out = sys.argv[1:]
+synthesizer = tf.saved_model.load(folder)
+inputs = dict(np.load(inputs))
+reference = synthesizer.signatures["reference"](wave=tf.constant(inputs.pop("reference_wave")))
+speech = synthesizer.signatures["serving_default"](**{name: tf.constant(value) for name, value in inputs.items()})
+np.savez(out, **{name: value.numpy() for name, value in (reference | speech).items()})
 """
 
 
 def write_run(folder: Path) -> Path:
-    """A run whose weights are random, with one checkpoint; gives that."""
+    """Write a run with random weights and one checkpoint; returns the checkpoint."""
     settings = Config(model=ModelConfig(model_size="tiny", ode_steps=6), data=DataConfig(text_frontend="characters"))
     vocabulary = {"symbols": LETTERS, "speakers": ["s"], "languages": ["en", "ka"]}
     metadata = {"settings": settings.model_dump(mode="json"), **vocabulary}
@@ -60,18 +60,18 @@ def write_run(folder: Path) -> Path:
     return Checkpoints(folder / "checkpoints", 1, metadata).save(state)
 
 
-class Said(tf.Module):
-    """In the place of a voice."""
+class StubModule(tf.Module):
+    """Replaces the real module where its output does not matter."""
 
     @tf.function(input_signature=[])
-    def speak(self):
+    def synthesize(self):
         return {"wave": tf.zeros([1])}
 
-    hear = speak
+    reference_mel = synthesize
 
 
 class Exported(unittest.TestCase):
-    """A checkpoint, and its export by the program."""
+    """A checkpoint exported by the program."""
 
     @classmethod
     def setUpClass(cls):
@@ -83,74 +83,74 @@ class Exported(unittest.TestCase):
         with small_models():
             cls.checkpoint = write_run(cls.run_folder)
         with loaded_once("myxtts.synthesis.export"):
-            asked = ("--checkpoint", cls.checkpoint.name, "--iterations", str(ITERATIONS))
-            cls.ended = cls.program("--out", str(cls.exported), *asked)
+            flags = ("--checkpoint", cls.checkpoint.name, "--iterations", str(ITERATIONS))
+            cls.result = cls.program("--out", str(cls.exported), *flags)
         cls.metadata = json.loads((cls.exported / "metadata.json").read_text(encoding="utf-8"))
 
-    def test_program_ends_well(self):
-        self.assertEqual(self.ended, (0, ""))
+    def test_program_succeeds(self):
+        self.assertEqual(self.result, (0, ""))
 
-    def test_speaks_and_hears_as_the_original_in_a_fresh_process(self):
-        """Two rows: one with a reference, which is longer than what is heard of it, and one without."""
+    def test_outputs_match_the_original_in_a_fresh_process(self):
+        """One row has a reference longer than the used part, and one row has no reference."""
         wave = sine(220.0, 4.0).astype(np.float32)
         ids = [self.metadata["symbols"][letter] for letter in "badgeface"]
         rows = [[self.metadata["begin_id"], *row, self.metadata["end_id"]] for row in (ids, ids[:4])]
         tokens = np.full([2, len(rows[0])], self.metadata["padding_id"], np.int32)
-        for to, row in zip(tokens, rows, strict=True):
-            to[: len(row)] = row
+        for target, row in zip(tokens, rows, strict=True):
+            target[: len(row)] = row
         network = network_of(self.checkpoint, "/CPU:0")  # the one that was exported
         with tf.device("/CPU:0"):
             reference = log_mel(tf.constant(wave[None, : 3 * SAMPLE_RATE_HZ]))
             frames = reference.shape[1]
-            given = {
+            inputs = {
                 "tokens": tokens,
                 "token_count": np.array([len(row) for row in rows], np.int32),
                 "language": np.array([self.metadata["languages"][name] for name in ("ka", "en")], np.int32),
                 "reference": np.tile(reference, [2, 1, 1]),
                 "reference_frames": np.array([frames, 0], np.int32),
             }
-            mel, lengths, _ = network.synthesize(*(tf.constant(value) for value in given.values()), MANNER)
-            spoken = griffin_lim_waves(mel, lengths, (MANNER.seed, 0), ITERATIONS)
+            mel, lengths, _ = network.synthesize(*(tf.constant(value) for value in inputs.values()), OPTIONS)
+            waves = griffin_lim_waves(mel, lengths, (OPTIONS.seed, 0), ITERATIONS)
 
-        given |= {
-            "speed": np.float32(MANNER.speed),
-            "pitch_semitones": np.float32(MANNER.pitch_semitones),
-            "energy_db": np.float32(MANNER.energy_db),
-            "ode_steps": np.int32(MANNER.ode_steps),
-            "guidance": np.float32(MANNER.guidance),
-            "seed": np.array([MANNER.seed, 0], np.int32),
+        inputs |= {
+            "speed": np.float32(OPTIONS.speed),
+            "pitch_semitones": np.float32(OPTIONS.pitch_semitones),
+            "energy_db": np.float32(OPTIONS.energy_db),
+            "ode_steps": np.int32(OPTIONS.ode_steps),
+            "guidance": np.float32(OPTIONS.guidance),
+            "seed": np.array([OPTIONS.seed, 0], np.int32),
         }
-        np.savez(self.folder / "given.npz", reference_wave=wave, **given)
+        np.savez(self.folder / "inputs.npz", reference_wave=wave, **inputs)
         child = subprocess.run(
-            [sys.executable, "-I", "-c", CHILD, self.exported, self.folder / "given.npz", self.folder / "found.npz"],
+            [sys.executable, "-I", "-c", CHILD, self.exported, self.folder / "inputs.npz", self.folder / "outputs.npz"],
             cwd=self.folder,
             capture_output=True,
             text=True,
         )
         self.assertEqual(child.returncode, 0, child.stderr)
-        found = np.load(self.folder / "found.npz")
-        self.assertEqual(set(found), {"wave", "samples", "mel", "reference", "reference_frames"})
-        np.testing.assert_array_equal(found["reference_frames"], [frames])
-        np.testing.assert_allclose(found["reference"], reference, atol=1e-4)
-        np.testing.assert_array_equal(found["samples"], lengths.numpy() * HOP_SAMPLES)
-        np.testing.assert_allclose(found["mel"], mel, atol=1e-4)
-        self.assertEqual(found["wave"].shape, (2, found["samples"].max()))
-        for row, wave in zip(found["wave"], spoken, strict=True):
+        outputs = np.load(self.folder / "outputs.npz")
+        self.assertEqual(set(outputs), {"wave", "samples", "mel", "reference", "reference_frames"})
+        np.testing.assert_array_equal(outputs["reference_frames"], [frames])
+        np.testing.assert_allclose(outputs["reference"], reference, atol=1e-4)
+        np.testing.assert_array_equal(outputs["samples"], lengths.numpy() * HOP_SAMPLES)
+        np.testing.assert_allclose(outputs["mel"], mel, atol=1e-4)
+        self.assertEqual(outputs["wave"].shape, (2, outputs["samples"].max()))
+        for row, wave in zip(outputs["wave"], waves, strict=True):
             np.testing.assert_allclose(row[: len(wave)], wave, atol=1e-4)
             np.testing.assert_array_equal(row[len(wave) :], 0.0)
-        self.assertGreater(np.ptp(found["mel"]), 1.0)
-        self.assertGreater(np.abs(found["wave"]).max(), 0.0)
+        self.assertGreater(np.ptp(outputs["mel"]), 1.0)
+        self.assertGreater(np.abs(outputs["wave"]).max(), 0.0)
 
-    def test_names_no_device(self):
+    def test_saved_model_names_no_device(self):
         saved = SavedModel.FromString((self.exported / "saved_model.pb").read_bytes())
         (meta,) = saved.meta_graphs
-        # Beside what reads and writes the variables, which TensorFlow binds to the host.
-        own = [f for f in meta.graph_def.library.function if "_traced_" not in f.signature.name]
-        nodes = [node for f in own for node in f.node_def]
+        # Except the functions that read and write the variables, which TensorFlow binds to the host.
+        functions = [f for f in meta.graph_def.library.function if "_traced_" not in f.signature.name]
+        nodes = [node for f in functions for node in f.node_def]
         self.assertGreater(len(nodes), 1000)
         self.assertEqual([node.name for node in nodes if node.device], [])
 
-    def test_tells_how_ids_are_made_and_what_is_usual(self):
+    def test_metadata_has_the_ids_and_the_default_options(self):
         self.assertEqual(self.metadata["symbols"], {letter: 3 + i for i, letter in enumerate(LETTERS)})
         self.assertEqual(self.metadata["languages"], {"en": 0, "ka": 1})
         self.assertEqual((self.metadata["padding_id"], self.metadata["begin_id"], self.metadata["end_id"]), (0, 1, 2))
@@ -163,20 +163,20 @@ class Exported(unittest.TestCase):
 
     @classmethod
     def program(cls, *flags: str) -> tuple[int, str]:
-        """Exit code and what was said of an error."""
-        said = io.StringIO()
+        """Return the exit code and the error message."""
+        stderr = io.StringIO()
         argv = ["--run", str(cls.run_folder), *flags]
         with (
             mock.patch.object(export.devices, "configure"),  # this process has its devices
             contextlib.redirect_stdout(io.StringIO()),
-            contextlib.redirect_stderr(said),
+            contextlib.redirect_stderr(stderr),
         ):
-            return report_errors(lambda: export_model.main(argv)), said.getvalue()
+            return report_errors(lambda: export_model.main(argv)), stderr.getvalue()
 
-    def test_program_refuses_what_it_cannot_write_or_find(self):
+    def test_unusable_arguments_exit_with_2(self):
         new = str(self.folder / "new")
-        for flags, said in (
-            (("--out", str(self.exported)), "it exists. Name another folder"),
+        for flags, expected in (
+            (("--out", str(self.exported)), "exists already. Give another folder"),
             (("--out", str(self.folder / "none" / "new")), "there is no folder"),
             (("--out", new, "--checkpoint", "step-000008"), "checkpoint 'step-000008' was asked for"),
             (("--out", new, "--run", str(self.folder)), "has no checkpoint"),
@@ -184,10 +184,10 @@ class Exported(unittest.TestCase):
             with self.subTest(flags=flags):
                 code, message = self.program(*flags)
                 self.assertEqual(code, 2)
-                self.assertIn(said, message)
+                self.assertIn(expected, message)
         self.assertFalse(Path(new).exists())
 
-    def test_program_leaves_nothing_where_the_disk_refuses(self):
+    def test_a_full_disk_leaves_no_files(self):
         before = sorted(self.folder.iterdir())
         written = []
 
@@ -197,7 +197,7 @@ class Exported(unittest.TestCase):
 
         with (
             loaded_once("myxtts.synthesis.export"),
-            mock.patch.object(export, "synthesis_module", return_value=Said()),  # quickly saved
+            mock.patch.object(export, "synthesis_module", return_value=StubModule()),  # quick to save
             mock.patch.object(export, "write_whole", side_effect=full),
         ):
             self.assertEqual(self.program("--out", str(self.folder / "full"))[0], 2)

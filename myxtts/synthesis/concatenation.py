@@ -1,4 +1,4 @@
-"""Where one sentence ends and the next begins: a pause, and no click. Free of TensorFlow."""
+"""Concatenation of sentences: pauses between them, and no clicks. Does not import TensorFlow."""
 
 import numpy as np
 
@@ -6,14 +6,14 @@ from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.text.sentences import Boundary
 
 FADE_S = 0.005
-# Silence between two pieces in all, what they end and begin with included. espeak-ng makes 0.15 s at a comma, 0.30 s
-# between sentences and 0.53 s between paragraphs at its own 175 words a minute; people who read aloud take longer.
+# Total silence between two chunks, including the silence at their own ends. espeak-ng makes 0.15 s at a comma, 0.30 s
+# between sentences and 0.53 s between paragraphs at its default of 175 words per minute; human readers take longer.
 PAUSES_S = {Boundary.CLAUSE: 0.15, Boundary.SENTENCE: 0.4, Boundary.PARAGRAPH: 0.8}
-QUIET = 0.01  # of a wave's peak: -40 dB
+SILENCE_LEVEL = 0.01  # of the peak of a wave: -40 dB
 
 
 def fade_ends(wave: np.ndarray) -> np.ndarray:
-    """The wave, with its first and last 5 ms rising from 0 and falling to 0 as a raised cosine."""
+    """Fade the first and the last 5 ms of a wave in and out with a raised cosine."""
     samples = min(round(FADE_S * SAMPLE_RATE_HZ), len(wave) // 2)
     if not samples:
         return np.zeros_like(wave)
@@ -21,15 +21,15 @@ def fade_ends(wave: np.ndarray) -> np.ndarray:
     return np.concatenate([wave[:samples] * rise, wave[samples:-samples], wave[-samples:] * rise[::-1]])
 
 
-def pause_between(wave: np.ndarray, end: Boundary, following: np.ndarray, speed: float) -> np.ndarray:
-    """The zeros to put between two waves, the first of which ends `end`: what their own silence leaves of the pause."""
-    silent = _silent_samples(wave[::-1]) + _silent_samples(following)
-    wanted = round(PAUSES_S[end] * SAMPLE_RATE_HZ / speed)
-    return np.zeros(max(wanted - silent, 0), wave.dtype)
+def pause_between(wave: np.ndarray, boundary: Boundary, following: np.ndarray, speed: float) -> np.ndarray:
+    """Return the zeros to insert between two waves: the pause of the boundary minus the silence the waves have."""
+    silent = _leading_silence(wave[::-1]) + _leading_silence(following)
+    pause = round(PAUSES_S[boundary] * SAMPLE_RATE_HZ / speed)
+    return np.zeros(max(pause - silent, 0), wave.dtype)
 
 
-def _silent_samples(wave: np.ndarray) -> int:
-    """Samples before the first one that is heard; all of a silent wave."""
-    loudness = np.abs(wave)
-    heard = loudness > QUIET * loudness.max(initial=0.0)
-    return int(heard.argmax()) if heard.any() else len(wave)
+def _leading_silence(wave: np.ndarray) -> int:
+    """Return the number of samples before the first audible one; all samples of a silent wave."""
+    level = np.abs(wave)
+    audible = level > SILENCE_LEVEL * level.max(initial=0.0)
+    return int(audible.argmax()) if audible.any() else len(wave)

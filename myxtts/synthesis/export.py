@@ -1,8 +1,8 @@
-"""A voice as a SavedModel, which speaks in programs that have TensorFlow and nothing of this package.
+"""Export of a trained run as a SavedModel for programs that have TensorFlow but not this package.
 
 FOLDER/
     saved_model.pb  variables/  …    signatures `serving_default` and `reference`
-    metadata.json                    how ids are made: symbols, languages, front end; and the defaults
+    metadata.json                    ids of symbols and languages, text front end, and default options
 """
 
 import json
@@ -36,49 +36,53 @@ log = logging.getLogger(__name__)
 
 
 def export_run(run: Path, out: Path, checkpoint: str | None = None, iterations: int | None = None) -> None:
-    """Write the voice of a run as a SavedModel, whole or not at all. Works on the CPU: the file holds no device.
+    """Write a run as a SavedModel. The export runs on the CPU, and the SavedModel names no device.
 
     Args:
-        out: folder to make.
-        checkpoint: its name; the best, or the newest where none is best, by default.
-        iterations: of Griffin-Lim; as in synthesis by default.
+        out: folder to make. It appears only when it is complete.
+        checkpoint: name of a checkpoint; by default the best, or the newest if none was validated.
+        iterations: number of Griffin-Lim iterations; by default as in synthesis.
 
     Raises:
-        UserError: the run or the output cannot be used.
+        UserError: the run or the output is unusable.
     """
     if out.exists() or out.is_symlink():
-        raise ConfigError(f"--out {out} was asked for, but it exists. Name another folder, or remove this one.")
+        raise ConfigError(f"--out {out} exists already. Give another folder, or remove this one.")
     if not out.parent.is_dir():
-        raise ConfigError(f"--out {out} was asked for, but there is no folder {out.parent}. Make it first.")
-    chosen = select_checkpoint(run, checkpoint)
+        raise ConfigError(f"--out {out} cannot be written: there is no folder {out.parent}. Make the folder first.")
+    selected = select_checkpoint(run, checkpoint)
     placement = plan_routes(PlacementConfig(), gpu_count=0)
     devices.configure(placement)
-    export_checkpoint(chosen, out, ITERATIONS if iterations is None else iterations, placement.routes[0].model)
-    log.info("export         %s of %s", out, chosen)
+    export_checkpoint(selected, out, ITERATIONS if iterations is None else iterations, placement.routes[0].model)
+    log.info("export         %s of %s", out, selected)
 
 
 def export_checkpoint(checkpoint: Path, out: Path, iterations: int, device: str) -> None:
-    """Write a checkpoint's voice into a folder that does not exist; `device` is where the weights are meanwhile.
+    """Write a checkpoint as a SavedModel.
+
+    Args:
+        out: folder to make, which must not exist.
+        device: the device to load the weights on.
 
     Raises:
         CheckpointError: the checkpoint is damaged.
     """
     metadata = read_metadata(checkpoint)
-    voice = export_metadata(metadata, iterations)
+    document = export_metadata(metadata, iterations)
     with tf.device(device):
-        module = synthesis_module(load_model(checkpoint, metadata, device), iterations, voice["reference_samples"])
+        module = synthesis_module(load_model(checkpoint, metadata, device), iterations, document["reference_samples"])
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as temporary:
         partial = Path(temporary) / out.name
         signatures = {"serving_default": module.synthesize, "reference": module.reference_mel}
         tf.saved_model.save(module, str(partial), signatures)
-        write_whole(partial / "metadata.json", json.dumps(voice, ensure_ascii=False, indent=1).encode())
+        write_whole(partial / "metadata.json", json.dumps(document, ensure_ascii=False, indent=1).encode())
         os.replace(partial, out)
 
 
 def synthesis_module(network: XTTS, iterations: int, reference_samples: int) -> tf.Module:
-    """What is saved: `synthesize`, from ids to a wave, and `reference_mel`, from a wave to the mel of a reference.
+    """Return the module to save: `synthesize` maps ids to waves, and `reference_mel` a reference wave to its mel.
 
-    The module holds plain variables and functions, and no Keras object, so that nobody needs Keras to load it.
+    The module has plain variables and functions and no Keras object, so loading it does not need Keras.
     """
 
     @tf.function(input_signature=SYNTHESIS_SIGNATURE)
@@ -86,13 +90,13 @@ def synthesis_module(network: XTTS, iterations: int, reference_samples: int) -> 
         mel, frames, _ = network.synthesize_mel(*inputs)
         *_, seed = inputs
         samples = frames * HOP_SAMPLES
-        longest = tf.shape(mel)[1] * HOP_SAMPLES
+        max_samples = tf.shape(mel)[1] * HOP_SAMPLES
 
-        def wave_of(row):  # of its own frames alone, as `griffin_lim_waves` does it: what pads a row changes no sample
+        def row_wave(row):  # without its padding, as in `griffin_lim_waves`, so that padding changes no sample
             wave = griffin_lim(mel[row : row + 1, : frames[row]], iterations, seed)[0]
-            return tf.pad(wave, [[0, longest - samples[row]]])
+            return tf.pad(wave, [[0, max_samples - samples[row]]])
 
-        wave = tf.map_fn(wave_of, tf.range(tf.shape(mel)[0]), fn_output_signature=tf.TensorSpec([None], tf.float32))
+        wave = tf.map_fn(row_wave, tf.range(tf.shape(mel)[0]), fn_output_signature=tf.TensorSpec([None], tf.float32))
         return {"wave": wave, "samples": samples, "mel": mel}
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.float32, "wave")])
@@ -100,17 +104,17 @@ def synthesis_module(network: XTTS, iterations: int, reference_samples: int) -> 
         mel = log_mel(wave[None, :reference_samples])
         return {"reference": mel, "reference_frames": tf.shape(mel)[1:2]}
 
-    module = tf.Module(name="voice")
+    module = tf.Module(name="synthesizer")
     module.weights = [v.value for v in network.variables]
     module.synthesize, module.reference_mel = synthesize, reference_mel
     return module
 
 
 def export_metadata(metadata: dict[str, Any], iterations: int) -> dict[str, Any]:
-    """metadata.json: all that a program needs to know to use the signatures.
+    """Return the content of metadata.json, which a program needs to call the signatures.
 
     Args:
-        about: state.json of the checkpoint.
+        metadata: content of state.json of the checkpoint.
     """
     settings, vocabulary = metadata["settings"], vocabulary_of(metadata)
     options = synthesis_options(ModelConfig(**settings["model"]))

@@ -1,4 +1,4 @@
-"""From a command line to a sound file. Free of TensorFlow until all that can be checked without it is checked."""
+"""Speech synthesis into a sound file. Checks all it can before it imports TensorFlow, which takes seconds."""
 
 import logging
 import os
@@ -16,7 +16,7 @@ from myxtts.errors import ConfigError, DataError
 from myxtts.placement.routes import plan_routes
 from myxtts.synthesis.language import choose_language, trained_languages
 from myxtts.synthesis.reference import check_reference
-from myxtts.text.sentences import split_text
+from myxtts.text.sentences import empty_text_message, split_text
 
 FORMATS = {".wav": "WAV", ".flac": "FLAC", ".ogg": "OGG"}
 
@@ -32,16 +32,17 @@ def write_speech(
     iterations: int | None = None,
     **options,
 ) -> None:
-    """Speak a text into a file, on GPU 0 or, without one, on the CPU. The file is written while it is spoken.
+    """Synthesize a text into a file, on GPU 0 or, without a GPU, on the CPU. The file is written sentence by sentence.
 
     Args:
-        language, iterations, options: as in `Synthesizer.synthesize_sentences`; the run's own by default.
+        language, iterations: as in `Synthesizer.synthesize_sentences`.
+        options: fields of SynthesisOptions. Missing fields and None mean the default of the run.
 
     Raises:
-        UserError: the run, a reference, the text or the output cannot be used.
+        UserError: the run, a reference, the text or the output is unusable.
     """
-    check_usable(run, text, references, out, language)
-    from myxtts.audio.griffin_lim import ITERATIONS  # this and the next two import TensorFlow, which takes seconds
+    check_inputs(run, text, references, out, language)
+    from myxtts.audio.griffin_lim import ITERATIONS  # this and the next two imports load TensorFlow
     from myxtts.placement import devices
     from myxtts.synthesis.synthesizer import Synthesizer
 
@@ -49,30 +50,32 @@ def write_speech(
     devices.configure(placement)
     synthesizer = Synthesizer(run, placement.routes[0].model)
     started_s = time.perf_counter()
-    asked = replace(synthesizer.options, **{name: value for name, value in options.items() if value is not None})
-    waves = synthesizer.synthesize_sentences(text, references, language, asked, iterations or ITERATIONS)
+    changed = {name: value for name, value in options.items() if value is not None}
+    waves = synthesizer.synthesize_sentences(
+        text, references, language, replace(synthesizer.options, **changed), iterations or ITERATIONS
+    )
     with sound_file(out) as file:
         for wave in waves:
             file.write(wave)
         speech_s = file.frames / SAMPLE_RATE_HZ
-    took_s = time.perf_counter() - started_s
-    log.info("%s: %.2f s of speech in %.2f s, real-time factor %.3f", out, speech_s, took_s, took_s / speech_s)
+    elapsed_s = time.perf_counter() - started_s
+    log.info("%s: %.2f s of speech in %.2f s, real-time factor %.3f", out, speech_s, elapsed_s, elapsed_s / speech_s)
 
 
-def check_usable(run: Path, text: str, references: Sequence[Path], out: Path, language: str | None) -> None:
-    """Find the mistakes that can be found without TensorFlow.
+def check_inputs(run: Path, text: str, references: Sequence[Path], out: Path, language: str | None) -> None:
+    """Check everything that can be checked without TensorFlow.
 
     Raises:
-        UserError: naming the first.
+        UserError: the first fault.
     """
     if out.suffix.lower() not in FORMATS:
-        raise ConfigError(f"--out {out} has no known ending. Use one of {', '.join(FORMATS)}.")
+        raise ConfigError(f"--out {out} has an unknown file name extension. Use one of {', '.join(FORMATS)}.")
     if out.is_dir():
-        raise ConfigError(f"--out {out} was asked for, but that is a folder. Name a file in it.")
+        raise ConfigError(f"--out {out} is a folder. Give the name of a file.")
     if not out.parent.is_dir():
-        raise ConfigError(f"--out {out} was asked for, but there is no folder {out.parent}. Make it first.")
+        raise ConfigError(f"--out {out} cannot be written: there is no folder {out.parent}. Make the folder first.")
     if next(split_text(text), None) is None:
-        raise DataError(f"the text {text[:60]!r} has nothing to say: neither a letter nor a digit. Give some text.")
+        raise DataError(empty_text_message(text))
     choose_language(language, trained_languages(run))
     for reference in references:
         check_reference(reference)
@@ -80,10 +83,10 @@ def check_usable(run: Path, text: str, references: Sequence[Path], out: Path, la
 
 @contextmanager
 def sound_file(path: Path) -> Iterator[soundfile.SoundFile]:
-    """A file to write waves to, which has its name when the scope ends; if that fails, nothing is left.
+    """Open a sound file for writing. It is renamed to `path` when the block ends; after an error, nothing is left.
 
     Raises:
-        DataError: the disk refuses.
+        DataError: writing failed.
     """
     partial = path.with_name(f".{path.name}.partial")
     try:
@@ -92,7 +95,8 @@ def sound_file(path: Path) -> Iterator[soundfile.SoundFile]:
         os.replace(partial, path)
     except soundfile.LibsndfileError as error:
         raise DataError(
-            f"{path} cannot be written: {error.error_string} Free space or mend the rights there."
+            f"{path} cannot be written: {error.error_string} "
+            f"Free some disk space, or fix the permissions of {path.parent}."
         ) from error
     finally:
         partial.unlink(missing_ok=True)

@@ -66,6 +66,11 @@ def split_text(text: str, max_characters: int = MAX_CHARACTERS) -> Iterator[Text
             yield TextChunk(last, Boundary.PARAGRAPH if number == len(sentences) else Boundary.SENTENCE)
 
 
+def empty_text_message(text: str) -> str:
+    """Return the error message for a text without chunks."""
+    return f"the text {text[:60]!r} has nothing to speak: it has no letter and no digit. Give another text."
+
+
 def _paragraphs(text: str) -> Iterator[str]:
     """Return the paragraphs with single spaces."""
     text = "\n".join(text.splitlines()).strip()  # all ten line breaks of Unicode become \n

@@ -238,7 +238,7 @@ def network_of(checkpoint: Path, device: str) -> XTTS:
 
 def loaded_once(module: str) -> contextlib.AbstractContextManager:
     """In its scope a module of the package gets the networks of `network_of`."""
-    return mock.patch(f"{module}.load_network", lambda checkpoint, _, device: network_of(checkpoint, device))
+    return mock.patch(f"{module}.load_model", lambda checkpoint, _, device: network_of(checkpoint, device))
 
 
 def arrays_of(checkpoint: Path) -> Iterator[tuple[str, np.ndarray]]:

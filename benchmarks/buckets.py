@@ -33,6 +33,7 @@ from myxtts.data.plan_iterator import Position, planned_steps
 from myxtts.planner.emulator import real_time_priority
 from myxtts.planner.simulator import DEFAULT_DEPTHS, simulate
 from myxtts.planner.stage_times import StageTimes
+from myxtts.tasks.length_rules import length_rule_of
 
 COLUMNS = (
     "replicas | buckets | padding, planned | drawn | simulated batches/s, planned | drawn | gain in speech/s | "
@@ -79,7 +80,7 @@ def parse() -> argparse.Namespace:
 def plan_of(buckets: int, replicas: int, batch_size: int, folder: Path) -> Plan:
     """Of the demo corpus."""
     config = Config(data=DataConfig(train_data=str(DEMO), buckets=buckets, batch_size=batch_size))
-    corpus, _, _ = load_corpora(config, folder, replicas=replicas)
+    corpus, _, _ = load_corpora(config, folder, length_rule_of(config), replicas=replicas)
     return corpus.plan
 
 

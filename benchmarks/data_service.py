@@ -87,6 +87,7 @@ def open_readers(arguments: argparse.Namespace) -> "tuple[Callable[[], ReadBatch
     """Return what reads TTS batches without end: in this process, and by the service at an address."""
     from myxtts.batch import TTS_INPUTS
     from myxtts.data.dataset import demo_corpus, load_corpora
+    from myxtts.data.manifest import LengthRule
     from myxtts.data.plan_iterator import Position, planned_batches
     from myxtts.data.readers.files import rows_from_files
     from myxtts.data.readers.local import LocalReader
@@ -99,7 +100,7 @@ def open_readers(arguments: argparse.Namespace) -> "tuple[Callable[[], ReadBatch
         text_frontend="characters",
     )
     with tempfile.TemporaryDirectory() as folder:
-        corpus, _, _ = load_corpora(Config(data=data), Path(folder))
+        corpus, _, _ = load_corpora(Config(data=data), Path(folder), LengthRule())
     settings = (corpus.manifest, TTS_INPUTS, REFERENCE_SAMPLES, data)
 
     def read(reader: "Reader") -> "ReadBatches":

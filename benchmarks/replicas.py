@@ -100,13 +100,14 @@ def trained(config: Config, replicas: int, together: bool) -> tuple[list[np.ndar
     from myxtts.placement.replicas import make_replicas
     from myxtts.placement.routes import Route
     from myxtts.run import build_state, make_schedule, make_step
+    from myxtts.tasks.length_rules import length_rule_of
     from myxtts.tasks.registry import task_of
     from myxtts.training import loop
 
     names = [f"/CPU:{number if together else 0}" for number in range(replicas)]
     routes = tuple(Route(name, name) for name in names)
     with tempfile.TemporaryDirectory() as folder:
-        corpus, _, vocabulary = load_corpora(config, Path(folder), replicas=replicas)
+        corpus, _, vocabulary = load_corpora(config, Path(folder), length_rule_of(config), replicas=replicas)
         state = build_state(config, vocabulary, make_replicas(routes if together else routes[:1]))
         if not together:  # every batch of a step is a round
             accumulated = config.training.model_copy(update={"gradient_accumulation": 2})

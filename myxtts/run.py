@@ -33,6 +33,7 @@ from myxtts.placement import devices
 from myxtts.placement.audit import require_device
 from myxtts.placement.replicas import Replicas, open_replicas
 from myxtts.placement.routes import Placement, plan_routes
+from myxtts.tasks.length_rules import length_rule_of
 from myxtts.tasks.registry import task_of
 from myxtts.training import loop, schedule
 from myxtts.training.checkpoint import Checkpoints, restore
@@ -144,7 +145,7 @@ def train_on(
     if replicas.is_distributed and replicas.is_chief:  # only now, so that the others are told
         folder.check_not_existing(run.resume)
     with ExitStack() as opened:
-        corpus, held_out, vocabulary = load_corpora(config, caches, start.known, replicas.count)
+        corpus, held_out, vocabulary = load_corpora(config, caches, length_rule_of(config), start.known, replicas.count)
         check_validation_data(config, corpus, held_out)
         check_workers_corpus(replicas, corpus)
         if replicas.is_chief:

@@ -11,7 +11,7 @@ from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.config.schema import Config, DataConfig, TrainingConfig
 from myxtts.data.batch_plan import bucket_bounds
 from myxtts.data.dataset import Corpus, make_plan
-from myxtts.data.manifest import Manifest, build_manifest
+from myxtts.data.manifest import LengthRule, Manifest, build_manifest
 from myxtts.data.metadata_file import read_corpus
 
 LETTERS = "abcdefghij"
@@ -59,6 +59,7 @@ def manifest_of(metadata: Path) -> Manifest:
         max_seconds=60.0,
         frontend="characters",
         symbols_of=lambda text, language, frontend: list(text),
+        length_rule=LengthRule(),
     )
     assert not rejected, rejected
     return replace(manifest, ids=tuple(Path(name).stem for name in manifest.ids))

@@ -50,6 +50,7 @@ WITHOUT_TENSORFLOW = (
     "data.manifest",
     "data.batch_plan",
     "data.dataset",
+    "tasks.length_rules",
     "training.checkpoint_files",
     "training.select_checkpoint",
     "local_sgd.layer_distance",

@@ -12,7 +12,7 @@ import soundfile
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.data.audio_header import UnusableAudio, read_header
-from myxtts.data.manifest import build_manifest, report_rejected
+from myxtts.data.manifest import LengthRule, build_manifest, report_rejected
 from myxtts.data.metadata_file import read_corpus
 from myxtts.errors import DataError
 
@@ -85,7 +85,13 @@ class Corpus(unittest.TestCase):
         return read_corpus(self.folder / "list.csv", "en")
 
     def build(self, **arguments):
-        settings = {"min_seconds": 0.3, "max_seconds": 20.0, "frontend": "characters", "symbols_of": letters}
+        settings = {
+            "min_seconds": 0.3,
+            "max_seconds": 20.0,
+            "frontend": "characters",
+            "symbols_of": letters,
+            "length_rule": LengthRule(),
+        }
         return build_manifest(self.rows(), **settings | {"progress": False} | arguments)
 
     def assert_rejected(self, *expected, **arguments):

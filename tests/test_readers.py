@@ -20,6 +20,7 @@ from myxtts.batch import TTS_INPUTS
 from myxtts.config.schema import Config, DataConfig, TrainingConfig
 from myxtts.data.audio_file import read_pcm, resampled_length
 from myxtts.data.dataset import load_corpora
+from myxtts.data.manifest import LengthRule
 from myxtts.data.plan_iterator import Position, planned_batches
 from myxtts.data.readers.base import unreadable
 from myxtts.data.readers.cache import open_cache, rows_from_cache
@@ -348,7 +349,7 @@ class LoadCorporaTest(FolderCase):
     def load(self, accumulation=1, **settings):
         data = DataConfig(**{"train_data": str(self.folder / "corpus.csv"), "text_frontend": "characters"} | settings)
         training = TrainingConfig(gradient_accumulation=accumulation)
-        return load_corpora(Config(data=data, training=training), self.folder / "run")
+        return load_corpora(Config(data=data, training=training), self.folder / "run", LengthRule())
 
     def write(self, utterances, **settings):
         """Texts of the letters that all of them share, so that any of them can be held out."""

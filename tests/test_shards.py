@@ -9,6 +9,7 @@ import numpy as np
 
 from myxtts.config.schema import Config, DataConfig
 from myxtts.data.dataset import load_corpora
+from myxtts.data.manifest import LengthRule
 from myxtts.errors import DataError
 from myxtts.local_sgd.shards import assign_shards, split_corpus
 from tests.sine_corpus import sine, write_corpus, write_sound
@@ -61,7 +62,7 @@ class Split(unittest.TestCase):
         self.assertEqual(len(rows), 18)
         self.assertEqual(sorted(rows), sorted(self.rows(corpus_shards.train)))
         self.assertEqual(len({row[0] for row in rows} | {row[0] for row in self.rows(corpus_shards.held_out)}), 23)
-        corpus, held_out, _ = load_corpora(config, self.folder / "run")
+        corpus, held_out, _ = load_corpora(config, self.folder / "run", LengthRule())
         names = [{Path(path).name for path in part.manifest.paths} for part in (corpus, held_out)]
         self.assertEqual(
             [{row[0] for row in self.rows(path)} for path in (corpus_shards.train, corpus_shards.held_out)], names
@@ -78,7 +79,9 @@ class Split(unittest.TestCase):
         corpus_shards = split_corpus(self.config(), self.folder / "elsewhere", 2)
         fields = {"val_data": str(corpus_shards.held_out), "audio_root": str(corpus_shards.audio_root)}
         for path in corpus_shards.shards:
-            shard, held_out, _ = load_corpora(self.config(train_data=str(path), **fields), self.folder / "run")
+            shard, held_out, _ = load_corpora(
+                self.config(train_data=str(path), **fields), self.folder / "run", LengthRule()
+            )
             self.assertEqual(len(shard.manifest), len(self.rows(path)))
             self.assertEqual(len(held_out.manifest), len(self.rows(corpus_shards.held_out)))
         again = self.config(
@@ -123,7 +126,7 @@ class Split(unittest.TestCase):
 
     def test_a_missing_audio_root_is_named(self):
         with self.assertRaisesRegex(DataError, "--audio-root nowhere was given, but there is no such folder"):
-            load_corpora(self.config(audio_root="nowhere"), self.folder / "run")
+            load_corpora(self.config(audio_root="nowhere"), self.folder / "run", LengthRule())
 
 
 if __name__ == "__main__":

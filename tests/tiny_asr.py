@@ -16,6 +16,7 @@ from myxtts.data.dataset import load_corpora
 from myxtts.models.asr import SIZES, ASRSize
 from myxtts.recognition.transcriber import Transcriber
 from myxtts.run import about_run
+from myxtts.tasks.length_rules import length_rule_of
 from myxtts.tasks.registry import task_of
 from myxtts.training.checkpoint import Checkpoints
 from myxtts.training.checkpoint_files import digest_of
@@ -44,7 +45,7 @@ def recogniser_run() -> RecogniserRun:
     run = place.run("heard")
     data = DataConfig(train_data=str(place.corpus), text_frontend="characters", validation_fraction=0.25)
     config = Config(data=data, model=ModelConfig(task="asr", model_size="tiny"))
-    corpus, _, vocabulary = load_corpora(config, run)
+    corpus, _, vocabulary = load_corpora(config, run, length_rule_of(config))
     keras.utils.set_random_seed(3)
     with small_recognisers(), replicas_on(MODEL).scope():
         network = task_of(config).build(config, vocabulary)

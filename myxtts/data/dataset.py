@@ -9,7 +9,7 @@ import numpy as np
 from myxtts.config.schema import Config, DataConfig
 from myxtts.data.batch_plan import Plan, bucket_bounds
 from myxtts.data.demo_corpus import make_demo_corpus
-from myxtts.data.manifest import TTS_LENGTH_RULE, LengthRule, Manifest, Vocabulary, build_manifest, report_rejected
+from myxtts.data.manifest import LengthRule, Manifest, Vocabulary, build_manifest, report_rejected
 from myxtts.data.metadata_file import Rejected, Rows, read_corpora
 from myxtts.errors import DataError
 from myxtts.text.frontend import symbols_of
@@ -30,38 +30,40 @@ class Corpus:
 
 
 def manifest_of(
-    rows: Rows, config: Config, vocabulary: Vocabulary | None, **options
+    rows: Rows,
+    data: DataConfig,
+    length_rule: LengthRule,
+    vocabulary: Vocabulary | None,
+    *,
+    grow: bool = False,
+    cache: Path | None = None,
 ) -> tuple[Manifest, Vocabulary, list[Rejected]]:
-    """`build_manifest` by the settings of a run.
-
-    Args:
-        options: `grow` and `cache`.
-    """
-    data = config.data
-    heard = LengthRule(ctc=True, subsampling=config.asr.subsampling)
+    """Call `build_manifest` with the settings of a run."""
     return build_manifest(
         rows,
         min_seconds=data.min_seconds,
         max_seconds=data.max_seconds,
         frontend=data.text_frontend,
         symbols_of=symbols_of,
-        alignment=heard if config.model.task == "asr" else TTS_LENGTH_RULE,
+        length_rule=length_rule,
         vocabulary=vocabulary,
+        grow=grow,
+        cache=cache,
         workers=HEADER_THREADS,
-        **options,
     )
 
 
 def load_corpora(
-    config: Config, folder: Path, known: Vocabulary | None = None, replicas: int = 1
+    config: Config, folder: Path, length_rule: LengthRule, known: Vocabulary | None = None, replicas: int = 1
 ) -> tuple[Corpus, Corpus | None, Vocabulary]:
-    """The training corpus, the validation corpus if there is one, and the tables that both share.
+    """Load the training corpus and the validation corpus, if there is one, with a common vocabulary.
 
     Args:
-        config: the settings.
+        config: the settings of the run.
         folder: gets the cached manifests and rejected.csv.
-        known: rows that the tables begin with, in use or not: those of the run that this one starts from.
-        replicas: how many share each training step.
+        length_rule: utterances with fewer frames than it needs are rejected.
+        known: vocabulary to extend: that of the run that this one starts from.
+        replicas: number of replicas that share each training step.
 
     Raises:
         DataError: the corpus cannot be used.
@@ -81,7 +83,9 @@ def load_corpora(
     vocabulary, manifests, rejected = known, [], list(malformed)
     for name, rows in zip(("train", "validation"), parts, strict=True):
         cache = folder / f"manifest-{name}.npz"
-        manifest, vocabulary, unusable = manifest_of(rows, config, vocabulary, grow=name == "train", cache=cache)
+        manifest, vocabulary, unusable = manifest_of(
+            rows, data, length_rule, vocabulary, grow=name == "train", cache=cache
+        )
         manifests.append(manifest)
         rejected += unusable
     report_rejected(rejected, list(zip(parts, manifests, strict=True)), data.max_rejected, folder / "rejected.csv")

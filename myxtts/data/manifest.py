@@ -75,9 +75,6 @@ class LengthRule(NamedTuple):
         return (needed - 1) * self.subsampling + 1
 
 
-TTS_LENGTH_RULE = LengthRule()
-
-
 @dataclass(frozen=True, eq=False)
 class Manifest:
     """The usable utterances of one corpus, in the order of its metadata. N = number of utterances.
@@ -154,7 +151,7 @@ def build_manifest(
     max_seconds: float,
     frontend: str,
     symbols_of: SymbolsOf,
-    alignment: LengthRule = TTS_LENGTH_RULE,
+    length_rule: LengthRule,
     vocabulary: Vocabulary | None = None,
     grow: bool = False,
     cache: Path | None = None,
@@ -168,7 +165,7 @@ def build_manifest(
         min_seconds, max_seconds: shorter and longer utterances are rejected.
         frontend: given to `symbols_of`.
         symbols_of: turns text into symbols; called on this thread.
-        alignment: utterances with fewer frames than it needs are rejected.
+        length_rule: utterances with fewer frames than it needs are rejected.
         tables: of the training manifest, for a validation corpus: rows with another symbol or language are
             rejected, other speakers are added behind. Without it the tables are made from the usable rows.
         grow: add other symbols and languages behind those of `tables`, too, instead of rejecting their rows.
@@ -180,12 +177,14 @@ def build_manifest(
         the manifest (empty where no row is usable), its tables, and the rejected rows by line,
         without those in `rows.rejected`.
     """
-    key = _cache_key(rows, (min_seconds, max_seconds, frontend, alignment, grow), vocabulary, workers) if cache else ""
+    key = (
+        _cache_key(rows, (min_seconds, max_seconds, frontend, length_rule, grow), vocabulary, workers) if cache else ""
+    )
     if cache and (kept := _load(cache, key)):
         return kept
     rejections = _Rejections(str(rows.metadata))
     audio = _usable_audio(rows, rejections, min_seconds, max_seconds, workers, progress)
-    spoken = list(_spoken(audio, rejections, symbols_of, frontend, alignment, None if grow else vocabulary, progress))
+    spoken = list(_spoken(audio, rejections, symbols_of, frontend, length_rule, None if grow else vocabulary, progress))
     manifest, vocabulary = _columns(spoken, vocabulary)
     rejected = sorted(rejections.rejected, key=lambda row: row.line)
     if cache:
@@ -276,7 +275,7 @@ def _spoken(
     rejections: _Rejections,
     symbols_of: SymbolsOf,
     frontend: str,
-    alignment: LengthRule,
+    length_rule: LengthRule,
     vocabulary: Vocabulary | None,
     progress: bool,
 ) -> Iterator[tuple[_Audio, list[str]]]:
@@ -297,7 +296,7 @@ def _spoken(
                 rejections.add(row, "language unknown to the training corpus", row.language)
             elif vocabulary and (unknown := vocabulary.symbols.unknown(symbols)):
                 rejections.add(row, "symbol unknown to the training corpus", " ".join(unknown))
-            elif frames < (needed := alignment.frames_needed(symbols)):
+            elif frames < (needed := length_rule.frames_needed(symbols)):
                 detail = f"{frames} frames, {len(symbols)} symbols need {needed}"
                 rejections.add(row, "audio too short for its text", detail)
             else:

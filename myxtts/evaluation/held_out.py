@@ -19,6 +19,7 @@ from myxtts.errors import DataError
 from myxtts.models.xtts import XTTS
 from myxtts.placement.routes import Route
 from myxtts.run import about_run
+from myxtts.tasks.length_rules import length_rule_of
 from myxtts.tasks.registry import task_of
 from myxtts.training.init_from import inherited_vocabulary
 from myxtts.training.run_folder import check_same_corpus
@@ -70,7 +71,7 @@ def load_again(
                 "the folder in which the run was started."
             )
     known = inherited_vocabulary(metadata)
-    corpus, held_out, vocabulary = load_corpora(config, run, known)
+    corpus, held_out, vocabulary = load_corpora(config, run, length_rule_of(config), known)
     if needs_held_out and held_out is None:
         raise DataError(
             f"{run} is to be measured on utterances that it was not trained on, but none was held out "
@@ -93,7 +94,7 @@ def other_recordings(path: Path, config: Config, metadata: dict[str, Any], folde
     """
     data = config.data
     rows = read_corpus(path, data.language)
-    manifest, vocabulary, rejected = manifest_of(rows, config, vocabulary_of(metadata))
+    manifest, vocabulary, rejected = manifest_of(rows, config.data, length_rule_of(config), vocabulary_of(metadata))
     folder.mkdir(parents=True, exist_ok=True)
     report_rejected([*rows.rejected, *rejected], [(rows, manifest)], data.max_rejected, folder / "rejected.csv")
     return manifest, vocabulary

@@ -26,6 +26,7 @@ from myxtts.files import fsync_folder, write_whole
 from myxtts.local_sgd.averaging import normalised, weighted_mean
 from myxtts.local_sgd.layer_distance import layer_distances, table_of_layers
 from myxtts.local_sgd.merge_inputs import MergeInput, check_compatible, given_weights, read_inputs
+from myxtts.tasks.length_rules import length_rule_of
 from myxtts.training.checkpoint_files import (
     checkpoint_of,
     digest_of,
@@ -139,7 +140,7 @@ def read_held_out(config: Config, part: MergeInput, output: Path) -> Manifest:
     """
     path, data = Path(config.data.val_data), config.data
     _, rows, _ = read_corpora(path, path, data.language, 0.0, config.training.seed, audio_root_of(config.data))
-    manifest, _, rejected = manifest_of(rows, config, vocabulary_of(part.metadata))
+    manifest, _, rejected = manifest_of(rows, data, length_rule_of(config), vocabulary_of(part.metadata))
     if unusable := [*rows.rejected, *rejected]:
         output.parent.mkdir(parents=True, exist_ok=True)
         listing = output.with_name(f"{output.name}-rejected.csv")

@@ -15,6 +15,7 @@ from myxtts.data.dataset import audio_root_of, folder_of, load_corpora
 from myxtts.data.manifest import Manifest, Vocabulary
 from myxtts.errors import DataError
 from myxtts.files import write_whole
+from myxtts.tasks.length_rules import length_rule_of
 
 COLUMNS = ("path", "text", "speaker", "language")
 
@@ -55,7 +56,7 @@ def split_corpus(config: Config, folder: Path, count: int) -> CorpusShards:
             f"{count} shards were to be written to {folder}, but it already holds {stale[0]} of another split, and "
             "shards must be disjoint. Give another folder, or remove this one."
         )
-    corpus, held_out, vocabulary = load_corpora(config, folder)
+    corpus, held_out, vocabulary = load_corpora(config, folder, length_rule_of(config))
     manifest = corpus.manifest
     if len(manifest) < count:
         raise DataError(

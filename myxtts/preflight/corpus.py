@@ -15,6 +15,7 @@ from myxtts.data.dataset import Corpus, load_corpora
 from myxtts.data.manifest import Manifest, Vocabulary
 from myxtts.preflight.checks import Check, check, remark
 from myxtts.run import Start, check_validation_data
+from myxtts.tasks.length_rules import length_rule_of
 from myxtts.text.frontend import normalise_text, symbols_of
 
 MUCH_PADDING = 0.2
@@ -35,7 +36,7 @@ class Loaded:
 
 def load(config: Config, start: Start, folder: Path, replicas: int = 1) -> Loaded:
     """Raises UserError where no run could start on this corpus."""
-    corpus, held_out, vocabulary = load_corpora(config, folder, start.known, replicas)
+    corpus, held_out, vocabulary = load_corpora(config, folder, length_rule_of(config), start.known, replicas)
     check_validation_data(config, corpus, held_out)
     return Loaded(config, start, corpus, held_out, vocabulary, folder)
 

@@ -31,6 +31,7 @@ from myxtts.profiling.flops import matmul_rate, step_flops
 from myxtts.profiling.nvml import GpuSampler
 from myxtts.profiling.report import DeviceMetrics
 from myxtts.run import build_state, configure_devices, explain_out_of_memory, find_start, make_pipeline, make_step
+from myxtts.tasks.length_rules import length_rule_of
 from myxtts.training import loop
 from myxtts.training.run_folder import RunFolder
 from myxtts.training.schedule import ema_decay
@@ -168,7 +169,9 @@ def set_up(config: Config) -> Iterator[Bench]:
         only_route(placement, "a profile")
         try:
             replicas = make_replicas(placement.routes)
-            corpus, _, vocabulary = load_corpora(config, folder.path, start.known, replicas.count)
+            corpus, _, vocabulary = load_corpora(
+                config, folder.path, length_rule_of(config), start.known, replicas.count
+            )
             state = build_state(config, vocabulary, replicas, start.base)
             yield Bench(config, placement, corpus, state, make_step(config, state), folder.path)
         except loop.StepOutOfMemory as error:

@@ -9,7 +9,7 @@ import keras
 from myxtts.audio.spec_augment import spec_augment
 from myxtts.config.schema import Config
 from myxtts.data.features import FeatureExtractor, asr_extractor
-from myxtts.data.manifest import LengthRule, Vocabulary
+from myxtts.data.manifest import Vocabulary
 from myxtts.models import asr
 from myxtts.models.build import build_asr
 from myxtts.observe.metrics import TensorBoard
@@ -23,9 +23,6 @@ class ASRTask:
     name = "asr"
     components = ("subsampling", "encoder", "output")
     supports_xla = False  # TensorFlow's CTC loss on sparse labels has no XLA kernel
-
-    def length_rule(self, config: Config) -> LengthRule:
-        return LengthRule(ctc=True, subsampling=config.asr.subsampling)
 
     def extractor(self, config: Config, training: bool) -> FeatureExtractor:
         settings = config.asr

@@ -9,7 +9,7 @@ import keras
 
 from myxtts.config.schema import Config
 from myxtts.data.features import FeatureExtractor
-from myxtts.data.manifest import LengthRule, Vocabulary
+from myxtts.data.manifest import Vocabulary
 from myxtts.observe.metrics import TensorBoard
 
 Sampler = Callable[[keras.Model, int], None]
@@ -30,7 +30,7 @@ class Metric(Protocol):
 
 
 class Task(Protocol):
-    """What a run trains: batches, network, metric and samples.
+    """What a run trains: batches, network, metric and samples. Each task also has a length rule in length_rules.py.
 
     Attributes:
         name: value of the setting `task`.
@@ -41,10 +41,6 @@ class Task(Protocol):
     name: str
     components: tuple[str, ...]
     supports_xla: bool
-
-    def length_rule(self, config: Config) -> LengthRule:
-        """Return the rule that tells which utterances are too short for their text."""
-        ...
 
     def extractor(self, config: Config, training: bool) -> FeatureExtractor:
         """Return the batch contracts and the function from waves to features; augmentation is for training only."""

@@ -7,7 +7,7 @@ import keras
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.config.schema import Config
 from myxtts.data.features import FeatureExtractor, tts_extractor
-from myxtts.data.manifest import TTS_LENGTH_RULE, LengthRule, Vocabulary
+from myxtts.data.manifest import Vocabulary
 from myxtts.models import xtts
 from myxtts.models.build import build_xtts
 from myxtts.observe.metrics import TensorBoard
@@ -21,9 +21,6 @@ class TTSTask:
     name = "tts"
     components = ("reference_encoder", "text_encoder", "prosody", "decoder")
     supports_xla = True
-
-    def length_rule(self, config: Config) -> LengthRule:
-        return TTS_LENGTH_RULE
 
     def extractor(self, config: Config, training: bool) -> FeatureExtractor:
         return tts_extractor(config.data.vtlp if training else 0.0)

@@ -10,6 +10,7 @@ from unittest import mock
 
 from myxtts.config import document, schema
 from myxtts.config.load import MAX_BYTES, MAX_FILES, dump, load
+from myxtts.config.renamed import RENAMED, RENAMED_SECTIONS, RENAMED_VALUES
 from myxtts.config.schema import Config, ModelConfig
 from myxtts.config.settings import SECTIONS, SETTINGS
 from myxtts.errors import ConfigError
@@ -127,6 +128,27 @@ class YamlTest(unittest.TestCase):
             with self.subTest(text=text):
                 self.assertEqual(self.refusal(text), message)
 
+    def test_renamed_settings_and_sections_are_rejected_with_the_new_name(self):
+        for text, message in (
+            ("training:\n  ema: 0.9\n", "'ema' was renamed to 'ema_decay', under 'training:'."),
+            ("independent:\n  jobs: 2\n", "'independent' was renamed to 'local_sgd'."),
+            ("recogniser:\n", "'recogniser' was renamed to 'asr'."),
+        ):
+            with self.subTest(text=text):
+                self.assertTrue(self.refusal(text).endswith(f": {message}"), self.refusal(text))
+        message = self.refusal("model:\n  task: voice\n")
+        self.assertEqual(
+            message, "c.yaml, line 2: task is 'voice', but must be one of tts, asr. It was renamed to tts."
+        )
+
+    def test_renamed_settings_exist(self):
+        flags = {*SETTINGS, "shards", "num_syncs", "warmstart_steps", "asr"}  # the last four belong to other commands
+        self.assertEqual(set(RENAMED.values()) - flags, set())
+        self.assertEqual(set(RENAMED) & set(SETTINGS), set())
+        self.assertLessEqual(set(RENAMED_SECTIONS.values()), set(SECTIONS))
+        for name, values in RENAMED_VALUES.items():
+            self.assertLessEqual(set(values.values()), set(SETTINGS[name].choices))
+
     def test_name_given_twice_is_refused(self):
         self.assertEqual(
             self.refusal("data:\n  buckets: 3\n  buckets: 3\n"),
@@ -182,7 +204,7 @@ class YamlTest(unittest.TestCase):
 
     def test_settings_that_contradict_each_other_are_refused(self):
         self.assertIn("--enable-static-shapes", self.refusal("training:\n  compile: xla\n"))
-        self.assertIn("never be done", self.refusal("training:\n  max_steps: 0\n"))
+        self.assertIn("never end", self.refusal("training:\n  max_steps: 0\n"))
         self.assertIn("min_seconds (4)", self.refusal("data:\n  min_seconds: 4\n  max_seconds: 4\n"))
         self.load("training:\n  compile: xla\n", enable_static_shapes=True)
         self.load("training:\n  max_steps: 0\n", epochs=1)

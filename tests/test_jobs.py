@@ -153,7 +153,7 @@ class Place(unittest.TestCase):
         ]
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = report_errors(lambda: main(argv, *commands))
+            code = report_errors(lambda: main(argv, "jobs", *commands))
         return code, out.getvalue(), err.getvalue()
 
     def started(self, *flags: str) -> subprocess.Popen:

@@ -161,7 +161,7 @@ class MistakeTest(unittest.TestCase):
             "no program was given": ["--workers", "2"],
             "there is no such file": ["--workers", "2", "--", "nowhere.py"],
             "there is no module of that name": ["--workers", "2", "--", "-m", "nowhere"],
-            "0 is not from 1 to 1000": ["--workers", "0", "--", str(LAUNCHER)],
+            "--workers is '0', but must be a whole number from 1 to 1000.": ["--workers", "0", "--", str(LAUNCHER)],
             "not allowed with": ["--workers", "2", "--nodes", "a:1", "--", str(LAUNCHER)],
             "--node-rank is missing": ["--nodes", "a:1,b:2", "--", str(LAUNCHER)],
             "--node-rank is 2": ["--nodes", "a:1,b:2", "--node-rank", "2", "--", str(LAUNCHER)],

@@ -21,6 +21,8 @@ _NOISE = re.compile(
     rb"|W\d{4} .* computation_placer\.cc:.*\] computation placer already registered\."
     rb"|E\d{4} .* cuda_platform\.cc:.*\] failed call to cuInit: .*UNKNOWN ERROR \(303\)"  # no driver
     rb"|I\d{4} .* service\.cc:.*\] (?:XLA service \S+ initialized for platform|  StreamExecutor \[)"
+    rb"|W\d{4} .*\] Input of GeneratorDatasetOp::Dataset will not be optimized because"
+    rb"|E\d{4} .*\] oneDNN supports DT_INT32 only on platforms with AVX-512\. Falling back to"
     rb"|I\d{4} .* device_compiler\.h:.*\] Compiled cluster using XLA!"
 )
 

@@ -1,4 +1,4 @@
-"""Writes docs/reference/configuration.md from the schema: `python -m myxtts.config.document`."""
+"""Write docs/reference/configuration.md from the schema: `python -m myxtts.config.document`."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ _INTRODUCTION = """\
 
 <!-- Written by `python -m myxtts.config.document` from myxtts/config/schema.py. Change it there. -->
 
-A run has {count} settings in {sections} sections, and a default for each. A YAML file names those that differ:
+A run has {count} settings in {sections} sections, each with a default. A YAML file names the settings that differ:
 
 ```yaml
 # my_voice.yaml
@@ -25,14 +25,13 @@ training:
   learning_rate: 5e-4
 ```
 
-and a flag replaces the value of the file:
+A flag replaces the value in the file:
 
 ```
 python train_main.py --config my_voice.yaml --batch-size 32 --data-gpu 0 --model-gpu 1 --no-use-tf-native-loading
 ```
 
-A file may build on others. Beside its sections it lists them as `defaults`, by name and in the same folder, with or
-without `.yaml`:
+A file may build on other files in the same folder. It lists their names as `defaults`, with or without `.yaml`:
 
 ```yaml
 # my_voice_large.yaml
@@ -41,22 +40,23 @@ model:
   model_size: big
 ```
 
-Later files of the list replace values of earlier ones, the file itself replaces those of all of them, and flags come
-last. Each listed file counts with those that it lists itself. A message names the file and line that a value stands in.
+A file in the list replaces the values of the files before it, the file itself replaces the values of the list, and
+flags replace all of them. Listed files may list further files. Error messages name the file and the line.
 
-- A flag is the name of a setting without its section: `data.batch_size` is `--batch-size`, or `--batch_size`.
-- A setting of the kind *true or false* has two flags: `--resume` and `--no-resume`.
-- `null` means "not given" where it is allowed: `--data-gpu null` takes back the `data_gpu` of a file.
-- Units stand in the tables; memory is in MiB, duration in seconds, and a period is in steps, with 0 for "never".
-- `--print-config` prints all settings as they result, and stops. Each run keeps them in `runs/<name>/config.yaml`,
-  which `--config` reads again.
-- Names that are not known, values that are not allowed and broken YAML end the program with exit code 2
-  and the place of the mistake, before anything is made.
-- YAML is read as version 1.2: `1e-4` is a number, `true` and `false` are the only truth values, and text such as
-  `no` or `2026-01-31` needs no quotes. Text that looks like a number does: `run: "7"`.
+- A flag is the name of a setting without its section: `data.batch_size` is `--batch-size` or `--batch_size`.
+- A setting with the values *true or false* has two flags: `--resume` and `--no-resume`.
+- `null`, where it is allowed, means "not set": `--data-gpu null` cancels the `data_gpu` of a file.
+- Memory is in MiB, durations are in seconds, and periods are in steps, with 0 for "never".
+- `--print-config` prints all resolved settings and exits. Each run keeps them in `runs/<name>/config.yaml`, which
+  `--config` accepts.
+- Unknown names, values that are not allowed and broken YAML end the program with exit code 2 and the place of the
+  mistake, before it writes anything. For a setting that was renamed, the message has the new name.
+- YAML follows version 1.2: `1e-4` is a number, `true` and `false` are the only Boolean values, and text such as `no` or
+  `2026-01-31` needs no quotes. Text that looks like a number needs them: `run: "7"`.
 
-Some settings depend on each other: `min_seconds` is below `max_seconds`; `max_steps` and `epochs` are not both 0
-(with both given, the first to be reached ends the run); `compile: xla` needs `enable_static_shapes`.
+Some settings depend on each other (`myxtts/config/checks.py` has all rules): `min_seconds` is below `max_seconds`;
+`max_steps` and `epochs` are not both 0, and with both set, the first limit that is reached ends the run; `compile: xla`
+requires `enable_static_shapes`.
 """
 
 _TABLE = ("| Flag | Default | Allowed | Meaning |", "|---|---|---|---|")

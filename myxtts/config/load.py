@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 import yaml
 from pydantic import ValidationError
 
-from myxtts.config.address import service_address
+from myxtts.config.checks import check_settings
+from myxtts.config.renamed import RENAMED, RENAMED_SECTIONS, RENAMED_VALUES
 from myxtts.config.schema import Config
 from myxtts.config.settings import SECTIONS, SETTINGS, in_section, nearest
 from myxtts.errors import ConfigError
@@ -88,7 +89,7 @@ def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -
     for name, value in (overrides or {}).items():
         given[name] = _Given(value, SETTINGS[name].flag)
     config = _validated(given)
-    _check_together(config)
+    check_settings(config)
     return config
 
 
@@ -250,6 +251,11 @@ def _unknown(name: str, section: str | None) -> str:
     """What to say of a name that `section` (None: the top level) does not know."""
     if name in SETTINGS:
         return f"{name!r} belongs under '{SETTINGS[name].section}:'."
+    if section is None and name in RENAMED_SECTIONS:
+        return f"{name!r} was renamed to {RENAMED_SECTIONS[name]!r}."
+    if RENAMED.get(name) in SETTINGS:
+        new = SETTINGS[RENAMED[name]]
+        return f"{name!r} was renamed to {new.name!r}, under '{new.section}:'."
     here = [setting.name for setting in in_section(section)] if section else [DEFAULTS, *SECTIONS]
     near = nearest(name, here) or nearest(name, SETTINGS)
     if near is None:
@@ -272,32 +278,6 @@ def _validated(given: Mapping[str, _Given]) -> Config:
 def _refusal(name: str, given: _Given) -> str:
     setting = SETTINGS[name]
     hint = " Put it in quotes." if setting.kind is str and isinstance(given.value, bool | int | float) else ""
+    if isinstance(given.value, str) and given.value in RENAMED_VALUES.get(name, {}):
+        hint = f" It was renamed to {RENAMED_VALUES[name][given.value]}."
     return f"{given.where} is {shown(given.value)}, but must be {setting.allowed}.{hint}"
-
-
-def _check_together(config: Config) -> None:
-    """Raise ConfigError where settings contradict each other, whatever the devices."""
-    data, training = config.data, config.training
-    if data.min_seconds >= data.max_seconds:
-        raise ConfigError(f"min_seconds ({data.min_seconds:g}) must be below max_seconds ({data.max_seconds:g}).")
-    if training.max_steps == 0 and training.epochs == 0:
-        raise ConfigError("max_steps and epochs are both 0: the run would never be done. Set --max-steps or --epochs.")
-    if training.compile == "xla" and not data.enable_static_shapes:
-        raise ConfigError("compile is 'xla', but XLA needs known shapes. Add --enable-static-shapes or --compile off.")
-    local_sgd = config.local_sgd
-    if local_sgd.sync_every and (local_sgd.sync_dir is None or local_sgd.jobs < 2):
-        raise ConfigError(
-            "sync_every needs other jobs and a folder for what they exchange: give --jobs and --sync-dir."
-        )
-    if local_sgd.job >= local_sgd.jobs:
-        raise ConfigError(f"job is {local_sgd.job}, but {local_sgd.jobs} jobs are counted from 0: see --jobs.")
-    if config.asr.subsampling == 3:
-        raise ConfigError("subsampling is 3, but frames are halved once or twice. Give 1, 2 or 4.")
-    if data.data_service is not None:
-        service_address(data.data_service)
-        if data.cache_dataset or not data.use_tf_native_loading:
-            what = "cache_dataset" if data.cache_dataset else "no-use-tf-native-loading"
-            raise ConfigError(
-                f"data_service and {what} were both asked for, but the workers of the service read the files "
-                f"themselves, by TensorFlow's own operations. Leave out --{what.replace('_', '-')} or --data-service."
-            )

@@ -6,6 +6,7 @@ RENAMED = {
     "exchange": "sync_dir",
     "final_learning_rate": "final_lr_ratio",
     "merge_every": "sync_every",
+    "merge_optimizer": "sync_optimizer",
     "parts": "shards",
     "recogniser": "asr",
     "recompute_activations": "gradient_checkpointing",

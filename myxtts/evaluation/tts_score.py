@@ -72,7 +72,7 @@ class Choice:
 
     def check_asr_options(self, run: Path) -> None:
         """Raises ConfigError where something is chosen that only a voice has."""
-        asked = {"--steps": self.steps, "--guidance": self.guidance, "--asr": self.recogniser}
+        asked = {"--ode-steps": self.steps, "--guidance": self.guidance, "--asr": self.recogniser}
         wrong = [flag for flag, value in asked.items() if value is not None]
         if wrong:
             raise ConfigError(f"{', '.join(wrong)} was asked for, but {run} is a recogniser itself. Leave that out.")

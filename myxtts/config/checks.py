@@ -1,0 +1,88 @@
+"""Rules that involve several settings, in one place; the schema bounds each setting alone."""
+
+from myxtts.config.address import service_address
+from myxtts.config.schema import Config, DataConfig, LocalSGDConfig, TrainingConfig
+from myxtts.errors import ConfigError, PlacementError
+
+
+def check_settings(config: Config) -> None:
+    """Check all rules that depend on the settings alone; every Config that is loaded has passed.
+
+    Raises:
+        ConfigError: settings contradict each other.
+    """
+    _check_data(config.data)
+    _check_training(config.training, config.data)
+    _check_local_sgd(config.local_sgd)
+    if config.asr.subsampling == 3:
+        raise ConfigError("subsampling is 3, but frames are halved once or twice. Give 1, 2 or 4.")
+
+
+def check_worker_count(config: Config, workers: int) -> None:
+    """Check the settings of a run that is one of several distributed workers.
+
+    Raises:
+        ConfigError: the settings are meant for a single worker.
+    """
+    if config.local_sgd.sync_every:
+        raise ConfigError(
+            f"--sync-every was asked for with {workers} workers, which synchronize their gradients at each step. "
+            "Leave out one of the two."
+        )
+
+
+def check_xla(config: Config, replicas: int, placement: str, supports_xla: bool) -> None:
+    """Check whether XLA can compile the training step.
+
+    Args:
+        replicas: number of replicas over all workers.
+        placement: name of the placement, for the message.
+        supports_xla: whether XLA compiles the step of the task.
+
+    Raises:
+        PlacementError: there are several replicas.
+        ConfigError: the task does not support XLA.
+    """
+    if config.training.compile != "xla":
+        return
+    if replicas > 1:
+        raise PlacementError(
+            f"--compile xla was asked for with {replicas} replicas ({placement}), but XLA compiles for one device. "
+            "Leave out --compile, or give one GPU by --model-gpu."
+        )
+    if not supports_xla:
+        raise ConfigError(
+            f"--compile xla was asked for, but XLA cannot compile the loss of the task {config.model.task}. "
+            "Leave out --compile."
+        )
+
+
+def _check_data(data: DataConfig) -> None:
+    if data.min_seconds >= data.max_seconds:
+        raise ConfigError(f"min_seconds ({data.min_seconds:g}) must be below max_seconds ({data.max_seconds:g}).")
+    if data.data_service is None:
+        return
+    service_address(data.data_service)
+    if data.cache_dataset or not data.use_tf_native_loading:
+        flag = "--cache-dataset" if data.cache_dataset else "--no-use-tf-native-loading"
+        raise ConfigError(
+            f"--data-service and {flag} were both asked for, but the workers of the service read the files themselves, "
+            f"by TensorFlow's own operations. Leave out {flag} or --data-service."
+        )
+
+
+def _check_training(training: TrainingConfig, data: DataConfig) -> None:
+    if training.max_steps == 0 and training.epochs == 0:
+        raise ConfigError("max_steps and epochs are both 0, so the run would never end. Set --max-steps or --epochs.")
+    if training.compile == "xla" and not data.enable_static_shapes:
+        raise ConfigError("compile is 'xla', but XLA needs known shapes. Add --enable-static-shapes or --compile off.")
+
+
+def _check_local_sgd(local_sgd: LocalSGDConfig) -> None:
+    if local_sgd.sync_every and (local_sgd.sync_dir is None or local_sgd.jobs < 2):
+        raise ConfigError("sync_every needs several jobs and a shared folder. Give --jobs and --sync-dir.")
+    if local_sgd.job >= local_sgd.jobs:
+        raise ConfigError(
+            f"job is {local_sgd.job}, but the {local_sgd.jobs} jobs are numbered from 0. Give a smaller --job, or more "
+            "--jobs."
+        )

@@ -21,7 +21,7 @@ from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded
 from myxtts.data.audio_file import read_wave
 from myxtts.errors import DataError
-from myxtts.evaluation.acoustic_metrics import DECIBELS, cepstra
+from myxtts.evaluation.acoustic_metrics import MCD_FACTOR, mel_cepstrum
 
 REPEATS = 3
 AUDIBLE = -7.0  # natural logarithm of the mel magnitude
@@ -71,7 +71,7 @@ def recordings(folder: Path, count: int) -> list[np.ndarray]:
 
 def compare(recorded: np.ndarray, copied: np.ndarray) -> tuple[float, float]:
     """Distortion and mean error in dB of two log-mels, [T, 80] both."""
-    distortion = DECIBELS * np.linalg.norm(cepstra(recorded) - cepstra(copied), axis=1).mean()
+    distortion = MCD_FACTOR * np.linalg.norm(mel_cepstrum(recorded) - mel_cepstrum(copied), axis=1).mean()
     error = DECIBELS_PER_NEPER * np.abs(recorded - copied)[recorded > AUDIBLE].mean()
     return float(distortion), float(error)
 

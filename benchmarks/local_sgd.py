@@ -135,7 +135,7 @@ def main(arguments: list[str] | None = None) -> int:
         for name, measured in measure({name: checkpoints for name, (checkpoints, _) in found.items()}).items():
             seconds = found[name][1]
             took = "–" if seconds is None else f"{seconds:.0f}"
-            print(f"| {name} | {100 * measured.figure:.1f} % | {measured.loss:.3f} | {took} |")
+            print(f"| {name} | {100 * measured.metric:.1f} % | {measured.loss:.3f} | {took} |")
     return 0
 
 
@@ -144,8 +144,8 @@ def measure(cases: dict[str, list[Path]]) -> dict:
     from myxtts.config.schema import PlacementConfig
     from myxtts.evaluation.held_out import load_again
     from myxtts.local_sgd.averaging import normalised
-    from myxtts.local_sgd.interpolation import evaluation
-    from myxtts.local_sgd.merge_inputs import given_weights, read_input
+    from myxtts.local_sgd.interpolation import make_evaluator
+    from myxtts.local_sgd.merge_inputs import merge_weights, read_input
     from myxtts.placement import devices
     from myxtts.placement.routes import plan_routes
 
@@ -154,11 +154,11 @@ def measure(cases: dict[str, list[Path]]) -> dict:
     parts = [read_input(path) for path in dict.fromkeys(path for checkpoints in cases.values() for path in checkpoints)]
     first = parts[0]
     config, _, held_out = load_again(first.checkpoint, first.metadata, first.checkpoint.parents[1])
-    evaluate = evaluation(parts, held_out.manifest, config, placement.routes[0], first.checkpoint.parents[1])
+    evaluate = make_evaluator(parts, held_out.manifest, config, placement.routes[0], first.checkpoint.parents[1])
     measured = {}
     for name, checkpoints in cases.items():
         own = [part.checkpoint in checkpoints for part in parts]
-        weights = given_weights([part for part, is_own in zip(parts, own, strict=True) if is_own], None)
+        weights = merge_weights([part for part, is_own in zip(parts, own, strict=True) if is_own], None)
         shares = iter(normalised(weights))
         measured[name] = evaluate(tuple(next(shares) if is_own else 0.0 for is_own in own))
     return measured

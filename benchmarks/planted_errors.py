@@ -40,7 +40,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--sentences", type=bounded(int, 1), default=150, help="(default 150)")
     asked = parser.parse_args()
-    from myxtts.evaluation.acoustic_metrics import FAULT_S, compare  # and TensorFlow
+    from myxtts.evaluation.acoustic_metrics import utterance_metrics  # and TensorFlow
     from myxtts.evaluation.speech import copy_synthesis, transcribe_waves
 
     texts = load_grammar("en").draw(asked.sentences, random.Random(0))
@@ -50,8 +50,8 @@ def main() -> int:
 
     def faults(waves) -> np.ndarray:
         """bool [sentences, 2]: skipped, repeated."""
-        found = (compare(*pair) for pair in zip(recorded, transcribe_waves(waves, "/CPU:0"), strict=True))
-        return np.array([(one.skipped_s > FAULT_S, one.repeated_s > FAULT_S) for one in found])
+        found = (utterance_metrics(*pair) for pair in zip(recorded, transcribe_waves(waves, "/CPU:0"), strict=True))
+        return np.array([(one.has_deletion, one.has_insertion) for one in found])
 
     alarms = faults(copy_synthesis([sound.mel for sound in recorded], "/CPU:0"))
     print("| said again | skipped | repeated | cut, found | said twice, found |\n|---|---|---|---|---|")

@@ -109,8 +109,8 @@ def targets(kind: str, minutes: float) -> dict[str, Target]:
         voice = {
             "relative_distortion": Target(distortion, "×", most=best),
             "duration_ratio": Target("duration ratio", "s/s", least=0.95, most=1.05),
-            "skipped": Target(f"with something skipped, of {UTTERANCES} sentences", most=0),
-            "repeated": Target(f"with something repeated, of {UTTERANCES} sentences", most=0),
+            "utterances_with_deletions": Target(f"with deletions, of {UTTERANCES} sentences", most=0),
+            "utterances_with_insertions": Target(f"with insertions, of {UTTERANCES} sentences", most=0),
             "boundary_absolute_median": Target("phoneme boundaries, absolute median error", "ms", most=15),
             "boundary_within_20_ms": Target("phoneme boundaries within 20 ms", "%", least=0.7),
         }
@@ -119,8 +119,8 @@ def targets(kind: str, minutes: float) -> dict[str, Target]:
             "speaker_accuracy_seen": Target("speaker accuracy, eight speakers of the training", "%", least=0.9),
             "speaker_accuracy_unseen": Target("speaker accuracy, two that were never heard", "%", least=0.6),
             **{f"{code}_relative_distortion": Target(f"{code}: {distortion}", "×", most=3) for code in LANGUAGES[1:]},
-            "skipped": Target(f"with something skipped, of {UTTERANCES} sentences"),
-            "repeated": Target(f"with something repeated, of {UTTERANCES} sentences"),
+            "utterances_with_deletions": Target(f"with deletions, of {UTTERANCES} sentences"),
+            "utterances_with_insertions": Target(f"with insertions, of {UTTERANCES} sentences"),
         }
     return voice | {
         "real_time_factor_single": Target("real-time factor, one sentence after another", "s/s", most=0.1),

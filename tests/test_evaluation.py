@@ -22,13 +22,13 @@ from myxtts.commands import evaluate
 from myxtts.config.schema import ModelConfig
 from myxtts.errors import CheckpointError, ConfigError, DataError
 from myxtts.evaluation.acoustic_metrics import (
-    DECIBELS,
-    FAULT_S,
-    Sound,
-    cepstra,
-    compare,
-    summary,
-    unmatched_s,
+    MCD_FACTOR,
+    MIN_UNMATCHED_S,
+    AcousticFeatures,
+    corpus_metrics,
+    longest_unmatched_s,
+    mel_cepstrum,
+    utterance_metrics,
     warping_path,
 )
 from myxtts.evaluation.boundaries import (
@@ -74,12 +74,12 @@ def glide(semitones: float = 0.0, seconds: float = 1.0, swing_hz: float = 40.0) 
     return (0.1 * wave).astype(np.float32)
 
 
-def heard(*waves: np.ndarray) -> list[Sound]:
+def heard(*waves: np.ndarray) -> list[AcousticFeatures]:
     return transcribe_waves([wave.astype(np.float32) for wave in waves], MODEL)
 
 
-def figures(recorded: Sound, spoken: Sound) -> dict[str, float | None]:
-    return summary([compare(recorded, spoken)])
+def figures(recorded: AcousticFeatures, spoken: AcousticFeatures) -> dict[str, float | None]:
+    return corpus_metrics([utterance_metrics(recorded, spoken)])
 
 
 class DistortionTest(unittest.TestCase):
@@ -93,8 +93,8 @@ class DistortionTest(unittest.TestCase):
                 "voicing_error": 0.0,
                 "duration_ratio": 1.0,
                 "duration_within_bounds": 1.0,
-                "skipped": 0,
-                "repeated": 0,
+                "utterances_with_deletions": 0,
+                "utterances_with_insertions": 0,
             },
         )
 
@@ -102,28 +102,28 @@ class DistortionTest(unittest.TestCase):
         # c3 is 0.5 higher in all frames: log|H| gains 0.5 cos(3ω), and the distortion is 10√2/ln 10 · 0.5 dB.
         (sound,) = heard(glide())
         ripple = 0.5 * np.cos(np.pi * 3 * (np.arange(80) + 0.5) / 80)
-        other = Sound((sound.mel + ripple).astype(np.float32), sound.f0_hz, sound.voiced)
-        difference = cepstra(other.mel) - cepstra(sound.mel)
+        other = AcousticFeatures((sound.mel + ripple).astype(np.float32), sound.f0_hz, sound.voiced)
+        difference = mel_cepstrum(other.mel) - mel_cepstrum(sound.mel)
         np.testing.assert_allclose(difference, np.eye(13)[[2]].repeat(len(sound.mel), 0) * 0.5, atol=1e-5)
-        self.assertAlmostEqual(DECIBELS * 0.5, 3.0709, places=4)
-        self.assertAlmostEqual(DECIBELS * np.linalg.norm(difference, axis=1).mean(), 3.0709, places=3)
-        self.assertLessEqual(compare(sound, other).distortion_db, 3.0710)  # the warping may only make it less
+        self.assertAlmostEqual(MCD_FACTOR * 0.5, 3.0709, places=4)
+        self.assertAlmostEqual(MCD_FACTOR * np.linalg.norm(difference, axis=1).mean(), 3.0709, places=3)
+        self.assertLessEqual(utterance_metrics(sound, other).mcd_db, 3.0710)  # the warping may only make it less
 
     def test_over_all_coefficients_it_is_the_root_mean_square_in_decibels(self):
         x, y = np.random.default_rng(0).normal(0, 1, (2, 1, 80))
         x, y = x - x.mean(), y - y.mean()
         decibels = 20 / np.log(10) * np.sqrt(np.mean((x - y) ** 2))
-        self.assertAlmostEqual(DECIBELS * np.linalg.norm(cepstra(x, 1, 79) - cepstra(y, 1, 79)), decibels)
+        self.assertAlmostEqual(MCD_FACTOR * np.linalg.norm(mel_cepstrum(x, 1, 79) - mel_cepstrum(y, 1, 79)), decibels)
 
     def test_loudness_does_not_count(self):
         (sound,) = heard(glide())
-        louder = Sound(sound.mel + np.float32(np.log(2)), sound.f0_hz, sound.voiced)
-        self.assertAlmostEqual(compare(sound, louder).distortion_db, 0.0, places=4)
+        louder = AcousticFeatures(sound.mel + np.float32(np.log(2)), sound.f0_hz, sound.voiced)
+        self.assertAlmostEqual(utterance_metrics(sound, louder).mcd_db, 0.0, places=4)
 
     def test_a_stretched_copy_is_near_and_has_its_duration(self):
         sound, slow = heard(glide(), glide(seconds=1.5))
-        found = compare(sound, slow)
-        self.assertLess(found.distortion_db, 0.5)
+        found = utterance_metrics(sound, slow)
+        self.assertLess(found.mcd_db, 0.5)
         self.assertAlmostEqual(found.duration_ratio, 1.5, delta=0.02)
 
     def test_copy_synthesis_is_between_the_wave_and_noise_or_silence(self):
@@ -132,10 +132,10 @@ class DistortionTest(unittest.TestCase):
         copy, noise, silence = heard(
             *copy_synthesis([sound.mel], MODEL), random.uniform(-0.3, 0.3, SAMPLE_RATE_HZ), np.zeros(SAMPLE_RATE_HZ)
         )
-        copied = compare(sound, copy).distortion_db
+        copied = utterance_metrics(sound, copy).mcd_db
         self.assertGreater(copied, 0.0)
-        self.assertGreater(compare(sound, noise).distortion_db, 3 * copied)
-        self.assertGreater(compare(sound, silence).distortion_db, 3 * copied)
+        self.assertGreater(utterance_metrics(sound, noise).mcd_db, 3 * copied)
+        self.assertGreater(utterance_metrics(sound, silence).mcd_db, 3 * copied)
         self.assertGreater(figures(sound, noise)["voicing_error"], 0.8)
         self.assertIsNone(figures(sound, silence)["log_f0_rmse"])
 
@@ -147,7 +147,7 @@ class DistortionTest(unittest.TestCase):
 class PitchErrorTest(unittest.TestCase):
     def test_a_semitone_is_a_twelfth_of_the_logarithm_of_two(self):
         (sound,) = heard(glide())
-        higher = Sound(sound.mel, sound.f0_hz * 2 ** (1 / 12), sound.voiced)
+        higher = AcousticFeatures(sound.mel, sound.f0_hz * 2 ** (1 / 12), sound.voiced)
         self.assertAlmostEqual(figures(sound, higher)["log_f0_rmse"], np.log(2) / 12, places=5)
 
     def test_a_wave_a_semitone_higher_is_measured_so(self):
@@ -158,14 +158,14 @@ class PitchErrorTest(unittest.TestCase):
         mel = np.random.default_rng(0).normal(-5, 2, (4, 80)).astype(np.float32)
         voiced = np.array([True, True, False, False])
         other = np.array([True, False, True, False])
-        one, two = (Sound(mel, np.where(v, 100.0, 0.0), v) for v in (voiced, other))
+        one, two = (AcousticFeatures(mel, np.where(v, 100.0, 0.0), v) for v in (voiced, other))
         self.assertEqual(figures(one, two)["voicing_error"], 0.5)
-        self.assertEqual(len(compare(one, two).log_f0_errors), 1)
+        self.assertEqual(len(utterance_metrics(one, two).log_f0_errors), 1)
 
     def test_durations_outside_the_bounds_are_counted(self):
         mel = np.full((100, 80), SILENCE, np.float32)
-        sounds = [Sound(mel[:n], np.zeros(n), np.zeros(n, bool)) for n in (100, 96, 94)]
-        found = summary([compare(sounds[0], other) for other in sounds])
+        sounds = [AcousticFeatures(mel[:n], np.zeros(n), np.zeros(n, bool)) for n in (100, 96, 94)]
+        found = corpus_metrics([utterance_metrics(sounds[0], other) for other in sounds])
         self.assertAlmostEqual(found["duration_ratio"], (1 + 0.96 + 0.94) / 3)
         self.assertAlmostEqual(found["duration_within_bounds"], 2 / 3)
 
@@ -192,13 +192,13 @@ class FaultTest(unittest.TestCase):
         cls.recorded = cls.sound(cls.vowels)
 
     @staticmethod
-    def sound(vowels) -> Sound:
+    def sound(vowels) -> AcousticFeatures:
         mel = np.concatenate(list(vowels))
-        return Sound(mel, np.zeros(len(mel)), np.zeros(len(mel), bool))
+        return AcousticFeatures(mel, np.zeros(len(mel)), np.zeros(len(mel), bool))
 
     def faults(self, vowels) -> tuple[int, int]:
-        found = summary([compare(self.recorded, self.sound(vowels))])
-        return found["skipped"], found["repeated"]
+        found = corpus_metrics([utterance_metrics(self.recorded, self.sound(vowels))])
+        return found["utterances_with_deletions"], found["utterances_with_insertions"]
 
     def test_a_missing_vowel_is_skipped_and_a_doubled_one_repeated(self):
         self.assertEqual(self.faults(self.vowels), (0, 0))
@@ -214,16 +214,16 @@ class FaultTest(unittest.TestCase):
     def test_a_missing_pause_is_not_skipped(self):
         pause = np.full((30, 80), SILENCE, np.float32)
         with_pause = self.sound([*self.vowels[:5], pause, *self.vowels[5:]])
-        self.assertLess(compare(with_pause, self.recorded).skipped_s, FAULT_S / 10)
-        self.assertLess(compare(self.recorded, with_pause).repeated_s, FAULT_S / 10)
+        self.assertLess(utterance_metrics(with_pause, self.recorded).deleted_s, MIN_UNMATCHED_S / 10)
+        self.assertLess(utterance_metrics(self.recorded, with_pause).inserted_s, MIN_UNMATCHED_S / 10)
 
     def test_the_unmatched_stretch_is_summed_by_hand(self):
         # Frames 1 and 2 of the first stand alone, 30 dB and 3 dB from what they are matched to; frame 3 is silent.
         path = np.array([[0, 0], [1, 0], [2, 0], [3, 0], [4, 1]])
-        distance_db = np.array([2.0, 30.0, 3.0, 30.0, 2.0])
+        distortion_db = np.array([2.0, 30.0, 3.0, 30.0, 2.0])
         loud = np.array([True, True, True, False, True])
-        self.assertAlmostEqual(unmatched_s(path, distance_db, loud), 1.5 * HOP_SAMPLES / SAMPLE_RATE_HZ)
-        self.assertEqual(unmatched_s(path[:, ::-1], distance_db, loud), 0.0)
+        self.assertAlmostEqual(longest_unmatched_s(path, distortion_db, loud), 1.5 * HOP_SAMPLES / SAMPLE_RATE_HZ)
+        self.assertEqual(longest_unmatched_s(path[:, ::-1], distortion_db, loud), 0.0)
 
     def test_planted_words_are_cut_and_doubled_at_their_times(self):
         wave = np.repeat(np.float32([0, 1, 0, 2, 0]), SAMPLE_RATE_HZ // 10)
@@ -350,15 +350,16 @@ class BoundaryTest(unittest.TestCase):
 class TableTest(unittest.TestCase):
     def test_shares_are_percentages_in_the_table_and_shares_in_json(self):
         metrics = {"voicing_error": Metric(0.125, 0.0625)}
-        score = Score("runs/x", "step-000001", 2, metrics, {"ka": {"skipped": Metric(3, 0)}}, ("a note",))
+        by_language = {"ka": {"utterances_with_deletions": Metric(3, 0)}}
+        score = Score("runs/x", "step-000001", 2, metrics, by_language, ("a note",))
         self.assertIn("| voicing error | 12.5 | 6.2 | – | % |", score.table())
-        self.assertIn("| ka: utterances with something skipped | 3 | 0 | – | count |", score.table())
+        self.assertIn("| ka: utterances with deletions | 3 | 0 | – | count |", score.table())
         self.assertIn("- a note", score.table())
         self.assertEqual(
             score.to_json()["metrics"]["voicing_error"],
             {"voice": 0.125, "copy_synthesis": 0.0625, "shuffled_texts": None, "unit": "share"},
         )
-        self.assertEqual(score.to_json()["languages"]["ka"]["skipped"]["unit"], "count")
+        self.assertEqual(score.to_json()["languages"]["ka"]["utterances_with_deletions"]["unit"], "count")
 
 
 class MisheardTest(unittest.TestCase):

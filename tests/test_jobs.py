@@ -484,7 +484,7 @@ class InEarnest(Place):
         code, out, err = self.launch_with([*argv, "--resume"], (trainer, MERGER))
         self.assertEqual((code, err), (0, ""), out)
         self.assertIn("gpu1 was killed by SIGKILL", out)
-        parts = read_metadata(latest(self.run_folder / "merged/checkpoints"))["parts"]
+        parts = read_metadata(latest(self.run_folder / "merged/checkpoints"))["merge_inputs"]
         found = [(Path(part["checkpoint"]).parts[-3], part["step"]) for part in parts]
         self.assertEqual(found, [("gpu0", 6), ("gpu1", 6)])
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from myxtts.commands.parser import CommandParser
-from myxtts.local_sgd.merge import Corpora, merge
+from myxtts.local_sgd.merge import CorpusOverrides, merge
 
 NAME = "merge"
 HELP = "Average the weights of runs that began with the same weights."
@@ -46,5 +46,5 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
 
 def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     options = parse(argv, prog)
-    corpora = Corpora(options.train_data, options.val_data, options.audio_root)
+    corpora = CorpusOverrides(options.train_data, options.val_data, options.audio_root)
     return 0 if merge(options.checkpoints, options.output, corpora, options.weights, options.force) else 1

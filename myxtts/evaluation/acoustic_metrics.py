@@ -1,4 +1,7 @@
-"""How far one utterance is from another: spectrum, pitch, voicing, duration, what is missing. Free of TensorFlow."""
+"""Metrics of synthesized speech against its recording: spectrum, F0, voicing, duration, missing and extra words.
+
+No TensorFlow.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,15 +12,15 @@ import numpy as np
 from myxtts.audio.format import DECIBELS_PER_NEPER, HOP_SAMPLES, SAMPLE_RATE_HZ, TOP_DB
 
 CEPSTRA = 13
-DECIBELS = 10.0 * np.sqrt(2.0) / np.log(10.0)
+MCD_FACTOR = 10.0 * np.sqrt(2.0) / np.log(10.0)  # from the distance of two mel cepstra to decibels
 DURATION_BOUNDS = 0.95, 1.05
-UNLIKE_DB = 6.0  # a frame this far from what it is matched to has nothing in common with it
-FAULT_S = 0.05  # docs/reference/evaluation.md has what this bound finds and misses
+UNRELATED_DB = 6.0  # a frame this far from its counterpart on the warping path has nothing in common with it
+MIN_UNMATCHED_S = 0.05  # docs/reference/evaluation.md lists what this threshold finds and misses
 
 
 @dataclass(frozen=True, eq=False)
-class Sound:
-    """What is measured on a wave. T = its mel frames.
+class AcousticFeatures:
+    """Features of a wave of T mel frames.
 
     Attributes:
         mel: float32 [T, 80], log-mel.
@@ -30,38 +33,46 @@ class Sound:
     voiced: np.ndarray
 
     @property
-    def f0_where_voiced(self) -> np.ndarray:
+    def voiced_f0_hz(self) -> np.ndarray:
         """float32 [T], NaN where unvoiced."""
         return np.where(self.voiced, self.f0_hz, np.nan)
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
-    """One spoken utterance against its recording, along the warping path of P pairs of frames.
+class UtteranceMetrics:
+    """Metrics of one synthesized utterance, along a warping path of P pairs of frames.
 
     Attributes:
-        distortion_db: mean mel-cepstral distortion of the pairs.
-        log_f0_errors: float [pairs voiced in both], natural logarithm of the spoken F0 over the recorded one.
-        voicing_differs: bool [P].
-        duration_ratio: spoken frames over recorded frames.
-        skipped_s: how much of the recording is not spoken, see `unmatched_s`.
-        repeated_s: how much is spoken that the recording does not have.
+        mcd_db: mean mel-cepstral distortion of the pairs.
+        log_f0_errors: float [pairs voiced in both], natural logarithm of synthesized F0 over recorded F0.
+        voicing_errors: bool [P], whether one frame of the pair is voiced and the other one is not.
+        duration_ratio: synthesized frames over recorded frames.
+        deleted_s: longest stretch of the recording that the synthesized speech lacks; see `longest_unmatched_s`.
+        inserted_s: longest stretch of the synthesized speech that the recording lacks.
     """
 
-    distortion_db: float
+    mcd_db: float
     log_f0_errors: np.ndarray
-    voicing_differs: np.ndarray
+    voicing_errors: np.ndarray
     duration_ratio: float
-    skipped_s: float
-    repeated_s: float
+    deleted_s: float
+    inserted_s: float
+
+    @property
+    def has_deletion(self) -> bool:
+        return self.deleted_s > MIN_UNMATCHED_S
+
+    @property
+    def has_insertion(self) -> bool:
+        return self.inserted_s > MIN_UNMATCHED_S
 
 
-def cepstra(log_mel: np.ndarray, first: int = 1, last: int = CEPSTRA) -> np.ndarray:
-    """Mel-cepstral coefficients first to last of log-mels: [T, bands] -> [T, last - first + 1].
+def mel_cepstrum(log_mel: np.ndarray, first: int = 1, last: int = CEPSTRA) -> np.ndarray:
+    """Return the mel-cepstral coefficients first to last: [T, bands] -> [T, last - first + 1].
 
-    They are the c of log|H| = c0 + Σ c_m cos(mω), on which the constant DECIBELS makes decibels: 2/bands times the
-    sums that a DCT-II takes, or √(2/bands) times an orthonormal one. Over all coefficients the distortion is then
-    the root mean square of the difference of two spectra in dB.
+    They are the c of log|H| = c0 + Σ c_m cos(mω), for which MCD_FACTOR yields decibels: 2/bands times the sums of a
+    DCT-II, or √(2/bands) times an orthonormal DCT-II. Over all coefficients, the distortion is the root mean square
+    difference of two spectra in dB.
     """
     bands = log_mel.shape[-1]
     angle = np.pi / bands * (np.arange(bands) + 0.5)
@@ -69,65 +80,74 @@ def cepstra(log_mel: np.ndarray, first: int = 1, last: int = CEPSTRA) -> np.ndar
 
 
 def warping_path(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Pairs of frames by dynamic time warping: [T, D], [U, D] -> int [P, 2], from (0, 0) to (T - 1, U - 1)."""
+    """Return the path of dynamic time warping: [T, D], [U, D] -> int [P, 2], from (0, 0) to (T - 1, U - 1)."""
     _, path = librosa.sequence.dtw(X=x.T, Y=y.T, metric="euclidean")
     return path[::-1]
 
 
-def compare(recorded: Sound, spoken: Sound) -> Comparison:
-    """Mel-cepstral distortion (Kubichek 1993, without c0), F0 and voicing along the path that it makes least."""
-    x, y = cepstra(recorded.mel), cepstra(spoken.mel)
+def align(recorded_mel: np.ndarray, synthesized_mel: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the warping path of two log-mels, int [P, 2], and the mel-cepstral distortion of each pair in dB, [P].
+
+    The distortion is Kubichek's (1993), without c0.
+    """
+    x, y = mel_cepstrum(recorded_mel), mel_cepstrum(synthesized_mel)
     path = warping_path(x, y)
-    at, to = path[:, 0], path[:, 1]
-    both = recorded.voiced[at] & spoken.voiced[to]
-    distance_db = DECIBELS * np.linalg.norm(x[at] - y[to], axis=1)
-    return Comparison(
-        distortion_db=float(distance_db.mean()),
-        log_f0_errors=np.log(spoken.f0_hz[to][both] / recorded.f0_hz[at][both]),
-        voicing_differs=recorded.voiced[at] != spoken.voiced[to],
-        duration_ratio=len(spoken.mel) / len(recorded.mel),
-        skipped_s=unmatched_s(path, distance_db, loud(recorded.mel)),
-        repeated_s=unmatched_s(path[:, ::-1], distance_db, loud(spoken.mel)),
+    return path, MCD_FACTOR * np.linalg.norm(x[path[:, 0]] - y[path[:, 1]], axis=1)
+
+
+def utterance_metrics(recorded: AcousticFeatures, synthesized: AcousticFeatures) -> UtteranceMetrics:
+    """Compare synthesized speech with its recording, along the warping path that minimises the distortion."""
+    path, distortion_db = align(recorded.mel, synthesized.mel)
+    row, column = path[:, 0], path[:, 1]
+    both_voiced = recorded.voiced[row] & synthesized.voiced[column]
+    return UtteranceMetrics(
+        mcd_db=float(distortion_db.mean()),
+        log_f0_errors=np.log(synthesized.f0_hz[column][both_voiced] / recorded.f0_hz[row][both_voiced]),
+        voicing_errors=recorded.voiced[row] != synthesized.voiced[column],
+        duration_ratio=len(synthesized.mel) / len(recorded.mel),
+        deleted_s=longest_unmatched_s(path, distortion_db, loud_frames(recorded.mel)),
+        inserted_s=longest_unmatched_s(path[:, ::-1], distortion_db, loud_frames(synthesized.mel)),
     )
 
 
-def loud(log_mel: np.ndarray) -> np.ndarray:
-    """Whether each frame is no silence, bool [T]: by the mean of its bands in decibels, against the loudest frame."""
+def loud_frames(log_mel: np.ndarray) -> np.ndarray:
+    """Return which frames are not silence, bool [T]: by the mean of their bands in dB relative to the loudest frame."""
     level_db = DECIBELS_PER_NEPER * log_mel.mean(axis=1)
     return level_db > level_db.max() - TOP_DB
 
 
-def unmatched_s(path: np.ndarray, distance_db: np.ndarray, loud: np.ndarray) -> float:
-    """Seconds of the longest stretch of one utterance that has no counterpart in the other.
+def longest_unmatched_s(path: np.ndarray, distortion_db: np.ndarray, loud: np.ndarray) -> float:
+    """Return the seconds of the longest stretch of one utterance without a counterpart in the other one.
 
-    Where a word is missing from the second utterance, the path stands still there while it passes the word in the
-    first: a run of loud frames without a partner of their own, unlike the frame that they are matched to. A slower
-    sound gives frames without a partner, too, but those are like what they are matched to. So a frame without a partner
-    counts by its distance, in full from UNLIKE_DB on, and one with a partner is taken away; the stretch is the one
-    with the largest sum (Kadane).
+    If the second utterance lacks a word, the path stays on one of its frames while it passes the word in the first
+    utterance: a run of loud frames that have no counterpart of their own and differ from the frame they are matched to.
+    Slower speech also has frames without a counterpart of their own, but these resemble the frame they are matched to.
+    A frame without a counterpart therefore counts by its distortion, in full from UNRELATED_DB on, and a frame with a
+    counterpart is subtracted. The result is the largest sum over a stretch (Kadane's algorithm).
 
     Args:
-        path: int [P, 2] of pairs (first, second); distance_db: of each pair.
-        loud: bool, of each frame of the first.
+        path: int [P, 2], pairs (first, second).
+        distortion_db: of each pair.
+        loud: bool, of each frame of the first utterance.
     """
     step = np.diff(path, axis=0, prepend=path[:1] - 1)
-    alone = step[:, 1] == 0
-    gain = np.where(alone, np.minimum(distance_db / UNLIKE_DB, 1.0) * loud[path[:, 0]], -1.0)
+    without_counterpart = step[:, 1] == 0
+    gain = np.where(without_counterpart, np.minimum(distortion_db / UNRELATED_DB, 1.0) * loud[path[:, 0]], -1.0)
     sums = np.concatenate([[0.0], np.cumsum(gain)])
     return float((sums - np.minimum.accumulate(sums)).max()) * HOP_SAMPLES / SAMPLE_RATE_HZ
 
 
-def summary(comparisons: Sequence[Comparison]) -> dict[str, float | None]:
-    """Figures of a corpus: means over utterances; F0 and voicing over all pairs. None where nothing was measured."""
-    ratios = np.array([one.duration_ratio for one in comparisons])
+def corpus_metrics(utterances: Sequence[UtteranceMetrics]) -> dict[str, float | None]:
+    """Return means over utterances; F0 and voicing errors are over all pairs. None where nothing was measured."""
+    ratios = np.array([metrics.duration_ratio for metrics in utterances])
     within = (ratios >= DURATION_BOUNDS[0]) & (ratios <= DURATION_BOUNDS[1])
-    f0_errors = np.concatenate([one.log_f0_errors for one in comparisons])
+    f0_errors = np.concatenate([metrics.log_f0_errors for metrics in utterances])
     return {
-        "mel_cepstral_distortion": float(np.mean([one.distortion_db for one in comparisons])),
+        "mel_cepstral_distortion": float(np.mean([metrics.mcd_db for metrics in utterances])),
         "log_f0_rmse": float(np.sqrt(np.mean(f0_errors**2))) if len(f0_errors) else None,
-        "voicing_error": float(np.concatenate([one.voicing_differs for one in comparisons]).mean()),
+        "voicing_error": float(np.concatenate([metrics.voicing_errors for metrics in utterances]).mean()),
         "duration_ratio": float(ratios.mean()),
         "duration_within_bounds": float(within.mean()),
-        "skipped": sum(one.skipped_s > FAULT_S for one in comparisons),
-        "repeated": sum(one.repeated_s > FAULT_S for one in comparisons),
+        "utterances_with_deletions": sum(metrics.has_deletion for metrics in utterances),
+        "utterances_with_insertions": sum(metrics.has_insertion for metrics in utterances),
     }

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from myxtts.data.dataset import folder_of
 from myxtts.errors import ConfigError
-from myxtts.evaluation.acoustic_metrics import Sound
+from myxtts.evaluation.acoustic_metrics import AcousticFeatures
 from myxtts.evaluation.held_out import Utterance
 from myxtts.files import write_whole
 from myxtts.observe.plots import f0_curves, mel_and_alignment, png_bytes
@@ -33,8 +33,8 @@ SHOWN = {
     "voicing_error": ("voicing error", "%", 100, 1),
     "duration_ratio": ("duration ratio, mean", "s/s", 1, 3),
     "duration_within_bounds": ("duration ratio within 0.95–1.05", "%", 100, 0),
-    "skipped": ("utterances with something skipped", "count", 1, 0),
-    "repeated": ("utterances with something repeated", "count", 1, 0),
+    "utterances_with_deletions": ("utterances with deletions", "count", 1, 0),
+    "utterances_with_insertions": ("utterances with insertions", "count", 1, 0),
     "character_error_rate": ("character error rate, by the recogniser", "%", 100, 1),
     "word_error_rate": ("word error rate, by the recogniser", "%", 100, 1),
     "speaker_accuracy_seen": ("speaker accuracy, speakers of the training corpus", "%", 100, 0),
@@ -130,12 +130,17 @@ def _with_units(metrics: dict[str, Metric]) -> dict[str, Any]:
     return {key: asdict(metric) | {"unit": units[key]} for key, metric in metrics.items()}
 
 
-def draw(folder: Path, utterances: Sequence[Utterance], recorded: Sequence[Sound], spoken: Sequence[Sound]) -> None:
+def draw(
+    folder: Path,
+    utterances: Sequence[Utterance],
+    recorded: Sequence[AcousticFeatures],
+    spoken: Sequence[AcousticFeatures],
+) -> None:
     """For each utterance `<number>-<id>-mel.png` and `<number>-<id>-f0.png`; the folder is made."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, (one, record, voice) in enumerate(zip(utterances, recorded, spoken, strict=True), 1):
         name = f"{number}-{Path(one.id).stem}"
         picture = mel_and_alignment(record.mel, voice.mel, one.path, one.text)
         (folder / f"{name}-mel.png").write_bytes(png_bytes(picture))
-        curves = {"recorded": record.f0_where_voiced, "voice": voice.f0_where_voiced}
+        curves = {"recorded": record.voiced_f0_hz, "voice": voice.voiced_f0_hz}
         (folder / f"{name}-f0.png").write_bytes(png_bytes(f0_curves(curves, one.text)))

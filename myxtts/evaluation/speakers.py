@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from myxtts.evaluation.acoustic_metrics import cepstra
+from myxtts.evaluation.acoustic_metrics import mel_cepstrum
 
 COEFFICIENTS = 19
 
 
 def voice_print(log_mel: np.ndarray) -> np.ndarray:
-    """Mean and standard deviation over frames of the cepstra 1 to 19: [T, 80] -> [38]."""
-    coefficients = cepstra(log_mel, 1, COEFFICIENTS)
+    """Mean and standard deviation over frames of the mel_cepstrum 1 to 19: [T, 80] -> [38]."""
+    coefficients = mel_cepstrum(log_mel, 1, COEFFICIENTS)
     return np.concatenate([coefficients.mean(axis=0), coefficients.std(axis=0)])
 
 

@@ -10,7 +10,7 @@ from myxtts.audio.format import HOP_SAMPLES
 from myxtts.audio.griffin_lim import ITERATIONS, griffin_lim_waves
 from myxtts.audio.mel import SILENCE, log_mel
 from myxtts.audio.pitch import f0
-from myxtts.evaluation.acoustic_metrics import Sound
+from myxtts.evaluation.acoustic_metrics import AcousticFeatures
 from myxtts.models.xtts import XTTS, SynthesisOptions
 from myxtts.text.frontend import symbols_of
 from myxtts.training.select_checkpoint import vocabulary_of
@@ -65,15 +65,15 @@ def copy_synthesis(mels: Sequence[np.ndarray], device: str) -> list[np.ndarray]:
     return waves
 
 
-def transcribe_waves(waves: Sequence[np.ndarray], device: str) -> list[Sound]:
+def transcribe_waves(waves: Sequence[np.ndarray], device: str) -> list[AcousticFeatures]:
     """Log-mel and F0 of waves."""
-    sounds: list[Sound] = []
+    sounds: list[AcousticFeatures] = []
     for part in _parts(len(waves)):
         batch, samples = _padded(waves[part], 0.0)
         with tf.device(device):
             heard = [value.numpy() for value in (_log_mel(batch, samples), *_f0(batch, samples))]
         lengths = samples.numpy() // HOP_SAMPLES
-        sounds += [Sound(*(value[row, :length] for value in heard)) for row, length in enumerate(lengths)]
+        sounds += [AcousticFeatures(*(value[row, :length] for value in heard)) for row, length in enumerate(lengths)]
     return sounds
 
 

@@ -15,7 +15,7 @@ from myxtts.config.schema import PlacementConfig
 from myxtts.data.dataset import folder_of
 from myxtts.data.manifest import Manifest
 from myxtts.errors import ConfigError
-from myxtts.evaluation.acoustic_metrics import FAULT_S, Sound, compare, summary
+from myxtts.evaluation.acoustic_metrics import AcousticFeatures, corpus_metrics, utterance_metrics
 from myxtts.evaluation.asr_score import write_asr_score
 from myxtts.evaluation.boundaries import Phoneme, boundaries, boundary_figures, found_s, read_alignments, word_spans
 from myxtts.evaluation.held_out import (
@@ -188,7 +188,10 @@ def another_text_each(utterances: Sequence[Utterance]) -> list[Utterance]:
 
 
 def figures_of(
-    recorded: Sequence[Sound], sounds: dict[str, list[Sound]], texts: Sequence[str], said: dict[str, list[str]]
+    recorded: Sequence[AcousticFeatures],
+    sounds: dict[str, list[AcousticFeatures]],
+    texts: Sequence[str],
+    said: dict[str, list[str]],
 ) -> Callable[[Sequence[int]], dict[str, Metric]]:
     """What gives the figures of the utterances in some places: see `distances` and, where there is one, `misheard`."""
 
@@ -204,10 +207,10 @@ def figures_of(
     return figures
 
 
-def distances(recorded: Sequence[Sound], sounds: dict[str, list[Sound]]) -> dict[str, Metric]:
+def distances(recorded: Sequence[AcousticFeatures], sounds: dict[str, list[AcousticFeatures]]) -> dict[str, Metric]:
     """What tells each column's sounds from the recorded ones."""
     by_column = {
-        column: summary([compare(*pair) for pair in zip(recorded, spoken, strict=True)])
+        column: corpus_metrics([utterance_metrics(*pair) for pair in zip(recorded, spoken, strict=True)])
         for column, spoken in sounds.items()
     }
     ceiling = by_column["copy_synthesis"]["mel_cepstral_distortion"]
@@ -264,7 +267,7 @@ def alignments_of(folder: Path) -> dict[str, list[Phoneme]]:
 
 def planted_faults(
     found: Sequence[Utterance],
-    recorded: Sequence[Sound],
+    recorded: Sequence[AcousticFeatures],
     copies: Sequence[np.ndarray],
     alignments: dict[str, list[Phoneme]],
     device: str,
@@ -275,10 +278,10 @@ def planted_faults(
         return "the finding of skipped and repeated words is not tried: no alignments.jsonl tells the times of words"
     cut, doubled = plant([copies[i] for i in known], [alignments[Path(found[i].id).stem] for i in known])
     missed = [
-        sum(getattr(compare(recorded[i], sound), which) <= FAULT_S for i, sound in zip(known, heard, strict=True))
+        sum(not getattr(utterance_metrics(recorded[i], sound), which) for i, sound in zip(known, heard, strict=True))
         for which, heard in (
-            ("skipped_s", transcribe_waves(cut, device)),
-            ("repeated_s", transcribe_waves(doubled, device)),
+            ("has_deletion", transcribe_waves(cut, device)),
+            ("has_insertion", transcribe_waves(doubled, device)),
         )
     ]
     return (
@@ -288,7 +291,11 @@ def planted_faults(
 
 
 def speaker_accuracy(
-    training: Manifest, measured: Manifest, found: Sequence[Utterance], sounds: dict[str, list[Sound]], device: str
+    training: Manifest,
+    measured: Manifest,
+    found: Sequence[Utterance],
+    sounds: dict[str, list[AcousticFeatures]],
+    device: str,
 ) -> tuple[dict[str, Metric], str]:
     """How often the nearest natural speaker is the right one, where there are several; and a note on it.
 

@@ -12,7 +12,7 @@ from myxtts.training.checkpoint_files import (
     write_checkpoint,
 )
 
-OF_A_MERGE = ("parts", "kept")  # what a merged start says of itself
+OF_A_MERGE = ("merge_inputs", "kept_input")  # what a merged start says of itself
 
 
 def fork(start: Path, run: Path, config: Config) -> Path:

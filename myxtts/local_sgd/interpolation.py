@@ -1,8 +1,10 @@
-"""What merged weights are worth on held-out utterances: the parts, their mean, and what lies on the line between."""
+"""Validation of merged weights: the inputs of a merge, their mean, and points on the line between.
+
+See Goodfellow et al. 2015, "Qualitatively characterizing neural network optimization problems".
+"""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +20,7 @@ from myxtts.data.dataset import Corpus, make_plan
 from myxtts.data.manifest import Manifest
 from myxtts.data.pipeline import Pipeline
 from myxtts.data.plan_iterator import Position
-from myxtts.evaluation.acoustic_metrics import Sound, compare
+from myxtts.evaluation.acoustic_metrics import align
 from myxtts.local_sgd.averaging import weighted_mean
 from myxtts.local_sgd.merge_inputs import MergeInput
 from myxtts.models.xtts import SynthesisOptions
@@ -30,153 +32,167 @@ from myxtts.training.load_model import load_model
 from myxtts.training.select_checkpoint import vocabulary_of
 from myxtts.training.validation import Validation
 
-PLACES = (0.0, 0.25, 0.5, 0.75, 1.0)
-MOST_SPOKEN = 16
-# A mean that is worse by a smaller share than this is as good as the part: three merges of voices were worse by 0.06,
-# 0.14 and 0.23 % on 16 utterances, and the best of several parts is the best by chance, too.
-CHANCE = 0.01
+POSITIONS = (0.0, 0.25, 0.5, 0.75, 1.0)
+MAX_SYNTHESIZED = 16
+# A mean counts as equal to an input if it is worse by less than this fraction: three merges of TTS runs were worse by
+# 0.06, 0.14 and 0.23 % on 16 utterances, and the best of several inputs is also the best by chance.
+TOLERANCE = 0.01
 
-Shares = tuple[float, ...]  # how much of each part is in a mean
+Coefficients = tuple[float, ...]  # of each input in a mean; they add up to 1
 
 
-class Figure(NamedTuple):
-    """What a task is judged by, less being better: its key, its name and unit, and the factor to that unit."""
+class Criterion(NamedTuple):
+    """The metric that decides for a task; lower is better.
+
+    Attributes:
+        key: of the metric in a validation's result.
+        label: name and unit.
+        factor: from the result to that unit.
+        note: what the metric is measured on, where that is not every utterance.
+    """
 
     key: str
-    name: str
+    label: str
     factor: float
+    note: str = ""
 
 
-FIGURES = {
-    "tts": Figure("mel_cepstral_distortion", "mel-cepstral distortion, dB", 1.0),
-    "asr": Figure("character_error_rate", "character error rate, %", 100.0),
+CRITERIA = {  # by task
+    "tts": Criterion(
+        "mel_cepstral_distortion",
+        "mel-cepstral distortion, dB",
+        1.0,
+        f"; the distortion is of the synthesized mels of at most {MAX_SYNTHESIZED} of them, after dynamic time warping",
+    ),
+    "asr": Criterion("character_error_rate", "character error rate, %", 100.0),
 }
 
 
-class Measured(NamedTuple):
-    """The task's figure and the loss of some weights, of which the first decides; infinite where not finite."""
+class Measurement(NamedTuple):
+    """The task's metric and the loss of some weights; the metric decides. Infinite where not finite."""
 
-    figure: float
+    metric: float
     loss: float
 
 
 @dataclass(frozen=True)
 class InterpolationLine:
-    """The parts, their mean and the points between.
+    """Measurements of the inputs, of their mean and of points on a line.
 
     Attributes:
-        names: of the parts.
-        merged: shares of the mean.
-        ends: shares of where the line begins and ends.
-        measured: by shares.
-        figure: of the task.
-        note: what was measured on.
+        names: of the inputs.
+        mean: coefficients of the mean.
+        ends: coefficients of both ends of the line.
+        measurements: by coefficients.
+        note: what they were measured on.
     """
 
     names: Sequence[str]
-    merged: Shares
-    ends: tuple[Shares, Shares]
-    measured: Mapping[Shares, Measured]
-    figure: Figure
+    mean: Coefficients
+    ends: tuple[Coefficients, Coefficients]
+    measurements: Mapping[Coefficients, Measurement]
+    criterion: Criterion
     note: str
 
     @property
-    def best(self) -> int:
-        """Place of the best part."""
-        return min(range(len(self.names)), key=lambda place: self.measured[only(place, len(self.names))])
+    def best_input(self) -> int:
+        """Index of the best input."""
+        return min(range(len(self.names)), key=lambda index: self.measurements[one_hot(index, len(self.names))])
 
     @property
-    def better(self) -> int | None:
-        """Place of the best part where it is better than the mean, and by more than chance."""
-        best, merged = self.measured[only(self.best, len(self.names))], self.measured[self.merged]
-        pair = (best.loss, merged.loss) if best.figure == merged.figure else (best.figure, merged.figure)
-        return self.best if pair[1] > pair[0] + CHANCE * abs(pair[0]) else None
+    def better_input(self) -> int | None:
+        """Index of the best input if it is better than the mean by more than the tolerance."""
+        best, mean = self._best_and_mean()
+        pair = (best.loss, mean.loss) if best.metric == mean.metric else (best.metric, mean.metric)
+        return self.best_input if pair[1] > pair[0] + TOLERANCE * abs(pair[0]) else None
 
     def verdict(self) -> str:
-        """In words."""
-        best, merged = self.measured[only(self.best, len(self.names))], self.measured[self.merged]
-        by_loss = best.figure == merged.figure
-        name = f"loss, as the {self.figure.name.partition(',')[0]} is the same" if by_loss else self.figure.name
-        mean, part = (self._shown(one)[by_loss] for one in (merged, best))
-        found = f"({mean} against {part}; {name})"
-        if self.better is None:
-            return f"the merged weights are as good as those of {self.names[self.best]} {found}"
-        return f"the merged weights are worse than those of {self.names[self.best]}, which are kept instead {found}"
+        """Return the result as a sentence."""
+        best, mean = self._best_and_mean()
+        by_loss = best.metric == mean.metric
+        metric = self.criterion.label
+        label = f"loss, as the {metric.partition(',')[0]} is the same" if by_loss else metric
+        values = f"({self._format(mean)[by_loss]} against {self._format(best)[by_loss]}; {label})"
+        name = self.names[self.best_input]
+        if self.better_input is None:
+            return f"the merged weights are as good as those of {name} {values}"
+        return f"the merged weights are worse than those of {name}, which are kept instead {values}"
 
     def table(self) -> str:
-        """Markdown, in the order of the line."""
-        head = f"| on the line | weights | {self.figure.name} | loss |"
-        lines = [head, "|---|---|---|---|"]
-        for shares, one in sorted(self.measured.items(), key=lambda item: self._place(item[0])):
-            place = self._place(shares)
-            figure, loss = self._shown(one)
-            on_line = "–" if place < 0 else f"{place:.4g}"
-            lines.append(f"| {on_line} | {' = '.join(self._named(shares))} | {figure} | {loss} |")
+        """Return a Markdown table in the order of the line."""
+        lines = [f"| position | weights | {self.criterion.label} | loss |", "|---|---|---|---|"]
+        for coefficients, measurement in sorted(self.measurements.items(), key=lambda item: self._position(item[0])):
+            position = self._position(coefficients)
+            label = "–" if position < 0 else f"{position:.4g}"
+            names = " = ".join(self._names_of(coefficients))
+            lines.append(f"| {label} | {names} | {' | '.join(self._format(measurement))} |")
         return "\n".join([*lines, "", f"- {self.note}", ""])
 
-    def _place(self, shares: Shares) -> float:
-        """On the line, from 0 to 1; -1 for what is beside it."""
-        begin, end = map(np.array, self.ends)
-        way, gone = end - begin, np.array(shares) - begin
-        place = float(gone @ way / (way @ way)) if way.any() else 0.0
-        return place if np.allclose(begin + place * way, shares) else -1.0
+    def _best_and_mean(self) -> tuple[Measurement, Measurement]:
+        best = one_hot(self.best_input, len(self.names))
+        return self.measurements[best], self.measurements[self.mean]
 
-    def _named(self, shares: Shares) -> Iterator[str]:
-        yield from (name for place, name in enumerate(self.names) if shares == only(place, len(self.names)))
-        if shares == self.merged:
+    def _position(self, coefficients: Coefficients) -> float:
+        """Return the position on the line, from 0 to 1; -1 if the point is not on it."""
+        start, end = map(np.array, self.ends)
+        direction, offset = end - start, np.array(coefficients) - start
+        position = float(offset @ direction / (direction @ direction)) if direction.any() else 0.0
+        return position if np.allclose(start + position * direction, coefficients) else -1.0
+
+    def _names_of(self, coefficients: Coefficients) -> Iterator[str]:
+        count = len(self.names)
+        yield from (name for index, name in enumerate(self.names) if coefficients == one_hot(index, count))
+        if coefficients == self.mean:
             yield "merged"
 
-    def _shown(self, one: Measured) -> tuple[str, str]:
-        return f"{self.figure.factor * one.figure:.3f}", f"{one.loss:.4f}"
+    def _format(self, measurement: Measurement) -> tuple[str, str]:
+        return f"{self.criterion.factor * measurement.metric:.3f}", f"{measurement.loss:.4f}"
 
 
-def only(place: int, parts: int) -> Shares:
-    """Those of one part alone."""
-    return tuple(float(place == other) for other in range(parts))
+def one_hot(index: int, count: int) -> Coefficients:
+    """Return the coefficients of one input alone."""
+    return tuple(float(index == place) for place in range(count))
 
 
-def between(begin: Shares, end: Shares, place: float) -> Shares:
-    return tuple((1.0 - place) * one + place * other for one, other in zip(begin, end, strict=True))
+def interpolate(start: Coefficients, end: Coefficients, position: float) -> Coefficients:
+    return tuple((1.0 - position) * left + position * right for left, right in zip(start, end, strict=True))
 
 
-def measure(
-    parts: Sequence[MergeInput], merged: Shares, held_out: Manifest, config: Config, folder: Path
+def measure_interpolation(
+    inputs: Sequence[MergeInput], mean: Coefficients, held_out: Manifest, config: Config, folder: Path
 ) -> InterpolationLine:
-    """Measure on GPU 0 or, without one, on the CPU; no weights twice.
+    """Measure the inputs, their mean and a line, on GPU 0 or else on the CPU; no weights are measured twice.
 
-    The line goes from the first part to the second where there are two, else from the best one to the mean
-    (Goodfellow et al. 2015, "Qualitatively characterizing neural network optimization problems").
+    The line goes from the first to the second of two inputs, or from the best one of several to the mean.
 
     Args:
-        merged: shares of the mean.
-        held_out: utterances with the tables of the parts.
+        mean: coefficients of the mean.
+        held_out: utterances with the vocabulary of the inputs.
         config: of the merged run.
-        folder: of the run.
+        folder: of the merged run.
     """
     placement = plan_routes(PlacementConfig(), devices.gpu_count())
     devices.configure(placement)
-    evaluate = evaluation(parts, held_out, config, placement.routes[0], folder)
-    ones = [only(place, len(parts)) for place in range(len(parts))]
-    measured = {shares: evaluate(shares) for shares in (*ones, merged)}
-    ends = (ones[0], ones[1]) if len(parts) == 2 else (min(ones, key=measured.__getitem__), merged)
-    for shares in (between(*ends, place) for place in PLACES):
-        if not any(np.allclose(shares, known, atol=0.01) for known in measured):
-            measured[shares] = evaluate(shares)
-    figure = FIGURES[config.model.task]
-    spoken = min(MOST_SPOKEN, len(held_out))
-    note = f"{len(held_out)} utterances of {config.data.val_data}, with the weights that a run is used with" + (
-        f"; the distortion is that of {spoken} spoken mels along the best warping path" * (config.model.task == "tts")
-    )
-    return InterpolationLine([str(part.checkpoint) for part in parts], merged, ends, measured, figure, note)
+    evaluate = make_evaluator(inputs, held_out, config, placement.routes[0], folder)
+    single = [one_hot(index, len(inputs)) for index in range(len(inputs))]
+    measurements = {coefficients: evaluate(coefficients) for coefficients in (*single, mean)}
+    ends = (single[0], single[1]) if len(inputs) == 2 else (min(single, key=measurements.__getitem__), mean)
+    for coefficients in (interpolate(*ends, position) for position in POSITIONS):
+        if not any(np.allclose(coefficients, known, atol=0.01) for known in measurements):
+            measurements[coefficients] = evaluate(coefficients)
+    criterion = CRITERIA[config.model.task]
+    note = f"{len(held_out)} utterances of {config.data.val_data}, with the weights that inference uses{criterion.note}"
+    names = [str(merge_input.checkpoint) for merge_input in inputs]
+    return InterpolationLine(names, mean, ends, measurements, criterion, note)
 
 
-def evaluation(
-    parts: Sequence[MergeInput], held_out: Manifest, config: Config, route: Route, folder: Path
-) -> Callable[[Shares], Measured]:
-    """What measures a mean of the parts, with one network for all."""
-    task, device, metadata = task_of(config), route.model, parts[0].metadata
-    network = load_model(parts[0].checkpoint, metadata, device, config.model.task)
-    # One bucket: what is traced for a shape is traced once, and the first batches hold utterances of all lengths.
+def make_evaluator(
+    inputs: Sequence[MergeInput], held_out: Manifest, config: Config, route: Route, folder: Path
+) -> Callable[[Coefficients], Measurement]:
+    """Return a function that measures the mean of the inputs with some coefficients; all calls share one network."""
+    task, device, metadata = task_of(config), route.model, inputs[0].metadata
+    network = load_model(inputs[0].checkpoint, metadata, device, task.name)
+    # One bucket: functions are traced once per shape, and the first batches hold utterances of all lengths.
     plan = make_plan(held_out, bucket_bounds(held_out.samples, 1), config)
     data = config.data.model_copy(update={"data_service": None, "cache_dataset": False})
     extractor = task.extractor(config, training=False)
@@ -186,55 +202,46 @@ def evaluation(
     validation = Validation(
         network,
         lambda: pipeline.open_feed(Position(), epochs=1, mean_over="epoch"),
-        task.metric(vocabulary_of(metadata)) or partial(Distortion, network, synthesis_options(config.model)),
+        task.metric(vocabulary_of(metadata)) or partial(MelDistortion, network, synthesis_options(config.model)),
     )
-    variables, key = {v.path: v.value for v in network.variables}, FIGURES[config.model.task].key
+    variables, key = {v.path: v.value for v in network.variables}, CRITERIA[task.name].key
 
-    def evaluate(shares: Shares) -> Measured:
-        taken = [(part.used, share) for part, share in zip(parts, shares, strict=True) if share]
-        for name, array in weighted_mean(*zip(*taken, strict=True)):
+    def evaluate(coefficients: Coefficients) -> Measurement:
+        used = [(source.weights_file, share) for source, share in zip(inputs, coefficients, strict=True) if share]
+        for name, array in weighted_mean(*zip(*used, strict=True)):
             variables[name].assign(array)
-        figures = validation(Loaded(device))
-        return Measured(*(figures[name] if math.isfinite(figures[name]) else math.inf for name in (key, "loss")))
+        figures = validation.evaluate(device)
+        return Measurement(*(figures[name] if math.isfinite(figures[name]) else math.inf for name in (key, "loss")))
 
     return evaluate
 
 
-class Loaded(NamedTuple):
-    """What a validation asks of a run's state, where the weights in the model are those to measure."""
+class MelDistortion:
+    """Mel-cepstral distortion of the first utterances' synthesized mels, each with its own reference.
 
-    device: str
-
-    def averaged_weights(self) -> nullcontext:
-        return nullcontext()
-
-
-class Distortion:
-    """Mel-cepstral distortion of what a voice says of the first utterances, each in its own reference's voice.
-
-    It is of the network's mels: what a vocoder does to them is the same for all weights.
+    The mels are compared without a vocoder, which would affect all weights equally; see `tasks.base.Metric`.
     """
 
     def __init__(self, network: keras.Model, options: SynthesisOptions):
-        self._network, self._manner = network, options
-        self._distances_db: list[float] = []
+        self._network, self._options = network, options
+        self._distortions_db: list[float] = []
 
     def update(self, batch: dict, outputs: dict) -> None:
-        rows = min(int(np.count_nonzero(batch["frames"])), MOST_SPOKEN - len(self._distances_db))
+        rows = min(int(np.count_nonzero(batch["frames"])), MAX_SYNTHESIZED - len(self._distortions_db))
         if rows > 0:
-            own = first_rows(batch, TTS_FEATURES, rows)
+            features = first_rows(batch, TTS_FEATURES, rows)
             names = ("tokens", "token_count", "language", "reference", "reference_frames")
-            spoken = self._network.synthesize(*(own[name] for name in names), self._manner)[:2]
-            columns = [value.numpy() for value in (own["mel"], own["frames"], *spoken)]
-            self._distances_db += [distortion_db(a[:n], b[:m]) for a, n, b, m in zip(*columns, strict=True)]
+            mels, frames, _ = self._network.synthesize(*(features[name] for name in names), self._options)
+            columns = [value.numpy() for value in (features["mel"], features["frames"], mels, frames)]
+            self._distortions_db += [distortion_db(a[:n], b[:m]) for a, n, b, m in zip(*columns, strict=True)]
 
     def result(self) -> dict[str, float]:
-        return {"mel_cepstral_distortion": float(np.mean(self._distances_db))}
+        return {"mel_cepstral_distortion": float(np.mean(self._distortions_db))}
 
 
-def distortion_db(recorded: np.ndarray, spoken: np.ndarray) -> float:
-    """Of two log-mels, float32 [T, 80] and [U, 80]; see `compare`. Infinite where the second is not finite."""
-    if not np.isfinite(spoken).all():
+def distortion_db(recorded: np.ndarray, synthesized: np.ndarray) -> float:
+    """Return the distortion of two log-mels, float32 [T, 80] and [U, 80]; infinite if the second is not finite."""
+    if not np.isfinite(synthesized).all():
         return math.inf
-    sounds = [Sound(mel, np.zeros(len(mel), np.float32), np.zeros(len(mel), bool)) for mel in (recorded, spoken)]
-    return compare(*sounds).distortion_db
+    _, pair_distortion_db = align(recorded, synthesized)
+    return float(pair_distortion_db.mean())

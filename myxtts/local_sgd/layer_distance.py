@@ -1,4 +1,4 @@
-"""How far the weights of some checkpoints are apart, layer by layer. No TensorFlow."""
+"""Distances between the weights of several checkpoints, layer by layer. No TensorFlow."""
 
 import math
 from collections import defaultdict
@@ -12,15 +12,15 @@ import numpy as np
 
 from myxtts.training.checkpoint_files import opened_arrays
 
-FAR = 0.5  # cosine below which layers have little in common
+LOW_COSINE = 0.5  # below this cosine, layers have little in common
 
 
 class LayerDistance(NamedTuple):
-    """How far apart the two checkpoints are that differ most in a layer.
+    """The largest difference between any two checkpoints in one layer.
 
     Attributes:
-        cosine: of the angle between them, the lowest of all pairs.
-        distance: Euclidean, over the length of the longer one; the largest of all pairs.
+        cosine: cosine similarity, the lowest of all pairs.
+        distance: Euclidean distance relative to the larger norm, the largest of all pairs.
     """
 
     cosine: float
@@ -28,52 +28,55 @@ class LayerDistance(NamedTuple):
 
 
 def layer_distances(archives: Sequence[Path]) -> dict[str, LayerDistance]:
-    """Of each layer of some checkpoints; holds one variable of each at a time.
+    """Return the distance of each layer, holding one variable of each checkpoint in memory at a time.
 
-    A layer is all variables whose names have the same first two parts; whole numbers count as equal.
+    A layer is the set of variables whose names share the first two parts. Integers count as equal.
 
     Args:
-        archives: with the same names, shapes and types.
+        archives: have the same names, shapes and types.
     """
     pairs = list(combinations(range(len(archives)), 2))
-    sums = defaultdict(lambda: np.zeros((len(pairs), 4)))
+    sums: dict[str, np.ndarray] = defaultdict(lambda: np.zeros((len(pairs), 4)))
     with ExitStack() as opened:
-        read = [opened.enter_context(opened_arrays(path)) for path in archives]
-        for name in read[0]:
-            sums["/".join(name.split("/")[:2])] += _products_of_all([one[name] for one in read], pairs)
-    return {layer: _apart(products) for layer, products in sums.items()}
+        contents = [opened.enter_context(opened_arrays(path)) for path in archives]
+        for name in contents[0]:
+            sums["/".join(name.split("/")[:2])] += _pair_products([arrays[name] for arrays in contents], pairs)
+    return {layer: _layer_distance(products) for layer, products in sums.items()}
 
 
-def _products_of_all(arrays: Sequence[np.ndarray], pairs: Sequence[tuple[int, int]]) -> np.ndarray:
-    """`_products` of each pair, float64 [pairs, 4]; zeros for whole numbers."""
+def _pair_products(arrays: Sequence[np.ndarray], pairs: Sequence[tuple[int, int]]) -> np.ndarray:
+    """Return `_products` of each pair, float64 [pairs, 4]; zeros for integers."""
     if not np.issubdtype(arrays[0].dtype, np.floating):
         return np.zeros((len(pairs), 4))
     return np.array([_products(arrays[left], arrays[right]) for left, right in pairs])
 
 
-def _products(one: np.ndarray, other: np.ndarray) -> tuple[float, ...]:
-    """Their inner product, their squared lengths and the squared length of their difference."""
-    x, y = one.astype(np.float64).ravel(), other.astype(np.float64).ravel()
-    inner, x_squared, y_squared = x @ y, x @ x, y @ y
+def _products(left: np.ndarray, right: np.ndarray) -> list[float]:
+    """Return the inner product, both squared norms and the squared norm of the difference."""
+    x, y = left.astype(np.float64).ravel(), right.astype(np.float64).ravel()
+    products = [float(x @ y), float(x @ x), float(y @ y)]
     x -= y
-    return inner, x_squared, y_squared, x @ x
+    return [*products, float(x @ x)]
 
 
-def _apart(products: np.ndarray) -> LayerDistance:
-    """Of [pairs, 4] sums of `_products`. Two layers of zeros are the same; one of them alone is at a right angle."""
+def _layer_distance(products: np.ndarray) -> LayerDistance:
+    """Return the distance by the sums of `_products`, [pairs, 4].
+
+    Two layers of zeros have cosine 1; a layer of zeros and another layer have cosine 0.
+    """
     cosines, distances = [], []
     for inner, x_squared, y_squared, squared in products.tolist():
-        lengths = math.sqrt(x_squared) * math.sqrt(y_squared)
-        cosines.append(inner / lengths if lengths else float(squared == 0.0))
+        norms = math.sqrt(x_squared) * math.sqrt(y_squared)
+        cosines.append(inner / norms if norms else float(squared == 0.0))
         distances.append(math.sqrt(squared / max(x_squared, y_squared)) if squared else 0.0)
     return LayerDistance(min(cosines), max(distances))
 
 
-def table_of_layers(layers: Mapping[str, LayerDistance]) -> str:
-    """Markdown."""
+def layer_table(layers: Mapping[str, LayerDistance]) -> str:
+    """Return a Markdown table, followed by the names of the layers with a low cosine."""
     lines = ["| layer | cosine, lowest | distance, largest |", "|---|---|---|"]
-    lines += [f"| {layer} | {apart.cosine:.4f} | {apart.distance:.4f} |" for layer, apart in layers.items()]
-    far = [layer for layer, apart in layers.items() if apart.cosine < FAR]
-    if far:
-        lines += ["", f"- the parts have little in common (cosine below {FAR}) in {', '.join(far)}: try --val-data"]
+    lines += [f"| {layer} | {cosine:.4f} | {distance:.4f} |" for layer, (cosine, distance) in layers.items()]
+    if low := [layer for layer, (cosine, _) in layers.items() if cosine < LOW_COSINE]:
+        names = ", ".join(low)
+        lines += ["", f"- the inputs have little in common (cosine below {LOW_COSINE}) in {names}: try --val-data"]
     return "\n".join([*lines, ""])

@@ -1,4 +1,4 @@
-"""The checkpoints that are to be merged: read, weighed, and held against each other."""
+"""The checkpoints to merge: read, weighted and checked for compatibility. No TensorFlow."""
 
 import math
 import re
@@ -13,19 +13,23 @@ from myxtts.errors import CheckpointError, ConfigError
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.select_checkpoint import select_checkpoint, settings_of, vocabulary_of, weights_file
 
-KINDS = {  # what is used of a state.json
+METADATA_TYPES: dict[str, type | tuple[type, ...]] = {  # what a merge reads of a state.json
     **dict.fromkeys(("symbols", "languages", "speakers"), list),
     **{"settings": dict, "start": str, "step": int, "audio_s": (int, float)},
 }
-FORCED = ("speakers", "start")  # no weights go by these, so that parts that differ in them can be merged
+TASK_SETTINGS = {  # by task: (section, setting) that features or weights depend on
+    "tts": (("data", "reference_seconds"),),
+    "asr": (("asr", "encoder"), ("asr", "subsampling")),
+}
+FORCEABLE = ("speakers", "start")  # no weights depend on these, so --force allows inputs to differ in them
 
 
 @dataclass(frozen=True, eq=False)
 class MergeInput:
-    """A checkpoint that is to be merged.
+    """A checkpoint to merge.
 
     Attributes:
-        about: its state.json.
+        metadata: its state.json.
         config: its settings.
     """
 
@@ -34,24 +38,21 @@ class MergeInput:
     config: Config
 
     @property
-    def used(self) -> Path:
-        """The archive of the weights that it is used with."""
+    def weights_file(self) -> Path:
+        """The archive of the weights that inference uses."""
         return weights_file(self.checkpoint, self.metadata)
 
     @property
-    def meaning(self) -> dict[str, Any]:
-        """By name, what its arrays depend on; parts have to have the same."""
+    def signature(self) -> dict[str, Any]:
+        """What the arrays of the checkpoint depend on, by name. All inputs must have the same signature."""
         config, metadata = self.config, self.metadata
-        of_task = {
-            "tts": {"reference_seconds": config.data.reference_seconds},
-            "asr": {"encoder": config.asr.encoder, "subsampling": config.asr.subsampling},
-        }
+        task = config.model.task
         return {
-            "task": config.model.task,
+            "task": task,
             "model_size": config.model.model_size,
-            **of_task[config.model.task],
+            **{name: getattr(getattr(config, section), name) for section, name in TASK_SETTINGS[task]},
             "text_frontend": config.data.text_frontend,
-            # The optimizer has moments of what is trained, and with mixed_float16 the scale of the loss.
+            # The optimizer state covers the trained variables and, with mixed_float16, the loss scale.
             "freeze": " ".join(sorted(config.training.freeze)) or "nothing",
             "precision": "mixed_float16" if config.training.precision == "mixed_float16" else "another",
             **{name: metadata[name] for name in ("symbols", "languages", "speakers", "start")},
@@ -59,23 +60,28 @@ class MergeInput:
 
 
 def read_inputs(paths: Sequence[Path]) -> list[MergeInput]:
-    """Raises CheckpointError where one cannot be read, and ConfigError where there are not two different ones."""
-    parts = [read_input(path) for path in paths]
-    places = [part.checkpoint.resolve() for part in parts]
-    if len(parts) < 2 or len(set(places)) < len(places):
-        twice = next((part.checkpoint for part, at in zip(parts, places, strict=True) if places.count(at) > 1), None)
-        found = f"{twice} was given twice" if twice else f"{len(parts)} was given"
-        raise ConfigError(f"A merge is of two or more different checkpoints, but {found}. Name each part once.")
-    return parts
+    """Read the inputs of a merge.
+
+    Raises:
+        CheckpointError: one of them cannot be read.
+        ConfigError: there are not two or more different ones.
+    """
+    inputs = [read_input(path) for path in paths]
+    resolved = [merge_input.checkpoint.resolve() for merge_input in inputs]
+    if repeated := next((path for path in resolved if resolved.count(path) > 1), None):
+        raise ConfigError(f"A merge needs different checkpoints, but {repeated} was given twice. Name each one once.")
+    if len(inputs) < 2:
+        raise ConfigError(f"A merge needs two or more checkpoints, but {len(inputs)} was given. Name another one.")
+    return inputs
 
 
 def read_input(path: Path) -> MergeInput:
-    """A part by the folder of its run or checkpoint."""
+    """Read a checkpoint by its folder or by the folder of its run. Raises CheckpointError if it cannot be read."""
     is_checkpoint = path.is_dir() and ((path / "state.json").exists() or re.fullmatch(r"step-\d+", path.name))
     checkpoint = path if is_checkpoint else select_checkpoint(path)
     metadata = read_metadata(checkpoint)
-    for name, kind in KINDS.items():
-        if not isinstance(metadata.get(name), kind):
+    for name, types in METADATA_TYPES.items():
+        if not isinstance(metadata.get(name), types):
             raise CheckpointError(
                 f"{checkpoint} was to be merged, but its state.json has no usable '{name}'. Give a checkpoint of a run."
             )
@@ -84,17 +90,23 @@ def read_input(path: Path) -> MergeInput:
     return MergeInput(checkpoint, metadata | {"settings": config.model_dump(mode="json")}, config)
 
 
-def given_weights(parts: Sequence[MergeInput], given: Sequence[float] | None) -> list[float]:
-    """Those that are given, or the audio seconds of each part. Raises ConfigError where they make no mean."""
+def merge_weights(inputs: Sequence[MergeInput], given: Sequence[float] | None) -> list[float]:
+    """Return the given weights, or else the seconds of audio that each input was trained on.
+
+    Raises:
+        CheckpointError: the seconds of audio are no weights.
+        ConfigError: the given weights are no weights, or too few or too many.
+    """
     if given is None:
-        weights = [float(part.metadata["audio_s"]) for part in parts]
+        weights = [float(merge_input.metadata["audio_s"]) for merge_input in inputs]
         if not all(0 <= weight < math.inf for weight in weights):
             raise CheckpointError(
-                f"The parts have {' '.join(map(str, weights))} seconds of speech by their state.json. Give --weights."
+                f"The state.json files say that the inputs were trained on {' '.join(map(str, weights))} seconds of "
+                "speech. Give --weights."
             )
         return weights
-    if len(given) != len(parts):
-        raise ConfigError(f"--weights has {len(given)} numbers for {len(parts)} checkpoints. Give one for each.")
+    if len(given) != len(inputs):
+        raise ConfigError(f"--weights has {len(given)} numbers for {len(inputs)} checkpoints. Give one for each.")
     if not all(0 <= weight < math.inf for weight in given) or not 0 < sum(given) < math.inf:
         raise ConfigError(
             f"--weights {' '.join(map(str, given))} was given. Give numbers of 0 or more, not all of them 0."
@@ -102,29 +114,35 @@ def given_weights(parts: Sequence[MergeInput], given: Sequence[float] | None) ->
     return list(given)
 
 
-def check_compatible(parts: Sequence[MergeInput], force: bool) -> None:
-    """Raises CheckpointError where the arrays of two parts do not mean the same; names the first difference."""
-    first, meaning = parts[0], parts[0].meaning
-    for part in parts[1:]:
-        other = part.meaning
-        differing = (name for name in meaning if meaning[name] != other[name] and not (force and name in FORCED))
-        if name := next(differing, None):
-            what, instead = "Leave one of them out", ", or merge them all the same by --force" * (name in FORCED)
+def check_compatible(inputs: Sequence[MergeInput], force: bool) -> None:
+    """Verify that all inputs have the same signature.
+
+    Raises:
+        CheckpointError: two inputs differ; names the first difference.
+    """
+    first, signature = inputs[0], inputs[0].signature
+    for merge_input in inputs[1:]:
+        values = merge_input.signature
+        differences = (name for name in signature if signature[name] != values[name])
+        if name := next((name for name in differences if not (force and name in FORCEABLE)), None):
             raise CheckpointError(
-                f"{first.checkpoint} and {part.checkpoint} were to be merged, but "
-                f"{difference(name, meaning[name], other[name])}. {what}{instead}."
+                f"{first.checkpoint} and {merge_input.checkpoint} were to be merged, but "
+                f"{describe_difference(name, signature[name], values[name])}. "
+                f"Leave one of them out{', or merge them anyway with --force' * (name in FORCEABLE)}."
             )
 
 
-def difference(name: str, one: Any, other: Any) -> str:
-    """What tells two parts apart, in words."""
+def describe_difference(name: str, first: Any, second: Any) -> str:
+    """Return in words how two inputs differ."""
     if name == "start":
-        return f"they did not begin with the same weights ({one[:12]}…, {other[:12]}…): their mean is seldom of any use"
-    if not isinstance(one, list):
-        return f"{name} is {one} in the first and {other} in the second"
-    row, pair = next((row, pair) for row, pair in enumerate(zip_longest(one, other), 1) if pair[0] != pair[1])
+        return (
+            f"they did not start from the same weights ({first[:12]}…, {second[:12]}…): their mean is rarely of any use"
+        )
+    if not isinstance(first, list):
+        return f"{name} is {first} in the first and {second} in the second"
+    row, pair = next((row, pair) for row, pair in enumerate(zip_longest(first, second), 1) if pair[0] != pair[1])
     left, right = ("missing" if entry is None else repr(entry) for entry in pair)
     return (
-        f"their {name} are not the same ({len(one)} and {len(other)}): number {row} is {left} in the first and {right} "
-        "in the second"
+        f"their {name} are not the same ({len(first)} and {len(second)}): number {row} is {left} in the first and "
+        f"{right} in the second"
     )

@@ -37,8 +37,13 @@ class Validation:
 
     def __call__(self, state: TrainingState) -> dict[str, float]:
         """Return each loss of the model, their sum as `loss`, and the figures of the metric."""
+        with state.averaged_weights():
+            return self.evaluate(state.device)
+
+    def evaluate(self, device: str) -> dict[str, float]:
+        """Return the same for the weights that the model has."""
         metric, shares = self._make_metric and self._make_metric(), []
-        with state.averaged_weights(), self._open_feed() as feed, tf.device(state.device):
+        with self._open_feed() as feed, tf.device(device):
             for (device_batch,) in feed:
                 share, outputs = self._losses(device_batch.batch)
                 shares.append(share)

@@ -28,7 +28,7 @@ from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded
 from myxtts.config.schema import Config, DataConfig
 from myxtts.data.batch_plan import Plan
-from myxtts.data.dataset import DEMO, demo_corpus, load_corpora
+from myxtts.data.dataset import DEMO_FOLDER, ensure_demo_corpus, load_corpora
 from myxtts.data.plan_iterator import Position, planned_steps
 from myxtts.planner.emulator import real_time_priority
 from myxtts.planner.simulator import DEFAULT_DEPTHS, simulate
@@ -51,7 +51,7 @@ class Way(NamedTuple):
 
 def main() -> int:
     asked = parse()
-    demo_corpus()
+    ensure_demo_corpus()
     print(f"| {COLUMNS} |\n{'|---' * (1 + COLUMNS.count(' | '))}|")
     with tempfile.TemporaryDirectory() as folder:
         for replicas in asked.replicas:
@@ -79,7 +79,7 @@ def parse() -> argparse.Namespace:
 
 def plan_of(buckets: int, replicas: int, batch_size: int, folder: Path) -> Plan:
     """Of the demo corpus."""
-    config = Config(data=DataConfig(train_data=str(DEMO), buckets=buckets, batch_size=batch_size))
+    config = Config(data=DataConfig(train_data=str(DEMO_FOLDER), buckets=buckets, batch_size=batch_size))
     corpus, _, _ = load_corpora(config, folder, length_rule_of(config), replicas=replicas)
     return corpus.plan
 

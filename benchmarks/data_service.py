@@ -86,7 +86,7 @@ def parse() -> argparse.Namespace:
 def open_readers(arguments: argparse.Namespace) -> "tuple[Callable[[], ReadBatches], Callable[[str], ReadBatches]]":
     """Return what reads TTS batches without end: in this process, and by the service at an address."""
     from myxtts.batch import TTS_INPUTS
-    from myxtts.data.dataset import demo_corpus, load_corpora
+    from myxtts.data.dataset import ensure_demo_corpus, load_corpora
     from myxtts.data.manifest import LengthRule
     from myxtts.data.plan_iterator import Position, planned_batches
     from myxtts.data.readers.files import rows_from_files
@@ -94,7 +94,7 @@ def open_readers(arguments: argparse.Namespace) -> "tuple[Callable[[], ReadBatch
     from myxtts.data.readers.service import ServiceReader
 
     data = DataConfig(
-        train_data=arguments.train_data or str(demo_corpus()),
+        train_data=arguments.train_data or str(ensure_demo_corpus()),
         batch_size=arguments.batch_size,
         validation_fraction=0.0,
         text_frontend="characters",

@@ -56,19 +56,19 @@ TTS_FEATURES = ASR_FEATURES | {
 }
 
 
-def specs(fields: dict[str, Field]) -> dict[str, tf.TensorSpec]:
+def tensor_specs(fields: dict[str, Field]) -> dict[str, tf.TensorSpec]:
     """What a function traced once for all batches of a contract takes."""
     return {name: tf.TensorSpec(field.shape, field.dtype, name=name) for name, field in fields.items()}
 
 
-def smallest(fields: dict[str, Field]) -> dict[str, tf.Tensor]:
+def empty_batch(fields: dict[str, Field]) -> dict[str, tf.Tensor]:
     """A batch of one empty row."""
     sizes = {"batch": 1, "tokens": 8, "frames": 8, "reference_frames": 8}
     batch = {name: tf.zeros([sizes.get(dim, dim) for dim in field.dims], field.dtype) for name, field in fields.items()}
     return batch | {"step_frames": tf.constant(1.0), "step_tokens": tf.constant(1.0)}
 
 
-def check(batch: dict, fields: dict[str, Field], stage: str) -> None:
+def check_batch(batch: dict, fields: dict[str, Field], stage: str) -> None:
     """Hold a batch to its contract; looks at static types and shapes only, and never at values.
 
     Args:

@@ -18,7 +18,7 @@ from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.clock import Clock
 from myxtts.config.load import dump
 from myxtts.config.schema import Config
-from myxtts.data.dataset import DEMO, Corpus, load_corpora
+from myxtts.data.dataset import DEMO_FOLDER, Corpus, load_corpora
 from myxtts.data.manifest import Vocabulary
 from myxtts.data.pipeline import Pipeline, ReplicaBatches
 from myxtts.data.plan_iterator import Position, planned_steps, steps_left
@@ -72,10 +72,11 @@ def train(config: Config) -> int:
     folder = RunFolder(Path(run.runs_dir) / run.run)
     if cluster is None:
         folder.check_not_existing(run.resume)
-    if cluster is not None and config.data.train_data is None and not DEMO.exists():
+    if cluster is not None and config.data.train_data is None and not DEMO_FOLDER.exists():
         raise ConfigError(
-            f"{cluster.count} workers were started without --train-data, and there is no {DEMO}, which one process has "
-            f"to make. Run `python utilities/make_demo_corpus.py --out {DEMO}` on every host first, or give a corpus."
+            f"{cluster.count} workers were started without --train-data, and there is no {DEMO_FOLDER}, which one "
+            f"process has to make. Run `python utilities/make_demo_corpus.py --out {DEMO_FOLDER}` on every host first, "
+            "or give a corpus."
         )
     if cluster is not None and config.local_sgd.sync_every:
         raise ConfigError(

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from myxtts.audio.format import MEL_BANDS
 from myxtts.audio.mel import log_mel, warped_mel_filters
-from myxtts.batch import TEXT, TTS_FEATURES, TTS_INPUTS, check
+from myxtts.batch import TEXT, TTS_FEATURES, TTS_INPUTS, check_batch
 from myxtts.data.features import VTLP_COSINES, tts_extractor, tts_features, vtlp_warp
 from myxtts.data.producer import trace_produce
 from tests.sine_corpus import sine
@@ -27,55 +27,59 @@ def batch_of(fields) -> dict[str, np.ndarray]:
 class CheckTest(unittest.TestCase):
     def test_arrays_tensors_and_symbolic_tensors_that_keep_it_pass(self):
         for fields in (TTS_INPUTS, TTS_FEATURES):
-            check(batch_of(fields), fields, "test")
-            check({name: tf.constant(array) for name, array in batch_of(fields).items()}, fields, "test")
-            check({name: tf.TensorSpec(field.shape, field.dtype) for name, field in fields.items()}, fields, "test")
+            check_batch(batch_of(fields), fields, "test")
+            check_batch({name: tf.constant(array) for name, array in batch_of(fields).items()}, fields, "test")
+            check_batch(
+                {name: tf.TensorSpec(field.shape, field.dtype) for name, field in fields.items()}, fields, "test"
+            )
 
     def test_every_field_is_required(self):
         for name in TTS_FEATURES:
             batch = batch_of(TTS_FEATURES)
             del batch[name]
             with self.assertRaisesRegex(TypeError, f"^batch after test: {name} is missing$"):
-                check(batch, TTS_FEATURES, "test")
+                check_batch(batch, TTS_FEATURES, "test")
 
     def test_no_other_field_is_allowed(self):
         with self.assertRaisesRegex(TypeError, "pitch is unknown"):
-            check(batch_of(TTS_FEATURES) | {"pitch": np.zeros(2)}, TTS_FEATURES, "test")
+            check_batch(batch_of(TTS_FEATURES) | {"pitch": np.zeros(2)}, TTS_FEATURES, "test")
 
     def test_another_type_is_named(self):
         for name, field in TTS_FEATURES.items():
             batch = batch_of(TTS_FEATURES)
             batch[name] = batch[name].astype(np.float64)
             with self.assertRaisesRegex(TypeError, f"{name} is float64, not {field.dtype}"):
-                check(batch, TTS_FEATURES, "test")
+                check_batch(batch, TTS_FEATURES, "test")
         with self.assertRaisesRegex(TypeError, "mel is bfloat16, not float32"):
-            check(batch_of(TTS_FEATURES) | {"mel": tf.zeros([2, 10, MEL_BANDS], tf.bfloat16)}, TTS_FEATURES, "test")
+            check_batch(
+                batch_of(TTS_FEATURES) | {"mel": tf.zeros([2, 10, MEL_BANDS], tf.bfloat16)}, TTS_FEATURES, "test"
+            )
 
     def test_another_rank_is_named(self):
         for name in TTS_FEATURES:
             batch = batch_of(TTS_FEATURES)
             batch[name] = batch[name][None]
             with self.assertRaisesRegex(TypeError, f"{name} has shape"):
-                check(batch, TTS_FEATURES, "test")
+                check_batch(batch, TTS_FEATURES, "test")
 
     def test_a_dimension_must_be_the_same_in_all_fields(self):
         with self.assertRaisesRegex(TypeError, "has [23] batch, not [23]"):
-            check(batch_of(TTS_FEATURES) | {"frames": np.zeros(3, np.int32)}, TTS_FEATURES, "test")
+            check_batch(batch_of(TTS_FEATURES) | {"frames": np.zeros(3, np.int32)}, TTS_FEATURES, "test")
 
     def test_a_fixed_dimension_is_held_to_its_number(self):
         for name, shape in (("mel", (2, 10, 79)), ("reference", (2, 5, 81))):
             with self.assertRaisesRegex(TypeError, f"{name} has {shape[2]} 80, not 80"):
-                check(batch_of(TTS_FEATURES) | {name: np.zeros(shape, np.float32)}, TTS_FEATURES, "test")
+                check_batch(batch_of(TTS_FEATURES) | {name: np.zeros(shape, np.float32)}, TTS_FEATURES, "test")
 
     def test_all_breaches_are_named_at_once(self):
         batch = batch_of(TTS_INPUTS) | {"pcm": np.zeros((2, 3), np.float32), "seed": np.zeros(3, np.int32)}
         del batch["tokens"]
         with self.assertRaisesRegex(TypeError, "pcm is float32, not int16; seed has 3 2, not 2; tokens is missing"):
-            check(batch, TTS_INPUTS, "test")
+            check_batch(batch, TTS_INPUTS, "test")
 
     def test_values_are_not_looked_at(self):
         with tf.device(DATA):
-            check(
+            check_batch(
                 {name: tf.fill(array.shape, array.dtype.type(7)) for name, array in batch_of(TTS_INPUTS).items()},
                 TTS_INPUTS,
                 "",
@@ -86,14 +90,14 @@ class StagesTest(unittest.TestCase):
     def test_producing_turns_waves_into_features_and_passes_the_text_on(self):
         waves = batch_of(TTS_INPUTS) | {"tokens": np.arange(10, dtype=np.int32).reshape(2, 5)}
         features = tts_features({name: tf.constant(array) for name, array in waves.items()})
-        check(features, TTS_FEATURES, "producing")
+        check_batch(features, TTS_FEATURES, "producing")
         for name in TEXT:
             np.testing.assert_array_equal(features[name], waves[name])
 
     def test_the_traced_function_takes_and_gives_what_the_contract_says(self):
         for vtlp in (0.0, 0.15):
             outputs = trace_produce(DATA, tts_extractor(vtlp)).structured_outputs
-            check(outputs, TTS_FEATURES, "producing")
+            check_batch(outputs, TTS_FEATURES, "producing")
             for name, field in TTS_FEATURES.items():
                 self.assertEqual(outputs[name].shape.as_list(), field.shape, name)
 
@@ -139,7 +143,7 @@ class VoiceAugmentationTest(unittest.TestCase):
     def test_target_reference_and_pitch_of_a_row_are_moved_by_the_same_factor(self):
         waves = tones()
         features = tts_features(waves, self.MOST)
-        check(features, TTS_FEATURES, "producing")
+        check_batch(features, TTS_FEATURES, "producing")
         factor, filters = vtlp_warp(tf.constant(waves["seed"]), 4, self.MOST)
         np.testing.assert_allclose(factors(features), factor[:3], rtol=0.002)
         for mel, pcm, samples in (("mel", "pcm", "samples"), ("reference", "reference_pcm", "reference_samples")):

@@ -22,7 +22,7 @@ from tests.two_devices import DATA
 import numpy as np
 import tensorflow as tf
 
-from myxtts.batch import ASR_INPUTS, TTS_INPUTS, check
+from myxtts.batch import ASR_INPUTS, TTS_INPUTS, check_batch
 from myxtts.config.address import service_address
 from myxtts.config.schema import DataConfig
 from myxtts.data.plan_iterator import Position, planned_batches
@@ -111,7 +111,7 @@ class ServiceCase(unittest.TestCase):
         for (planned, one), (expected_plan, other) in zip(found, expected, strict=True):
             self.assertEqual(planned.step.position, expected_plan.step.position)
             np.testing.assert_array_equal(planned.rows, expected_plan.rows)
-            check(one, fields, "reading")
+            check_batch(one, fields, "reading")
             for name in fields:
                 self.assertEqual(one[name].device, other[name].device)
                 np.testing.assert_array_equal(one[name], other[name], err_msg=name, strict=True)

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from myxtts.batch import TTS_FEATURES, smallest
+from myxtts.batch import TTS_FEATURES, empty_batch
 from myxtts.config.load import load
 from myxtts.config.settings import SETTINGS
 from myxtts.data.manifest import Vocabulary
@@ -65,7 +65,7 @@ class Parted(keras.Model):
 def build_parted(size: str, symbols: int, languages: int, **settings) -> Parted:
     """In the place of `build_xtts`."""
     model = Parted(symbols, languages)
-    model(smallest(TTS_FEATURES))
+    model(empty_batch(TTS_FEATURES))
     return model
 
 

@@ -20,7 +20,7 @@ import soundfile
 import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, LOG_FLOOR, SAMPLE_RATE_HZ
-from myxtts.batch import TTS_FEATURES, TTS_INPUTS, check
+from myxtts.batch import TTS_FEATURES, TTS_INPUTS, check_batch
 from myxtts.config.schema import DataConfig
 from myxtts.data import features
 from myxtts.data.features import tts_extractor
@@ -306,7 +306,7 @@ class PipelineCase(unittest.TestCase):
         self.assertEqual(len(found), len(expected))
         for one, other in zip(found, expected, strict=True):
             step, expected_step = one.planned.step, other.planned.step
-            self.assertEqual((step.position, step.following), (expected_step.position, expected_step.following))
+            self.assertEqual((step.position, step.next_position), (expected_step.position, expected_step.next_position))
             self.assertEqual(one.planned.last, other.planned.last)
             for name, array in host(one).items():
                 np.testing.assert_array_equal(array, host(other)[name], err_msg=name, strict=True)
@@ -332,7 +332,7 @@ class PipelineTest(PipelineCase):
 
     def test_every_batch_is_whole_and_lies_on_the_model_device(self):
         for delivery in self.delivered:
-            check(delivery.batch, TTS_FEATURES, "delivery")
+            check_batch(delivery.batch, TTS_FEATURES, "delivery")
             for name, tensor in delivery.batch.items():
                 self.assertTrue(tensor.device.endswith(MODEL[1:]), f"{name} is on {tensor.device}")
 
@@ -445,8 +445,8 @@ class PipelineTest(PipelineCase):
         ends = [delivery.planned.step for delivery in self.delivered if delivery.planned.last]
         positions = [Position(epoch, step) for epoch in (0, 1) for step in range(self.steps)]
         self.assertEqual([step.position for step in ends], positions)
-        self.assertEqual([step.following for step in ends[:-1]], positions[1:])
-        self.assertEqual(ends[-1].following, Position(2, 0))
+        self.assertEqual([step.next_position for step in ends[:-1]], positions[1:])
+        self.assertEqual(ends[-1].next_position, Position(2, 0))
 
     def test_a_feed_without_end_can_be_left_and_opened_again(self):
         pipeline = self.pipeline()

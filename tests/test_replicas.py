@@ -202,13 +202,13 @@ class RestOfAnEpoch(unittest.TestCase):
     def take(self, replicas, start, steps, accumulation=1):
         """Utterances of so many steps from a position on, and the position after them."""
         found = list(itertools.islice(planned_steps(self.plan(replicas, accumulation), start), steps))
-        return np.concatenate([step.utterances for _, _, step in found]), found[-1][2].following
+        return np.concatenate([step.utterances for _, _, step in found]), found[-1][2].next_position
 
     def test_it_holds_what_is_left_and_nothing_twice(self):
         for accumulation in (1, 2):
             first, position = self.take(2, Position(epoch=1), 5, accumulation)
-            second, position = self.take(3, position.with_other_replicas(2), 3, accumulation)
-            position = position.with_other_replicas(3)
+            second, position = self.take(3, position.after_resize(2), 3, accumulation)
+            position = position.after_resize(3)
             left = steps_left(self.plan(1, accumulation), position, epochs=2)
             third, position = self.take(1, position, left, accumulation)
             np.testing.assert_array_equal(np.sort(np.concatenate([first, second, third])), np.arange(200))
@@ -220,7 +220,7 @@ class RestOfAnEpoch(unittest.TestCase):
         self.assertFalse(np.array_equal(self.take(1, start, 9)[0], self.take(1, Position(1, 0, ((2, 5),)), 9)[0]))
 
     def test_it_is_left_alone_where_no_step_was_taken(self):
-        self.assertEqual(Position(4).with_other_replicas(2), Position(4))
+        self.assertEqual(Position(4).after_resize(2), Position(4))
 
     def test_any_step_of_it_can_be_started_from(self):
         start = Position(0, 0, ((2, 5),))

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.mel import SILENCE
-from myxtts.batch import TTS_FEATURES, smallest
+from myxtts.batch import TTS_FEATURES, empty_batch
 from myxtts.commands import train
 from myxtts.commands.console import report_errors
 from myxtts.models.build import build_xtts
@@ -95,7 +95,7 @@ def toy_for_run(size: str, symbols: int, languages: int, precision: str = "float
     keras.config.set_dtype_policy(precision)
     try:
         toy = Toy(symbols)
-        toy(smallest(TTS_FEATURES))
+        toy(empty_batch(TTS_FEATURES))
     finally:
         keras.config.set_dtype_policy(policy_before)
     return toy

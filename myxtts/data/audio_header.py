@@ -68,7 +68,7 @@ def read_header(path: str) -> AudioHeader:
     return header
 
 
-def require_finite(path: str) -> None:
+def check_finite(path: str) -> None:
     """Reads all samples of the file at `path`; raises UnusableAudio at the first NaN or infinity."""
     try:
         with soundfile.SoundFile(path) as sound:

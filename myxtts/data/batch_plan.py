@@ -18,7 +18,7 @@ from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 
 CANDIDATES = 256  # lengths among which the bounds are chosen
 
-Earlier = tuple[tuple[int, int], ...]
+EpochHistory = tuple[tuple[int, int], ...]
 
 
 def bucket_bounds(samples: np.ndarray, buckets: int, step_utterances: int = 1) -> np.ndarray:
@@ -172,18 +172,18 @@ class Plan:
         """(utterances, samples, tokens) of every batch in a bucket, padding included."""
         return int(self.batch_sizes[bucket]), int(self.bounds[bucket]), int(self._padded_tokens[bucket])
 
-    def epoch(self, epoch: int, earlier: Earlier = ()) -> EpochPlan:
+    def epoch(self, epoch: int, history: EpochHistory = ()) -> EpochPlan:
         """The plan of one epoch, counted from 0; of what is left of it where it was begun by others.
 
         Args:
-            earlier: (replicas, steps) of those that began it, in their order: so many steps were taken by so many
+            history: (replicas, steps) of those that began it, in their order: so many steps were taken by so many
                 replicas, and none of their utterances is in the plan.
         """
         left = self._ranked
-        for number, (replicas, steps) in enumerate(earlier):
-            begun = self._drawn(left, replicas, [epoch, *np.ravel(earlier[:number])])
+        for number, (replicas, steps) in enumerate(history):
+            begun = self._drawn(left, replicas, [epoch, *np.ravel(history[:number])])
             left = left[np.isin(left, begun.order[begun.step_start[steps] :])]
-        return self._drawn(left, self.replicas, [epoch, *np.ravel(earlier)])
+        return self._drawn(left, self.replicas, [epoch, *np.ravel(history)])
 
     def _laid_out(self, ranked: np.ndarray, replicas: int) -> tuple[np.ndarray, np.ndarray]:
         """`_lay_out` of some utterances, int32 and sorted by length, for a number of replicas."""

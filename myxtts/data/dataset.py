@@ -10,11 +10,11 @@ from myxtts.config.schema import Config, DataConfig
 from myxtts.data.batch_plan import Plan, bucket_bounds
 from myxtts.data.demo_corpus import make_demo_corpus
 from myxtts.data.manifest import LengthRule, Manifest, Vocabulary, build_manifest, report_rejected
-from myxtts.data.metadata_file import Rejected, Rows, read_corpora
+from myxtts.data.metadata_file import RejectedRow, Rows, read_corpora
 from myxtts.errors import DataError
 from myxtts.text.frontend import symbols_of
 
-DEMO = Path("data/demo")
+DEMO_FOLDER = Path("data/demo")
 DEMO_ARGUMENTS = {"utterances": 400, "languages": ["en"], "speakers": 1, "seed": 0}
 HEADER_THREADS = 8  # they wait for the disk more than they compute
 
@@ -37,7 +37,7 @@ def manifest_of(
     *,
     grow: bool = False,
     cache: Path | None = None,
-) -> tuple[Manifest, Vocabulary, list[Rejected]]:
+) -> tuple[Manifest, Vocabulary, list[RejectedRow]]:
     """Call `build_manifest` with the settings of a run."""
     return build_manifest(
         rows,
@@ -69,7 +69,7 @@ def load_corpora(
         DataError: the corpus cannot be used.
     """
     data, seed, accumulation = config.data, config.training.seed, config.training.gradient_accumulation
-    train_path = Path(data.train_data) if data.train_data is not None else demo_corpus()
+    train_path = Path(data.train_data) if data.train_data is not None else ensure_demo_corpus()
     validation_path = Path(data.val_data) if data.val_data is not None else None
     *parts, malformed = read_corpora(
         train_path, validation_path, data.language, data.validation_fraction, seed, audio_root_of(data)
@@ -101,9 +101,9 @@ def load_corpora(
     return Corpus(train, train_plan), Corpus(validation, make_plan(validation, bounds, config)), vocabulary
 
 
-def folder_of(corpus: str | Path | None) -> Path:
+def corpus_folder(corpus: str | Path | None) -> Path:
     """Where the recordings of a corpus lie."""
-    path = Path(corpus or DEMO)
+    path = Path(corpus or DEMO_FOLDER)
     return path if path.is_dir() else path.parent
 
 
@@ -125,10 +125,10 @@ def make_plan(manifest: Manifest, bounds: np.ndarray, config: Config, accumulati
     )
 
 
-def demo_corpus() -> Path:
+def ensure_demo_corpus() -> Path:
     """The demo corpus' folder; the corpus is made where it is missing."""
-    if not (DEMO / "metadata.csv").exists():
-        log.info("no --train-data: making the demo corpus in %s (by espeak-ng, some seconds)", DEMO)
-        make_demo_corpus(DEMO, **DEMO_ARGUMENTS)
-    log.info("no --train-data: training on the demo corpus in %s", DEMO)
-    return DEMO
+    if not (DEMO_FOLDER / "metadata.csv").exists():
+        log.info("no --train-data: making the demo corpus in %s (by espeak-ng, some seconds)", DEMO_FOLDER)
+        make_demo_corpus(DEMO_FOLDER, **DEMO_ARGUMENTS)
+    log.info("no --train-data: training on the demo corpus in %s", DEMO_FOLDER)
+    return DEMO_FOLDER

@@ -19,8 +19,8 @@ from tqdm import tqdm
 
 from myxtts.audio.format import SAMPLE_RATE_HZ, frame_count
 from myxtts.data.audio_file import resampled_length
-from myxtts.data.audio_header import UnusableAudio, read_header, require_finite
-from myxtts.data.metadata_file import Rejected, Row, Rows
+from myxtts.data.audio_header import UnusableAudio, check_finite, read_header
+from myxtts.data.metadata_file import RejectedRow, Row, Rows
 from myxtts.errors import DataError
 from myxtts.files import write_whole
 from myxtts.text.ctc import frames_needed
@@ -138,10 +138,10 @@ class _Rejections:
     """The rows of one metadata file that were found unusable so far."""
 
     metadata: str
-    rejected: list[Rejected] = field(default_factory=list)
+    rejected: list[RejectedRow] = field(default_factory=list)
 
     def add(self, row: Row, reason: str, detail: str = "") -> None:
-        self.rejected.append(Rejected(self.metadata, row.line, row.audio, reason, detail))
+        self.rejected.append(RejectedRow(self.metadata, row.line, row.audio, reason, detail))
 
 
 def build_manifest(
@@ -157,7 +157,7 @@ def build_manifest(
     cache: Path | None = None,
     workers: int = 2,
     progress: bool = True,
-) -> tuple[Manifest, Vocabulary, list[Rejected]]:
+) -> tuple[Manifest, Vocabulary, list[RejectedRow]]:
     """Checks every row, and keeps the usable ones as columns.
 
     Args:
@@ -193,7 +193,7 @@ def build_manifest(
 
 
 def report_rejected(
-    rejected: Sequence[Rejected], corpora: Sequence[tuple[Rows, Manifest]], max_rejected: float, listing: Path
+    rejected: Sequence[RejectedRow], corpora: Sequence[tuple[Rows, Manifest]], max_rejected: float, listing: Path
 ) -> None:
     """Writes `rejected` to the CSV file `listing`, by line, and raises DataError where a run should not start.
 
@@ -244,7 +244,7 @@ def _examine(row: Row, folder: str) -> _Audio | UnusableAudio:
             raise UnusableAudio("outside the corpus folder", path)
         header = read_header(path)
         if header.floating:
-            require_finite(path)
+            check_finite(path)
     except UnusableAudio as error:
         return error
     samples = resampled_length(header.samples, header.rate_hz)
@@ -350,7 +350,7 @@ def _stamp(folder: Path, row: Row) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _save(cache: Path, key: str, manifest: Manifest, vocabulary: Vocabulary, rejected: list[Rejected]) -> None:
+def _save(cache: Path, key: str, manifest: Manifest, vocabulary: Vocabulary, rejected: list[RejectedRow]) -> None:
     """An .npz file, followed by its SHA-256; np.load and zip tools pass over what follows."""
     columns = dict(vars(manifest))
     words = {name: columns.pop(name) for name in WORDS}
@@ -360,7 +360,7 @@ def _save(cache: Path, key: str, manifest: Manifest, vocabulary: Vocabulary, rej
     write_whole(cache, body.getvalue() + hashlib.sha256(body.getvalue()).digest())
 
 
-def _load(cache: Path, key: str) -> tuple[Manifest, Vocabulary, list[Rejected]] | None:
+def _load(cache: Path, key: str) -> tuple[Manifest, Vocabulary, list[RejectedRow]] | None:
     """What was saved under `key`; None where there is no such thing or it is damaged."""
     try:
         blob = cache.read_bytes()
@@ -380,7 +380,7 @@ def _load(cache: Path, key: str) -> tuple[Manifest, Vocabulary, list[Rejected]] 
     return (
         Manifest(**words, **columns),
         _tables_from_json(document["tables"]),
-        [Rejected(*row) for row in document["rejected"]],
+        [RejectedRow(*row) for row in document["rejected"]],
     )
 
 
@@ -393,9 +393,9 @@ def _tables_from_json(document: list) -> Vocabulary:
     return Vocabulary(SymbolTable.from_list(symbols), tuple(speakers), tuple(languages))
 
 
-def _write_listing(rejected: Iterable[Rejected], listing: Path) -> None:
+def _write_listing(rejected: Iterable[RejectedRow], listing: Path) -> None:
     text = io.StringIO(newline="")
     writer = csv.writer(text)
-    writer.writerow(Rejected._fields)
+    writer.writerow(RejectedRow._fields)
     writer.writerows(sorted(rejected))
     write_whole(listing, text.getvalue().encode(errors="surrogateescape"))

@@ -39,7 +39,7 @@ class Row(NamedTuple):
     language: str
 
 
-class Rejected(NamedTuple):
+class RejectedRow(NamedTuple):
     """A row that cannot be used: `reason` is the same for all rows of its kind, `detail` is the row's own."""
 
     metadata: str
@@ -55,12 +55,12 @@ class Rows(NamedTuple):
     metadata: Path
     folder: Path
     rows: tuple[Row, ...]
-    rejected: tuple[Rejected, ...] = ()
+    rejected: tuple[RejectedRow, ...] = ()
 
 
 def read_corpora(
     train: Path, validation: Path | None, language: str, validation_fraction: float, seed: int, root: Path | None = None
-) -> tuple[Rows, Rows, list[Rejected]]:
+) -> tuple[Rows, Rows, list[RejectedRow]]:
     """Training rows, validation rows, and the rows of both whose form is wrong.
 
     Validation is `validation` where it is given, else metadata_eval.csv beside metadata_train.csv, else held out of
@@ -135,7 +135,7 @@ def _read(metadata: Path, language: str, root: Path | None) -> Rows:
     if not found:
         raise DataError(f"{metadata} was given as a corpus, but it has no utterances. {FORMS}")
     rows = tuple(row for row in found if isinstance(row, Row))
-    return Rows(metadata, folder, rows, tuple(row for row in found if isinstance(row, Rejected)))
+    return Rows(metadata, folder, rows, tuple(row for row in found if isinstance(row, RejectedRow)))
 
 
 def _text_of(metadata: Path) -> str:
@@ -169,7 +169,7 @@ def _names(fields: list[str]) -> list[str]:
     return [field.strip().strip('"').lower() for field in fields]
 
 
-def _ljspeech_rows(text: str, metadata: Path, language: str) -> Iterator[Row | Rejected]:
+def _ljspeech_rows(text: str, metadata: Path, language: str) -> Iterator[Row | RejectedRow]:
     for line, content in enumerate(text.split("\n"), 1):  # splitlines() would also break at U+2028 and the like
         if not content.strip():
             continue
@@ -181,7 +181,7 @@ def _ljspeech_rows(text: str, metadata: Path, language: str) -> Iterator[Row | R
             yield _malformed(metadata, line, id_, f"{len(texts) + 1} fields, not id|text[|normalised text]")
 
 
-def _table_rows(text: str, separator: str, metadata: Path, language: str) -> Iterator[Row | Rejected]:
+def _table_rows(text: str, separator: str, metadata: Path, language: str) -> Iterator[Row | RejectedRow]:
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     line = 1
     try:
@@ -198,7 +198,7 @@ def _table_rows(text: str, separator: str, metadata: Path, language: str) -> Ite
         ) from error
 
 
-def _table_row(fields: list[str], names: list[str], metadata: Path, line: int, language: str) -> Row | Rejected:
+def _table_row(fields: list[str], names: list[str], metadata: Path, line: int, language: str) -> Row | RejectedRow:
     values = dict(zip(names, (field.strip() for field in fields), strict=False))
     path = values.get("path", "")
     if len(fields) != len(names):
@@ -209,5 +209,5 @@ def _table_row(fields: list[str], names: list[str], metadata: Path, line: int, l
     return Row(line, os.path.normpath(path), path, values["text"], speaker, spoken)
 
 
-def _malformed(metadata: Path, line: int, audio: str, detail: str) -> Rejected:
-    return Rejected(str(metadata), line, audio, "malformed row", detail)
+def _malformed(metadata: Path, line: int, audio: str, detail: str) -> RejectedRow:
+    return RejectedRow(str(metadata), line, audio, "malformed row", detail)

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ, frame_count
-from myxtts.data.batch_plan import Earlier, EpochPlan, Plan
+from myxtts.data.batch_plan import EpochHistory, EpochPlan, Plan
 from myxtts.data.manifest import Manifest
 
 
@@ -20,17 +20,17 @@ class Position(NamedTuple):
 
     Attributes:
         epoch: counted from 0.
-        step: within the epoch, or within what `earlier` has left of it.
-        earlier: (replicas, steps) that the epoch was begun with, where the number of replicas has changed since.
+        step: within the epoch, or within what `history` has left of it.
+        history: (replicas, steps) that the epoch was begun with, where the number of replicas has changed since.
     """
 
     epoch: int = 0
     step: int = 0
-    earlier: Earlier = ()
+    history: EpochHistory = ()
 
-    def with_other_replicas(self, before: int) -> "Position":
+    def after_resize(self, before: int) -> "Position":
         """The same position for those who go on where `before` replicas stopped."""
-        return Position(self.epoch, 0, (*self.earlier, (before, self.step))) if self.step else self
+        return Position(self.epoch, 0, (*self.history, (before, self.step))) if self.step else self
 
 
 class PlannedStep(NamedTuple):
@@ -38,7 +38,7 @@ class PlannedStep(NamedTuple):
 
     Attributes:
         position: of the step.
-        following: the position after it.
+        next_position: the position after it.
         utterances: int32, manifest rows of all its batches.
         bucket: index of the bucket, which fixes the shape of its batches.
         rounds: batches that each replica takes in it.
@@ -47,7 +47,7 @@ class PlannedStep(NamedTuple):
     """
 
     position: Position
-    following: Position
+    next_position: Position
     utterances: np.ndarray
     bucket: int
     microbatches: int
@@ -86,8 +86,8 @@ def planned_steps(
         epochs: the epoch before which to end; never ends where it is None.
     """
     for epoch in count(start.epoch) if epochs is None else range(start.epoch, epochs):
-        first, earlier = (start.step, start.earlier) if epoch == start.epoch else (0, ())
-        epoch_plan = plan.epoch(epoch, earlier)
+        first, history = (start.step, start.history) if epoch == start.epoch else (0, ())
+        epoch_plan = plan.epoch(epoch, history)
         for step in range(first, epoch_plan.steps):
             ends = step + 1 == epoch_plan.steps
             utterances = epoch_plan.utterances(step)
@@ -95,8 +95,8 @@ def planned_steps(
                 epoch_plan,
                 step,
                 PlannedStep(
-                    position=Position(epoch, step, earlier),
-                    following=Position(epoch + 1) if ends else Position(epoch, step + 1, earlier),
+                    position=Position(epoch, step, history),
+                    next_position=Position(epoch + 1) if ends else Position(epoch, step + 1, history),
                     utterances=utterances,
                     bucket=int(epoch_plan.step_bucket[step]),
                     microbatches=epoch_plan.microbatches(step),
@@ -110,7 +110,7 @@ def steps_left(plan: Plan, start: Position, epochs: int) -> int:
     """Steps from a position to the end of `epochs` epochs, counted from the first."""
     if start.epoch >= epochs:
         return 0
-    return plan.epoch(start.epoch, start.earlier).steps - start.step + (epochs - start.epoch - 1) * plan.steps_per_epoch
+    return plan.epoch(start.epoch, start.history).steps - start.step + (epochs - start.epoch - 1) * plan.steps_per_epoch
 
 
 def planned_batches(
@@ -146,7 +146,7 @@ def planned_batches(
                 # Its place in the step: accumulated or shared by replicas, the same batches draw the same numbers.
                 place = replica * step.microbatches + round_
                 random = np.random.default_rng(
-                    [seed, step.position.epoch, number, place, *np.ravel(step.position.earlier)]
+                    [seed, step.position.epoch, number, place, *np.ravel(step.position.history)]
                 )
                 arrays = _arrays(manifest, rows, references, shape, reference_samples, random) | totals
                 yield PlannedBatch(

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 import tensorflow as tf
 
-from myxtts.batch import check, specs
+from myxtts.batch import check_batch, tensor_specs
 from myxtts.clock import Times
 from myxtts.data.dataset import Corpus
 from myxtts.data.features import FeatureExtractor
@@ -111,7 +111,7 @@ def trace_produce(device: str, extractor: FeatureExtractor) -> ProduceFunction:
         with tf.device(device):  # entered here, since a device scope around the tracing does not reach the operations
             return extractor.produce(waves)
 
-    return tf.function(produce_on_device).get_concrete_function(specs(extractor.inputs))
+    return tf.function(produce_on_device).get_concrete_function(tensor_specs(extractor.inputs))
 
 
 def hand_over(features: dict, device: str) -> dict[str, tf.Tensor]:
@@ -150,8 +150,8 @@ def device_batches(
         batch = hand_over(features, route.model)
         times = Times(began_s, read_s, produced_s, time.perf_counter(), route.data)
         if number < len(routes):
-            check(waves, extractor.inputs, "reading")
-            check(batch, extractor.features, "producing")
+            check_batch(waves, extractor.inputs, "reading")
+            check_batch(batch, extractor.features, "producing")
             require_device(route.data, waves.items())
             require_device(route.data, features.items())
             require_device(route.model, batch.items())

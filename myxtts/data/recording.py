@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from myxtts.data.audio_file import read_wave
-from myxtts.data.audio_header import UnusableAudio, read_header, require_finite
+from myxtts.data.audio_header import UnusableAudio, check_finite, read_header
 from myxtts.errors import DataError
 
 
@@ -22,7 +22,7 @@ def check_recording(path: Path, called: str, shortest_s: float, advice: str) -> 
     try:
         header = read_header(str(path))
         if header.floating:
-            require_finite(str(path))
+            check_finite(str(path))
     except UnusableAudio as error:
         raise DataError(f"the {called} {path} cannot be used: {str(error).rstrip('.')}. {advice}") from error
     if header.samples < shortest_s * header.rate_hz:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from myxtts.data.dataset import folder_of
+from myxtts.data.dataset import corpus_folder
 from myxtts.errors import ConfigError
 from myxtts.evaluation.acoustic_metrics import AcousticFeatures
 from myxtts.evaluation.held_out import Utterance
@@ -110,7 +110,7 @@ def folder_for(run: Path, checkpoint: Path, data: Path | None, out: Path | None)
     Raises:
         ConfigError: it is a file.
     """
-    part = f"-{folder_of(data).name}" if data else ""
+    part = f"-{corpus_folder(data).name}" if data else ""
     folder = out or run / "evaluation" / f"{checkpoint.name}{part}"
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--out {folder} was asked for, but that is a file. Name a folder.")

@@ -12,7 +12,7 @@ import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.config.schema import PlacementConfig
-from myxtts.data.dataset import folder_of
+from myxtts.data.dataset import corpus_folder
 from myxtts.data.manifest import Manifest
 from myxtts.errors import ConfigError
 from myxtts.evaluation.acoustic_metrics import AcousticFeatures, corpus_metrics, utterance_metrics
@@ -138,7 +138,7 @@ def score_of(run: Path, checkpoint: Path, choice: Choice, route: Route, pictures
     figures = figures_of(recorded, sounds, texts, said)
     metrics = figures(range(len(found))) | {"real_time_factor": Metric(real_time_factor)}
     held = config.data.audio_root or config.data.val_data or config.data.train_data
-    alignments = alignments_of(folder_of(choice.data or held))
+    alignments = alignments_of(corpus_folder(choice.data or held))
     notes.append(planted_faults(found, recorded, waves["copy_synthesis"], alignments, device))
     for more, note in (
         speaker_accuracy(corpus.manifest, manifest, found, {"natural": recorded, **sounds}, device),

@@ -11,7 +11,7 @@ import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.config.schema import Config
-from myxtts.data.dataset import audio_root_of, folder_of, load_corpora
+from myxtts.data.dataset import audio_root_of, corpus_folder, load_corpora
 from myxtts.data.manifest import Manifest, Vocabulary
 from myxtts.errors import DataError
 from myxtts.files import write_whole
@@ -64,7 +64,7 @@ def split_corpus(config: Config, folder: Path, count: int) -> CorpusShards:
             "Ask for fewer shards, or give a larger corpus."
         )
     audio_paths = [path for part in (corpus, held_out) if part for path in part.manifest.paths]
-    current_root = os.path.realpath(audio_root_of(config.data) or folder_of(config.data.train_data))
+    current_root = os.path.realpath(audio_root_of(config.data) or corpus_folder(config.data.train_data))
     audio_root = Path(os.path.commonpath([current_root, *map(os.path.dirname, audio_paths)]))
     shard_of = assign_shards(manifest.samples, manifest.speaker, manifest.language, count)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import keras
 
-from myxtts.batch import smallest
+from myxtts.batch import empty_batch
 from myxtts.models import asr as recogniser
 from myxtts.models import xtts
 
@@ -36,7 +36,7 @@ def _built(precision: str, make: Callable[[], keras.Model]) -> keras.Model:
     keras.config.set_dtype_policy(precision)
     try:
         model = make()
-        model(smallest(model.BATCH_FIELDS))  # Keras makes variables at the first call: here, eagerly, in this scope
+        model(empty_batch(model.BATCH_FIELDS))  # Keras makes variables at the first call: here, eagerly, in this scope
     finally:
         keras.config.set_dtype_policy(policy_before)
     return model

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.batch import smallest
+from myxtts.batch import empty_batch
 from myxtts.config.schema import Config
 from myxtts.data.batch_plan import Plan
 from myxtts.data.dataset import Corpus
@@ -114,7 +114,7 @@ def check_variables(state: TrainingState, size: str) -> Check:
 def check_outputs(state: TrainingState) -> Check:
     """A forward pass op by op, so that each output has a device that can be asked."""
     with tf.device(state.device):
-        losses, outputs = state.model(smallest(state.model.BATCH_FIELDS))
+        losses, outputs = state.model(empty_batch(state.model.BATCH_FIELDS))
     named = {**losses, **outputs}
     require_device(state.device, named.items())
     return check(True, "outputs", f"those of a forward pass on {state.device}", f"{', '.join(named)}, all there")

@@ -96,7 +96,7 @@ def restore(checkpoint: Path, state: TrainingState) -> None:
     state.position, before = position_of(metadata), metadata["replicas"]
     if before != state.replicas.count:
         log.info("replicas       %d now, %d before: they share what is left of the epoch", state.replicas.count, before)
-        state.position = state.position.with_other_replicas(before)
+        state.position = state.position.after_resize(before)
     state.began = state.step, state.position
 
 

@@ -88,7 +88,7 @@ class TrainingState:
         self.step += 1
         self.audio_s += planned.audio_s
         self.audio_s_since_sync += planned.audio_s
-        self.position = planned.following
+        self.position = planned.next_position
 
     def variables(self) -> dict[str, dict[str, tf.Variable]]:
         """What a checkpoint holds: group -> name -> variable."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from myxtts.batch import specs
+from myxtts.batch import tensor_specs
 from myxtts.placement.audit import require_device
 from myxtts.training.state import TrainingState
 
@@ -46,7 +46,7 @@ class Step:
                 self._no_losses.append(tf.zeros([len(state.model.LOSS_NAMES)]))
         for place, device in enumerate(replicas.devices):
             require_device(device, (("sum of gradients", replicas.local_results(v)[place]) for v in self._sums))
-        batches = [specs(state.model.BATCH_FIELDS)] * len(replicas.devices)
+        batches = [tensor_specs(state.model.BATCH_FIELDS)] * len(replicas.devices)
         losses = [tf.TensorSpec(one.shape, one.dtype) for one in self._no_losses]
         self._accumulate = self._traced(self._add_round, [batches, losses], static_shapes, compile_xla)
         self._finish = self._traced(self._take_last_round, [batches, losses, CONTROLS_SPEC], static_shapes, compile_xla)

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 
 import tensorflow as tf
 
-from myxtts.batch import specs
+from myxtts.batch import tensor_specs
 from myxtts.data.pipeline import ReplicaBatches
 from myxtts.tasks.base import Metric
 from myxtts.training.state import TrainingState
@@ -31,7 +31,7 @@ class Validation:
             return tf.stack([by_name[name] for name in model.LOSS_NAMES]), outputs if make_metric else {}
 
         self._names = model.LOSS_NAMES
-        self._losses = tf.function(losses_of, input_signature=[specs(model.BATCH_FIELDS)])
+        self._losses = tf.function(losses_of, input_signature=[tensor_specs(model.BATCH_FIELDS)])
         self._open_feed = open_feed
         self._make_metric = make_metric
 

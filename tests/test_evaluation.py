@@ -458,7 +458,7 @@ class WholeEvaluation(unittest.TestCase):
         with (
             mock.patch.object(transcriber, "tables", foreign),
             mock.patch("myxtts.evaluation.tts_score.spoken") as spoken,
-            self.assertRaisesRegex(DataError, "a text in 'en' was to be heard, but .*heard was trained on ka"),
+            self.assertRaisesRegex(DataError, "the text has language 'en', but .*heard was trained on ka"),
         ):
             self.measure(recogniser=run, pictures=self.pictures.with_name("foreign"))
         spoken.assert_not_called()

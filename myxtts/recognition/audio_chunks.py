@@ -1,4 +1,4 @@
-"""Long waves cut, and waves of many lengths put together, so that memory and shapes are bounded. Free of TensorFlow."""
+"""Chunks and batches of waves, which bound memory and the number of shapes. Does not import TensorFlow."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -6,53 +6,55 @@ import numpy as np
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 
-LONGEST_S = 20.0
-PADDED_S = (2.5, 5.0, 10.0, LONGEST_S)  # lengths that pieces are padded to
-BATCH_S = 80.0  # padded, of one batch
-PAUSE_S = 0.2  # a place is as quiet as this much around it
+MAX_CHUNK_S = 20.0
+BUCKETS_S = (2.5, 5.0, 10.0, MAX_CHUNK_S)  # chunks are padded to one of these lengths
+BATCH_S = 80.0  # padded seconds of a batch
+PAUSE_S = 0.2  # length over which the power of a pause is averaged
 
 
-def cut(wave: np.ndarray) -> list[np.ndarray]:
-    """The parts of a wave, each of 6.6 to 20 s: a longer one is parted at the quietest place of its middle third.
+def split_wave(wave: np.ndarray) -> list[np.ndarray]:
+    """Split a wave, float32 [samples], into chunks of at most 20 s, at the quietest point of the middle third.
 
-    Args:
-        wave: float32 [samples]; of up to 20 s it is one part.
+    A wave of up to 20 s is one chunk; the chunks of a longer one have at least 6.6 s.
     """
-    if len(wave) <= LONGEST_S * SAMPLE_RATE_HZ:
+    if len(wave) <= MAX_CHUNK_S * SAMPLE_RATE_HZ:
         return [wave]
     third = len(wave) // 3
-    place = third + quietest(wave[third : 2 * third])
-    return cut(wave[:place]) + cut(wave[place:])
+    point = third + quietest_point(wave[third : 2 * third])
+    return split_wave(wave[:point]) + split_wave(wave[point:])
 
 
-def quietest(wave: np.ndarray) -> int:
-    """The sample in the middle of the 0.2 s with the least power; of several such places the middle one."""
+def quietest_point(wave: np.ndarray) -> int:
+    """Return the sample in the middle of the 0.2 s with the least power, or of the middle one of several such spans."""
     frames = wave[: len(wave) // HOP_SAMPLES * HOP_SAMPLES].reshape(-1, HOP_SAMPLES)
     pause = round(PAUSE_S * SAMPLE_RATE_HZ / HOP_SAMPLES)
     power = np.convolve(np.square(frames).mean(axis=1), np.ones(pause), "valid")
-    places = np.flatnonzero(power == power.min())
-    return (2 * int(places[len(places) // 2]) + pause) * HOP_SAMPLES // 2
+    minima = np.flatnonzero(power == power.min())
+    return (2 * int(minima[len(minima) // 2]) + pause) * HOP_SAMPLES // 2
 
 
-def batches(lengths: Sequence[int]) -> Iterator[tuple[np.ndarray, int]]:
-    """Which pieces go together: int [rows] of places in `lengths`, and the samples that they are padded to.
+def bucket_batches(lengths: Sequence[int]) -> Iterator[tuple[np.ndarray, int]]:
+    """Batch chunks of similar lengths.
 
     Args:
-        lengths: samples of each piece, at most 20 s.
+        lengths: samples of each chunk, at most 20 s.
+
+    Yields:
+        The indices of the chunks of a batch, int [rows], and the number of samples to pad them to.
     """
-    bounds = [round(seconds * SAMPLE_RATE_HZ) for seconds in PADDED_S]
+    bounds = [round(seconds * SAMPLE_RATE_HZ) for seconds in BUCKETS_S]
     bucket = np.searchsorted(bounds, lengths)
     for number, padded in enumerate(bounds):
-        places = np.flatnonzero(bucket == number)
-        rows = round(BATCH_S / PADDED_S[number])
-        yield from ((places[first : first + rows], padded) for first in range(0, len(places), rows))
+        indices = np.flatnonzero(bucket == number)
+        rows = round(BATCH_S / BUCKETS_S[number])
+        yield from ((indices[first : first + rows], padded) for first in range(0, len(indices), rows))
 
 
-def groups(waves: Iterable[np.ndarray], most_samples: int) -> Iterator[list[np.ndarray]]:
-    """Waves as they come, as many at a time as together have at most so many samples, and one at least."""
+def group_waves(waves: Iterable[np.ndarray], max_samples: int) -> Iterator[list[np.ndarray]]:
+    """Group consecutive waves of at most `max_samples` samples in total; a longer wave is a group of its own."""
     group: list[np.ndarray] = []
     for wave in waves:
-        if group and sum(map(len, group)) + len(wave) > most_samples:
+        if group and sum(map(len, group)) + len(wave) > max_samples:
             yield group
             group = []
         group.append(wave)

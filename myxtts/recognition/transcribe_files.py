@@ -1,4 +1,4 @@
-"""From a command line to texts. Free of TensorFlow until all that can be checked without it is checked."""
+"""Transcription of files. Checks all it can before it imports TensorFlow, which takes seconds."""
 
 import json
 import logging
@@ -15,8 +15,8 @@ from myxtts.data.recording import check_recording, read_recording
 from myxtts.files import check_writable, write_whole
 from myxtts.placement.routes import plan_routes
 
-# What check_recording and read_recording are told of a file.
-_WANTED = "recording", 0.1, "Give audio files, each with 0.1 s of speech or more."
+# Arguments of check_recording and read_recording: the kind of file, its shortest length, and what to do.
+_REQUIREMENTS = "recording", 0.1, "Give audio files, each with 0.1 s of speech or more."
 
 log = logging.getLogger(__name__)
 
@@ -24,40 +24,40 @@ log = logging.getLogger(__name__)
 def write_transcripts(
     run: Path, files: Sequence[Path], checkpoint: str | None = None, beam_width: int = 0, json_file: Path | None = None
 ) -> None:
-    """Print a line for each file, its name and its text with a tab between, on GPU 0 or, without one, on the CPU.
+    """Print the name and the text of each file, separated by a tab. Computes on GPU 0 or, without a GPU, on the CPU.
 
     Args:
-        checkpoint, beam_width: as Transcriber has them.
-        json_file: gets the same, when all files are done.
+        checkpoint, beam_width: as in Transcriber.
+        json_file: file for the same content as JSON, written when all files are done.
 
     Raises:
-        UserError: the run, a file or the output cannot be used.
+        UserError: the run, a file or the output is unusable.
     """
     check_writable("--json", json_file)
     for file in files:
-        check_recording(file, *_WANTED)
-    from myxtts.placement import devices  # this and the next import TensorFlow, which takes seconds
+        check_recording(file, *_REQUIREMENTS)
+    from myxtts.placement import devices  # this and the next import load TensorFlow
     from myxtts.recognition.transcriber import Transcriber
 
     placement = plan_routes(PlacementConfig(), devices.gpu_count())
     devices.configure(placement)
     transcriber = Transcriber(run, placement.routes[0].model, checkpoint, beam_width)
     started_s = time.perf_counter()
-    heard = []
+    transcripts = []
     lengths_s: list[float] = []
 
     def waves() -> Iterator[np.ndarray]:
         for file in files:
-            wave = read_recording(file, *_WANTED)
+            wave = read_recording(file, *_REQUIREMENTS)
             lengths_s.append(len(wave) / SAMPLE_RATE_HZ)
             yield wave
 
     for file, text in zip(files, transcriber.transcribe(waves()), strict=True):
-        name = os.fsencode(file).decode(errors="replace")  # which need not be UTF-8
+        name = os.fsencode(file).decode(errors="replace")  # file names need not be UTF-8
         print(f"{name}\t{text}", flush=True)
-        heard.append({"file": name, "seconds": round(lengths_s[len(heard)], 3), "text": text})
-    took_s = time.perf_counter() - started_s
-    log.info("%.1f s of speech in %.1f s, real-time factor %.3f", sum(lengths_s), took_s, took_s / sum(lengths_s))
+        transcripts.append({"file": name, "seconds": round(lengths_s[len(transcripts)], 3), "text": text})
+    elapsed_s, speech_s = time.perf_counter() - started_s, sum(lengths_s)
+    log.info("%.1f s of speech in %.1f s, real-time factor %.3f", speech_s, elapsed_s, elapsed_s / speech_s)
     if json_file is not None:
-        document = {"run": str(run), "checkpoint": transcriber.checkpoint.name, "files": heard}
+        document = {"run": str(run), "checkpoint": transcriber.checkpoint.name, "files": transcripts}
         write_whole(json_file, json.dumps(document, ensure_ascii=False, indent=1).encode())

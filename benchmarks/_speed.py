@@ -19,7 +19,7 @@ from myxtts.placement import devices
 from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Placement as Devices
 from myxtts.placement.routes import Route, plan_routes
-from myxtts.profiling.flops import matmul_rate, step_flops
+from myxtts.profiling.flops import matmul_flops_per_s, step_flops
 from myxtts.run import build_state
 from myxtts.tasks.registry import task_of
 from myxtts.tasks.tts_samples import synthesis_options
@@ -44,7 +44,7 @@ def speed_of(run: Path, utterances: int, iterations: int, steps: int) -> dict[st
     metadata = read_metadata(checkpoint)
     config, corpus, held_out = load_again(checkpoint, metadata, run)
     with tf.device(route.model):
-        rate = matmul_rate()
+        rate = matmul_flops_per_s()
     figures = step_speed(config, corpus, metadata, placement, run, steps)
     figures |= {"rate_share": figures["step_flops_per_s"] / rate, "matmul_gflops": rate / 1e9}
     return figures | speaking_speed(config, held_out, checkpoint, metadata, route, run, utterances, iterations)

@@ -26,33 +26,36 @@ from myxtts.config.schema import DataConfig, TrainingConfig
 from myxtts.observe import advice
 from myxtts.planner.emulator import EmulatedRun, Span
 from myxtts.planner.simulator import RunResult
-from myxtts.planner.stage_times import STAGES
+from myxtts.planner.stage_times import STAGES, StageTimes
 from myxtts.profiling import measure
-from myxtts.profiling.analysis import Measurement, TracedRun, analyze, grade
-from myxtts.profiling.emulation import WARM_UP, emulated_placement, traced_run_of
+from myxtts.profiling.analysis import Measurement, TracedRun, Trials, analyze, grade
+from myxtts.profiling.emulation import WARM_UP, emulated_placement, without_warm_up
 from myxtts.profiling.nvml import GpuSampler, GpuUsage
 from myxtts.profiling.report import report_lines
 from myxtts.profiling.timeline import chrome_trace, timeline_excerpt, timeline_rows
 from tests.tiny import Workplace, small_models, toy_models
 
 ROOT = Path(__file__).parents[1]
-PASS = TracedRun(seconds=2.5, wait_s=0.25, blocked_s=0.5, busy_s=2.0, step_s=np.array([0.5, 0.5, 0.75, 0.75]), spans=())
+TRACED_RUN = TracedRun(
+    duration_s=2.5, wait_s=0.25, blocked_s=0.5, busy_s=2.0, step_s=np.array([0.5, 0.5, 0.75, 0.75]), spans=()
+)
 
 
-def measured(read=0.1, produce=0.2, transfer=0.05, step=0.5, **others) -> Measurement:
-    """Four batches of 10 s of speech in shapes of 12.5 s, in buckets of two, and stages of constant times."""
-    seconds = {"read": read, "produce": produce, "transfer": transfer, "step": step}
-    fixed = {
+def measured(read=0.1, produce=0.2, transfer=0.05, step=0.5, **fields) -> Measurement:
+    """Return four batches of 10 s of speech, padded to 12.5 s, in buckets of two, with constant stage times."""
+    trials = {name: fields.pop(name) for name in Trials._fields if name in fields}
+    defaults = {
         "work": np.full(4, 10.0),
-        "padded": np.full(4, 12.5),
-        "alone_s": {stage: np.full(4, value) for stage, value in seconds.items()},
-        "plain_s": (2.0, 2.5),
-        "watched": (PASS, replace(PASS, seconds=2.0, busy_s=1.6)),
-        "lengths": np.array([0, 0, 1, 1]),
-        "single": False,
+        "padded_work": np.full(4, 12.5),
+        "isolated": StageTimes.constant(4, read, produce, transfer, step),
+        "untraced_s": (2.0, 2.5),
+        "traced": (TRACED_RUN, replace(TRACED_RUN, duration_s=2.0, busy_s=1.6)),
+        "step_bucket": np.array([0, 0, 1, 1]),
+        "single_device": False,
         "devices": 2,
+        "trials": Trials(**trials),
     }
-    return Measurement(**fixed | others)
+    return Measurement(**defaults | fields)
 
 
 class AnalysisTest(unittest.TestCase):
@@ -66,8 +69,8 @@ class AnalysisTest(unittest.TestCase):
         self.assertAlmostEqual(verdict.achieved, 40 / 2.25)
         self.assertAlmostEqual(verdict.efficiency, 2.0 / 2.25)
         self.assertAlmostEqual(verdict.serial, 40 / 3.0)
-        self.assertAlmostEqual(verdict.gain, 3.0 / 2.25)
-        self.assertAlmostEqual(verdict.ideal_gain, 1.5)
+        self.assertAlmostEqual(verdict.speedup, 3.0 / 2.25)
+        self.assertAlmostEqual(verdict.ideal_speedup, 1.5)
         self.assertAlmostEqual(verdict.noise, 0.5 / 2.25)
 
     def test_producing_and_transfer_share_a_thread_and_so_a_place_in_the_ceiling(self):
@@ -81,21 +84,21 @@ class AnalysisTest(unittest.TestCase):
     def test_shares_are_those_of_the_watched_rounds(self):
         verdict = analyze(measured(), DataConfig())
         self.assertAlmostEqual(verdict.accelerator_utilisation, 3.6 / 4.5)
-        self.assertAlmostEqual(verdict.wait_share, 0.5 / 4.5)
-        self.assertAlmostEqual(verdict.blocked_share, 1.0 / 4.5)
-        self.assertAlmostEqual(verdict.watching_costs, 0.0)
+        self.assertAlmostEqual(verdict.wait_fraction, 0.5 / 4.5)
+        self.assertAlmostEqual(verdict.blocked_fraction, 1.0 / 4.5)
+        self.assertAlmostEqual(verdict.tracing_overhead, 0.0)
         self.assertAlmostEqual(verdict.padding, 0.2)
 
     def test_where_watching_is_free_its_passes_are_the_run(self):
-        verdict = analyze(measured(plain_s=[]), DataConfig())
+        verdict = analyze(measured(untraced_s=[]), DataConfig())
         self.assertAlmostEqual(verdict.achieved, 40 / 2.25)
-        self.assertIsNone(verdict.watching_costs)
+        self.assertIsNone(verdict.tracing_overhead)
 
     def test_steps_vary_by_their_bucket_or_by_themselves(self):
         verdict = analyze(measured(), DataConfig())
         self.assertAlmostEqual(verdict.step_mean_s, 0.625)
-        self.assertAlmostEqual(verdict.variation, 0.2)  # 0.125 of 0.625
-        self.assertAlmostEqual(verdict.variation_in_bucket, 0.0)
+        self.assertAlmostEqual(verdict.step_variation, 0.2)  # 0.125 of 0.625
+        self.assertAlmostEqual(verdict.step_variation_in_bucket, 0.0)
 
     def test_bottleneck_is_the_slowest_stage_and_said_in_a_sentence(self):
         for times in ({"read": 0.6}, {"produce": 0.6}, {"transfer": 0.6}, {"step": 0.6}):
@@ -103,7 +106,9 @@ class AnalysisTest(unittest.TestCase):
             with self.subTest(stage=stage):
                 verdict = analyze(measured(**times), DataConfig())
                 self.assertEqual(verdict.bottleneck, stage)
-                self.assertRegex(verdict.reason, rf"^{stage}: alone, .*600\.0|^(produce|transfer): .* (80|65)0\.0")
+                self.assertRegex(
+                    verdict.reason, rf"^{stage}: per batch in isolation, .*600\.0|^(produce|transfer): .* (80|65)0\.0"
+                )
 
     def test_a_stage_without_time_has_no_rate(self):
         verdict = analyze(measured(read=0.0, transfer=0.0), DataConfig())
@@ -119,15 +124,15 @@ class AnalysisTest(unittest.TestCase):
 class RecommendationTest(unittest.TestCase):
     """Flags, by what the simulation of the queue says they gain."""
 
-    def gains(self, data=None, plain_s=(2.0, 2.0), **times) -> dict[str, float]:
-        verdict = analyze(measured(plain_s=plain_s, **times), data or DataConfig())
+    def gains(self, data=None, untraced_s=(2.0, 2.0), **times) -> dict[str, float]:
+        verdict = analyze(measured(untraced_s=untraced_s, **times), data or DataConfig())
         return {one.flags: round(one.gain, 2) for one in verdict.recommendations}
 
     def test_two_devices_halve_the_time_where_both_stages_take_as_long(self):
         times = {"read": 0.01, "produce": 0.5, "transfer": 0.0}
-        self.assertEqual(self.gains(**times, single=True)["--data-gpu 0 --model-gpu 1"], 1.0)
-        self.assertEqual(self.gains(**times, single=True, devices=1), {})
-        self.assertEqual(self.gains(**times, single=False), {})
+        self.assertEqual(self.gains(**times, single_device=True)["--data-gpu 0 --model-gpu 1"], 1.0)
+        self.assertEqual(self.gains(**times, single_device=True, devices=1), {})
+        self.assertEqual(self.gains(**times, single_device=False), {})
 
     def test_a_model_that_never_waits_gains_nothing_by_faster_batches(self):
         self.assertEqual(self.gains(), {})
@@ -141,16 +146,16 @@ class RecommendationTest(unittest.TestCase):
             self.assertEqual(self.gains(read=1.0, more_workers_s=1.0, data=DataConfig(cache_dataset=True)), {})
 
     def test_static_shapes_gain_what_was_measured(self):
-        self.assertAlmostEqual(self.gains(static_share=0.8)["--enable-static-shapes"], 0.25)
-        self.assertEqual(self.gains(static_share=0.99), {})
+        self.assertAlmostEqual(self.gains(static_shapes_ratio=0.8)["--enable-static-shapes"], 0.25)
+        self.assertEqual(self.gains(static_shapes_ratio=0.99), {})
 
     def test_larger_batches_gain_half_of_what_a_step_takes_beside_its_rows(self):
         times = {"read": 0.0, "produce": 0.0, "transfer": 0.0}
-        self.assertEqual(self.gains(**times, fixed_share=0.5), {"--batch-size 32": 0.33})  # 2 s for two: now 1.5
-        self.assertEqual(self.gains(**times, fixed_share=0.0), {})
+        self.assertEqual(self.gains(**times, fixed_fraction=0.5), {"--batch-size 32": 0.33})  # 2 s for two: now 1.5
+        self.assertEqual(self.gains(**times, fixed_fraction=0.0), {})
 
     def test_a_gain_within_the_noise_is_none(self):
-        self.assertEqual(self.gains(plain_s=(2.0, 3.0), static_share=0.8), {})
+        self.assertEqual(self.gains(untraced_s=(2.0, 3.0), static_shapes_ratio=0.8), {})
         text = "\n".join(report_lines(analyze(measured(), DataConfig()), "audio s/s"))
         self.assertIn("recommended    nothing", text)
 
@@ -213,8 +218,8 @@ class EmulatedPipeline(unittest.TestCase):
             picture = np.asarray(Image.open(files["picture"]))
             trace = json.loads(files["trace"].read_text())
         self.assertGreater(figures["efficiency"], 0.5)  # on a quiet machine 0.98; see docs/guides/profiling.md
-        self.assertAlmostEqual(figures["gain"] / figures["ideal_gain"], figures["efficiency"])
-        self.assertAlmostEqual(figures["ideal_gain"], 42 / 22, delta=0.1)
+        self.assertAlmostEqual(figures["speedup"] / figures["ideal_speedup"], figures["efficiency"])
+        self.assertAlmostEqual(figures["ideal_speedup"], 42 / 22, delta=0.1)
         self.assertEqual(figures["bottleneck"], "produce")
         self.assertEqual(figures["recommendations"], [])
         self.assertEqual(set(figures["stages"]), set(STAGES))
@@ -243,8 +248,8 @@ class EmulatedPipeline(unittest.TestCase):
         steps = [Span("step", n, n + 0.25, n + 1.0) for n in range(WARM_UP + 3)]
         begin_s = float(WARM_UP)
         blocked = [(0.0, begin_s - 1.0), (begin_s - 0.5, begin_s + 0.25), (begin_s + 1.0, begin_s + 1.25)]
-        found = traced_run_of(EmulatedRun(RunResult(99.0, 99, 99, 9.0, 9.0, {}, ("1",)), steps, blocked))
-        self.assertEqual((found.seconds, found.busy_s, found.wait_s, found.blocked_s), (3.0, 2.25, 0.75, 0.5))
+        found = without_warm_up(EmulatedRun(RunResult(99.0, 99, 99, 9.0, 9.0, {}, ("1",)), steps, blocked))
+        self.assertEqual((found.duration_s, found.busy_s, found.wait_s, found.blocked_s), (3.0, 2.25, 0.75, 0.5))
         self.assertEqual((found.step_s.tolist(), len(found.spans)), ([1.0, 1.0, 1.0], 3))
 
     def test_emulated_devices_need_not_be_there_and_are_two_where_none_is_named(self):
@@ -266,7 +271,7 @@ class EmulatedPipeline(unittest.TestCase):
             ("--picture", "."): "that is a folder",
             ("--emulate", "produce=fast,step=1"): "produce=fast",
             ("--emulate", "produce=0.01,step=0.01", "--model-gpus", "1", "2", "--data-gpu", "0"): "plan_placement.py",
-            ("--num-steps", "1"): "1 is not",
+            ("--num-steps", "1"): "--num-steps is '1'",
             ("--num-step", "5"): "Did you mean --num-steps",
             ("--batch-size", "0"): "--batch-size is 0",
         }
@@ -286,7 +291,7 @@ class GpuSamplerTest(unittest.TestCase):
         self.assertEqual((watch.usage, watch.reason), ({}, "the model is on no GPU"))
 
     def test_usage_is_the_mean_share_and_the_most_memory(self):
-        figures = GpuUsage([0.5, 1.0], [100.0, 300.0]).figures()
+        figures = GpuUsage([0.5, 1.0], [100.0, 300.0]).to_json()
         self.assertEqual(figures["utilisation"], 0.75)
         self.assertAlmostEqual(figures["utilisation_variation"], 1 / 3)
         self.assertEqual(figures["memory_mib"], 300.0)
@@ -308,10 +313,10 @@ class ProfileTest(unittest.TestCase):
 
     def test_every_stage_was_timed_and_the_step_was_traced_once(self):
         self.assertEqual(self.code, 0)
-        self.assertEqual(self.figures["traces"], 1)
+        self.assertEqual(self.figures["step_traces"], 1)
         for stage in STAGES:
             self.assertGreater(self.figures["stages"][stage]["audio_seconds_per_s"], 0)
-        self.assertGreater(self.figures["flops_per_s"], 0)
+        self.assertGreater(self.figures["model_flops_per_s"], 0)
         self.assertTrue(0 < self.figures["model_flops_utilisation"] < 1)
         self.assertTrue(0 < self.figures["accelerator_utilisation"] <= 1)
         self.assertAlmostEqual(self.figures["efficiency"], self.figures["achieved"] / self.figures["ceiling"], places=6)

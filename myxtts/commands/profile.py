@@ -55,41 +55,41 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
 
         with real_time_priority() if options.real_time else nullcontext():
             measurement, placement = measure_emulation(parse_emulation(options.emulate), config, options.num_steps)
-        unit, findings = "batches/s", None
+        unit, device_metrics = "batches/s", None
     else:
         from myxtts.profiling.measure import profile  # imports TensorFlow, which takes seconds
 
-        measurement, findings, placement = profile(config, options.num_steps)
+        measurement, device_metrics, placement = profile(config, options.num_steps)
         unit = "audio s/s"
     from myxtts.profiling.analysis import analyze
     from myxtts.profiling.report import report_lines
 
     analysis = analyze(measurement, config.data)
-    name = f"{placement.name}{', emulated' if findings is None else ''}, {options.num_steps} steps"
-    print(
-        "\n".join([f"{'profile':<14} {name}", *report_lines(analysis, unit), *(findings.lines() if findings else ())])
-    )
-    write_outputs(outputs, measurement, analysis, findings, name, unit)
+    name = f"{placement.name}{', emulated' if device_metrics is None else ''}, {options.num_steps} steps"
+    device_lines = device_metrics.lines() if device_metrics else ()
+    print("\n".join([f"{'profile':<14} {name}", *report_lines(analysis, unit), *device_lines]))
+    write_outputs(outputs, measurement, analysis, device_metrics, name, unit)
     return 0
 
 
 def write_outputs(
-    outputs: Mapping[str, Path | None], measurement: Any, analysis: Any, findings: Any, name: str, unit: str
+    outputs: Mapping[str, Path | None], measurement: Any, analysis: Any, device_metrics: Any, name: str, unit: str
 ) -> None:
     """Write the files that were asked for."""
     from myxtts.observe.plots import lanes, png_bytes
-    from myxtts.profiling.report import analysis_figures
+    from myxtts.profiling.report import analysis_to_json
     from myxtts.profiling.timeline import chrome_trace, timeline_excerpt, timeline_rows
 
-    spans = measurement.watched[-1].spans
+    spans = measurement.traced[-1].spans
     json_file, picture, trace = outputs["--json"], outputs["--picture"], outputs["--trace"]
     if json_file:
-        figures = {"profile": name, **analysis_figures(analysis, unit), **(findings.figures() if findings else {})}
+        figures = {"profile": name, **analysis_to_json(analysis, unit)}
+        figures |= device_metrics.to_json() if device_metrics else {}
         write_whole(json_file, (json.dumps(figures, indent=1) + "\n").encode())
     if picture:
         rows = {row: [span[1:4] for span in spans] for row, spans in timeline_rows(timeline_excerpt(spans)).items()}
         title = (
-            f"{name}: efficiency {analysis.efficiency:.1%}, model device works {analysis.accelerator_utilisation:.1%}"
+            f"{name}: efficiency {analysis.efficiency:.1%}, model device busy {analysis.accelerator_utilisation:.1%}"
         )
         write_whole(picture, png_bytes(lanes(rows, title)))
     if trace:

@@ -1,12 +1,12 @@
-"""What the times of a profile say: rates, efficiency, bottleneck, and what would help by how much. Numpy only.
+"""Analysis of a profile: rates, efficiency, bottleneck, and predicted gains of other settings. Numpy only.
 
 Terms as in docs/reference/pipeline.md: P, T and C are the seconds to produce, transfer and consume a batch. One after
-the other they take P + T + C. Reading, the producer's thread (P and then T) and the model run at the same time, so the
-slowest of these three sets the pace: that is the ceiling.
+the other they take P + T + C. In a pipeline, reading, the producer's thread (P and then T) and the model run at the
+same time, so the slowest of these three sets the rate: the ceiling.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,28 +15,28 @@ from myxtts.config.schema import DataConfig
 from myxtts.observe.advice import candidates, flags_of
 from myxtts.planner.emulator import Span
 from myxtts.planner.simulator import QueueDepths, simulate
-from myxtts.planner.stage_times import STAGES, StageTimes
+from myxtts.planner.stage_times import STAGES, StageTimes, coefficient_of_variation
 
-LEAST_GAIN = 0.02  # below this a change is not worth a restart, however still the machine is
-# Of the model device: least utilisation, largest variation of a step's time.
+MIN_GAIN = 0.02  # a smaller gain is not worth a restart, however quiet the machine is
+# Minimum utilisation of the model device, maximum variation of the step's time.
 GRADES = (("excellent", 0.90, 0.20), ("good", 0.80, 0.30), ("minimum", 0.70, 0.40))
-SEVERAL = 4  # passes over the batches in a simulation
+SIMULATED_PASSES = 4  # over the measured batches
 
 
 @dataclass(frozen=True)
 class TracedRun:
-    """One run of all stages together.
+    """One run of all stages together, with the times of each stage recorded.
 
     Attributes:
-        seconds: of all its batches.
-        wait_s: the model had no batch.
-        blocked_s: the producer waited for the model to take one.
-        busy_s: the model worked.
-        step_s: float [steps], from the end of the step before to its own.
+        duration_s: of all its batches.
+        wait_s: the model device had no batch.
+        blocked_s: the producer waited for the model to take a batch.
+        busy_s: the model device worked.
+        step_s: float [steps], from the end of the previous step to the end of the step.
         spans: of every stage and batch.
     """
 
-    seconds: float
+    duration_s: float
     wait_s: float
     blocked_s: float
     busy_s: float
@@ -44,62 +44,71 @@ class TracedRun:
     spans: Sequence[Span]
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """What was measured on one sequence of batches.
+class Trials(NamedTuple):
+    """Measured effects of other settings; None where a setting was not tried.
 
     Attributes:
-        work: float [batches], audio seconds of each, or 1 where the stages are emulated.
-        padded: float [batches], the same with padding.
-        alone_s: by stage, float [batches]; of `read` the time between two batches, by all workers together.
-        plain_s: seconds of the sequence in each pass that ran as a training run does; empty where noting the times
-            takes none, so that the watched passes stand for these.
-        watched: the passes in which the stages' times were noted.
-        lengths: int [batches], which bucket each is of.
-        single: batches were made on the device that trains.
+        more_workers_s: seconds between two batches of reading with the `num_workers` that `candidates` suggests.
+        static_shapes_ratio: time of a step with static shapes over the time without.
+        fixed_fraction: fraction of a step's time that remains at zero rows, extrapolated from a whole batch and half of
+            it. It is too large on a device that is not full yet, so that the gain derived from it is an upper limit.
+    """
+
+    more_workers_s: float | None = None
+    static_shapes_ratio: float | None = None
+    fixed_fraction: float | None = None
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Measurements of one sequence of batches.
+
+    Attributes:
+        work: float [batches], seconds of audio in each, or 1 where the stages are emulated.
+        padded_work: float [batches], the same with padding.
+        isolated: times of each stage in isolation; `read_s` is the time between two batches from all workers together.
+        untraced_s: duration of each untraced run; empty where tracing costs nothing, so that the traced runs suffice.
+        traced: the traced runs.
+        step_bucket: int [steps], the bucket of each step.
+        single_device: one device makes the batches and trains.
         devices: GPUs, real or simulated, that a placement may use.
-        more_workers_s: seconds between two batches of reading with the `num_workers` that `candidates` names, if tried.
-        static_share: time of a step with static shapes over that without, if tried.
-        fixed_share: share of a step's time that is left at no rows, by a line through those of a batch and of half of
-            it, if tried. A device that is not full yet makes it larger, so that the gain by it is the most there is.
+        trials: effects of other settings.
     """
 
     work: np.ndarray
-    padded: np.ndarray
-    alone_s: dict[str, np.ndarray]
-    plain_s: Sequence[float]
-    watched: Sequence[TracedRun]
-    lengths: np.ndarray
-    single: bool
+    padded_work: np.ndarray
+    isolated: StageTimes
+    untraced_s: Sequence[float]
+    traced: Sequence[TracedRun]
+    step_bucket: np.ndarray
+    single_device: bool
     devices: int
-    more_workers_s: float | None = None
-    static_share: float | None = None
-    fixed_share: float | None = None
+    trials: Trials = field(default_factory=Trials)
 
 
 class Recommendation(NamedTuple):
-    """A change of settings, and the share by which the run would train more speech a second."""
+    """A change of settings, and the fraction by which the throughput would rise."""
 
     flags: str
     gain: float
-    basis: str  # measured, simulated, or at most: what it rests on
+    basis: str  # measured, simulated, or at most
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """All that the profile says. Rates are work a second; shares are from 0 to 1.
+    """Results of a profile. Rates are work per second; fractions are from 0 to 1.
 
     Attributes:
-        rates: by stage, alone; None where it takes no time.
-        mean_s, variations: by stage, seconds of a batch and their standard deviation over it.
-        ceiling: of the slowest of reading, the producer's thread and the model.
-        achieved: of the passes that ran as a training run does.
-        serial: of producing, transfer and step one after the other, while reading runs ahead.
-        gain, ideal_gain: achieved and ceiling over serial.
-        noise: by how much two equal passes differ.
-        watching_costs: share of the time that watched passes take longer; None where there are no others.
-        variation: standard deviation of a step's time over its mean.
-        variation_in_bucket: the same with each step's time over the mean of its bucket.
+        rates: by stage, in isolation; None where a stage takes no time.
+        mean_s, variations: by stage, seconds per batch and their coefficient of variation (deviation over mean).
+        ceiling: the rate of the slowest of reading, the producer's thread and the model.
+        achieved: the rate of all stages together, untraced.
+        serial: the rate of producing, transfer and step one after the other, while reading runs ahead.
+        speedup, ideal_speedup: achieved and ceiling over serial.
+        noise: relative difference of two equal runs.
+        tracing_overhead: fraction of the time that tracing adds; None where there are no untraced runs.
+        step_variation: coefficient of variation of the step's time.
+        step_variation_in_bucket: the same with each step's time divided by the mean of its bucket.
     """
 
     rates: dict[str, float | None]
@@ -110,87 +119,87 @@ class Analysis:
     efficiency: float
     accelerator_utilisation: float
     serial: float
-    gain: float
-    ideal_gain: float
+    speedup: float
+    ideal_speedup: float
     noise: float
-    watching_costs: float | None
+    tracing_overhead: float | None
     step_mean_s: float
     step_p50_s: float
     step_p95_s: float
-    variation: float
-    variation_in_bucket: float
-    wait_share: float
-    blocked_share: float
+    step_variation: float
+    step_variation_in_bucket: float
+    wait_fraction: float
+    blocked_fraction: float
     padding: float
     bottleneck: str
     grade: str
     recommendations: list[Recommendation]
 
     @property
-    def least_gain(self) -> float:
-        """What a change has to gain to be recommended."""
-        return max(self.noise, LEAST_GAIN)
+    def min_gain(self) -> float:
+        """Smallest gain that is recommended."""
+        return max(self.noise, MIN_GAIN)
 
     @property
     def reason(self) -> str:
         """The bottleneck in one sentence."""
         mean_ms = {stage: 1e3 * seconds for stage, seconds in self.mean_s.items()}
-        takes = {
-            "read": f"reading on the host takes {mean_ms['read']:.1f} ms a batch",
-            "produce": f"the producer takes {mean_ms['produce'] + mean_ms['transfer']:.1f} ms a batch "
+        times = {
+            "read": f"reading on the host takes {mean_ms['read']:.1f} ms",
+            "produce": f"the producer takes {mean_ms['produce'] + mean_ms['transfer']:.1f} ms "
             f"({mean_ms['produce']:.1f} to produce, {mean_ms['transfer']:.1f} to transfer)",
-            "step": f"the step takes {mean_ms['step']:.1f} ms a batch",
+            "step": f"the step takes {mean_ms['step']:.1f} ms",
         }
         slowest = "produce" if self.bottleneck == "transfer" else self.bottleneck
-        others = "; ".join(text for stage, text in takes.items() if stage != slowest and mean_ms[stage])
-        return f"{self.bottleneck}: alone, {takes[slowest]}; {others}."
+        others = "; ".join(text for stage, text in times.items() if stage != slowest and mean_ms[stage])
+        return f"{self.bottleneck}: per batch in isolation, {times[slowest]}; {others}."
 
 
-def analyze(measured: Measurement, data: DataConfig) -> Analysis:
-    """What a measurement says of a run with the settings `data`."""
-    work, alone_s = measured.work.sum(), measured.alone_s
-    total_s = {stage: float(alone_s[stage].sum()) for stage in STAGES}
+def analyze(measurement: Measurement, data: DataConfig) -> Analysis:
+    """Analyse a measurement of a run with the settings `data`."""
+    work, isolated, traced = measurement.work.sum(), measurement.isolated, measurement.traced
+    total_s = {stage: float(isolated[stage].sum()) for stage in STAGES}
     producer_s = total_s["produce"] + total_s["transfer"]
     slowest_s = max(total_s["read"], producer_s, total_s["step"])
     serial_s = max(total_s["read"], producer_s + total_s["step"])
-    rounds_s = measured.plain_s or [one.seconds for one in measured.watched]
-    plain_s = float(np.mean(rounds_s))
-    step_s = np.concatenate([one.step_s for one in measured.watched])
-    by_bucket = np.concatenate([_over_bucket(one.step_s, measured.lengths) for one in measured.watched])
-    watched_s = sum(one.seconds for one in measured.watched)
-    utilisation, variation = sum(one.busy_s for one in measured.watched) / watched_s, _variation(step_s)
-    noise = float(np.ptp(rounds_s) / plain_s)
+    durations_s = measurement.untraced_s or [run.duration_s for run in traced]
+    duration_s = float(np.mean(durations_s))
+    step_s = np.concatenate([run.step_s for run in traced])
+    relative_to_bucket = np.concatenate([_over_bucket_mean(run.step_s, measurement.step_bucket) for run in traced])
+    traced_s = sum(run.duration_s for run in traced)
+    utilisation, variation = sum(run.busy_s for run in traced) / traced_s, coefficient_of_variation(step_s)
+    noise = float(np.ptp(durations_s) / duration_s)
     return Analysis(
         rates={stage: float(work / total_s[stage]) if total_s[stage] else None for stage in STAGES},
-        mean_s={stage: total_s[stage] / len(measured.work) for stage in STAGES},
-        variations={stage: _variation(alone_s[stage]) for stage in STAGES},
+        mean_s={stage: total_s[stage] / len(measurement.work) for stage in STAGES},
+        variations={stage: coefficient_of_variation(isolated[stage]) for stage in STAGES},
         ceiling=float(work / slowest_s),
-        achieved=float(work / plain_s),
-        efficiency=slowest_s / plain_s,
+        achieved=float(work / duration_s),
+        efficiency=slowest_s / duration_s,
         accelerator_utilisation=utilisation,
         serial=float(work / serial_s),
-        gain=serial_s / plain_s,
-        ideal_gain=serial_s / slowest_s,
+        speedup=serial_s / duration_s,
+        ideal_speedup=serial_s / slowest_s,
         noise=noise,
-        watching_costs=watched_s / len(measured.watched) / plain_s - 1.0 if measured.plain_s else None,
+        tracing_overhead=traced_s / len(traced) / duration_s - 1.0 if measurement.untraced_s else None,
         step_mean_s=float(step_s.mean()),
         step_p50_s=float(np.percentile(step_s, 50)),
         step_p95_s=float(np.percentile(step_s, 95)),
-        variation=variation,
-        variation_in_bucket=_variation(by_bucket),
-        wait_share=sum(one.wait_s for one in measured.watched) / watched_s,
-        blocked_share=sum(one.blocked_s for one in measured.watched) / watched_s,
-        padding=1.0 - float(work / measured.padded.sum()),
+        step_variation=variation,
+        step_variation_in_bucket=coefficient_of_variation(relative_to_bucket),
+        wait_fraction=sum(run.wait_s for run in traced) / traced_s,
+        blocked_fraction=sum(run.blocked_s for run in traced) / traced_s,
+        padding=1.0 - float(work / measurement.padded_work.sum()),
         bottleneck=_bottleneck(total_s, slowest_s),
         grade=grade(utilisation, variation),
-        recommendations=recommend(measured, data, max(noise, LEAST_GAIN)),
+        recommendations=recommend(measurement, data, max(noise, MIN_GAIN)),
     )
 
 
 def grade(utilisation: float, variation: float) -> str:
-    """The best grade whose two bounds are kept."""
-    kept = (name for name, least, most in GRADES if utilisation > least and variation < most)
-    return next(kept, "below minimum")
+    """Return the best grade whose two limits are met."""
+    met = (name for name, minimum, maximum in GRADES if utilisation > minimum and variation < maximum)
+    return next(met, "below minimum")
 
 
 def _bottleneck(total_s: dict[str, float], slowest_s: float) -> str:
@@ -199,90 +208,93 @@ def _bottleneck(total_s: dict[str, float], slowest_s: float) -> str:
     return "produce" if total_s["produce"] >= total_s["transfer"] else "transfer"
 
 
-def _variation(seconds: np.ndarray) -> float:
-    return float(seconds.std() / seconds.mean()) if seconds.any() else 0.0
+def _over_bucket_mean(step_s: np.ndarray, step_bucket: np.ndarray) -> np.ndarray:
+    """Return each step's time over the mean of the steps of its bucket."""
+    ratios = np.empty_like(step_s)
+    for bucket in set(step_bucket.tolist()):
+        in_bucket = step_bucket == bucket
+        ratios[in_bucket] = step_s[in_bucket] / step_s[in_bucket].mean()
+    return ratios
 
 
-def _over_bucket(step_s: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Each step's time over the mean of the steps of its bucket."""
-    found = np.empty_like(step_s)
-    for bucket in set(lengths.tolist()):
-        own = lengths == bucket
-        found[own] = step_s[own] / step_s[own].mean()
-    return found
-
-
-def recommend(measured: Measurement, data: DataConfig, least_gain: float) -> list[Recommendation]:
-    """Changes of settings that gain more than a share, by a simulation of the queue, the best first."""
-    stages = ("read", "produce", "transfer", "step", "variation")
-    changes = [change for stage in stages for change in candidates(stage, data, measured.single, measured.devices)]
-    now = _Pipeline.of(measured, data)
-    rate = now.rate()
-    found = []
+def recommend(measurement: Measurement, data: DataConfig, min_gain: float) -> list[Recommendation]:
+    """Return changes of settings that gain more than `min_gain` in a simulation of the pipeline, the best first."""
+    stages = (*STAGES, "variation")
+    changes = [
+        change for stage in stages for change in candidates(stage, data, measurement.single_device, measurement.devices)
+    ]
+    current = _PipelineModel.of(measurement, data)
+    current_rate = current.rate()
+    recommendations = []
     for change in changes:
-        changed, basis = _changed(now, change, measured)
+        changed, basis = _apply_change(current, change, measurement)
         if changed is not None:
-            found.append(Recommendation(flags_of(change), changed.rate() / rate - 1.0, basis))
-    return sorted((one for one in found if one.gain > least_gain), key=lambda one: -one.gain)
+            gain = changed.rate() / current_rate - 1.0
+            recommendations.append(Recommendation(flags_of(change), gain, basis))
+    worthwhile = (recommendation for recommendation in recommendations if recommendation.gain > min_gain)
+    return sorted(worthwhile, key=lambda recommendation: -recommendation.gain)
 
 
 @dataclass(frozen=True)
-class _Pipeline:
-    """What the simulation of the queue needs: seconds of each batch by stage, its work, depths and the route."""
+class _PipelineModel:
+    """Inputs of the simulation: the times of each batch, its work, the depths and the route."""
 
-    seconds: dict[str, np.ndarray]
+    times: StageTimes
     work: np.ndarray
     depths: QueueDepths
     route: tuple[str, str]
 
     @classmethod
-    def of(cls, measured: Measurement, data: DataConfig) -> "_Pipeline":
-        # Of reading the pace of all workers is known. A worker takes as many times longer, and longer for more speech.
-        share = measured.padded / measured.padded.mean()
-        read_s = data.num_workers * measured.alone_s["read"].mean() * share
-        depths = QueueDepths.from_settings(data)
-        return cls(measured.alone_s | {"read": read_s}, measured.work, depths, ("0", "0" if measured.single else "1"))
+    def of(cls, measurement: Measurement, data: DataConfig) -> "_PipelineModel":
+        # The interval between batches from all workers is known. One worker takes num_workers times as long, and longer
+        # for longer speech.
+        length = measurement.padded_work / measurement.padded_work.mean()
+        times = replace(measurement.isolated, read_s=data.num_workers * measurement.isolated.read_s.mean() * length)
+        route = ("0", "0" if measurement.single_device else "1")
+        return cls(times, measurement.work, QueueDepths.from_settings(data), route)
 
     def rate(self) -> float:
-        """Work a second, without the start, when the queues are empty."""
-        return float(SEVERAL * self.work.sum() / (self._seconds_of(2 * SEVERAL) - self._seconds_of(SEVERAL)))
+        """Return the work per second without the start, when the queues are empty."""
+        passes = SIMULATED_PASSES
+        return float(passes * self.work.sum() / (self._duration_s(2 * passes) - self._duration_s(passes)))
 
-    def _seconds_of(self, passes: int) -> float:
-        seconds = {f"{stage}_s": np.tile(self.seconds[stage], passes) for stage in STAGES}
-        return simulate([self.route], StageTimes(**seconds), self.depths).duration_s
+    def _duration_s(self, passes: int) -> float:
+        times = StageTimes(*(np.tile(self.times[stage], passes) for stage in STAGES))
+        return simulate([self.route], times, self.depths).duration_s
 
-    def scaled(self, stage: str, factor: float) -> "_Pipeline":
-        return replace(self, seconds=self.seconds | {stage: self.seconds[stage] * factor})
+    def scaled(self, stage: str, factor: float) -> "_PipelineModel":
+        return replace(self, times=replace(self.times, **{f"{stage}_s": self.times[stage] * factor}))
 
 
-def _changed(now: _Pipeline, change: dict[str, Any], measured: Measurement) -> tuple[_Pipeline | None, str]:
-    """The pipeline after a change of settings, and what that rests on; None where nothing is known of it."""
-    depths, trial_s = now.depths, measured.more_workers_s
+def _apply_change(
+    current: _PipelineModel, change: dict[str, Any], measurement: Measurement
+) -> tuple[_PipelineModel | None, str]:
+    """Return the pipeline after a change of settings, and the basis of its times; None where they are unknown."""
+    depths, trials = current.depths, measurement.trials
     match change:
         case {"num_workers": workers}:
-            if trial_s is None:  # each worker as fast as now
-                return replace(now, depths=replace(depths, workers=workers)), "simulated"
-            factor = trial_s / measured.alone_s["read"].mean() * workers / depths.workers
-            return replace(now.scaled("read", factor), depths=replace(depths, workers=workers)), "measured"
+            more_workers = replace(current, depths=replace(depths, workers=workers))
+            if trials.more_workers_s is None:  # assumes that each worker stays as fast
+                return more_workers, "simulated"
+            factor = trials.more_workers_s / measurement.isolated.read_s.mean() * workers / depths.workers
+            return more_workers.scaled("read", factor), "measured"
         case {"cache_dataset": _} | {"use_tf_native_loading": _}:
-            return now.scaled("read", 0.0), "at most"
+            return current.scaled("read", 0.0), "at most"
         case {"prefetch_buffer_size": depth}:
-            return replace(now, depths=replace(depths, feed=depth, uploaded=depth)), "simulated"
+            return replace(current, depths=replace(depths, feed=depth, uploaded=depth)), "simulated"
         case {"buffer_size": depth}:
-            return replace(now, depths=replace(depths, host=depth)), "simulated"
+            return replace(current, depths=replace(depths, host=depth)), "simulated"
         case {"data_gpu": data_gpu, "model_gpu": model_gpu}:
-            changed = replace(now, route=(str(data_gpu), str(model_gpu)))
-            return (changed, "at most") if measured.single else (changed.scaled("transfer", 0.0), "simulated")
-        case {"enable_static_shapes": _}:
-            share = measured.static_share
-            return (None, "") if share is None else (now.scaled("step", share), "measured")
-        case {"batch_size": _}:
-            share = measured.fixed_share
-            return (None, "") if share is None else (_doubled(now, share), "at most")
+            changed = replace(current, route=(str(data_gpu), str(model_gpu)))
+            return (changed, "at most") if measurement.single_device else (changed.scaled("transfer", 0.0), "simulated")
+        case {"enable_static_shapes": _} if trials.static_shapes_ratio is not None:
+            return current.scaled("step", trials.static_shapes_ratio), "measured"
+        case {"batch_size": _} if trials.fixed_fraction is not None:
+            return _with_doubled_batch(current, trials.fixed_fraction), "at most"
     return None, ""
 
 
-def _doubled(now: _Pipeline, fixed_share: float) -> _Pipeline:
-    """Twice the rows in a batch: what a step takes beside its rows is paid once for two."""
-    twice = {stage: 2.0 * seconds for stage, seconds in now.seconds.items()}
-    return replace(now, seconds=twice, work=2.0 * now.work).scaled("step", 1.0 - fixed_share / 2.0)
+def _with_doubled_batch(current: _PipelineModel, fixed_fraction: float) -> _PipelineModel:
+    """Return the pipeline with twice the rows per batch: the fixed part of the step is paid once for both halves."""
+    doubled = StageTimes(*(2.0 * current.times[stage] for stage in STAGES))
+    return replace(current, times=doubled, work=2.0 * current.work).scaled("step", 1.0 - fixed_fraction / 2.0)

@@ -1,4 +1,4 @@
-"""The measurement of stages that only sleep, for checks of what is made of one. No TensorFlow."""
+"""A profile of stages that only sleep, to check the analysis and the hand-over between stages. No TensorFlow."""
 
 import time
 from typing import Any
@@ -14,84 +14,83 @@ from myxtts.planner.stage_times import StageTimes
 from myxtts.profiling.analysis import Measurement, TracedRun
 
 WARM_UP = 20  # batches: the queues of a route hold 14, and one more is in each stage
-PASSES = 2
+RUNS = 2
 SLEEPS = 20
 SEED = 0
 
 
-def measure_emulation(times: dict[str, Any], config: Config, steps: int) -> tuple[Measurement, Placement]:
-    """Run batches through the feed of a run, with stages that sleep; depths and workers are those of the settings.
+def measure_emulation(stage_times: dict[str, Any], config: Config, steps: int) -> tuple[Measurement, Placement]:
+    """Run batches through the feed of a run, with stages that sleep; depths and workers come from the settings.
 
     Args:
-        times: as `parse_emulation` gives them.
-        config: its placement is taken for devices that need not be there; without any it is dual.
-        steps: batches, after those of a warm-up.
+        stage_times: as `parse_emulation` returns them.
+        config: its placement may name devices that do not exist; without one, the placement is dual.
+        steps: number of batches after the warm-up.
 
     Raises:
         ConfigError: so few batches cannot vary so much.
-        PlacementError: several replicas were asked for, or the placement contradicts itself.
+        PlacementError: the placement has several replicas or contradicts itself.
     """
     placement = emulated_placement(config)
     route = placement.routes[0]
     try:
-        stages = StageTimes.constant(WARM_UP + steps, **times, seed=SEED)
+        times = StageTimes.constant(WARM_UP + steps, **stage_times, seed=SEED)
     except ValueError as error:
         raise ConfigError(f"{error}. Raise --num-steps, or lower variation= in --emulate.") from error
-    data = config.data
-    depths = QueueDepths.from_settings(data)
-    single = route.data == route.model
-    alone_s = {
-        "read": measured_sleep_s(stages.read_s[WARM_UP:]) / data.num_workers,
-        "produce": measured_sleep_s(stages.produce_s[WARM_UP:]),
-        "transfer": np.zeros(steps) if single else measured_sleep_s(stages.transfer_s[WARM_UP:]),
-        "step": measured_sleep_s(stages.step_s[WARM_UP:]),
-    }
-    passes = [traced_run_of(emulate([(route.data, route.model)], stages, depths)) for _ in range(PASSES)]
+    depths = QueueDepths.from_settings(config.data)
+    single_device = route.data == route.model
+    isolated = StageTimes(
+        read_s=measure_sleep(times.read_s[WARM_UP:]) / config.data.num_workers,
+        produce_s=measure_sleep(times.produce_s[WARM_UP:]),
+        transfer_s=np.zeros(steps) if single_device else measure_sleep(times.transfer_s[WARM_UP:]),
+        step_s=measure_sleep(times.step_s[WARM_UP:]),
+    )
     measurement = Measurement(
         work=np.ones(steps),
-        padded=np.ones(steps),
-        alone_s=alone_s,
-        plain_s=[],
-        watched=passes,
-        lengths=np.zeros(steps, int),
-        single=single,
+        padded_work=np.ones(steps),
+        isolated=isolated,
+        untraced_s=[],
+        traced=[without_warm_up(emulate([(route.data, route.model)], times, depths)) for _ in range(RUNS)],
+        step_bucket=np.zeros(steps, int),
+        single_device=single_device,
         devices=len(placement.devices),
     )
     return measurement, placement
 
 
 def emulated_placement(config: Config) -> Placement:
-    asked = config.placement
-    named = [gpu for gpu in (asked.data_gpu, asked.model_gpu, *asked.model_gpus) if gpu is not None]
-    there = max(asked.simulate_gpus, 2, *(gpu + 1 for gpu in named))
+    settings = config.placement
+    named = [gpu for gpu in (settings.data_gpu, settings.model_gpu, *settings.model_gpus) if gpu is not None]
+    gpus = max(settings.simulate_gpus, 2, *(gpu + 1 for gpu in named))
     dual = {} if named else {"data_gpu": 0, "model_gpu": 1}
-    placement = plan_routes(asked.model_copy(update={"simulate_gpus": there, **dual}), gpu_count=0)
+    placement = plan_routes(settings.model_copy(update={"simulate_gpus": gpus, **dual}), gpu_count=0)
     only_route(placement, "a profile")
     return placement
 
 
-def measured_sleep_s(seconds: np.ndarray) -> np.ndarray:
-    """What sleeping so long takes on this machine: each with the median of by how much some sleeps are late."""
+def measure_sleep(seconds: np.ndarray) -> np.ndarray:
+    """Return the actual durations of these sleeps on this machine: each plus the median delay of some of them."""
     if not seconds.any():
         return seconds
-    late_s = []
-    for one in seconds[:SLEEPS].tolist():
-        began_s = time.perf_counter()
-        precise_sleep(one)
-        late_s.append(time.perf_counter() - began_s - one)
-    return seconds + np.median(late_s)
+    delays_s = []
+    for asked_s in seconds[:SLEEPS].tolist():
+        start_s = time.perf_counter()
+        precise_sleep(asked_s)
+        delays_s.append(time.perf_counter() - start_s - asked_s)
+    return seconds + np.median(delays_s)
 
 
-def traced_run_of(run: EmulatedRun) -> TracedRun:
-    """A run on one route, from the end of the warm-up on."""
+def without_warm_up(run: EmulatedRun) -> TracedRun:
+    """Return an emulated run on one route, from the end of the warm-up on."""
     steps = sorted((span for span in run.spans if span.stage == "step"), key=lambda span: span.batch)
-    begin_s, end_s = np.array([(span.start_s, span.end_s) for span in steps]).T
-    seconds = end_s[-1] - end_s[WARM_UP - 1]
-    busy_s = (end_s - begin_s)[WARM_UP:].sum()
+    start_s, end_s = np.array([(span.start_s, span.end_s) for span in steps]).T
+    origin_s = end_s[WARM_UP - 1]
+    duration_s = end_s[-1] - origin_s
+    busy_s = (end_s - start_s)[WARM_UP:].sum()
     return TracedRun(
-        seconds=float(seconds),
-        wait_s=float(seconds - busy_s),
-        blocked_s=sum(max(0.0, end - max(start, end_s[WARM_UP - 1])) for start, end in run.blocked),
+        duration_s=float(duration_s),
+        wait_s=float(duration_s - busy_s),
+        blocked_s=sum(max(0.0, end - max(start, origin_s)) for start, end in run.blocked),
         busy_s=float(busy_s),
         step_s=np.diff(end_s[WARM_UP - 1 :]),
         spans=[span for span in run.spans if span.batch >= WARM_UP],

@@ -11,41 +11,44 @@ import tensorflow as tf
 from myxtts.tf_internals import wrap_function
 from myxtts.training.state import TrainingState
 
-PRODUCTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
-LEAST_S, LARGEST = 0.005, 16384  # a hundred times what a call costs; 1 GiB of float32
+MATRIX_PRODUCTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative")  # and their two gradients each
+MIN_PRODUCT_S, MAX_SIZE = 0.005, 16384  # a hundred times the cost of a call; 1 GiB of float32
 
 
 def contraction_flops(function: Callable, argument) -> int:
-    """2 for each multiplication and addition of matrix products, einsums and convolutions.
+    """Count 2 for each multiply-add of matrix products, einsums and convolutions.
 
-    The function is traced and run once, and each product's sizes are taken from that run: in a graph with symbolic
-    lengths they are known nowhere else.
+    The function is traced and run once, and the sizes of each product are taken from that run: a graph with symbolic
+    lengths contains them nowhere else.
 
     Args:
-        function: of tensors; gradients that it takes count.
+        function: of tensors; the gradients that it computes count.
         argument: a tensor, or a dictionary of tensors.
 
     Raises:
         ValueError: a product is in a function that the graph calls (a loop, a branch), where it cannot be counted.
     """
     traced = wrap_function(function, [tf.nest.map_structure(tf.TensorSpec.from_tensor, argument)])
-    for called in _called(traced.graph):
+    for called in _called_graphs(traced.graph):
         if hidden := [operation.name for operation in called.get_operations() if _is_contraction(operation)]:
             raise ValueError(f"{', '.join(hidden)} cannot be counted: they are in {called.name}, which the graph calls")
-    found = [operation for operation in traced.graph.get_operations() if _is_contraction(operation)]
-    if not found:
+    contractions = [operation for operation in traced.graph.get_operations() if _is_contraction(operation)]
+    if not contractions:
         return 0
     with traced.graph.as_default():
-        shapes = [[tf.shape(tensor) for tensor in (*one.inputs, one.outputs[0])] for one in found]
+        shapes = [
+            [tf.shape(tensor) for tensor in (*operation.inputs, operation.outputs[0])] for operation in contractions
+        ]
     sizes = traced.prune(traced.inputs[: len(tf.nest.flatten(argument))], shapes)(*tf.nest.flatten(argument))
     return sum(
-        _flops(operation, [size.numpy().tolist() for size in own]) for operation, own in zip(found, sizes, strict=True)
+        _operation_flops(operation, [size.numpy().tolist() for size in operation_sizes])
+        for operation, operation_sizes in zip(contractions, sizes, strict=True)
     )
 
 
 def step_flops(state: TrainingState, batch: dict[str, tf.Tensor]) -> int:
-    """Of the losses of a batch and of their gradients, as `contraction_flops` counts them, and with its errors."""
+    """Count the operations of a batch's losses and their gradients; raises as `contraction_flops`."""
     variables = [variable.value for variable in state.trained]
 
     def gradients(batch):
@@ -59,67 +62,67 @@ def step_flops(state: TrainingState, batch: dict[str, tf.Tensor]) -> int:
         return contraction_flops(gradients, batch)
 
 
-def matmul_rate(dtype: str = "float32", size: int = 2048, repeats: int = 10) -> float:
-    """Operations a second of the best of some matrix products, on the device it is called on.
+def matmul_flops_per_s(dtype: str = "float32", size: int = 2048, repeats: int = 10) -> float:
+    """Return the operations per second of the fastest of some matrix products, on the current device.
 
-    A product that is done within LEAST_S tells more of the call than of the device: then a larger one is taken.
+    The time of a product shorter than MIN_PRODUCT_S is mostly that of the call, so a larger product is tried.
 
     Args:
         dtype: of the factors.
-        size: rows and columns of the first factors that are tried.
+        size: rows and columns of the first factors.
         repeats: products of each size.
     """
     product = tf.function(tf.matmul)
     rate = 0.0
     while True:
         try:
-            one = tf.cast(tf.constant(np.random.default_rng(0).normal(size=(size, size)).astype(np.float32)), dtype)
-            product(one, one)[0, 0].numpy()
+            factor = tf.cast(tf.constant(np.random.default_rng(0).normal(size=(size, size)).astype(np.float32)), dtype)
+            product(factor, factor)[0, 0].numpy()
             best_s = np.inf
             for _ in range(repeats):
                 started_s = time.perf_counter()
-                product(one, one)[0, 0].numpy()  # one number waits for all, and takes no time to copy
+                product(factor, factor)[0, 0].numpy()  # one number waits for the whole product and is cheap to copy
                 best_s = min(best_s, time.perf_counter() - started_s)
         except tf.errors.ResourceExhaustedError:
             if not rate:
                 raise
-            return rate  # of the largest that there was room for
+            return rate  # of the largest product that fits
         rate = 2 * size**3 / best_s
-        if best_s >= LEAST_S or size >= LARGEST:
+        if best_s >= MIN_PRODUCT_S or size >= MAX_SIZE:
             return rate
         size *= 2
 
 
 def _is_contraction(operation: tf.Operation) -> bool:
-    return operation.type in (*PRODUCTS, "Einsum") or operation.type.startswith(CONVOLUTIONS)
+    return operation.type in (*MATRIX_PRODUCTS, "Einsum") or operation.type.startswith(CONVOLUTIONS)
 
 
-def _called(graph: tf.Graph) -> Iterator[tf.Graph]:
-    """Graphs of the functions that a graph calls, and of those that they call."""
+def _called_graphs(graph: tf.Graph) -> Iterator[tf.Graph]:
+    """Yield the graphs of all functions that a graph calls, directly or indirectly."""
     for operation in graph.get_operations():
         for attribute in operation.node_def.attr.values():
             if attribute.func.name:
                 called = graph._get_function(attribute.func.name).graph
                 yield called
-                yield from _called(called)
+                yield from _called_graphs(called)
 
 
-def _flops(operation: tf.Operation, sizes: list[list[int]]) -> int:
-    """Of one operation, by the sizes of its inputs and its output."""
+def _operation_flops(operation: tf.Operation, sizes: list[list[int]]) -> int:
+    """Count one operation, given the sizes of its inputs and its output."""
     *inputs, output = sizes
     kind = operation.type
-    if kind in PRODUCTS:
+    if kind in MATRIX_PRODUCTS:
         transposed = operation.get_attr("transpose_a" if kind == "MatMul" else "adj_x")
         return 2 * inputs[0][-2 if transposed else -1] * prod(output)
     if kind == "Einsum":
-        letters = operation.get_attr("equation").decode().split("->")[0].split(",")
-        size_of = dict(zip("".join(letters), chain(*inputs), strict=True))
+        subscripts = operation.get_attr("equation").decode().split("->")[0].split(",")
+        size_of = dict(zip("".join(subscripts), chain(*inputs), strict=True))
         return 2 * prod(size_of.values()) if len(inputs) == 2 else 0
-    # A convolution and its gradients: the places of its output times the weights of one place; channels come last.
+    # A convolution or its gradient: positions of its output times the weights of one position; channels come last.
     if kind.endswith("BackpropFilter"):
-        places, kernel = inputs[2], output
+        positions, kernel = inputs[2], output
     elif kind.endswith("BackpropInput"):
-        places, kernel = inputs[2], inputs[1]
+        positions, kernel = inputs[2], inputs[1]
     else:
-        places, kernel = output, inputs[1]
-    return 2 * prod(places[:-1]) * prod(kernel)
+        positions, kernel = output, inputs[1]
+    return 2 * prod(positions[:-1]) * prod(kernel)

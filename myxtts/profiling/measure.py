@@ -26,8 +26,8 @@ from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Placement, Route, only_route
 from myxtts.planner.emulator import Span
 from myxtts.planner.stage_times import StageProfile, StageTimes
-from myxtts.profiling.analysis import Measurement, TracedRun
-from myxtts.profiling.flops import matmul_rate, step_flops
+from myxtts.profiling.analysis import Measurement, TracedRun, Trials
+from myxtts.profiling.flops import matmul_flops_per_s, step_flops
 from myxtts.profiling.nvml import GpuSampler
 from myxtts.profiling.report import DeviceMetrics
 from myxtts.run import build_state, configure_devices, explain_out_of_memory, find_start, make_pipeline, make_step
@@ -206,28 +206,28 @@ def measure(bench: Bench, steps: int) -> tuple[Measurement, DeviceMetrics]:
 
     flops_per_s, uncounted = count_flops(bench, stretch, batches, alone_s["step"])
     with tf.device(bench.route.model):
-        product_flops_per_s = matmul_rate(PRODUCT_TYPES[bench.config.training.precision])
+        product_flops_per_s = matmul_flops_per_s(PRODUCT_TYPES[bench.config.training.precision])
     counted = stretch.measured
     last = np.append(np.diff(stretch.step) > 0, True)  # of its step
     measurement = Measurement(
         work=stretch.audio_s[counted],
-        padded=stretch.padded_s[counted],
-        alone_s=alone_s,
-        plain_s=plain_s,
-        watched=watched,
-        lengths=stretch.bucket[counted & last],
-        single=bench.single,
+        padded_work=stretch.padded_s[counted],
+        isolated=StageTimes.from_stages(alone_s),
+        untraced_s=plain_s,
+        traced=watched,
+        step_bucket=stretch.bucket[counted & last],
+        single_device=bench.single,
         devices=bench.devices,
-        **tried,
+        trials=Trials(**tried),
     )
     findings = DeviceMetrics(
-        traces=bench.step.traces,
-        flops_per_s=flops_per_s,
-        uncounted=uncounted,
-        product_flops_per_s=product_flops_per_s,
-        usage={number: usage.figures() for number, usage in gpu.usage.items()},
-        no_usage=gpu.reason,
-        shared_cores=not bench.placement.on_gpu,
+        step_traces=bench.step.traces,
+        model_flops_per_s=flops_per_s,
+        not_counted_reason=uncounted,
+        matmul_flops_per_s=product_flops_per_s,
+        gpu_usage={number: usage.to_json() for number, usage in gpu.usage.items()},
+        no_usage_reason=gpu.reason,
+        shares_cores=not bench.placement.on_gpu,
     )
     return measurement, findings
 
@@ -338,7 +338,7 @@ def try_steps(bench: Bench, batch: dict[str, tf.Tensor]) -> dict[str, float | No
     plain_s, static_s, half_s = np.min(times_s[1:], axis=0)
     row_s = (plain_s - half_s) / (rows - rows // 2)
     fixed_share = float(np.clip(1.0 - row_s * rows / plain_s, 0.0, 1.0)) if rows > 1 else None
-    return {"static_share": float(static_s / plain_s), "fixed_share": fixed_share}
+    return {"static_shapes_ratio": float(static_s / plain_s), "fixed_fraction": fixed_share}
 
 
 def most_frequent_bucket(stretch: MeasurementWindow) -> int:
@@ -358,7 +358,7 @@ def run_traced(bench: Bench, pipeline: Pipeline, steps: int) -> TracedRun:
         metrics = run_loop(bench, step, record_batches(feed, notes), steps)
     begin_s, end_s = np.array(step.begin_s[-steps:]), np.array(step.end_s[-steps - 1 :])
     return TracedRun(
-        seconds=metrics["step_s"] * steps,
+        duration_s=metrics["step_s"] * steps,
         wait_s=metrics["wait_s"] * steps,
         blocked_s=metrics["blocked_s"] * steps,
         busy_s=float((end_s[1:] - begin_s).sum()),

@@ -1,4 +1,4 @@
-"""What NVIDIA's driver says of the GPUs while something runs. Without a GPU or its library, why it says nothing."""
+"""Utilisation and memory of NVIDIA GPUs from the driver (NVML), or the reason why there are none."""
 
 import os
 import threading
@@ -9,33 +9,34 @@ from typing import Any
 
 import numpy as np
 
-PERIOD_S = 0.1  # the driver's own figure is of the last 0.17 to 1 s, by the GPU
+PERIOD_S = 0.1  # the driver averages its own figure over the last 0.17 to 1 s, depending on the GPU
 
 
 @dataclass
 class GpuUsage:
-    """Samples of one GPU: share of the time in which a kernel ran, and memory in use by all programs."""
+    """Samples of one GPU: fraction of the time in which a kernel ran, and memory used by all programs."""
 
     utilisation: list[float] = field(default_factory=list)
     memory_mib: list[float] = field(default_factory=list)
 
-    def figures(self) -> dict[str, float]:
+    def to_json(self) -> dict[str, float]:
+        mean = float(np.mean(self.utilisation))
         return {
-            "utilisation": float(np.mean(self.utilisation)),
-            "utilisation_variation": float(np.std(self.utilisation) / max(np.mean(self.utilisation), 1e-9)),
+            "utilisation": mean,
+            "utilisation_variation": float(np.std(self.utilisation)) / max(mean, 1e-9),
             "memory_mib": max(self.memory_mib),
         }
 
 
 class GpuSampler:
-    """The usage of some GPUs, sampled while `sampling` is entered.
+    """Samples the usage of some GPUs inside the context `sampling`.
 
     Args:
         gpus: physical indices, as TensorFlow numbers them.
 
     Attributes:
-        usage: by GPU; only those that were sampled.
-        reason: why nothing can be sampled; empty where it can.
+        usage: by GPU; only GPUs with samples.
+        reason: why nothing can be sampled; otherwise empty.
     """
 
     def __init__(self, gpus: Sequence[int]):
@@ -53,7 +54,7 @@ class GpuSampler:
         try:
             pynvml.nvmlInit()
             self._handles = {gpu: _handle(pynvml, gpu) for gpu in gpus}
-            self._take_samples()  # parts of a GPU (MIG) have no utilisation, and say so here
+            self._take_samples()  # raises here for parts of a GPU (MIG), which have no utilisation
         except pynvml.NVMLError as error:
             self._handles = {}
             self.reason = f"the driver refused: {error}"
@@ -84,7 +85,7 @@ class GpuSampler:
 
 
 def _handle(nvml: Any, gpu: int) -> Any:
-    """The driver's handle of a GPU that TensorFlow numbers so, which counts only what CUDA_VISIBLE_DEVICES names."""
+    """Return the driver's handle of a GPU with TensorFlow's index, which counts only GPUs in CUDA_VISIBLE_DEVICES."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     name = visible[gpu].strip() if gpu < len(visible) and visible[gpu].strip() else str(gpu)
     return nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else nvml.nvmlDeviceGetHandleByUUID(name)

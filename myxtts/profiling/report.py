@@ -1,4 +1,4 @@
-"""What a profile found, as lines for people and as JSON for programs. No TensorFlow."""
+"""A profile as lines for people and as JSON for programs. No TensorFlow."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -7,108 +7,110 @@ from typing import Any
 from myxtts.planner.stage_times import STAGES
 from myxtts.profiling.analysis import Analysis, Recommendation
 
-WATCHING = 0.02  # the most that watching may cost
+MAX_TRACING_OVERHEAD = 0.02  # a larger one is compared with the noise of the machine
 
 
 @dataclass(frozen=True)
 class DeviceMetrics:
-    """What is found beside the times.
+    """Measurements beside the stage times.
 
     Attributes:
-        traces: of the step.
-        flops_per_s: of the matrix products of the model; None where they cannot be counted.
-        uncounted: why not.
-        product_flops_per_s: of a matrix product alone on the same device.
-        usage: of each physical GPU, as `Usage.figures` gives it.
-        no_usage: why there is none.
-        shared_cores: devices are parts of one CPU.
+        step_traces: how often the step was traced.
+        model_flops_per_s: of the model's matrix products; None where they cannot be counted.
+        not_counted_reason: why they cannot be counted.
+        matmul_flops_per_s: of one large matrix product on the same device.
+        gpu_usage: of each physical GPU, as `GpuUsage.to_json` returns it.
+        no_usage_reason: why `gpu_usage` is empty.
+        shares_cores: the devices are parts of one CPU.
     """
 
-    traces: int
-    flops_per_s: float | None
-    uncounted: str
-    product_flops_per_s: float
-    usage: dict[int, dict[str, float]]
-    no_usage: str
-    shared_cores: bool
+    step_traces: int
+    model_flops_per_s: float | None
+    not_counted_reason: str
+    matmul_flops_per_s: float
+    gpu_usage: dict[int, dict[str, float]]
+    no_usage_reason: str
+    shares_cores: bool
 
     @property
     def model_flops_utilisation(self) -> float | None:
-        """MFU: the share of the rate of a matrix product alone."""
-        return None if self.flops_per_s is None else self.flops_per_s / self.product_flops_per_s
+        """MFU: the model's rate over that of one large matrix product."""
+        return None if self.model_flops_per_s is None else self.model_flops_per_s / self.matmul_flops_per_s
 
     def lines(self) -> Iterator[str]:
-        yield f"{'traces':<14} {self.traces} of the step"
-        if self.flops_per_s is None:
-            yield f"{'MFU':<14} not counted: {self.uncounted}"
+        yield f"{'traces':<14} {self.step_traces} of the step"
+        if self.model_flops_per_s is None:
+            yield f"{'MFU':<14} not counted: {self.not_counted_reason}"
         else:
             yield (
-                f"{'MFU':<14} {self.model_flops_utilisation:.1%}: {self.flops_per_s / 1e9:.1f} GFLOP/s in the model's "
-                f"matrix products, {self.product_flops_per_s / 1e9:.1f} in one such product alone"
+                f"{'MFU':<14} {self.model_flops_utilisation:.1%}: {self.model_flops_per_s / 1e9:.1f} GFLOP/s in the "
+                f"model's matrix products, {self.matmul_flops_per_s / 1e9:.1f} in one large matrix product"
             )
-        for gpu, figures in self.usage.items():
+        for gpu, usage in self.gpu_usage.items():
             yield (
-                f"{f'GPU {gpu}':<14} {figures['utilisation']:.0%} in use (variation "
-                f"{figures['utilisation_variation']:.0%}), at most {figures['memory_mib']:.0f} MiB"
+                f"{f'GPU {gpu}':<14} {usage['utilisation']:.0%} busy (variation {usage['utilisation_variation']:.0%}), "
+                f"at most {usage['memory_mib']:.0f} MiB"
             )
-        if self.no_usage:
-            yield f"{'GPUs':<14} no figures by the driver: {self.no_usage}"
-        if self.shared_cores:
+        if self.no_usage_reason:
+            yield f"{'GPUs':<14} no usage from the driver: {self.no_usage_reason}"
+        if self.shares_cores:
             yield (
-                f"{'note':<14} these devices share the cores of one CPU. A stage alone has them all, so ceiling and "
-                "ideal are higher here than what all stages together can reach"
+                f"{'note':<14} these devices share the cores of one CPU. A stage in isolation has all cores, so the "
+                "ceiling and the ideal speedup are higher than all stages together can reach"
             )
 
-    def figures(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"model_flops_utilisation": self.model_flops_utilisation}
 
 
-def report_lines(verdict: Analysis, unit: str) -> list[str]:
-    """The verdict, line by line; `unit` is that of its rates."""
-    lines = [f"{'alone':<14} {unit:>17}   ms a batch   variation"]
+def report_lines(analysis: Analysis, unit: str) -> list[str]:
+    """Return the analysis line by line; `unit` is the unit of its rates."""
+    lines = [f"{'isolated':<14} {unit:>17}   ms per batch   variation"]
     for stage in STAGES:
-        rate = verdict.rates[stage]
-        shown = "no time" if rate is None else f"{rate:.1f}"
-        lines.append(
-            f"  {stage:<12} {shown:>17}   {1e3 * verdict.mean_s[stage]:10.2f}   {verdict.variations[stage]:9.1%}"
-        )
-    named = {
-        "ceiling": f"{verdict.ceiling:.1f} {unit}, of the slowest of reading, produce + transfer, and step",
-        "achieved": f"{verdict.achieved:.1f} {unit}, all together; two passes differ by {verdict.noise:.1%}",
-        "serial": f"{verdict.serial:.1f} {unit}, would be produce, transfer and step one after the other",
-        "efficiency": f"{verdict.efficiency:.1%}, achieved / ceiling",
-        "AU": f"{verdict.accelerator_utilisation:.1%} of the time the model device works",
-        "gain": f"{verdict.gain:.2f} x, achieved / serial; the ideal is {verdict.ideal_gain:.2f} x",
-        "step": f"{1e3 * verdict.step_mean_s:.1f} ms, p50 {1e3 * verdict.step_p50_s:.1f}, "
-        f"p95 {1e3 * verdict.step_p95_s:.1f}, variation {verdict.variation:.1%} "
-        f"({verdict.variation_in_bucket:.1%} within a bucket)",
-        "waits": f"{verdict.wait_share:.1%} of the time the model had no batch, and {verdict.blocked_share:.1%} the "
-        "producer stood before a full feed",
-        "padding": f"{verdict.padding:.1%} of what is computed",
+        rate = analysis.rates[stage]
+        rate_text = "no time" if rate is None else f"{rate:.1f}"
+        mean_ms, variation = 1e3 * analysis.mean_s[stage], analysis.variations[stage]
+        lines.append(f"  {stage:<12} {rate_text:>17}   {mean_ms:12.2f}   {variation:9.1%}")
+    labelled = {
+        "ceiling": f"{analysis.ceiling:.1f} {unit}, the slowest of reading, produce + transfer, and step",
+        "achieved": f"{analysis.achieved:.1f} {unit}, all stages together; two runs differ by {analysis.noise:.1%}",
+        "serial": f"{analysis.serial:.1f} {unit}, if produce, transfer and step ran one after the other",
+        "efficiency": f"{analysis.efficiency:.1%}, achieved / ceiling",
+        "model device": f"busy {analysis.accelerator_utilisation:.1%} of the time",
+        "speedup": f"{analysis.speedup:.2f} x, achieved / serial; ideal {analysis.ideal_speedup:.2f} x",
+        "step": f"{1e3 * analysis.step_mean_s:.1f} ms, p50 {1e3 * analysis.step_p50_s:.1f}, "
+        f"p95 {1e3 * analysis.step_p95_s:.1f}, variation {analysis.step_variation:.1%} "
+        f"({analysis.step_variation_in_bucket:.1%} within a bucket)",
+        "waits": f"model without a batch {analysis.wait_fraction:.1%} of the time, producer blocked on a full feed "
+        f"{analysis.blocked_fraction:.1%}",
+        "padding": f"{analysis.padding:.1%} of the computation",
     }
-    if verdict.watching_costs is not None:
-        told = ", within the noise of this machine" if WATCHING < verdict.watching_costs <= verdict.noise else ""
-        named["watching costs"] = f"{verdict.watching_costs:.1%} of the time{told}"
-    lines += [f"{name:<14} {text}" for name, text in named.items()]
-    lines.append(f"{'bottleneck':<14} {verdict.reason}")
-    lines += [f"{'recommended':<14} {one.flags}: {_gain(one)}" for one in verdict.recommendations]
-    if not verdict.recommendations:
-        lines.append(f"{'recommended':<14} nothing: no flag is expected to gain more than {verdict.least_gain:.1%}")
-    lines.append(f"{'grade':<14} {verdict.grade}")
+    overhead = analysis.tracing_overhead
+    if overhead is not None:
+        comparison = ", within the noise of this machine" if MAX_TRACING_OVERHEAD < overhead <= analysis.noise else ""
+        labelled["tracing"] = f"{overhead:.1%} overhead{comparison}"
+    lines += [f"{label:<14} {text}" for label, text in labelled.items()]
+    lines.append(f"{'bottleneck':<14} {analysis.reason}")
+    for recommendation in analysis.recommendations:
+        lines.append(f"{'recommended':<14} {recommendation.flags}: {_format_gain(recommendation)}")
+    if not analysis.recommendations:
+        lines.append(f"{'recommended':<14} nothing: no flag is expected to gain more than {analysis.min_gain:.1%}")
+    lines.append(f"{'grade':<14} {analysis.grade}")
     return lines
 
 
-def _gain(one: Recommendation) -> str:
-    return f"at most {one.gain:+.0%}" if one.basis == "at most" else f"{one.gain:+.0%} ({one.basis})"
+def _format_gain(recommendation: Recommendation) -> str:
+    gain, basis = recommendation.gain, recommendation.basis
+    return f"at most {gain:+.0%}" if basis == "at most" else f"{gain:+.0%} ({basis})"
 
 
-def analysis_figures(verdict: Analysis, unit: str) -> dict[str, Any]:
-    """The verdict as JSON."""
-    figures = asdict(verdict)
-    by_stage = [figures.pop(name) for name in ("mean_s", "variations", "rates")]
+def analysis_to_json(analysis: Analysis, unit: str) -> dict[str, Any]:
+    """Return the analysis as JSON."""
+    values = asdict(analysis)
+    by_stage = [values.pop(name) for name in ("mean_s", "variations", "rates")]
     names = ("mean_s", "variation", "audio_seconds_per_s" if unit.startswith("audio") else "batches_per_s")
-    figures["stages"] = {
+    values["stages"] = {
         stage: dict(zip(names, (column[stage] for column in by_stage), strict=True)) for stage in STAGES
     }
-    figures["recommendations"] = [one._asdict() for one in verdict.recommendations]
-    return figures | {"unit": unit, "reason": verdict.reason}
+    values["recommendations"] = [recommendation._asdict() for recommendation in analysis.recommendations]
+    return values | {"unit": unit, "reason": analysis.reason}

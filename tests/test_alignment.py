@@ -1,4 +1,4 @@
-"""Monotonic alignment search against a plain reference, and durations."""
+"""Monotonic alignment search against a plain reference implementation, and durations."""
 
 import unittest
 
@@ -19,7 +19,7 @@ from tests.two_devices import DATA, MODEL
 
 
 def reference_path(score):
-    """Best monotonic path through float [frames, tokens], by dynamic programming in float64."""
+    """Return the best monotonic path through float [frames, tokens], by dynamic programming in float64."""
     frames, tokens = score.shape
     best = np.full((frames, tokens), -np.inf)
     best[0, 0] = score[0, 0]
@@ -41,7 +41,7 @@ def search(score, token_count, frames, device=MODEL):
 
 
 class Path(unittest.TestCase):
-    def test_equals_the_reference_over_random_shapes(self):
+    def test_matches_the_reference_implementation_for_random_shapes(self):
         for seed, (padded_frames, padded_tokens) in enumerate(((1, 1), (6, 6), (9, 4), (40, 13), (57, 57))):
             random = np.random.default_rng(seed)
             token_count = random.integers(1, padded_tokens + 1, 16).astype(np.int32)
@@ -57,27 +57,27 @@ class Path(unittest.TestCase):
                     np.testing.assert_array_equal(path[row, frames[row] :], -1)
             np.testing.assert_array_equal(path[15], -1)
 
-    def test_a_path_worked_out_by_hand(self):
+    def test_matches_a_path_worked_out_by_hand(self):
         likely = [0, 0, 1, 1, 1, 2]
         score = np.full((1, 6, 3), -1.0, np.float32)
         score[0, range(6), likely] = 0.0
         self.assertEqual(search(score, [3], [6]).tolist(), [likely])
 
-    def test_no_token_is_left_out_however_unlikely(self):
+    def test_no_token_is_skipped_even_if_it_is_unlikely(self):
         score = np.zeros((1, 5, 3), np.float32)
         score[0, :, 1] = -1e6
         durations = np.bincount(search(score, [3], [5])[0])
         self.assertEqual(durations[1], 1)
         self.assertEqual(durations.sum(), 5)
 
-    def test_what_is_padded_plays_no_part(self):
+    def test_padding_does_not_change_the_path(self):
         random = np.random.default_rng(0)
         score = random.normal(size=(2, 10, 6)).astype(np.float32)
-        other = score.copy()
-        other[0, 7:], other[0, :, 4:], other[1, 10:], other[1, :, 3:] = 1e4, 1e4, 1e4, 1e4
-        np.testing.assert_array_equal(search(score, [4, 3], [7, 10]), search(other, [4, 3], [7, 10]))
+        changed = score.copy()
+        changed[0, 7:], changed[0, :, 4:], changed[1, 10:], changed[1, :, 3:] = 1e4, 1e4, 1e4, 1e4
+        np.testing.assert_array_equal(search(score, [4, 3], [7, 10]), search(changed, [4, 3], [7, 10]))
 
-    def test_both_devices_give_the_same_path(self):
+    def test_the_path_is_the_same_on_both_devices(self):
         score = np.random.default_rng(1).normal(size=(2, 10, 6)).astype(np.float32)
         np.testing.assert_array_equal(search(score, [6, 2], [10, 9], DATA), search(score, [6, 2], [10, 9], MODEL))
 
@@ -92,20 +92,20 @@ class Score(unittest.TestCase):
     def test_falls_with_the_logarithm_of_the_squared_distance(self):
         mel, mean = tf.constant([[[0.0, 0.0], [3.0, 4.0]]]), tf.constant([[[0.0, 0.0], [0.0, 4.0]]])
         with tf.device(MODEL):
-            found = frame_token_scores(mel, mean).numpy()[0]
+            score = frame_token_scores(mel, mean).numpy()[0]
         expected = -np.log1p(np.array([[0.0, 16.0], [25.0, 9.0]]) / DISTANCE_SCALE)
-        np.testing.assert_allclose(found, expected, atol=1e-6)
+        np.testing.assert_allclose(score, expected, atol=1e-6)
 
-    def test_a_pause_that_fits_no_token_does_not_push_words_aside(self):
-        """Space, p, vowel, comma, n: the comma was taken for speech so far; p, in which lips are closed, is silent."""
+    def test_a_pause_that_fits_no_token_does_not_displace_words(self):
+        """Tokens: space, p, vowel, comma, n. So far the comma was aligned with speech; p is silent at its closure."""
         frames = {"space": (-0.5, 2), "p": (-2.4, 2), "vowel": (1.0, 10), "comma": (-2.9, 6), "n": (0.3, 4)}
-        learnt = {"space": -0.5, "p": -2.8, "vowel": 1.0, "comma": 0.2, "n": 0.3}
+        means = {"space": -0.5, "p": -2.8, "vowel": 1.0, "comma": 0.2, "n": 0.3}
         mel = np.repeat([level for level, _ in frames.values()], [count for _, count in frames.values()])
-        mel, mean = (np.repeat(np.array(x, np.float32)[None, :, None], 80, axis=2) for x in (mel, [*learnt.values()]))
-        wanted = np.repeat(np.arange(5), [count for _, count in frames.values()]).tolist()
-        self.assertEqual(search(frame_token_scores(mel, mean), [5], [24])[0].tolist(), wanted)
+        mel, mean = (np.repeat(np.array(x, np.float32)[None, :, None], 80, axis=2) for x in (mel, [*means.values()]))
+        expected = np.repeat(np.arange(5), [count for _, count in frames.values()]).tolist()
+        self.assertEqual(search(frame_token_scores(mel, mean), [5], [24])[0].tolist(), expected)
         normal = -np.square(mel[:, :, None] - mean[:, None]).sum(axis=3)
-        self.assertNotEqual(search(normal, [5], [24])[0].tolist(), wanted)
+        self.assertNotEqual(search(normal, [5], [24])[0].tolist(), expected)
 
 
 class Frames(unittest.TestCase):
@@ -114,21 +114,21 @@ class Frames(unittest.TestCase):
         self.assertEqual(path.tolist(), [[0, 0, 1, -1, -1], [0, 1, 2, 2, 2]])
         self.assertEqual(durations_of_path(path, 3).numpy().tolist(), [[2.0, 1.0, 0.0], [1.0, 1.0, 3.0]])
 
-    def test_rows_are_gathered_and_those_without_a_number_are_0(self):
+    def test_gathered_rows_are_zero_where_the_index_is_minus_1(self):
         rows = gather_rows(tf.constant([[[1.0], [2.0]]]), tf.constant([[1, 1, 0, -1]])).numpy()
         self.assertEqual(rows[0, :, 0].tolist(), [2.0, 2.0, 1.0, 0.0])
 
-    def test_places_in_a_segment_are_those_of_the_whole(self):
+    def test_positions_in_a_segment_equal_those_in_the_whole_utterance(self):
         path = np.array([[0, 0, 1, 1, 1, 1, 2, -1]], np.int32)
         durations = durations_of_path(tf.constant(path), 3)
         frame = np.arange(8, dtype=np.int32)[None]
         whole = position_in_token(tf.constant(path), tf.constant(frame), durations).numpy()
         np.testing.assert_allclose(whole[0, :, 0], [0.25, 0.75, 0.125, 0.375, 0.625, 0.875, 0.5, 0.0])
         np.testing.assert_allclose(whole[0, :, 1], np.log([2, 2, 4, 4, 4, 4, 1, 1]), rtol=1e-6)
-        part = position_in_token(tf.constant(path[:, 3:6]), tf.constant(frame[:, 3:6]), durations).numpy()
-        np.testing.assert_array_equal(part, whole[:, 3:6])
+        segment = position_in_token(tf.constant(path[:, 3:6]), tf.constant(frame[:, 3:6]), durations).numpy()
+        np.testing.assert_array_equal(segment, whole[:, 3:6])
 
-    def test_a_segment_is_a_stretch_of_real_frames_and_may_begin_anywhere(self):
+    def test_a_random_segment_has_real_frames_and_any_start(self):
         frames, starts = tf.constant([24, 6, 0]), set()
         for seed in range(200):
             frame = random_segment(frames, 24, 8, tf.constant([seed, 0])).numpy()

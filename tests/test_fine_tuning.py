@@ -206,7 +206,7 @@ class Frozen(Runs):
     def test_parts_need_a_base_and_something_must_be_left(self):
         self.assertIn("would stay random", self.place.train("none", "--freeze", "decoder").err)
         self.assertIn("nothing is left to train", self.refusal("all", "--freeze", *TASKS["tts"].components))
-        self.assertIn("output, but a voice has reference_encoder", self.refusal("other", "--freeze", "output"))
+        self.assertIn("reference_encoder, text_encoder, prosody, decoder", self.refusal("other", "--freeze", "output"))
         self.assertIn("decoder", self.refusal("typing", "--freeze", "decodr"))
 
     def test_text_encoder_cannot_learn_new_symbols(self):

@@ -1,4 +1,4 @@
-"""Flow matching: the path, its velocity, and what following it makes of noise."""
+"""Flow matching: the path, the closed-form estimate, and integration from noise to data."""
 
 import unittest
 
@@ -15,42 +15,42 @@ class Flow(unittest.TestCase):
         device.__enter__()
         self.addCleanup(device.__exit__, None, None, None)
 
-    def test_the_path_leads_from_noise_to_data_at_an_even_pace(self):
+    def test_the_path_interpolates_linearly_from_noise_to_data(self):
         noise, data = tf.constant([[[1.0]]] * 3), tf.constant([[[5.0]]] * 3)
         x = interpolate_path(noise, data, tf.constant([0.0, 0.25, 1.0])).numpy()
         self.assertEqual(x[:, 0, 0].tolist(), [1.0, 2.0, 5.0])
 
-    def test_what_is_known_at_both_ends(self):
+    def test_the_estimate_is_the_prior_at_time_0_and_the_data_at_time_1(self):
         random = np.random.default_rng(0)
-        x, guess = random.normal(size=(2, 2, 5, 4)).astype(np.float32)
-        estimate, unit, news = wiener_estimate(x, tf.constant([0.0, 1.0]), guess, tf.constant([0.5, 0.5]))
-        np.testing.assert_allclose(estimate[0], guess[0], atol=1e-6)
-        np.testing.assert_allclose(news[0], x[0], atol=1e-6)
+        x, prior_mean = random.normal(size=(2, 2, 5, 4)).astype(np.float32)
+        estimate, unit, innovation = wiener_estimate(x, tf.constant([0.0, 1.0]), prior_mean, tf.constant([0.5, 0.5]))
+        np.testing.assert_allclose(estimate[0], prior_mean[0], atol=1e-6)
+        np.testing.assert_allclose(innovation[0], x[0], atol=1e-6)
         np.testing.assert_allclose(estimate[1], x[1], atol=1e-3)
         np.testing.assert_allclose(tf.reshape(unit, [2]), [0.5, MIN_NOISE], rtol=1e-4)
 
-    def test_of_normal_data_the_estimate_is_off_by_its_unit_and_no_other_is_nearer(self):
-        random, guess, spread = np.random.default_rng(0), 2.0, 0.3
-        data, noise = guess + spread * random.normal(size=200_000), random.normal(size=200_000)
+    def test_the_estimate_is_optimal_for_normal_data_and_its_error_is_the_unit(self):
+        random, mean, std = np.random.default_rng(0), 2.0, 0.3
+        data, noise = mean + std * random.normal(size=200_000), random.normal(size=200_000)
         data, noise = (x.astype(np.float32)[None, :, None] for x in (data, noise))
         for time in (0.2, 0.5, 0.9):
             with self.subTest(time=time):
-                at = tf.constant([time])
-                x = interpolate_path(tf.constant(noise), tf.constant(data), at)
-                estimate, unit, news = wiener_estimate(x, at, tf.fill([1, 1, 1], guess), tf.constant([spread]))
+                times = tf.constant([time])
+                x = interpolate_path(tf.constant(noise), tf.constant(data), times)
+                estimate, unit, innovation = wiener_estimate(x, times, tf.fill([1, 1, 1], mean), tf.constant([std]))
                 error = (estimate - data).numpy().ravel()
                 self.assertAlmostEqual(float(np.std(error) / np.squeeze(unit)), 1.0, delta=0.01)
-                self.assertAlmostEqual(float(np.std(news)), 1.0, delta=0.01)
-                self.assertAlmostEqual(float(np.corrcoef(error, np.ravel(news))[0, 1]), 0.0, delta=0.01)
+                self.assertAlmostEqual(float(np.std(innovation)), 1.0, delta=0.01)
+                self.assertAlmostEqual(float(np.corrcoef(error, np.ravel(innovation))[0, 1]), 0.0, delta=0.01)
 
-    def test_wiener_estimates_turn_noise_into_normal_data(self):
+    def test_integrating_the_closed_form_estimate_gives_normal_data(self):
         noise = sample_noise(tf.constant([3, 3]), [1, 20_000, 1])
-        guess, spread = tf.fill([1, 20_000, 1], 2.0), tf.constant([0.3])
-        reached = integrate(lambda x, time: wiener_estimate(x, time, guess, spread)[0], noise, tf.constant(200)).numpy()
-        self.assertAlmostEqual(float(reached.mean()), 2.0, delta=0.01)
-        self.assertAlmostEqual(float(reached.std()), 0.3, delta=0.01)
+        mean, std = tf.fill([1, 20_000, 1], 2.0), tf.constant([0.3])
+        data = integrate(lambda x, time: wiener_estimate(x, time, mean, std)[0], noise, tf.constant(200)).numpy()
+        self.assertAlmostEqual(float(data.mean()), 2.0, delta=0.01)
+        self.assertAlmostEqual(float(data.std()), 0.3, delta=0.01)
 
-    def test_times_are_spread_evenly_over_the_rows(self):
+    def test_times_are_evenly_spaced_over_the_rows(self):
         for seed in range(5):
             times = np.sort(sample_times(tf.constant([seed, 0]), 10).numpy())
             self.assertTrue(times[0] >= 0.0 and times[-1] < 1.0)
@@ -58,31 +58,32 @@ class Flow(unittest.TestCase):
         first = [float(sample_times(tf.constant([seed, 0]), 1)[0]) for seed in range(500)]
         self.assertAlmostEqual(np.mean(first), 0.5, delta=0.05)
 
-    def test_a_sure_estimate_is_reached_in_any_number_of_steps(self):
+    def test_a_constant_estimate_is_reached_in_any_number_of_steps(self):
         data = tf.constant(np.random.default_rng(1).normal(size=(2, 7, 3)).astype(np.float32))
         noise = sample_noise(tf.constant([1, 2]), [2, 7, 3])
         for steps in (1, 2, 7):
-            reached = integrate(lambda x, time: data, noise, tf.constant(steps)).numpy()
-            np.testing.assert_allclose(reached, data, atol=1e-5)
+            result = integrate(lambda x, time: data, noise, tf.constant(steps)).numpy()
+            np.testing.assert_allclose(result, data, atol=1e-5)
 
-    def test_noise_becomes_the_distribution_of_the_data(self):
-        """Data is -1 or 3, a quarter and three quarters: the estimate is known, E[data | x_t] by Bayes."""
+    def test_integration_turns_noise_into_the_distribution_of_the_data(self):
+        """Data is -1 with probability 1/4 or 3 with 3/4, so E[data | x_t] is known by Bayes' theorem."""
 
         def estimate(x, time):
-            left = tf.maximum(1.0 - time[0], 1e-3)
+            noise_left = tf.maximum(1.0 - time[0], 1e-3)
             high, low = (
-                tf.exp(-0.5 * ((x - time[0] * at) / left) ** 2) * share for at, share in ((3.0, 0.75), (-1.0, 0.25))
+                tf.exp(-0.5 * ((x - time[0] * value) / noise_left) ** 2) * weight
+                for value, weight in ((3.0, 0.75), (-1.0, 0.25))
             )
             return (3.0 * high - low) / (high + low + 1e-30)
 
         noise = sample_noise(tf.constant([0, 0]), [1, 20_000, 1])
-        reached = integrate(estimate, noise, tf.constant(64)).numpy().ravel()
-        self.assertAlmostEqual(np.mean(reached > 1.0), 0.75, delta=0.02)
-        self.assertLess(np.mean(np.minimum(abs(reached - 3), abs(reached + 1))), 0.05)
+        result = integrate(estimate, noise, tf.constant(64)).numpy().ravel()
+        self.assertAlmostEqual(np.mean(result > 1.0), 0.75, delta=0.02)
+        self.assertLess(np.mean(np.minimum(abs(result - 3), abs(result + 1))), 0.05)
         one_step = integrate(estimate, noise, tf.constant(1)).numpy()
         np.testing.assert_allclose(one_step, 2.0, atol=1e-4)  # the mean
 
-    def test_noise_of_a_longer_utterance_begins_with_that_of_a_shorter_one(self):
+    def test_noise_of_a_short_utterance_is_a_prefix_of_that_of_a_longer_one(self):
         short, long = (sample_noise(tf.constant([5, 6]), [length, 80]).numpy() for length in (9, 23))
         np.testing.assert_array_equal(short, long[:9])
 

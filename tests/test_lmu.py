@@ -1,4 +1,4 @@
-"""The Legendre memory: its two ways to be computed are one, and it holds what it says."""
+"""The Legendre memory: convolution and recurrence agree, and it represents the past signal."""
 
 import unittest
 from unittest import mock
@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.models import lmu
-from myxtts.models.lmu import LegendreMemory, decoder, discrete_state_space, impulse_response
+from myxtts.models.lmu import LegendreMemory, delay_decoder, discrete_state_space, impulse_response
 from tests.two_devices import MODEL
 
 CASES = ((1, 4.0), (4, 16.0), (8, 16.0), (8, 2.5), (16, 64.0))  # order, window
@@ -19,12 +19,12 @@ def memory_of(u, order, window, backward=False, block_frames=lmu.BLOCK_FRAMES):
         return layer(tf.constant(u)).numpy()
 
 
-def step_by_step(u, order, window):
-    """The definition, in float64: m[t] = A m[t-1] + B u[t]."""
-    transition, feed = discrete_state_space(order, window)
+def recurrence(u, order, window):
+    """Compute the memory by its definition, m[t] = A m[t-1] + B u[t], in float64."""
+    state_matrix, input_matrix = discrete_state_space(order, window)
     state, states = np.zeros([u.shape[0], u.shape[2], order]), []
     for t in range(u.shape[1]):
-        state = state @ transition.T + u[:, t, :, None] * feed
+        state = state @ state_matrix.T + u[:, t, :, None] * input_matrix
         states.append(state)
     return np.stack(states, axis=1).reshape(*u.shape[:2], -1)
 
@@ -34,48 +34,48 @@ def noise(*shape, seed=0):
 
 
 class System(unittest.TestCase):
-    def test_of_order_1_is_a_leaky_integral(self):
+    def test_order_1_is_a_leaky_integrator(self):
         """θ m' = -m + u, held for a frame: m[t] = e^(-1/θ) m[t-1] + (1 - e^(-1/θ)) u[t]."""
-        transition, feed = discrete_state_space(1, 4.0)
-        self.assertAlmostEqual(transition[0, 0], np.exp(-0.25), places=14)
-        self.assertAlmostEqual(feed[0], 1 - np.exp(-0.25), places=14)
+        state_matrix, input_matrix = discrete_state_space(1, 4.0)
+        self.assertAlmostEqual(state_matrix[0, 0], np.exp(-0.25), places=14)
+        self.assertAlmostEqual(input_matrix[0], 1 - np.exp(-0.25), places=14)
 
-    def test_holds_a_constant_as_the_first_polynomial_alone(self):
+    def test_a_constant_is_represented_by_the_first_polynomial_only(self):
         for order, window in CASES:
-            memory = step_by_step(np.ones([1, 20 * int(window), 1]), order, window)[0, -1]
+            memory = recurrence(np.ones([1, 20 * int(window), 1]), order, window)[0, -1]
             np.testing.assert_allclose(memory, np.eye(order)[0], atol=1e-5)
 
-    def test_discretised_in_two_halves_is_the_same(self):
-        """A zero-order hold over a frame is two over half of one each: A = a a, B = a b + b."""
+    def test_two_half_steps_equal_one_step(self):
+        """A zero-order hold over a frame equals two over half a frame: A = a a, B = a b + b."""
         for order, window in ((8, 16.0), (32, 100.0)):
-            transition, feed = discrete_state_space(order, window)
-            half, half_feed = discrete_state_space(order, 2 * window)
-            np.testing.assert_allclose(transition, half @ half, atol=1e-12)
-            np.testing.assert_allclose(feed, half @ half_feed + half_feed, atol=1e-12)
+            state_matrix, input_matrix = discrete_state_space(order, window)
+            half, half_input = discrete_state_space(order, 2 * window)
+            np.testing.assert_allclose(state_matrix, half @ half, atol=1e-12)
+            np.testing.assert_allclose(input_matrix, half @ half_input + half_input, atol=1e-12)
 
-    def test_forgets(self):
+    def test_the_impulse_response_is_negligible_after_its_end(self):
         for order, window in CASES:
             response = impulse_response(order, window)
             largest = np.abs(response).max()
             self.assertGreater(np.abs(response[-1]).max(), lmu.NEGLIGIBLE * largest)
             impulse = np.zeros([1, 3 * len(response), 1])
             impulse[0, 0] = 1.0
-            behind = step_by_step(impulse, order, window)[0, len(response) :]
-            self.assertLessEqual(np.abs(behind).max(), 1.1 * lmu.NEGLIGIBLE * largest)
+            rest = recurrence(impulse, order, window)[0, len(response) :]
+            self.assertLessEqual(np.abs(rest).max(), 1.1 * lmu.NEGLIGIBLE * largest)
 
 
 class Memory(unittest.TestCase):
-    def test_is_that_of_its_definition_whatever_the_blocks(self):
+    def test_equals_the_recurrence_for_any_block_length(self):
         for order, window in CASES:
             for frames in (1, 37, 300):
                 u = noise(3, frames, 2)
-                expected = step_by_step(u, order, window)
+                expected = recurrence(u, order, window)
                 for block_frames in (10, 100, 300):
                     with self.subTest(order=order, window=window, frames=frames, block_frames=block_frames):
-                        found = memory_of(u, order, window, block_frames=block_frames)
-                        np.testing.assert_allclose(found, expected, atol=1e-5)
+                        memory = memory_of(u, order, window, block_frames=block_frames)
+                        np.testing.assert_allclose(memory, expected, atol=1e-5)
 
-    def test_is_the_convolution_with_the_impulse_response_by_fourier_transform(self):
+    def test_equals_the_convolution_by_fourier_transform(self):
         for order, window in CASES:
             u, response = noise(3, 300, 2), impulse_response(order, window).astype(float)
             points = 300 + len(response)
@@ -83,33 +83,33 @@ class Memory(unittest.TestCase):
             expected = np.fft.irfft(transform, points, axis=1)[:, :300].reshape(3, 300, -1)
             np.testing.assert_allclose(memory_of(u, order, window), expected, atol=1e-5)
 
-    def test_of_a_stream_is_that_of_the_whole(self):
+    def test_streaming_chunks_equals_the_whole_signal(self):
         for order, window in CASES:
             layer, u = LegendreMemory(order, window), noise(2, 50, 3)
-            whole, state, pieces = layer(u), tf.zeros([2, 3, order]), []
+            whole, state, chunks = layer(u), tf.zeros([2, 3, order]), []
             for begin, end in ((0, 1), (1, 1), (1, 20), (20, 50)):
-                piece, state = layer.stream(tf.constant(u[:, begin:end]), state)
-                pieces.append(piece)
-            np.testing.assert_allclose(tf.concat(pieces, axis=1), whole, atol=1e-5)
+                chunk, state = layer.stream(tf.constant(u[:, begin:end]), state)
+                chunks.append(chunk)
+            np.testing.assert_allclose(tf.concat(chunks, axis=1), whole, atol=1e-5)
             np.testing.assert_allclose(tf.reshape(state, [2, -1]), whole[:, -1], atol=1e-5)
 
-    def test_streams_stretches_of_any_length_with_one_trace(self):
+    def test_chunks_of_any_length_stream_with_one_trace(self):
         layer = LegendreMemory(4, 8.0)
         signature = [tf.TensorSpec([None, None, 3]), tf.TensorSpec([None, 3, 4])]
         stream, u = tf.function(layer.stream, input_signature=signature), noise(2, 9, 3)
         for frames in (1, 9):
-            found, _ = stream(u[:, :frames], tf.zeros([2, 3, 4]))
-            np.testing.assert_allclose(found, layer(u[:, :frames]), atol=1e-5)
+            memory, _ = stream(u[:, :frames], tf.zeros([2, 3, 4]))
+            np.testing.assert_allclose(memory, layer(u[:, :frames]), atol=1e-5)
         self.assertEqual(stream.experimental_get_tracing_count(), 1)
 
-    def test_of_what_follows_is_that_of_the_reversed_signal(self):
+    def test_backward_equals_the_memory_of_the_reversed_signal(self):
         u = noise(2, 40, 3)
         backward = memory_of(u, 6, 12.0, backward=True)
         np.testing.assert_allclose(backward, memory_of(u[:, ::-1], 6, 12.0)[:, ::-1], atol=1e-6)
         with self.assertRaisesRegex(ValueError, "cannot be streamed"):
             LegendreMemory(6, 12.0, backward=True).stream(tf.constant(u), tf.zeros([2, 3, 6]))
 
-    def test_does_not_hear_zeros_behind_the_end(self):
+    def test_zero_padding_does_not_change_real_frames(self):
         u, frames = noise(3, 60, 2), (60, 23, 1)
         for row, real in enumerate(frames):
             u[row, real:] = 0.0
@@ -120,17 +120,17 @@ class Memory(unittest.TestCase):
                     alone = memory_of(u[row : row + 1, :real], 8, 16.0, backward, block_frames)
                     np.testing.assert_allclose(together[row, :real], alone[0], atol=1e-5)
 
-    def test_of_the_past_does_not_hear_the_future(self):
+    def test_is_causal(self):
         u = noise(1, 40, 1)
         later = u.copy()
         later[0, 25:] += 1.0
         for block_frames in (13, 100):
-            before, after = (memory_of(each, 8, 16.0, block_frames=block_frames) for each in (u, later))
+            before, after = (memory_of(signal, 8, 16.0, block_frames=block_frames) for signal in (u, later))
             np.testing.assert_allclose(before[0, :25], after[0, :25], atol=1e-5)
             self.assertGreater(np.abs(before[0, 25:] - after[0, 25:]).max(axis=1).min(), 0.01)
 
-    def test_gradient_is_that_of_the_memory_of_what_follows(self):
-        """Where channels have order 1, what a frame does to the sum of all memories is a convolution backwards."""
+    def test_gradient_equals_the_backward_memory(self):
+        """With order 1 the gradient with respect to the signal is a convolution in the opposite direction."""
         u, weight = tf.constant(noise(2, 50, 2)), noise(2, 50, 2, seed=1)
         for block_frames in (13, 100):
             with mock.patch.object(lmu, "BLOCK_FRAMES", block_frames), tf.GradientTape() as tape:
@@ -142,23 +142,23 @@ class Memory(unittest.TestCase):
         for dtype in ("bfloat16", "float16"):
             layer = LegendreMemory(4, 16.0)
             u = tf.cast(noise(1, 30, 2), dtype)
-            found = layer(u)
-            self.assertEqual(found.dtype, tf.float32)
-            np.testing.assert_allclose(found, step_by_step(tf.cast(u, tf.float64).numpy(), 4, 16.0), atol=1e-5)
+            memory = layer(u)
+            self.assertEqual(memory.dtype, tf.float32)
+            np.testing.assert_allclose(memory, recurrence(tf.cast(u, tf.float64).numpy(), 4, 16.0), atol=1e-5)
 
 
 class DelayLine(unittest.TestCase):
-    def test_a_delayed_signal_is_read_from_the_memory(self):
-        """Noise without what turns more often than 4 times in a window, half of what 16 numbers could hold at best."""
+    def test_a_delayed_signal_is_decoded_from_the_memory(self):
+        """Noise up to 4 cycles per window, which is half of what 16 coefficients can represent at best."""
         frames, order, window = 2000, 16, 64.0
         spectrum = np.fft.rfft(noise(frames))
         spectrum[int(frames * 4 / window) :] = 0.0
         signal = np.fft.irfft(spectrum, frames).astype(np.float32)
         memory = memory_of(signal[None, :, None], order, window)[0]
         for delay in (0, 16, 32, 48, 63):
-            true = np.concatenate([np.zeros(delay), signal[: frames - delay]])[200:]
-            error = memory[200:] @ decoder(order, window, delay) - true
-            self.assertLess(np.sqrt(np.mean(error**2) / np.mean(true**2)), 0.1, delay)
+            target = np.concatenate([np.zeros(delay), signal[: frames - delay]])[200:]
+            error = memory[200:] @ delay_decoder(order, window, delay) - target
+            self.assertLess(np.sqrt(np.mean(error**2) / np.mean(target**2)), 0.1, delay)
 
 
 if __name__ == "__main__":

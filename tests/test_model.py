@@ -1,4 +1,4 @@
-"""The network: what may change an output and what may not, sizes, randomness, number formats."""
+"""The XTTS network: dependence on inputs and padding, randomness, sizes, precision."""
 
 import unittest
 from functools import cache
@@ -19,8 +19,8 @@ ROWS = [(5, 13), (8, 24), (1, 1)]  # tokens and frames
 
 
 @cache
-def shaken_model():
-    """A model with all weights random: fresh ones hold zeros, through which nothing passes."""
+def random_model():
+    """Return a model with random weights everywhere: zero-initialised layers would block every signal."""
     model, random = build_model(dropout=0.5, reference_dropout=0.5, segment_frames=8), np.random.default_rng(0)
     for variable in model.trainable_variables:
         variable.assign(variable.value + random.normal(0.0, 0.2, variable.shape).astype(np.float32))
@@ -34,24 +34,24 @@ def numpy_of(tree):
 class Network(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.model = shaken_model()
+        cls.model = random_model()
 
     def call(self, batch, **options):
         with tf.device(MODEL):
             return numpy_of(self.model(on_device(batch), **options))
 
-    def speak(self, batch, speed=0.25, steps=2, **options):
-        """(mel, frames, path); at this speed an untrained model gives some frames to each token."""
+    def synthesize(self, batch, speed=0.25, ode_steps=2, **options):
+        """Return (mel, frames, path); at this speed an untrained model gives several frames to each token."""
         names = ("tokens", "token_count", "language", "reference", "reference_frames")
         batch = on_device(batch)
         with tf.device(MODEL):
-            spoken = self.model.synthesize(
-                *(batch[name] for name in names), SynthesisOptions(speed=speed, ode_steps=steps, **options)
+            outputs = self.model.synthesize(
+                *(batch[name] for name in names), SynthesisOptions(speed=speed, ode_steps=ode_steps, **options)
             )
-        return numpy_of(spoken)
+        return numpy_of(outputs)
 
     def assert_same_outputs(self, left, right, rows=ROWS):
-        """Losses and paths of two calls are equal, but for rounding."""
+        """Check that losses and paths of two calls are equal up to rounding."""
         for name, loss in left[0].items():
             np.testing.assert_allclose(loss, right[0][name], rtol=2e-4, err_msg=name)
         for row, (_, frames) in enumerate(rows):
@@ -59,13 +59,13 @@ class Network(unittest.TestCase):
 
 
 class Padding(Network):
-    def test_more_of_it_never_changes_an_output(self):
+    def test_amount_of_padding_never_changes_an_output(self):
         outputs = self.call(features(ROWS))
         for padded, reference in (((9, 24), (20, 24)), ((8, 25), (20, 24)), ((8, 24), (20, 27)), ((13, 40), (20, 20))):
             with self.subTest(padded=padded, reference=reference):
                 self.assert_same_outputs(outputs, self.call(features(ROWS, padded, reference)))
 
-    def test_what_it_holds_never_changes_an_output(self):
+    def test_content_of_padding_never_changes_an_output(self):
         batch = features(ROWS)
         for name, count in (
             ("tokens", "token_count"),
@@ -74,28 +74,28 @@ class Padding(Network):
             ("reference", "reference_frames"),
         ):
             padding = np.arange(batch[name].shape[1])[None, :] >= batch[count][:, None]
-            other = batch[name].copy()
-            other[padding] = 3
+            changed = batch[name].copy()
+            changed[padding] = 3
             with self.subTest(name=name):
                 self.assertTrue(padding.any())
-                self.assert_same_outputs(self.call(batch), self.call(batch | {name: other}))
+                self.assert_same_outputs(self.call(batch), self.call(batch | {name: changed}))
 
-    def test_a_row_is_spoken_the_same_alone_as_in_a_batch(self):
+    def test_a_row_is_synthesized_the_same_alone_and_in_a_batch(self):
         batch = features(ROWS)
-        mel, frames, path = self.speak(batch)
+        mel, frames, path = self.synthesize(batch)
         for row in range(len(ROWS)):
-            mel_alone, frames_alone, path_alone = self.speak(rows_of(batch, slice(row, row + 1)))
+            mel_alone, frames_alone, path_alone = self.synthesize(rows_of(batch, slice(row, row + 1)))
             real = frames[row]
             self.assertEqual(frames_alone[0], real)
             np.testing.assert_array_equal(path_alone[0, :real], path[row, :real])
             np.testing.assert_allclose(mel_alone[0, :real], mel[row, :real], atol=2e-3)
 
-    def test_losses_of_the_parts_of_a_step_add_up_to_those_of_the_whole(self):
+    def test_losses_of_microbatches_add_up_to_those_of_the_whole_batch(self):
         batch = features([*ROWS, (8, 9)])
         whole, _ = self.call(batch)
-        parts = [self.call(rows_of(batch, part))[0] for part in (slice(0, 1), slice(1, 4))]
+        microbatches = [self.call(rows_of(batch, rows))[0] for rows in (slice(0, 1), slice(1, 4))]
         for name, loss in whole.items():
-            np.testing.assert_allclose(sum(part[name] for part in parts), loss, rtol=1e-4, err_msg=name)
+            np.testing.assert_allclose(sum(losses[name] for losses in microbatches), loss, rtol=1e-4, err_msg=name)
 
     def test_an_empty_row_adds_nothing_and_is_finite(self):
         batch = features(ROWS)
@@ -105,10 +105,10 @@ class Padding(Network):
         with_empty, _ = self.call(features([*ROWS, (0, 0)]), training=True)
         self.assertTrue(np.isfinite(list(with_empty.values())).all())
 
-    def test_speech_does_not_depend_on_it(self):
-        mel, frames, path = self.speak(features(ROWS))
+    def test_synthesis_does_not_depend_on_padding(self):
+        mel, frames, path = self.synthesize(features(ROWS))
         for padded, reference in (((9, 24), (20, 27)), ((15, 24), (20, 20))):
-            mel_again, frames_again, path_again = self.speak(features(ROWS, padded, reference))
+            mel_again, frames_again, path_again = self.synthesize(features(ROWS, padded, reference))
             np.testing.assert_array_equal(frames, frames_again)
             np.testing.assert_array_equal(path, path_again)
             np.testing.assert_allclose(mel, mel_again, atol=2e-3)
@@ -116,17 +116,17 @@ class Padding(Network):
 
 class Inputs(Network):
     def assert_changes(self, name, change):
-        """A change of one input changes what its own row says, and no other."""
+        """Check that a change of row 1 in one input changes the mel of row 1 and no other."""
         batch = features(ROWS)
         changed = batch[name].copy()
         change(changed)
-        (before, frames, _), (after, frames_after, _) = self.speak(batch), self.speak(batch | {name: changed})
+        (before, frames, _), (after, frames_after, _) = self.synthesize(batch), self.synthesize(batch | {name: changed})
         both = np.minimum(frames, frames_after)
         differs = [float(np.abs(before[row, :n] - after[row, :n]).max()) for row, n in enumerate(both)]
         self.assertGreater(differs[1], 0.01)
         self.assertLess(max(differs[0], differs[2]), 2e-3)
 
-    def test_every_real_token_is_heard(self):
+    def test_every_real_token_changes_the_mel(self):
         for position in range(8):
 
             def change(tokens, position=position):
@@ -135,27 +135,27 @@ class Inputs(Network):
             with self.subTest(position=position):
                 self.assert_changes("tokens", change)
 
-    def test_reference_and_language_are_heard(self):
+    def test_reference_and_language_change_the_mel(self):
         def louder(reference):
             reference[1, 3] += 2.0
 
-        def none(reference_frames):
+        def no_frames(reference_frames):
             reference_frames[1] = 0
 
-        def other(language):
+        def switched(language):
             language[1] = 1 - language[1]
 
         self.assert_changes("reference", louder)
-        self.assert_changes("reference_frames", none)
-        self.assert_changes("language", other)
+        self.assert_changes("reference_frames", no_frames)
+        self.assert_changes("language", switched)
 
-    def test_without_a_reference_what_it_holds_is_not_heard(self):
+    def test_a_reference_of_no_frames_is_ignored(self):
         batch = features(ROWS)
         batch["reference_frames"][:] = 0
-        mel, _, _ = self.speak(batch)
-        np.testing.assert_array_equal(mel, self.speak(batch | {"reference": batch["reference"] + 1})[0])
+        mel, _, _ = self.synthesize(batch)
+        np.testing.assert_array_equal(mel, self.synthesize(batch | {"reference": batch["reference"] + 1})[0])
 
-    def test_pitch_is_heard_by_the_pitch_loss_and_by_the_decoder(self):
+    def test_f0_changes_the_pitch_loss_and_the_decoders_mel_only(self):
         batch = features(ROWS)
         before, _ = self.call(batch)
         after, _ = self.call(batch | {"f0_hz": batch["f0_hz"] * 2})
@@ -164,36 +164,38 @@ class Inputs(Network):
         for name in ("prior", "duration", "energy"):
             self.assertEqual(before[name], after[name], name)
 
-    def test_pitch_and_energy_change_the_mel_and_no_duration(self):
-        mel, frames, _ = self.speak(features(ROWS))
+    def test_pitch_and_energy_options_change_the_mel_and_no_duration(self):
+        mel, frames, _ = self.synthesize(features(ROWS))
         for options in ({"pitch_semitones": 4.0}, {"energy_db": 6.0}):
-            other, same_frames, _ = self.speak(features(ROWS), **options)
+            changed_mel, same_frames, _ = self.synthesize(features(ROWS), **options)
             np.testing.assert_array_equal(frames, same_frames)
-            self.assertGreater(np.abs(mel - other).max(), 0.05, options)
+            self.assertGreater(np.abs(mel - changed_mel).max(), 0.05, options)
 
-    def test_guidance_1_is_plain_and_others_are_on_the_same_line(self):
+    def test_guidance_extrapolates_linearly_from_the_unconditional_estimate(self):
         batch = features(ROWS)
-        none, plain, double = (self.speak(batch, steps=1, guidance=guidance)[0] for guidance in (0.0, 1.0, 2.0))
-        self.assertGreater(np.abs(plain - none).max(), 0.1)
-        np.testing.assert_allclose(double, 2 * plain - none, atol=5e-3)
+        unconditional, plain, double = (
+            self.synthesize(batch, ode_steps=1, guidance=guidance)[0] for guidance in (0.0, 1.0, 2.0)
+        )
+        self.assertGreater(np.abs(plain - unconditional).max(), 0.1)
+        np.testing.assert_allclose(double, 2 * plain - unconditional, atol=5e-3)
 
     def test_the_noise_is_a_function_of_the_seed(self):
         batch = features(ROWS)
-        mel, _, _ = self.speak(batch)
-        np.testing.assert_array_equal(mel, self.speak(batch)[0])
-        self.assertGreater(np.abs(mel - self.speak(batch, seed=1)[0]).max(), 0.05)
+        mel, _, _ = self.synthesize(batch)
+        np.testing.assert_array_equal(mel, self.synthesize(batch)[0])
+        self.assertGreater(np.abs(mel - self.synthesize(batch, seed=1)[0]).max(), 0.05)
 
 
 class MeanMel(Network):
-    def test_of_a_token_hears_this_token_only(self):
+    def test_depends_on_its_own_token_only(self):
         batch = features(ROWS)
 
         def means(tokens):
             with tf.device(MODEL):
-                voice = self.model._hear(
+                speaker = self.model._speaker_condition(
                     *(tf.constant(batch[name]) for name in ("reference", "reference_frames", "language")), tf.ones([3])
                 )
-                return self.model._encode(tf.constant(tokens), batch["token_count"], voice, None)[1].numpy()
+                return self.model._encode(tf.constant(tokens), batch["token_count"], speaker, None)[1].numpy()
 
         changed = batch["tokens"].copy()
         changed[1, 4] = changed[1, 4] % 12 + 1
@@ -203,81 +205,83 @@ class MeanMel(Network):
         self.assertEqual(differs.max(), 0.0)
 
 
-class VoiceLevel(Network):
+class AverageSpectrum(Network):
     def test_is_the_mean_of_the_loud_frames(self):
         mel = np.full([3, 6, 80], -3.0, np.float32)  # in units of 2.1 nepers: silence, 50 dB below the loudest frame
         mel[0, 1], mel[0, 3], mel[0, 4:] = -0.2, 0.0, 7.0
         mel[1, 0] = np.linspace(-1, 1, 80)
-        level = long_term_average_spectrum(tf.constant(mel), tf.constant([4, 1, 0])).numpy()
-        np.testing.assert_allclose(level[0], -0.1, atol=1e-6)
-        np.testing.assert_allclose(level[1], mel[1, 0], atol=1e-6)
-        np.testing.assert_array_equal(level[2], 0.0)
+        spectrum = long_term_average_spectrum(tf.constant(mel), tf.constant([4, 1, 0])).numpy()
+        np.testing.assert_allclose(spectrum[0], -0.1, atol=1e-6)
+        np.testing.assert_allclose(spectrum[1], mel[1, 0], atol=1e-6)
+        np.testing.assert_array_equal(spectrum[2], 0.0)
 
-    def test_raises_the_mean_mel_of_a_token_by_its_share_of_it(self):
+    def test_is_added_to_the_mean_mel_with_a_weight_for_each_token(self):
         batch = features(ROWS)
         names = ("reference", "reference_frames", "language")
         with tf.device(MODEL):
-            voice = self.model._hear(*(tf.constant(batch[name]) for name in names), tf.ones([3]))
-            raised = voice._replace(level=voice.level + 1.0)
+            speaker = self.model._speaker_condition(*(tf.constant(batch[name]) for name in names), tf.ones([3]))
+            raised = speaker._replace(average_spectrum=speaker.average_spectrum + 1.0)
             before, after = (
-                self.model._encode(tf.constant(batch["tokens"]), batch["token_count"], each, None)[1].numpy()
-                for each in (voice, raised)
+                self.model._encode(tf.constant(batch["tokens"]), batch["token_count"], condition, None)[1].numpy()
+                for condition in (speaker, raised)
             )
-        share = after - before
-        np.testing.assert_allclose(share, share[:, :, :1] + np.zeros(80), atol=1e-5)
-        self.assertTrue((share[1] > 0.0).all() and (share[1] < 1.0).all())
-        self.assertGreater(np.ptp(share[1, :, 0]), 0.01)  # each token has its own
+        weight = after - before
+        np.testing.assert_allclose(weight, weight[:, :, :1] + np.zeros(80), atol=1e-5)
+        self.assertTrue((weight[1] > 0.0).all() and (weight[1] < 1.0).all())
+        self.assertGreater(np.ptp(weight[1, :, 0]), 0.01)  # weights differ between tokens
 
-    def test_is_nothing_where_the_reference_is_dropped(self):
+    def test_is_zero_where_the_reference_is_dropped(self):
         batch = features(ROWS)
         names = ("reference", "reference_frames", "language")
-        voice = self.model._hear(*(tf.constant(batch[name]) for name in names), tf.constant([1.0, 0.0, 1.0]))
-        self.assertGreater(np.abs(voice.level[0]).max(), 0.0)
-        np.testing.assert_array_equal(voice.level[1], 0.0)
+        speaker = self.model._speaker_condition(
+            *(tf.constant(batch[name]) for name in names), tf.constant([1.0, 0.0, 1.0])
+        )
+        self.assertGreater(np.abs(speaker.average_spectrum[0]).max(), 0.0)
+        np.testing.assert_array_equal(speaker.average_spectrum[1], 0.0)
 
 
 class Training(Network):
-    def test_a_segment_stands_for_all_frames(self):
-        """Over some draws the losses of segments are on average near those of whole utterances."""
+    def test_losses_of_segments_are_unbiased(self):
+        """Check that over several seeds the mean loss of segments is near that of whole utterances."""
         model, batch = build_model(segment_frames=8), features([(5, 24), (8, 20), (3, 6)])
         with tf.device(MODEL):
             whole = float(model(on_device(batch))[0]["mel"])
-            seeds = [np.array([draw, 0], np.int32) for draw in range(12)]
-            drawn = [float(model(on_device(batch | {"seed": seed}), training=True)[0]["mel"]) for seed in seeds]
-        self.assertGreater(np.std(drawn), 0.0)
-        self.assertAlmostEqual(np.mean(drawn) / whole, 1.0, delta=0.03)
+            seeds = [np.array([number, 0], np.int32) for number in range(12)]
+            segments = [float(model(on_device(batch | {"seed": seed}), training=True)[0]["mel"]) for seed in seeds]
+        self.assertGreater(np.std(segments), 0.0)
+        self.assertAlmostEqual(np.mean(segments) / whole, 1.0, delta=0.03)
 
-    def test_a_dropped_reference_is_not_heard(self):
+    def test_a_dropped_reference_is_ignored(self):
         batch = features(ROWS)
-        other = batch | {"reference": batch["reference"] + 1}
-        for dropped, heard in ((0.999, False), (0.0, True)):
-            with mock.patch.object(self.model, "reference_dropout", dropped):
-                before, after = (self.call(each, training=True)[0]["prior"] for each in (batch, other))
-            self.assertEqual(before != after, heard)
+        changed = batch | {"reference": batch["reference"] + 1}
+        for rate, matters in ((0.999, False), (0.0, True)):
+            with mock.patch.object(self.model, "reference_dropout", rate):
+                before, after = (self.call(inputs, training=True)[0]["prior"] for inputs in (batch, changed))
+            self.assertEqual(before != after, matters)
 
-    def test_a_dropped_condition_is_not_seen_by_the_flow(self):
+    def test_a_dropped_condition_is_hidden_from_the_flow(self):
         model = self.model
         condition = FlowCondition(
             *(tf.ones(shape) for shape in ([2, 4, 16], [2, 16], [2, 8, 80], [2])), tf.ones([2, 8], bool)
         )
         with tf.device(MODEL):
-            dropped = model._unconditional(condition, tf.constant([0.0, 1.0]))
+            dropped = model._drop_condition(condition, tf.constant([0.0, 1.0]))
         for name in ("hidden", "style", "mel"):
-            row, kept_row = getattr(dropped, name).numpy()
-            self.assertEqual(float(np.ptp(kept_row)), 0.0, name)
-            self.assertFalse(np.array_equal(row, kept_row), name)
+            dropped_row, full_row = getattr(dropped, name).numpy()
+            self.assertEqual(float(np.ptp(full_row)), 0.0, name)
+            self.assertFalse(np.array_equal(dropped_row, full_row), name)
         self.assertEqual(np.abs(dropped.hidden[0]).max() + np.abs(dropped.mel[0]).max(), 0.0)
-        self.assertEqual(dropped.spread.numpy().tolist(), [1.0, 1.0])
+        self.assertEqual(dropped.mel_std.numpy().tolist(), [1.0, 1.0])
         target, seed = tf.random.stateless_normal([2, 8, 80], [1, 2]), tf.constant([3, 4])
-        blind = build_model(cfg_dropout=0.999)
+        unconditional = build_model(cfg_dropout=0.999)
         with tf.device(MODEL):
             errors = [
-                blind._flow_errors(target, condition._replace(mel=condition.mel * scale), seed, seed).numpy()
+                unconditional._flow_errors(target, condition._replace(mel=condition.mel * scale), seed, seed).numpy()
                 for scale in (1.0, 2.0)
             ]
         np.testing.assert_array_equal(*errors)
 
-    def test_conditions_and_references_are_dropped_for_the_asked_share(self):
+    def test_keep_mask_drops_the_given_fraction(self):
         rows, seed = tf.ones([10_000]), tf.constant([1, 2])
         self.assertAlmostEqual(float(tf.reduce_mean(keep_mask(rows, 0.1, seed, "3"))), 0.9, delta=0.01)
         self.assertEqual(float(tf.reduce_mean(keep_mask(rows, 0.1, None, "3"))), 1.0)
@@ -286,23 +290,23 @@ class Training(Network):
             keep_mask(rows, 0.5, seed, "3").numpy().tolist(), keep_mask(rows, 0.5, seed, "4").numpy().tolist()
         )
 
-    def test_the_flow_does_not_pull_at_the_decoder(self):
+    def test_the_flow_loss_has_no_gradient_before_the_flow(self):
         batch, model = on_device(features(ROWS)), self.model
         with tf.device(MODEL), tf.GradientTape() as tape:
             loss = model(batch, training=True)[0]["flow"]
         gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
-        moved = {
+        trained = {
             v.path.split("/")[1].split("_")[0]
             for v, g in zip(model.trainable_variables, gradients, strict=True)
             if g is not None
         }
-        self.assertEqual(moved, {"flow", "noisy", "time", "unconditional"})
+        self.assertEqual(trained, {"flow", "noisy", "time", "unconditional"})
 
     @long
-    def test_recomputed_activations_give_the_same_losses_and_gradients(self):
+    def test_gradient_checkpointing_keeps_losses_and_gradients(self):
         batch, results = on_device(features(ROWS)), []
-        for recompute in (False, True):
-            model = build_model(dropout=0.2, gradient_checkpointing=recompute)
+        for checkpointing in (False, True):
+            model = build_model(dropout=0.2, gradient_checkpointing=checkpointing)
             with tf.device(MODEL):
 
                 @tf.function
@@ -319,13 +323,13 @@ class Training(Network):
                     for node in nodes
                 ].count("Conv2D")
                 results.append((convolutions, numpy_of(gradients())))
-        (kept_convolutions, plain), (more_convolutions, recomputed) = results
-        self.assertGreater(more_convolutions, kept_convolutions)
+        (plain_convolutions, plain), (recomputed_convolutions, recomputed) = results
+        self.assertGreater(recomputed_convolutions, plain_convolutions)
         np.testing.assert_allclose(plain[0], recomputed[0], rtol=1e-5)
         for left, right in zip(plain[1], recomputed[1], strict=True):
             np.testing.assert_allclose(left, right, atol=1e-4)
 
-    def test_each_layer_is_in_one_part(self):
+    def test_each_layer_is_in_one_component(self):
         paths = [
             v.path
             for part in self.model.component_layers().values()
@@ -339,15 +343,14 @@ class Dropout(Network):
     def losses(self, batch, **options):
         return [float(loss) for loss in self.call(batch, **options)[0].values()]
 
-    def test_happens_only_in_training(self):
+    def test_is_active_only_in_training(self):
         batch = features(ROWS)
-        quiet = self.losses(batch)
-        other = self.losses(batch | {"seed": np.array([1, 2], np.int32)})
-        self.assertEqual(
-            [name for name, left, right in zip(XTTS.LOSS_NAMES, quiet, other, strict=True) if left != right], ["flow"]
-        )
-        self.assertEqual(quiet, self.losses(batch))
-        self.assertNotEqual(quiet, self.losses(batch, training=True))
+        first = self.losses(batch)
+        reseeded = self.losses(batch | {"seed": np.array([1, 2], np.int32)})
+        changed = [name for name, left, right in zip(XTTS.LOSS_NAMES, first, reseeded, strict=True) if left != right]
+        self.assertEqual(changed, ["flow"])  # by its noise
+        self.assertEqual(first, self.losses(batch))
+        self.assertNotEqual(first, self.losses(batch, training=True))
 
     def test_is_a_function_of_the_seed(self):
         batch = features(ROWS)
@@ -361,15 +364,15 @@ class Dropout(Network):
         self.assertEqual(len(names), len(set(names)))
 
 
-class Speech(Network):
+class Synthesis(Network):
     @classmethod
     def setUpClass(cls):
         cls.model = build_model()
 
     def test_half_the_speed_doubles_every_duration(self):
         batch = features([(5, 1), (8, 1)])
-        _, fast, _ = self.speak(batch, 1 / 8)
-        mel, slow, path = self.speak(batch, 1 / 16)
+        _, fast, _ = self.synthesize(batch, 1 / 8)
+        mel, slow, path = self.synthesize(batch, 1 / 16)
         self.assertGreater(fast.min(), 10)
         np.testing.assert_allclose(slow, 2 * fast, atol=1.5)  # two ends are rounded
         self.assertEqual(mel.shape, (2, slow.max(), 80))
@@ -379,19 +382,19 @@ class Speech(Network):
             self.assertEqual(sorted(set(real.tolist())), list(range(batch["token_count"][row])))
             self.assertTrue(np.all(path[row, slow[row] :] == -1))
 
-    def test_every_token_has_a_frame_however_fast(self):
-        _, frames, path = self.speak(features(ROWS), 1000.0)
+    def test_every_token_has_a_frame_at_any_speed(self):
+        _, frames, path = self.synthesize(features(ROWS), 1000.0)
         self.assertEqual(frames.tolist(), [5, 8, 1])
         self.assertEqual(path[1].tolist(), list(range(8)))
 
-    def test_an_empty_row_says_nothing(self):
-        mel, frames, path = self.speak(features([(5, 1), (0, 0)]))
+    def test_an_empty_row_is_silent(self):
+        mel, frames, path = self.synthesize(features([(5, 1), (0, 0)]))
         self.assertEqual(frames[1], 0)
         self.assertTrue(np.all(path[1] == -1))
         np.testing.assert_allclose(mel[1], np.log(1e-5), rtol=1e-6)
 
 
-class NumberFormats(unittest.TestCase):
+class Precision(unittest.TestCase):
     def test_losses_in_mixed_precision_are_near_those_of_float32(self):
         batch = on_device(features(ROWS))
         with tf.device(MODEL):
@@ -407,15 +410,15 @@ class NumberFormats(unittest.TestCase):
                     computed = {layer.compute_dtype for layer in model._flatten_layers(include_self=False)}
                     self.assertEqual(computed, {precision.removeprefix("mixed_")})
 
-    def test_a_model_of_one_precision_leaves_the_next_ones_alone(self):
+    def test_building_a_model_restores_the_dtype_policy(self):
         build_model(precision="mixed_bfloat16")
         self.assertEqual(keras.config.dtype_policy().name, "float32")
 
 
 @long
 class Sizes(unittest.TestCase):
-    def test_are_those_of_the_documentation(self):
-        for size, least, most in (
+    def test_match_the_documentation(self):
+        for size, smallest, largest in (
             ("tiny", 2e6, 3e6),
             ("small", 9e6, 11e6),
             ("normal", 22.5e6, 27.5e6),
@@ -423,7 +426,7 @@ class Sizes(unittest.TestCase):
         ):
             with self.subTest(size=size), tf.device(MODEL):
                 count = parameter_count(build_xtts(size, 200, 1))
-                self.assertTrue(least <= count <= most, count)
+                self.assertTrue(smallest <= count <= largest, count)
 
 
 if __name__ == "__main__":

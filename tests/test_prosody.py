@@ -1,4 +1,4 @@
-"""Duration, pitch and energy of tokens, by hand."""
+"""Duration, pitch and energy of tokens, against values worked out by hand."""
 
 import unittest
 
@@ -13,32 +13,32 @@ def prosody(**values) -> Prosody:
     return Prosody(*(tf.constant([values.get(name, [0.0])]) for name in Prosody._fields))
 
 
-class Truth(unittest.TestCase):
+class Target(unittest.TestCase):
     def test_is_the_mean_over_the_frames_of_a_token(self):
         with tf.device(MODEL):
             mel = tf.constant(np.array([[1, 3, 5, 7, 9, 9]], np.float32))[:, :, None] * tf.ones([80])
             f0_hz = tf.constant([[0.0, 150.0, 300.0, 0.0, 0.0, 600.0]])
             path = tf.constant([[0, 0, 0, 1, 1, -1]])
-            found, frames = target_prosody(mel, f0_hz, path, 3)
+            target, frames = target_prosody(mel, f0_hz, path, 3)
         self.assertEqual(frames.numpy().tolist(), [[3.0, 2.0, 0.0]])
-        np.testing.assert_allclose(found.log_duration[0], np.log([3, 2, 1]), rtol=1e-6)
-        np.testing.assert_allclose(found.voiced[0], [2 / 3, 0, 0], rtol=1e-6)
-        np.testing.assert_allclose(found.pitch[0], [2.0, 0, 0], atol=1e-6)  # 0 and 12 semitones: 6, in units of 3
-        np.testing.assert_allclose(found.energy[0], [3.0, 8.0, 0.0], rtol=1e-6)
+        np.testing.assert_allclose(target.log_duration[0], np.log([3, 2, 1]), rtol=1e-6)
+        np.testing.assert_allclose(target.voiced[0], [2 / 3, 0, 0], rtol=1e-6)
+        np.testing.assert_allclose(target.pitch[0], [2.0, 0, 0], atol=1e-6)  # 0 and 12 semitones: 6, in units of 3
+        np.testing.assert_allclose(target.energy[0], [3.0, 8.0, 0.0], rtol=1e-6)
 
-    def test_the_pitch_of_an_unvoiced_token_is_not_told(self):
-        told = prosody(voiced=[0.0, 0.5], pitch=[7.0, 7.0], energy=[1.0, 2.0]).features().numpy()
-        self.assertEqual(told.tolist(), [[[0.0, 0.0, 1.0], [0.5, 3.5, 2.0]]])
+    def test_features_hide_the_pitch_of_unvoiced_tokens(self):
+        inputs = prosody(voiced=[0.0, 0.5], pitch=[7.0, 7.0], energy=[1.0, 2.0]).features().numpy()
+        self.assertEqual(inputs.tolist(), [[[0.0, 0.0, 1.0], [0.5, 3.5, 2.0]]])
 
 
 class Errors(unittest.TestCase):
-    def test_pitch_counts_as_far_as_the_token_is_voiced(self):
-        true = prosody(log_duration=[1.0, 1.0], voiced=[0.0, 0.5], pitch=[0.0, 1.0], energy=[0.0, 2.0])
-        said = prosody(log_duration=[1.0, 3.0], voiced=[0.0, 0.5], pitch=[9.0, 3.0], energy=[1.0, 2.0])
-        errors = {name: error.numpy().tolist() for name, error in prosody_errors(said, true).items()}
+    def test_pitch_errors_are_weighted_by_the_voiced_fraction(self):
+        target = prosody(log_duration=[1.0, 1.0], voiced=[0.0, 0.5], pitch=[0.0, 1.0], energy=[0.0, 2.0])
+        predicted = prosody(log_duration=[1.0, 3.0], voiced=[0.0, 0.5], pitch=[9.0, 3.0], energy=[1.0, 2.0])
+        errors = {name: error.numpy().tolist() for name, error in prosody_errors(predicted, target).items()}
         self.assertEqual(errors, {"duration": [[0.0, 4.0]], "pitch": [[0.0, 2.0]], "energy": [[1.0, 0.0]]})
 
-    def test_missing_voice_is_an_error_of_its_own(self):
+    def test_a_wrong_voiced_fraction_is_an_error_of_the_pitch(self):
         errors = prosody_errors(prosody(voiced=[0.25]), prosody(voiced=[0.75]))
         self.assertEqual(errors["pitch"].numpy().tolist(), [[0.25]])
 
@@ -57,7 +57,7 @@ class Ends(unittest.TestCase):
         ends = token_ends(tf.math.log([[4.0, 8.0, 8.0]]), tf.constant([[1.0, 1.0, 0.0]]), 2.0).numpy()
         self.assertEqual(ends.tolist(), [[2, 6, 6]])
 
-    def test_a_token_has_a_frame_and_not_too_many(self):
+    def test_durations_are_clipped_to_1_and_the_maximum(self):
         ends = token_ends(tf.constant([[-9.0, 99.0]]), tf.ones([1, 2]), 1.0).numpy()
         self.assertEqual(ends.tolist(), [[1, 1 + MAX_TOKEN_FRAMES]])
 

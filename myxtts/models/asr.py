@@ -1,8 +1,8 @@
-"""A speech recogniser with CTC: log-mel spectrogram in, symbols out.
+"""Speech recognition with CTC: log-mel spectrogram in, symbols out.
 
-mel → normalised → convolutions, one frame of two → blocks: LMU, GRU or convolution, both ways in time → logits
+mel → normalisation → subsampling convolutions → bidirectional LMU, GRU or convolution blocks → logits
 
-Shape legend: B batch, T frames, T' frames after the subsampling, C channels, V symbols.
+Shape legend: B batch, T frames, T' frames after subsampling, C channels, V symbols.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from myxtts.text.ctc import BLANK_ID, subsampled_length
 
 @dataclass(frozen=True)
 class ASRSize:
-    """Dimensions of the recogniser; `memory` channels of order `order` in each direction of a block."""
+    """Dimensions of the network; an LMU block has `memory` channels of order `order` in each direction."""
 
     channels: int
     blocks: int
@@ -36,21 +36,25 @@ SIZES = {
 }
 ENCODERS = ("lmu", "gru", "conv")
 SUBSAMPLINGS = (1, 2, 4)
-KERNEL = 5
-WINDOW_FRAMES = 16  # of each memory, 0.37 s; with 32 twice as many characters were wrong after 300 steps
-MOMENTUM = 0.95  # of the normalisation's statistics, which follow within 20 steps
+KERNEL_SIZE = 5
+WINDOW_FRAMES = 16  # of each memory, 0.37 s; with 32 the character error rate was twice as high after 300 steps
+MOMENTUM = 0.95  # of the moving statistics in batch normalisation: a time constant of 20 steps
 
 
 class ASRModel(keras.Model):
-    """The network.
+    """The CTC network.
 
     Args:
-        size: dimensions, see SIZES; the encoders of one size have as many parameters as each other, within 5 %.
-        symbols: rows of the symbol table; BLANK_ID, which is no label, is the blank.
+        size: dimensions, see SIZES; the encoders of one size have equal numbers of parameters within 5 %.
+        symbols: number of output classes, including the blank, BLANK_ID.
         encoder: one of ENCODERS.
-        subsampling: one of SUBSAMPLINGS; frames of the mel for each of the encoder.
-        dropout: share of activations dropped in training.
-        sync_batch_norm: normalise over the frames of all replicas, where the encoder is `conv`.
+        subsampling: one of SUBSAMPLINGS; mel frames per encoder frame.
+        dropout: fraction of activations dropped in training.
+        sync_batch_norm: let the encoder `conv` normalise over the frames of all replicas.
+
+    Attributes:
+        BATCH_FIELDS: the contract of a batch, see `myxtts.batch`.
+        LOSS_NAMES: the losses that `call` returns, in order.
     """
 
     BATCH_FIELDS = ASR_FEATURES
@@ -66,14 +70,12 @@ class ASRModel(keras.Model):
         sync_batch_norm: bool = False,
     ):
         if encoder not in ENCODERS or subsampling not in SUBSAMPLINGS:
-            raise ValueError(
-                f"encoder {encoder!r} and subsampling {subsampling!r} are not of {ENCODERS}, {SUBSAMPLINGS}"
-            )
+            raise ValueError(f"{encoder=} must be one of {ENCODERS}, {subsampling=} one of {SUBSAMPLINGS}")
         # The mel stays float32 in mixed precision; the layers cast their own inputs.
         super().__init__(name="asr", autocast=False)
         self.subsampling = subsampling
         self.convs = [
-            layers.Conv1D(size.channels, KERNEL, strides=stride, activation="silu", name=f"subsampling_{i}")
+            layers.Conv1D(size.channels, KERNEL_SIZE, strides=stride, activation="silu", name=f"subsampling_{i}")
             for i, stride in enumerate({1: (1, 1), 2: (2, 1), 4: (2, 2)}[subsampling])
         ]
         self.blocks = [
@@ -88,25 +90,25 @@ class ASRModel(keras.Model):
             return LMUBlock(size.channels, size.memory, size.order, dropout, name=name)
         if encoder == "gru":
             return GRUBlock(size.channels, gru_units(size), dropout, name=name)
-        return ConvBlock(size.channels, conv_channels(size), dropout, sync_batch_norm, name=name)
+        return BatchNormConvBlock(size.channels, conv_channels(size), dropout, sync_batch_norm, name=name)
 
     def vocabulary_variables(self) -> dict[str, tuple[str, int]]:
-        """The variables with a row or column for each name of a table: path -> table, axis of its names."""
+        """Return the variables with a row or column for each symbol: path -> (vocabulary, axis of the symbols)."""
         return {self.out.kernel.path: ("symbols", 1), self.out.bias.path: ("symbols", 0)}
 
     def component_layers(self) -> dict[str, list[keras.layers.Layer]]:
-        """The layers of each part that can be frozen."""
+        """Return the layers of each component that --freeze names."""
         return {"subsampling": [*self.convs], "encoder": [*self.blocks], "output": [self.out_norm, self.out]}
 
     def call(self, batch, training=False):
-        """The loss of a batch of features, a share of the whole step's.
+        """Compute the loss of a batch of ASR_FEATURES, as a fraction of the whole step's loss.
 
-        The sum over all batches and replicas of a step is its mean over that step's tokens: nothing is averaged over
-        batches of different sizes. A row without an utterance, or without a label, adds nothing.
+        Its sum over all batches and replicas of a step is the mean over that step's tokens. Nothing is averaged over
+        batches of different sizes. Empty rows and rows without labels add nothing.
 
         Returns:
             Losses: `ctc`, float32 scalar, the negative log-likelihood of the labels over all paths.
-            Outputs: `logits` float32 [B, T', V]; `frames` int32 [B], the real ones of them.
+            Outputs: `logits` float32 [B, T', V]; `frames` int32 [B], their real frames.
 
         Raises:
             tf.errors.InvalidArgumentError: on the CPU, a row has fewer frames than `text.ctc.frames_needed`.
@@ -117,15 +119,15 @@ class ASRModel(keras.Model):
         return {"ctc": loss}, {"logits": logits, "frames": frames}
 
     def compute_logits(self, mel, frames, seed=None):
-        """Log-mels float32 [B, T, 80] of `frames` int32 [B] -> logits float32 [B, T', V] and their frames int32 [B].
+        """Return logits float32 [B, T', V] and their frames int32 [B] of log-mels float32 [B, T, 80], frames int32 [B].
 
-        With a seed, as in training: with dropout, and convolutions are normalised by the batch.
+        A seed turns on training mode: dropout, and normalisation by the batch's own statistics.
         """
         x = (mel - MEL_MEAN) / MEL_STD
         for conv in self.convs:
             x = x * length_mask(frames, tf.shape(x)[1], x.dtype)
-            # Not padding="same": with strides it begins one frame earlier or later as the padded length is odd or even.
-            x = conv(tf.pad(x, [[0, 0], [KERNEL // 2, KERNEL // 2], [0, 0]]))
+            # Not padding="same": with strides its first window depends on whether the padded length is odd or even.
+            x = conv(tf.pad(x, [[0, 0], [KERNEL_SIZE // 2, KERNEL_SIZE // 2], [0, 0]]))
             frames = subsampled_length(frames, conv.strides[0])
         mask = length_mask(frames, tf.shape(x)[1], x.dtype)
         for block in self.blocks:
@@ -134,7 +136,7 @@ class ASRModel(keras.Model):
 
 
 class LMUBlock(layers.Layer):
-    """Residual Legendre memories of both directions: a few channels are remembered, and mixed with what is there."""
+    """Residual bidirectional Legendre memory units: a few channels are memorised and mixed back into the input."""
 
     def __init__(self, channels: int, memory: int, order: int, dropout: float, **kwargs):
         super().__init__(**kwargs)
@@ -156,10 +158,10 @@ class LMUBlock(layers.Layer):
 
 
 class GRUBlock(layers.Layer):
-    """Residual gated recurrent units (Cho et al. 2014) of both directions, in one loop over time.
+    """Residual bidirectional gated recurrent units (Cho et al. 2014), both directions in one loop over time.
 
-    Not Keras' layer: it holds a random generator under a name that counts those of the process, and with cuDNN it
-    refuses rows without a frame.
+    Keras' layer is not used: it holds a random generator whose name depends on how many the process has created, and
+    with cuDNN it rejects rows without frames.
     """
 
     def __init__(self, channels: int, units: int, dropout: float, **kwargs):
@@ -172,20 +174,20 @@ class GRUBlock(layers.Layer):
 
     def build(self, shape):
         self.recurrent = [
-            self.add_weight(shape=(self.units, 3 * self.units), initializer="orthogonal", name=f"recurrent_{way}")
-            for way in ("past", "future")
+            self.add_weight(shape=(self.units, 3 * self.units), initializer="orthogonal", name=f"recurrent_{direction}")
+            for direction in ("past", "future")
         ]
         self.recurrent_bias = self.add_weight(shape=(2, 1, self.units), initializer="zeros", name="recurrent_bias")
 
     def call(self, x, mask, frames, seed=None):
         """x [B, T, C], mask [B, T, 1], frames int32 [B] -> [B, T, C]."""
         forward, backward = tf.split(self.write(self.norm(x)), 2, axis=2)
-        # Only the real frames are turned round: behind the end nothing is left that could reach them.
+        # Only real frames are reversed, so padding stays at the end and cannot reach them.
         both = tf.stack([forward, tf.reverse_sequence(backward, frames, seq_axis=1)])
         recurrent = tf.stack([tf.cast(weight, both.dtype) for weight in self.recurrent])
         bias = tf.cast(self.recurrent_bias, both.dtype)
 
-        def following(state, gates):
+        def next_state(state, gates):
             update, reset, candidate = tf.split(gates, 3, axis=2)
             update_state, reset_state, candidate_state = tf.split(tf.matmul(state, recurrent), 3, axis=2)
             update, reset = tf.sigmoid(update + update_state), tf.sigmoid(reset + reset_state)
@@ -193,18 +195,18 @@ class GRUBlock(layers.Layer):
             return update * state + (1 - update) * candidate
 
         start = tf.zeros([2, tf.shape(x)[0], self.units], both.dtype)
-        states = tf.scan(following, tf.transpose(both, [2, 0, 1, 3]), start)  # [T, 2, B, units]
+        states = tf.scan(next_state, tf.transpose(both, [2, 0, 1, 3]), start)  # [T, 2, B, units]
         past, future = tf.unstack(tf.transpose(states, [1, 2, 0, 3]))
         hidden = tf.concat([past, tf.reverse_sequence(future, frames, seq_axis=1)], axis=2)
         return x + self.out(self.dropout(hidden, seed))
 
 
-class ConvBlock(layers.Layer):
+class BatchNormConvBlock(layers.Layer):
     """Residual convolution with batch normalisation."""
 
     def __init__(self, channels: int, hidden: int, dropout: float, synchronized: bool, **kwargs):
         super().__init__(**kwargs)
-        self.conv = layers.Conv1D(hidden, KERNEL, padding="same", use_bias=False, name="conv")
+        self.conv = layers.Conv1D(hidden, KERNEL_SIZE, padding="same", use_bias=False, name="conv")
         self.norm = MaskedBatchNorm(synchronized, name="norm")
         self.dropout = SeededDropout(dropout, seed_name=self.name, name="dropout")
         self.out = layers.Dense(channels, name="out")
@@ -218,8 +220,8 @@ class ConvBlock(layers.Layer):
 class MaskedBatchNorm(layers.Layer):
     """Batch normalisation (Ioffe & Szegedy 2015) over real frames, of one replica or of all.
 
-    Not Keras' layer: with a mask it leaves the other replicas out, whatever `synchronized` says (Keras 3.15), and an
-    empty batch pulls its statistics towards 0.
+    Keras' layer is not used: with a mask it ignores the other replicas whatever `synchronized` is (Keras 3.15), and
+    an empty batch pulls its statistics towards 0.
     """
 
     def __init__(self, synchronized: bool, **kwargs):
@@ -231,12 +233,12 @@ class MaskedBatchNorm(layers.Layer):
             return self.add_weight(shape=(shape[-1],), initializer=initializer, name=name, **options)
 
         self.gamma, self.beta = weight("gamma", "ones"), weight("beta", "zeros")
-        moving = {"trainable": False, "aggregation": "mean", "autocast": False}  # over the replicas of a step
+        moving = {"trainable": False, "aggregation": "mean", "autocast": False}  # mean over the replicas of a step
         self.moving_mean = weight("moving_mean", "zeros", **moving)
         self.moving_variance = weight("moving_variance", "ones", **moving)
 
     def call(self, x, mask, training=False):
-        """x [B, T, C], mask [B, T, 1] -> [B, T, C]; statistics in float32."""
+        """x [B, T, C], mask [B, T, 1] -> [B, T, C]; statistics are float32."""
         mean, variance = self.moving_mean.value, self.moving_variance.value
         if training and self.trainable:
             mean, variance = self._moments(tf.cast(x, tf.float32), tf.cast(mask, tf.float32))
@@ -245,7 +247,7 @@ class MaskedBatchNorm(layers.Layer):
         return x * tf.cast(scale, x.dtype) + tf.cast(shift, x.dtype)
 
     def _moments(self, x, mask):
-        """Mean and variance [C] over the real frames; the moving ones follow them."""
+        """Return mean and variance [C] over the real frames, and update the moving statistics."""
         sums = tf.concat(
             [tf.reduce_sum(x * mask, [0, 1]), tf.reduce_sum(x * x * mask, [0, 1]), [tf.reduce_sum(mask)]], axis=0
         )
@@ -255,24 +257,24 @@ class MaskedBatchNorm(layers.Layer):
         mean, square = tf.split(sums[:-1] / tf.maximum(count, 1.0), 2)
         variance = tf.maximum(square - mean * mean, 0.0)
         rate = (1.0 - MOMENTUM) * tf.cast(count > 0.0, tf.float32)
-        for moving, now in ((self.moving_mean, mean), (self.moving_variance, variance)):
-            moving.assign(moving + rate * (tf.stop_gradient(now) - moving))
+        for moving, current in ((self.moving_mean, mean), (self.moving_variance, variance)):
+            moving.assign(moving + rate * (tf.stop_gradient(current) - moving))
         return mean, variance
 
 
 def ctc_labels(tokens, token_count):
-    """Tokens int32 [B, N] between begin and end -> labels int32 [B, N - 2], padded with the blank, and their count."""
+    """Strip begin and end from tokens: int32 [B, N] -> labels int32 [B, N - 2], padded with the blank, and counts."""
     count = tf.maximum(token_count - 2, 0)
     labels = tokens[:, 1:-1]
     return tf.where(tf.sequence_mask(count, tf.shape(labels)[1]), labels, BLANK_ID), count
 
 
 def ctc_losses(logits, frames, labels, count):
-    """Negative log-likelihood of each row's labels, float32 [B] (Graves et al. 2006); 0 for a row without any.
+    """Return the CTC loss of each row (Graves et al. 2006), float32 [B]; 0 for a row without labels.
 
-    Labels are sparse: on the CPU that is 8.7 times as fast as dense ones, and on a GPU it is cuDNN's kernel, which
-    TensorFlow puts in its place. As kernels differ in what they do with lengths of 0, a row without labels is one
-    frame and one label long, and then left out.
+    The labels are sparse: on the CPU this is 8.7 times as fast as dense labels, and on a GPU TensorFlow substitutes
+    cuDNN's kernel. Kernels differ in how they treat lengths of 0, so a row without labels is passed as one frame
+    with one label, and its loss is then replaced by 0.
 
     Args:
         logits: float32 [B, T', V].
@@ -280,35 +282,35 @@ def ctc_losses(logits, frames, labels, count):
         labels: int32 [B, U], padded with the blank.
         count: int32 [B].
     """
-    said = count > 0
-    some = tf.pad(tf.ones_like(labels[:, :1]), [[0, 0], [0, tf.shape(labels)[1] - 1]])
-    labels = tf.where(said[:, None], labels, some)
-    place = tf.where(labels != BLANK_ID)
-    sparse = tf.SparseTensor(place, tf.gather_nd(labels, place), tf.shape(labels, out_type=tf.int64))
+    has_labels = count > 0
+    one_label = tf.pad(tf.ones_like(labels[:, :1]), [[0, 0], [0, tf.shape(labels)[1] - 1]])
+    labels = tf.where(has_labels[:, None], labels, one_label)
+    indices = tf.where(labels != BLANK_ID)
+    sparse = tf.SparseTensor(indices, tf.gather_nd(labels, indices), tf.shape(labels, out_type=tf.int64))
     losses = tf.nn.ctc_loss(
         labels=sparse,
         logits=tf.transpose(logits, [1, 0, 2]),
         label_length=None,
-        logit_length=tf.where(said, frames, 1),
+        logit_length=tf.where(has_labels, frames, 1),
         blank_index=BLANK_ID,
     )
-    return tf.where(said, losses, 0.0)
+    return tf.where(has_labels, losses, 0.0)
 
 
-def block_parameters(size: ASRSize) -> int:
-    """Of an LMU block: norm, write, mix and out, which the other encoders are held to."""
-    c, remembered = size.channels, 2 * size.memory * size.order
-    return 2 * c + 2 * c * size.memory + (c + remembered + 1) * c + (c + 1) * c
+def lmu_block_parameters(size: ASRSize) -> int:
+    """Return the parameters of an LMU block (norm, write, mix, out), which blocks of other encoders match."""
+    c, coefficients = size.channels, 2 * size.memory * size.order
+    return 2 * c + 2 * c * size.memory + (c + coefficients + 1) * c + (c + 1) * c
 
 
 def gru_units(size: ASRSize) -> int:
-    """Units of a GRU whose block, 2 C + 6 U (C + 1) + 6 U² + 2 U + (2 U + 1) C, has as many parameters."""
+    """Return the units of a GRU block with equally many parameters: 2 C + 6 U (C + 1) + 6 U² + 2 U + (2 U + 1) C."""
     c = size.channels
-    linear, constant = 8 * c + 8, 3 * c - block_parameters(size)
+    linear, constant = 8 * c + 8, 3 * c - lmu_block_parameters(size)
     return round((-linear + (linear**2 - 24 * constant) ** 0.5) / 12)
 
 
 def conv_channels(size: ASRSize) -> int:
-    """Channels of a convolution whose block, 5 C W + 2 W + (W + 1) C, has as many parameters."""
+    """Return the channels of a convolution block with equally many parameters: 5 C W + 2 W + (W + 1) C."""
     c = size.channels
-    return round((block_parameters(size) - c) / ((KERNEL + 1) * c + 2))
+    return round((lmu_block_parameters(size) - c) / ((KERNEL_SIZE + 1) * c + 2))

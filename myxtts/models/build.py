@@ -1,42 +1,38 @@
-"""Models by the settings of a run."""
+"""Construction of networks on the current device or replicas."""
 
 from collections.abc import Callable
 
 import keras
 
 from myxtts.batch import empty_batch
-from myxtts.models import asr as recogniser
-from myxtts.models import xtts
+from myxtts.models import asr, xtts
 
 
 def build_xtts(size: str, symbols: int, languages: int, precision: str = "float32", **settings) -> xtts.XTTS:
-    """XTTS with all its variables, on the device or replicas in whose scope this is called.
+    """Build XTTS with all its variables, on the device or replicas in whose scope the caller is.
 
     Args:
-        size: a key of SIZES.
-        symbols, languages: rows of the tables.
+        size: a key of `xtts.SIZES`.
+        symbols, languages: rows of the embeddings.
         precision: Keras dtype policy of every layer; variables stay float32.
-        settings: of training, as XTTS has them; none is needed to speak.
+        settings: further arguments of XTTS, for training only.
     """
-    return _built(precision, lambda: xtts.XTTS(xtts.SIZES[size], symbols, languages, **settings))
+    return _build(precision, lambda: xtts.XTTS(xtts.SIZES[size], symbols, languages, **settings))
 
 
 def build_asr(
     size: str, symbols: int, encoder: str, subsampling: int, precision: str = "float32", **settings
-) -> recogniser.ASRModel:
-    """A recogniser likewise; `encoder`, `subsampling` and `settings` as Recogniser has them."""
-    return _built(
-        precision,
-        lambda: recogniser.ASRModel(recogniser.SIZES[size], symbols, encoder, subsampling, **settings),
-    )
+) -> asr.ASRModel:
+    """Build ASRModel in the same way; `encoder`, `subsampling` and `settings` are its arguments."""
+    return _build(precision, lambda: asr.ASRModel(asr.SIZES[size], symbols, encoder, subsampling, **settings))
 
 
-def _built(precision: str, make: Callable[[], keras.Model]) -> keras.Model:
+def _build(precision: str, create: Callable[[], keras.Model]) -> keras.Model:
     policy_before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(precision)
     try:
-        model = make()
-        model(empty_batch(model.BATCH_FIELDS))  # Keras makes variables at the first call: here, eagerly, in this scope
+        model = create()
+        model(empty_batch(model.BATCH_FIELDS))  # Keras creates variables at the first call: eagerly, in this scope
     finally:
         keras.config.set_dtype_policy(policy_before)
     return model

@@ -1,59 +1,60 @@
 """Conditional flow matching (Lipman et al. 2023): from noise to data along straight lines.
 
-At time t in [0, 1] the optimal-transport path stands at x_t = (1 - t) · noise + t · data and moves with the velocity
-v = data - noise. The network estimates the data from x_t; (estimate - x_t) / (1 - t) is its velocity.
+At time t in [0, 1] the optimal-transport path is at x_t = (1 - t) · noise + t · data and has the velocity
+v = data - noise. The network estimates the data from x_t; the velocity is then (estimate - x_t) / (1 - t).
 
-There is a guess of the data before the flow begins. Were the data spread around it as a normal distribution, the best
-estimate would be known (Wiener); the network adds to that one, in units of its standard deviation, so that its task is
-of one size at all times (Karras et al. 2022).
+The flow has a prior: a guess of the data from elsewhere. If the data were normally distributed around that guess, the
+best estimate from x_t would have a closed form (Wiener). The network predicts a correction to it, in units of its
+standard deviation, so that the network's target has the same scale at all times (Karras et al. 2022).
 """
 
 import tensorflow as tf
 
-MIN_NOISE = 1e-3  # what is taken to be left at t = 1, where the network's unit would be 0
+MIN_NOISE = 1e-3  # noise assumed to remain at t = 1, where the network's unit would otherwise be 0
 
 
 def sample_noise(seed, shape):
-    """float32 [B, T, D] of unit variance from a seed, int32 [2]."""
+    """Draw float32 noise of unit variance; `seed` is int32 [2]."""
     return tf.random.stateless_normal(shape, seed)
 
 
 def sample_times(seed, rows):
-    """float32 [rows], uniform over [0, 1) and spread evenly over the rows (as Kingma et al. 2021 draw theirs)."""
-    first = tf.random.stateless_uniform([], seed)
-    return tf.math.floormod(first + tf.cast(tf.range(rows), tf.float32) / tf.cast(rows, tf.float32), 1.0)
+    """Draw float32 [rows], uniform over [0, 1) and evenly spaced over the rows (Kingma et al. 2021)."""
+    offset = tf.random.stateless_uniform([], seed)
+    return tf.math.floormod(offset + tf.cast(tf.range(rows), tf.float32) / tf.cast(rows, tf.float32), 1.0)
 
 
 def interpolate_path(noise, data, time):
-    """x_t: float32 [B, T, D] of two ends and a time for each row, [B]."""
+    """Return x_t, float32 [B, T, D], between noise and data at the time of each row, [B]."""
     return noise + time[:, None, None] * (data - noise)
 
 
-def wiener_estimate(x, time, guess, spread):
-    """The best estimate that needs no network, and how far off it is.
+def wiener_estimate(x, time, prior_mean, prior_std):
+    """Return the best estimate of the data if it were normally distributed around the prior's mean.
 
     Args:
         x: x_t, float32 [B, T, D].
         time: float32 [B].
-        guess: of the data, float32 [B, T, D].
-        spread: standard deviation of the data around the guess, float32 [B].
+        prior_mean: guess of the data, float32 [B, T, D].
+        prior_std: standard deviation of the data around the guess, float32 [B].
 
     Returns:
-        Estimate float32 [B, T, D]; its standard deviation float32 [B, 1, 1];
-        what x_t tells beyond the guess, with unit variance, float32 [B, T, D].
+        Estimate float32 [B, T, D]; its standard deviation float32 [B, 1, 1]; and the innovation, float32 [B, T, D],
+        which is the part of x_t that the prior does not explain, with unit variance.
     """
-    time, spread = time[:, None, None], spread[:, None, None]
-    left = tf.maximum(1.0 - time, MIN_NOISE)
-    deviation = tf.sqrt(tf.square(time * spread) + tf.square(left))  # of x_t - t · guess
-    news = (x - time * guess) / deviation
-    return guess + (time * spread**2 / deviation) * news, spread * left / deviation, news
+    time, prior_std = time[:, None, None], prior_std[:, None, None]
+    noise_left = tf.maximum(1.0 - time, MIN_NOISE)
+    deviation = tf.sqrt(tf.square(time * prior_std) + tf.square(noise_left))  # of x_t - t · prior_mean
+    innovation = (x - time * prior_mean) / deviation
+    estimate = prior_mean + (time * prior_std**2 / deviation) * innovation
+    return estimate, prior_std * noise_left / deviation, innovation
 
 
 def integrate(estimate_data, noise, steps):
-    """Follow the velocity from noise to data in equal steps (Euler).
+    """Solve the flow's ODE from noise to data in equal Euler steps.
 
     Args:
-        estimate_data: x_t float32 [B, T, D], t float32 [B] -> estimate of the data.
+        estimate_data: function of x_t float32 [B, T, D] and t float32 [B] that estimates the data.
         noise: float32 [B, T, D].
         steps: int32 scalar, at least 1.
 
@@ -62,10 +63,10 @@ def integrate(estimate_data, noise, steps):
     """
     rows = tf.shape(noise)[0]
 
-    def advance(number, x):
-        time = tf.cast(number, tf.float32) / tf.cast(steps, tf.float32)
+    def advance(step, x):
+        time = tf.cast(step, tf.float32) / tf.cast(steps, tf.float32)
         # A step of 1/steps at a velocity of (estimate - x) / (1 - time).
-        return number + 1, x + (estimate_data(x, tf.fill([rows], time)) - x) / tf.cast(steps - number, tf.float32)
+        return step + 1, x + (estimate_data(x, tf.fill([rows], time)) - x) / tf.cast(steps - step, tf.float32)
 
-    _, data = tf.while_loop(lambda number, _: number < steps, advance, (0, noise))
+    _, data = tf.while_loop(lambda step, _: step < steps, advance, (0, noise))
     return data

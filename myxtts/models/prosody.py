@@ -1,23 +1,23 @@
-"""How each token is said: duration, pitch and energy."""
+"""Prosody of tokens: duration, pitch and energy."""
 
 from typing import NamedTuple
 
 import tensorflow as tf
 
-# Pitch in the network: distance from 150 Hz, between usual low and high voices, in units of 3 semitones.
+# The network's unit of pitch: distance from 150 Hz, between usual low and high voices, in units of 3 semitones.
 PITCH_CENTRE_HZ = 150.0
 PITCH_UNIT_SEMITONES = 3.0
-MAX_TOKEN_FRAMES = 200.0  # 2.3 s: bounds what an untrained duration predictor may ask for
+MAX_TOKEN_FRAMES = 200.0  # 2.3 s: limits the durations of an untrained predictor
 
 
 class Prosody(NamedTuple):
-    """Of each token, float32 [B, N].
+    """Prosody of each token, float32 [B, N].
 
     Attributes:
-        log_duration: natural logarithm of frames.
-        voiced: share of its frames that have a pitch.
+        log_duration: natural logarithm of the frames.
+        voiced: fraction of the frames that have a pitch.
         pitch: mean over these frames, in units of 3 semitones from 150 Hz.
-        energy: mean normalised log-mel, above the voice's level.
+        energy: mean normalised log-mel, relative to the speaker's average spectrum.
     """
 
     log_duration: tf.Tensor
@@ -26,44 +26,44 @@ class Prosody(NamedTuple):
     energy: tf.Tensor
 
     def features(self):
-        """What the decoder is told: float32 [B, N, 3]; an unvoiced token has no pitch."""
+        """Return the decoder's input, float32 [B, N, 3]; an unvoiced token has no pitch."""
         return tf.stack([self.voiced, self.voiced * self.pitch, self.energy], axis=-1)
 
 
 def target_prosody(mel, f0_hz, path, tokens):
-    """Prosody of recorded utterances, and frames of each token, float32 [B, N].
+    """Return the prosody of recorded utterances, and the frames of each token, float32 [B, N].
 
     Args:
-        mel: normalised, above the voice's level, float32 [B, T, 80].
+        mel: normalised, relative to the speaker's average spectrum, float32 [B, T, 80].
         f0_hz: float32 [B, T], 0 where unvoiced.
-        path: int32 [B, T], the token of each frame; -1 behind the end.
-        tokens: how many there are, N.
+        path: int32 [B, T], the token of each frame; -1 for padding.
+        tokens: N.
     """
     voiced = tf.cast(f0_hz > 0.0, tf.float32)
     octaves = tf.math.log(tf.maximum(f0_hz, 1.0) / PITCH_CENTRE_HZ) / tf.math.log(2.0)
     pitch = octaves * (12.0 / PITCH_UNIT_SEMITONES)
-    of_frame = tf.stack([tf.ones_like(voiced), voiced, voiced * pitch, tf.reduce_mean(mel, axis=2)], axis=-1)
-    sums = tf.matmul(tf.one_hot(path, tokens), of_frame, transpose_a=True)
+    frame_values = tf.stack([tf.ones_like(voiced), voiced, voiced * pitch, tf.reduce_mean(mel, axis=2)], axis=-1)
+    sums = tf.matmul(tf.one_hot(path, tokens), frame_values, transpose_a=True)
     frames, voiced_frames, pitch, energy = tf.unstack(sums, axis=-1)
     duration = tf.maximum(frames, 1.0)
     pitch /= tf.maximum(voiced_frames, 1.0)
     return Prosody(tf.math.log(duration), voiced_frames / duration, pitch, energy / duration), frames
 
 
-def prosody_errors(predicted: Prosody, true: Prosody):
-    """Squared errors of each token by loss, float32 [B, N]; pitch counts as far as a token is voiced."""
-    squared = Prosody(*(tf.square(left - right) for left, right in zip(predicted, true, strict=True)))
+def prosody_errors(predicted: Prosody, target: Prosody):
+    """Return squared errors of each token by loss, float32 [B, N]; pitch is weighted by the voiced fraction."""
+    squared = Prosody(*(tf.square(left - right) for left, right in zip(predicted, target, strict=True)))
     return {
         "duration": squared.log_duration,
-        "pitch": true.voiced * squared.pitch + squared.voiced,
+        "pitch": target.voiced * squared.pitch + squared.voiced,
         "energy": squared.energy,
     }
 
 
 def token_ends(log_duration, mask, speed):
-    """Where each token ends, int32 [B, N] frames; padded tokens end with the last real one.
+    """Return the end of each token, int32 [B, N] frames; padded tokens end with the last real one.
 
-    Ends are rounded, not durations, so that no rounding error adds up over a sentence.
+    Ends are rounded instead of durations, so that rounding errors do not add up over a sentence.
     """
     duration = tf.clip_by_value(tf.exp(log_duration) / speed, 1.0, MAX_TOKEN_FRAMES)
     return tf.cast(tf.floor(tf.cumsum(duration * mask, axis=1) + 0.5), tf.int32)  # round() halves to even

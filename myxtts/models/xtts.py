@@ -2,9 +2,9 @@
 
 text → embedding → mean mel of each token → monotonic alignment search → durations
        └→ encoder → prosody of each token: duration, pitch, energy
-                  └→ repeated by durations → decoder: mel, smooth → flow: noise → mel
+                  └→ repeated by durations → decoder: smooth mel → flow: noise → mel
 
-The reference conditions every block. docs/reference/model.md has the figure and the sources.
+Every block is conditioned on the reference. docs/reference/model.md has the figure and the sources.
 """
 
 from dataclasses import dataclass
@@ -27,17 +27,19 @@ from myxtts.models.alignment import (
     position_in_token,
     random_segment,
 )
-from myxtts.models.layers import AttentionBlock, ConvBlock, ReferenceEncoder, length_mask, time_features
+from myxtts.models.layers import AttentionBlock, ConvBlock, ReferenceEncoder, length_mask, time_embedding
 from myxtts.models.prosody import PITCH_UNIT_SEMITONES, Prosody, prosody_errors, target_prosody, token_ends
 from myxtts.seeds import fold_in
 
-# Mean and standard deviation of log-mel over speech (Matcha-TTS gives -5.54 and 2.12 for LJSpeech):
-# the network works on values of about unit variance.
+# Mean and standard deviation of log-mel over speech (Matcha-TTS has -5.54 and 2.12 for LJSpeech).
+# Normalised mels have about unit variance.
 MEL_MEAN, MEL_STD = -5.5, 2.1
 
 
 @dataclass(frozen=True)
 class XTTSSize:
+    """Dimensions of the network."""
+
     channels: int
     encoder_blocks: int
     decoder_blocks: int
@@ -52,24 +54,24 @@ SIZES = {
     "normal": XTTSSize(channels=368, encoder_blocks=5, decoder_blocks=6, flow_blocks=4, heads=4, latents=16),
     "big": XTTSSize(channels=592, encoder_blocks=6, decoder_blocks=8, flow_blocks=5, heads=8, latents=32),
 }
-KERNEL = 5
-FOLD = 2  # the decoder works on pairs of frames: half the positions, at 23 ms each
-TIME_FEATURES = 64
-TEMPERATURE = 0.5  # of the noise that speech starts from; with 1, what the flow has not learnt yet is heard as noise
-DECODER_ERROR = 0.3  # what the decoder's mel is off by after some hundred steps, in normalised units
+KERNEL_SIZE = 5
+REDUCTION_FACTOR = 2  # frames stacked into one decoder position (Wang et al. 2017, Tacotron): 23 ms each
+TIME_EMBEDDING = 64
+TEMPERATURE = 0.5  # scale of synthesis' initial noise; with 1, the error of a half-trained flow is audible as noise
+DECODER_STD = 0.3  # error of the decoder's mel after some hundred steps, in normalised units
 
 
 @dataclass(frozen=True)
 class SynthesisOptions:
-    """How a text is said.
+    """Options of synthesis.
 
     Attributes:
         speed: 2 halves every duration.
         pitch_semitones: added to the pitch.
-        energy_db: added to the level of each token, which also changes its sound as a louder voice does.
-        ode_steps: from noise to speech.
-        guidance: how far to go beyond what text and voice ask for (Ho & Salimans 2021); 1 is plain.
-        seed: of the noise.
+        energy_db: added to the energy of each token, which also changes its timbre, as in a louder voice.
+        ode_steps: Euler steps of the flow, from noise to mel.
+        guidance: scale of classifier-free guidance (Ho & Salimans 2021); 1 is off.
+        seed: seed of the initial noise.
     """
 
     speed: float = 1.0
@@ -93,53 +95,57 @@ SYNTHESIS_SIGNATURE = (
     tf.TensorSpec([], tf.float32, "guidance"),
     tf.TensorSpec([2], tf.int32, "seed"),
 )
-"""What speech is made of, in the order of `synthesize_mel`: texts, their voices, and a Manner."""
+"""Input signature of `XTTS.synthesize_mel`: texts, languages, references and SynthesisOptions."""
 
 
 class SpeakerCondition(NamedTuple):
-    """Who speaks, and in which language.
+    """Conditioning on speaker and language.
 
     Attributes:
-        style: [B, C].
-        latents: [B, K, C].
-        level: float32 [B, 80], see `long_term_average_spectrum`; 0 without a reference.
+        style: [B, C], speaker embedding plus language embedding.
+        latents: [B, K, C], of the reference.
+        average_spectrum: float32 [B, 80], see `long_term_average_spectrum`; 0 without a reference.
     """
 
     style: tf.Tensor
     latents: tf.Tensor
-    level: tf.Tensor
+    average_spectrum: tf.Tensor
 
 
 class FlowCondition(NamedTuple):
-    """What the flow is told of each utterance.
+    """Conditioning of the flow.
 
     Attributes:
-        hidden: [B, T / FOLD, C], the decoder's output.
+        hidden: [B, T / REDUCTION_FACTOR, C], the decoder's output.
         style: [B, C].
-        mel: float32 [B, T, 80], the decoder's mel, which is the flow's first guess.
-        spread: float32 [B], standard deviation of the data around that guess.
-        real: bool [B, T].
+        mel: float32 [B, T, 80], the decoder's mel, which is the flow's prior.
+        mel_std: float32 [B], standard deviation of the data around `mel`.
+        mask: bool [B, T], true on real frames.
     """
 
     hidden: tf.Tensor
     style: tf.Tensor
     mel: tf.Tensor
-    spread: tf.Tensor
-    real: tf.Tensor
+    mel_std: tf.Tensor
+    mask: tf.Tensor
 
 
 class XTTS(keras.Model):
-    """The network.
+    """The XTTS network.
 
     Args:
         size: dimensions, see SIZES.
-        symbols: rows of the symbol table.
-        languages: rows of the language table.
-        dropout: share of activations dropped in training.
-        reference_dropout: share of utterances trained without their reference.
-        cfg_dropout: share of utterances whose flow is trained without text and voice.
-        segment_frames: of the random stretch of an utterance that decoder and flow are trained on.
-        gradient_checkpointing: compute the blocks' activations again in the backward pass instead of keeping them.
+        symbols: rows of the symbol embedding.
+        languages: rows of the language embedding.
+        dropout: fraction of activations dropped in training.
+        reference_dropout: fraction of utterances trained without their reference.
+        cfg_dropout: fraction of utterances whose flow is trained without its condition (classifier-free guidance).
+        segment_frames: length of the random segment of an utterance on which decoder and flow are trained.
+        gradient_checkpointing: recompute the blocks' activations in the backward pass instead of keeping them.
+
+    Attributes:
+        BATCH_FIELDS: the contract of a batch, see `myxtts.batch`.
+        LOSS_NAMES: the losses that `call` returns, in order.
     """
 
     BATCH_FIELDS = TTS_FEATURES
@@ -161,120 +167,119 @@ class XTTS(keras.Model):
         channels, heads = size.channels, size.heads
         self.reference_dropout = reference_dropout
         self.cfg_dropout = cfg_dropout
-        self.segment_frames = -(-segment_frames // FOLD) * FOLD  # a whole number of pairs
+        self.segment_frames = -(-segment_frames // REDUCTION_FACTOR) * REDUCTION_FACTOR  # a multiple, rounded up
         self.gradient_checkpointing = gradient_checkpointing
         self.reference_encoder = ReferenceEncoder(channels, heads, size.latents, name="reference_encoder")
         self.language_embedding = layers.Embedding(languages, channels, name="language_embedding")
         self.symbol_embedding = layers.Embedding(symbols, channels, name="symbol_embedding")
-        # The mean mel sees its own token and no other. Where it saw its neighbours, too, it could learn to predict
-        # the mel of the next one, and whole alignments were a token off.
-        self.token = ConvBlock(channels, 1, dropout, name="token_conv")
-        self.mean_mel = layers.Dense(MEL_BANDS + 1, name="mean_mel")  # and the share of the voice's level in it
+        # The mean mel depends on its own token only. With neighbours in view it could learn the mel of the next
+        # token, and whole alignments were one token off.
+        self.token_conv = ConvBlock(channels, 1, dropout, name="token_conv")
+        self.mean_mel = layers.Dense(MEL_BANDS + 1, name="mean_mel")  # and the weight of the average spectrum
         self.voice_attention = AttentionBlock(channels, heads, dropout, rotary=False, name="voice_attention")
         self.encoder_attention = [
             AttentionBlock(channels, heads, dropout, name=f"encoder_attention_{i}") for i in range(size.encoder_blocks)
         ]
-        self.encoder = self._conv_blocks("encoder", size.encoder_blocks, channels, dropout)
-        self.prosody = self._conv_blocks("prosody", 2, channels, dropout, kernel=3)
+        self.encoder_convs = self._conv_blocks("encoder", size.encoder_blocks, channels, dropout)
+        self.prosody_convs = self._conv_blocks("prosody", 2, channels, dropout, kernel=3)
         self.prosody_out = layers.Dense(4, kernel_initializer="zeros", name="prosody_out")
         self.prosody_in = layers.Dense(channels, name="prosody_in")
         self.decoder_in = layers.Dense(channels, name="decoder_in")
-        self.decoder = self._conv_blocks("decoder", size.decoder_blocks, channels, dropout)
-        self.decoder_out = layers.Dense(FOLD * MEL_BANDS, kernel_initializer="zeros", name="decoder_out")
+        self.decoder_convs = self._conv_blocks("decoder", size.decoder_blocks, channels, dropout)
+        self.decoder_out = layers.Dense(REDUCTION_FACTOR * MEL_BANDS, kernel_initializer="zeros", name="decoder_out")
         self.time_in = layers.Dense(channels, activation="silu", name="time_in")
         self.time_out = layers.Dense(channels, name="time_out")
-        self.unconditional = layers.Embedding(1, channels, name="unconditional_embedding")
+        self.no_condition = layers.Embedding(1, channels, name="unconditional_embedding")
         self.noisy_in = layers.Dense(channels, name="noisy_in")
-        self.flow = self._conv_blocks("flow", size.flow_blocks, channels, dropout)
-        self.flow_out = layers.Dense(FOLD * MEL_BANDS, kernel_initializer="zeros", name="flow_out")
+        self.flow_convs = self._conv_blocks("flow", size.flow_blocks, channels, dropout)
+        self.flow_out = layers.Dense(REDUCTION_FACTOR * MEL_BANDS, kernel_initializer="zeros", name="flow_out")
 
     @staticmethod
-    def _conv_blocks(name, count, channels, dropout, kernel=KERNEL):
+    def _conv_blocks(name, count, channels, dropout, kernel=KERNEL_SIZE):
         return [ConvBlock(channels, kernel, dropout, name=f"{name}_conv_{i}") for i in range(count)]
 
     def vocabulary_variables(self) -> dict[str, tuple[str, int]]:
-        """The variables with a row for each name of a table: path -> table, axis of its rows."""
+        """Return the variables with a row for each vocabulary entry: path -> (vocabulary, axis of the rows)."""
         return {
             self.symbol_embedding.embeddings.path: ("symbols", 0),
             self.language_embedding.embeddings.path: ("languages", 0),
         }
 
     def component_layers(self) -> dict[str, list[layers.Layer]]:
-        """The layers of each part that can be frozen; each layer is in one."""
+        """Return the layers of each component that --freeze names; each layer is in one component."""
         return {
             "reference_encoder": [self.reference_encoder],
             "text_encoder": [
-                *(self.language_embedding, self.symbol_embedding, self.token, self.mean_mel, self.voice_attention),
+                *(self.language_embedding, self.symbol_embedding, self.token_conv, self.mean_mel, self.voice_attention),
                 *self.encoder_attention,
-                *self.encoder,
+                *self.encoder_convs,
             ],
-            "prosody": [*self.prosody, self.prosody_out],
+            "prosody": [*self.prosody_convs, self.prosody_out],
             "decoder": [
-                *(self.prosody_in, self.decoder_in, *self.decoder, self.decoder_out),
-                *(self.time_in, self.time_out, self.unconditional, self.noisy_in, *self.flow, self.flow_out),
+                *(self.prosody_in, self.decoder_in, *self.decoder_convs, self.decoder_out),
+                *(self.time_in, self.time_out, self.no_condition, self.noisy_in, *self.flow_convs, self.flow_out),
             ],
         }
 
     def call(self, batch, training=False):
-        """Losses of a batch of TTS_FEATURES, each a share of the whole step's.
+        """Compute the losses of a batch of TTS_FEATURES, as fractions of the whole step's losses.
 
-        The sum over all batches and replicas of a step is the mean over that step's real frames
-        (tokens for the prosody): nothing is averaged over batches of different sizes.
+        Their sum over all batches and replicas of a step is the mean over that step's real frames (tokens for the
+        prosody losses). Nothing is averaged over batches of different sizes.
 
-        In training decoder and flow see a random segment of each utterance, which stands for all of its frames, and
-        each row has its own noise and its own time on the way from noise to speech. Otherwise they see all frames,
-        and all rows have the same noise and time.
+        In training, decoder and flow see a random segment of each utterance, weighted to represent all of its frames,
+        and each row has its own noise and flow time. Otherwise they see all frames, and all rows share noise and time.
 
         Returns:
             Losses, float32 scalars: `mel`, mean absolute error of the decoder's mel, and `prior`, half the squared
-            error of the mean mel, both of the normalised mel; `flow`, squared error of the estimate in units of what
-            it could be off (see `wiener_estimate`); `duration`, `pitch` and `energy` (see `prosody_errors`).
+            error of the mean mel, both on the normalised mel; `flow`, squared error of the flow's estimate in units
+            of its expected deviation (see `wiener_estimate`); `duration`, `pitch` and `energy` (see `prosody_errors`).
             Outputs: `path` int32 [B, T], the token of each frame.
         """
         seed = batch["seed"] if training else None
         target = (batch["mel"] - MEL_MEAN) / MEL_STD
         frames, token_count = batch["frames"], batch["token_count"]
-        heard = keep_mask(batch["reference_frames"], self.reference_dropout, seed, "reference")
-        voice = self._hear(batch["reference"], batch["reference_frames"], batch["language"], heard)
-        style = voice.style
-        encoded, mean, mask = self._encode(batch["tokens"], token_count, voice, seed)
+        keep = keep_mask(batch["reference_frames"], self.reference_dropout, seed, "reference")
+        speaker = self._speaker_condition(batch["reference"], batch["reference_frames"], batch["language"], keep)
+        style = speaker.style
+        encoded, mean, mask = self._encode(batch["tokens"], token_count, speaker, seed)
 
         path = tf.stop_gradient(monotonic_alignment_search(frame_token_scores(target, mean), token_count, frames))
-        above_level = target - voice.level[:, None, :]
-        prosody, durations = target_prosody(above_level, batch["f0_hz"], path, tf.shape(mean)[1])
-        errors = prosody_errors(self._prosody(encoded, style, mask, seed), prosody)
+        relative_mel = target - speaker.average_spectrum[:, None, :]
+        prosody, durations = target_prosody(relative_mel, batch["f0_hz"], path, tf.shape(mean)[1])
+        errors = prosody_errors(self._predict_prosody(encoded, style, mask, seed), prosody)
 
-        frame = self._segment(frames, tf.shape(path)[1], seed)
-        segment = tf.where(frame >= 0, tf.gather(path, tf.maximum(frame, 0), batch_dims=1), -1)
-        condition = self._decode(encoded, mean, prosody, durations, segment, frame, style, seed)
+        frame = self._select_frames(frames, tf.shape(path)[1], seed)
+        segment_path = tf.where(frame >= 0, tf.gather(path, tf.maximum(frame, 0), batch_dims=1), -1)
+        condition = self._decode(encoded, mean, prosody, durations, segment_path, frame, style, seed)
         target_segment = gather_rows(target, frame)
         mel_error = tf.reduce_sum(tf.abs(condition.mel - target_segment), axis=2)
         flow_error = self._flow_errors(target_segment, condition, batch["seed"], seed)
 
         real = length_mask(frames, tf.shape(path)[1], tf.float32)
-        real_segment = tf.cast(condition.real, tf.float32)
+        real_segment = tf.cast(condition.mask, tf.float32)
         frames_in_segment = tf.maximum(tf.reduce_sum(real_segment, axis=1), 1.0)
-        stands_for = real_segment * (tf.cast(frames, tf.float32) / frames_in_segment)[:, None]
-        per_frame = batch["step_frames"] * MEL_BANDS
+        weight = real_segment * (tf.cast(frames, tf.float32) / frames_in_segment)[:, None]
+        step_values = batch["step_frames"] * MEL_BANDS
         losses = {
-            "mel": tf.reduce_sum(mel_error * stands_for) / per_frame,
-            "flow": tf.reduce_sum(flow_error * stands_for) / per_frame,
-            "prior": 0.5 * tf.reduce_sum(tf.square(gather_rows(mean, path) - target) * real) / per_frame,
+            "mel": tf.reduce_sum(mel_error * weight) / step_values,
+            "flow": tf.reduce_sum(flow_error * weight) / step_values,
+            "prior": 0.5 * tf.reduce_sum(tf.square(gather_rows(mean, path) - target) * real) / step_values,
         }
-        token = tf.cast(mask, tf.float32)[:, :, 0]
-        losses |= {name: tf.reduce_sum(error * token) / batch["step_tokens"] for name, error in errors.items()}
+        real_token = tf.cast(mask, tf.float32)[:, :, 0]
+        losses |= {name: tf.reduce_sum(error * real_token) / batch["step_tokens"] for name, error in errors.items()}
         return losses, {"path": path}
 
     def synthesize(self, tokens, token_count, language, reference, reference_frames, options: SynthesisOptions):
-        """Log-mel of a batch of texts. A row is the same whatever stands beside it.
+        """Synthesize the log-mels of a batch of texts. Rows do not influence each other.
 
         Args:
             tokens: int32 [B, N], padded with 0; token_count: int32 [B]; language: int32 [B].
-            reference: float32 [B, R, 80] log-mel of the voice.
-            reference_frames: int32 [B]; a row of 0 has no reference, and is said in a voice that the model chooses.
+            reference: float32 [B, R, 80], log-mel of the reference speech.
+            reference_frames: int32 [B]; a row of 0 has no reference and gets the model's learned default voice.
 
         Returns:
-            mel float32 [B, T, 80], silence behind the end; frames int32 [B]; path int32 [B, T].
+            mel float32 [B, T, 80], padded with silence; frames int32 [B]; path int32 [B, T].
         """
         return self.synthesize_mel(
             *(tokens, token_count, language, reference, reference_frames),
@@ -301,12 +306,12 @@ class XTTS(keras.Model):
         guidance,
         seed,
     ):
-        """`speak` with a Manner in tensors."""
-        heard = keep_mask(reference_frames, 0.0, None, "reference")
-        voice = self._hear(reference, reference_frames, language, heard)
-        style = voice.style
-        encoded, mean, mask = self._encode(tokens, token_count, voice, None)
-        prosody = self._prosody(encoded, style, mask, None)
+        """Do the same as `synthesize`, with the options as tensors."""
+        keep = keep_mask(reference_frames, 0.0, None, "reference")
+        speaker = self._speaker_condition(reference, reference_frames, language, keep)
+        style = speaker.style
+        encoded, mean, mask = self._encode(tokens, token_count, speaker, None)
+        prosody = self._predict_prosody(encoded, style, mask, None)
         prosody = prosody._replace(
             pitch=prosody.pitch + pitch_semitones / PITCH_UNIT_SEMITONES,
             energy=prosody.energy + energy_db / (DECIBELS_PER_NEPER * MEL_STD),
@@ -315,85 +320,85 @@ class XTTS(keras.Model):
         path = path_from_ends(ends, token_count)
 
         durations = durations_of_path(path, tf.shape(tokens)[1])
-        frame = self._segment(ends[:, -1], tf.shape(path)[1], None)
+        frame = self._select_frames(ends[:, -1], tf.shape(path)[1], None)
         condition = self._decode(encoded, mean, prosody, durations, path, frame, style, None)
-        none = self._unconditional(condition, tf.zeros([tf.shape(tokens)[0]]))
+        no_condition = self._drop_condition(condition, tf.zeros([tf.shape(tokens)[0]]))
 
         def estimate(noisy, time):
-            asked, _ = self._denoise(noisy, time, condition)
+            conditional, _ = self._denoise(noisy, time, condition)
             return tf.cond(
                 guidance == 1.0,
-                lambda: asked,
-                lambda: asked + (guidance - 1.0) * (asked - self._denoise(noisy, time, none)[0]),
+                lambda: conditional,
+                lambda: conditional + (guidance - 1.0) * (conditional - self._denoise(noisy, time, no_condition)[0]),
             )
 
         noise = TEMPERATURE * flow.sample_noise(fold_in(seed, "noise"), tf.shape(condition.mel)[1:])
         mel = flow.integrate(estimate, tf.broadcast_to(noise, tf.shape(condition.mel)), ode_steps)
-        mel = tf.where(condition.real[:, :, None], mel * MEL_STD + MEL_MEAN, SILENCE)
+        mel = tf.where(condition.mask[:, :, None], mel * MEL_STD + MEL_MEAN, SILENCE)
         return mel, ends[:, -1], path
 
-    def _hear(self, reference, reference_frames, language, heard):
-        """The Voice of each row."""
+    def _speaker_condition(self, reference, reference_frames, language, keep):
+        """Return the SpeakerCondition; rows where `keep` is 0 have no reference."""
         normalised = (reference - MEL_MEAN) / MEL_STD
-        vector, latents = self.reference_encoder(normalised, reference_frames, heard)
-        level = long_term_average_spectrum(normalised, reference_frames) * heard[:, None]
-        return SpeakerCondition(vector + self.language_embedding(language), latents, level)
+        embedding, latents = self.reference_encoder(normalised, reference_frames, keep)
+        average_spectrum = long_term_average_spectrum(normalised, reference_frames) * keep[:, None]
+        return SpeakerCondition(embedding + self.language_embedding(language), latents, average_spectrum)
 
-    def _encode(self, tokens, token_count, voice, seed):
-        """Encoder output [B, N, C], mean mel of each token float32 [B, N, 80], mask [B, N, 1]."""
-        style, latents = voice.style, voice.latents
+    def _encode(self, tokens, token_count, speaker, seed):
+        """Return the encoder's output [B, N, C], mean mel of each token float32 [B, N, 80], and mask [B, N, 1]."""
+        style, latents = speaker.style, speaker.latents
         encoded = self.symbol_embedding(tokens)
         mask = length_mask(token_count, tf.shape(tokens)[1], encoded.dtype)
-        encoded = self.token(encoded, style, mask, seed)
-        above_level, share = tf.split(tf.cast(self.mean_mel(encoded), tf.float32), [MEL_BANDS, 1], axis=2)
-        mean = above_level + tf.sigmoid(share) * voice.level[:, None, :]  # silence has no share in it
+        encoded = self.token_conv(encoded, style, mask, seed)
+        relative_mean, weight = tf.split(tf.cast(self.mean_mel(encoded), tf.float32), [MEL_BANDS, 1], axis=2)
+        mean = relative_mean + tf.sigmoid(weight) * speaker.average_spectrum[:, None, :]  # silence learns weight 0
         encoded = self.voice_attention(encoded, style, tf.ones_like(latents[:, :, :1]), seed, latents)
-        for attention, conv in zip(self.encoder_attention, self.encoder, strict=True):
-            encoded = self._block(attention, encoded, style, mask, seed)
-            encoded = self._block(conv, encoded, style, mask, seed)
+        for attention, conv in zip(self.encoder_attention, self.encoder_convs, strict=True):
+            encoded = self._apply(attention, encoded, style, mask, seed)
+            encoded = self._apply(conv, encoded, style, mask, seed)
         return encoded, mean, mask
 
-    def _prosody(self, encoded, style, mask, seed):
-        """Predicted Prosody."""
-        for conv in self.prosody:
-            encoded = self._block(conv, encoded, style, mask, seed)
+    def _predict_prosody(self, encoded, style, mask, seed):
+        """Return the predicted Prosody."""
+        for conv in self.prosody_convs:
+            encoded = self._apply(conv, encoded, style, mask, seed)
         log_duration, voiced, pitch, energy = tf.unstack(tf.cast(self.prosody_out(encoded), tf.float32), axis=-1)
         return Prosody(log_duration, tf.sigmoid(voiced), pitch, energy)
 
-    def _segment(self, frames, padded, seed):
-        """Numbers of the frames that the decoder sees, int32 [B, S]; -1 behind the end."""
+    def _select_frames(self, frames, padded, seed):
+        """Return the indices of the decoder's frames, int32 [B, S]: all, or a random segment; -1 for padding."""
         if seed is None:
-            every = tf.range(padded)[None, :]
-            return tf.where(every < frames[:, None], every, -1)
+            frame = tf.range(padded)[None, :]
+            return tf.where(frame < frames[:, None], frame, -1)
         return random_segment(frames, padded, self.segment_frames, fold_in(seed, "segment"))
 
     def _decode(self, encoded, mean, prosody, durations, path, frame, style, seed):
-        """Condition of the frames [B, S] that `path` and `frame` name."""
+        """Decode the frames [B, S] given by their tokens `path` and indices `frame`; return the FlowCondition."""
         tokens = encoded + self.prosody_in(prosody.features())
-        place = position_in_token(path, frame, durations)
-        of_frame = tf.concat([gather_rows(tokens, path), tf.cast(place, tokens.dtype)], axis=-1)
-        hidden = self.decoder_in(fold(of_frame))
-        mask = tf.cast(path[:, ::FOLD, None] >= 0, hidden.dtype)
-        for conv in self.decoder:
-            hidden = self._block(conv, hidden, style, mask, seed)
-        mel = gather_rows(mean, path) + unfold(self.decoder_out(hidden), tf.shape(path)[1])
-        return FlowCondition(hidden, style, mel, tf.fill(tf.shape(path)[:1], DECODER_ERROR), path >= 0)
+        position = position_in_token(path, frame, durations)
+        frame_input = tf.concat([gather_rows(tokens, path), tf.cast(position, tokens.dtype)], axis=-1)
+        hidden = self.decoder_in(stack_frames(frame_input))
+        mask = tf.cast(path[:, ::REDUCTION_FACTOR, None] >= 0, hidden.dtype)
+        for conv in self.decoder_convs:
+            hidden = self._apply(conv, hidden, style, mask, seed)
+        mel = gather_rows(mean, path) + unstack_frames(self.decoder_out(hidden), tf.shape(path)[1])
+        return FlowCondition(hidden, style, mel, tf.fill(tf.shape(path)[:1], DECODER_STD), path >= 0)
 
-    def _unconditional(self, condition, keep):
-        """The condition where `keep`, float32 [B], is 1; where it is 0, no text, no prosody and no voice."""
-        hidden_keep = tf.cast(keep, condition.hidden.dtype)[:, None]
-        nothing = self.unconditional(tf.zeros([1], tf.int32))
+    def _drop_condition(self, condition, keep):
+        """Remove text, prosody and speaker from the condition of rows where `keep`, float32 [B], is 0."""
+        keep_hidden = tf.cast(keep, condition.hidden.dtype)[:, None]
+        no_style = self.no_condition(tf.zeros([1], tf.int32))
         return condition._replace(
-            hidden=condition.hidden * hidden_keep[:, :, None],
-            style=condition.style * hidden_keep + nothing * (1 - hidden_keep),
+            hidden=condition.hidden * keep_hidden[:, :, None],
+            style=condition.style * keep_hidden + no_style * (1 - keep_hidden),
             mel=condition.mel * keep[:, None, None],
-            spread=condition.spread * keep + (1 - keep),  # that of the normalised mel, around 0
+            mel_std=condition.mel_std * keep + (1 - keep),  # the normalised mel has mean 0 and deviation 1
         )
 
     def _flow_errors(self, target, condition, batch_seed, seed):
-        """The flow's squared error of each frame in its own unit, float32 [B, S].
+        """Return the squared error of the flow's estimate, in its own units, for each frame: float32 [B, S].
 
-        Its gradient does not reach the decoder, whose mel would be pulled from a median to a mean.
+        The gradient stops before the decoder. Otherwise it would pull the decoder's mel from a median to a mean.
         """
         condition = tf.nest.map_structure(tf.stop_gradient, condition)
         rows, *size = tf.unstack(tf.shape(target))
@@ -402,32 +407,33 @@ class XTTS(keras.Model):
             noise, time = flow.sample_noise(noise_seed, size), tf.repeat(flow.sample_times(time_seed, 1), rows)
         else:
             noise, time = flow.sample_noise(noise_seed, [rows, *size]), flow.sample_times(time_seed, rows)
-        condition = self._unconditional(condition, keep_mask(tf.ones([rows]), self.cfg_dropout, seed, "condition"))
+        condition = self._drop_condition(condition, keep_mask(tf.ones([rows]), self.cfg_dropout, seed, "condition"))
         estimate, unit = self._denoise(flow.interpolate_path(noise, target, time), time, condition, seed)
         return tf.reduce_sum(tf.square((estimate - target) / unit), axis=2)
 
     def _denoise(self, noisy, time, condition, seed=None):
-        """Estimate of the normalised mel from `noisy` at `time`: float32 [B, T, 80]; and its unit, [B, 1, 1]."""
-        estimate, unit, news = flow.wiener_estimate(noisy, time, condition.mel, condition.spread)
-        hidden = condition.hidden + self.noisy_in(fold(news * tf.cast(condition.real, tf.float32)[:, :, None]))
-        style = condition.style + self.time_out(self.time_in(time_features(time, TIME_FEATURES)))
-        mask = tf.cast(condition.real[:, ::FOLD, None], hidden.dtype)
-        for conv in self.flow:
-            hidden = self._block(conv, hidden, style, mask, seed)
-        return estimate + unit * unfold(self.flow_out(hidden), tf.shape(noisy)[1]), unit
+        """Estimate the normalised mel from `noisy` at `time`; return it, float32 [B, T, 80], and its unit [B, 1, 1]."""
+        estimate, unit, innovation = flow.wiener_estimate(noisy, time, condition.mel, condition.mel_std)
+        innovation *= tf.cast(condition.mask, tf.float32)[:, :, None]
+        hidden = condition.hidden + self.noisy_in(stack_frames(innovation))
+        style = condition.style + self.time_out(self.time_in(time_embedding(time, TIME_EMBEDDING)))
+        mask = tf.cast(condition.mask[:, ::REDUCTION_FACTOR, None], hidden.dtype)
+        for conv in self.flow_convs:
+            hidden = self._apply(conv, hidden, style, mask, seed)
+        return estimate + unit * unstack_frames(self.flow_out(hidden), tf.shape(noisy)[1]), unit
 
-    def _block(self, block, hidden, style, mask, seed):
-        """The block's output; in training, where asked for, without keeping what is inside."""
+    def _apply(self, block, hidden, style, mask, seed):
+        """Apply a block; in training with gradient checkpointing, without keeping its activations."""
         if seed is None or not self.gradient_checkpointing:
             return block(hidden, style, mask, seed)
         return keras.remat(lambda hidden, style: block(hidden, style, mask, seed))(hidden, style)
 
 
 def long_term_average_spectrum(mel, frames):
-    """Mean of the loud frames of normalised log-mels [B, T, 80] of `frames` int32 [B]: float32 [B, 80], 0 without any.
+    """Return the mean of the loud frames of normalised log-mels [B, T, 80]: float32 [B, 80], 0 for rows without frames.
 
-    The long-term average spectrum is most of what tells speakers apart, and one sentence shows it: what the network
-    says lies around that of the reference, so that it need not have heard such a voice before.
+    This spectrum carries most of what distinguishes speakers, and one sentence is enough to estimate it. The network
+    predicts mels relative to the reference's spectrum, so that it extends to speakers not seen in training.
     """
     real = length_mask(frames, tf.shape(mel)[1], tf.float32)
     level = tf.reduce_mean(mel, axis=2, keepdims=True)
@@ -436,23 +442,23 @@ def long_term_average_spectrum(mel, frames):
     return tf.reduce_sum(mel * loud, axis=1) / tf.maximum(tf.reduce_sum(loud, axis=1), 1.0)
 
 
-def keep_mask(present, dropped, seed, name):
-    """Float32 [B]: 1 where `present` [B] is not 0, but for a random share `dropped` where there is a seed."""
+def keep_mask(present, rate, seed, name):
+    """Return float32 [B]: 1 where `present` [B] is positive, except for a random fraction `rate` if there is a seed."""
     keep = tf.cast(present > 0, tf.float32)
-    if seed is None or not dropped:
+    if seed is None or not rate:
         return keep
-    drawn = tf.random.stateless_uniform(tf.shape(keep), fold_in(seed, name))
-    return keep * tf.cast(drawn >= dropped, tf.float32)
+    uniform = tf.random.stateless_uniform(tf.shape(keep), fold_in(seed, name))
+    return keep * tf.cast(uniform >= rate, tf.float32)
 
 
-def fold(x):
-    """FOLD neighbours in one place: [B, T, D] -> [B, T / FOLD, FOLD · D], the last ones filled with zeros."""
-    pairs = (tf.shape(x)[1] + FOLD - 1) // FOLD
-    x = tf.pad(x, [[0, 0], [0, pairs * FOLD - tf.shape(x)[1]], [0, 0]])
-    return tf.reshape(x, [tf.shape(x)[0], pairs, FOLD * x.shape[2]])
+def stack_frames(x):
+    """Stack R = REDUCTION_FACTOR frames, zero-padded, into each position: [B, T, D] -> [B, P, R · D]."""
+    positions = (tf.shape(x)[1] + REDUCTION_FACTOR - 1) // REDUCTION_FACTOR
+    x = tf.pad(x, [[0, 0], [0, positions * REDUCTION_FACTOR - tf.shape(x)[1]], [0, 0]])
+    return tf.reshape(x, [tf.shape(x)[0], positions, REDUCTION_FACTOR * x.shape[2]])
 
 
-def unfold(x, length):
-    """The inverse of `fold`, in float32: [B, P, FOLD · D] -> [B, length, D]."""
-    x = tf.reshape(x, [tf.shape(x)[0], FOLD * tf.shape(x)[1], x.shape[2] // FOLD])
+def unstack_frames(x, length):
+    """Invert `stack_frames`, in float32: [B, P, R · D] -> [B, length, D]."""
+    x = tf.reshape(x, [tf.shape(x)[0], REDUCTION_FACTOR * tf.shape(x)[1], x.shape[2] // REDUCTION_FACTOR])
     return tf.cast(x[:, :length], tf.float32)

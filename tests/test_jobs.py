@@ -1,4 +1,4 @@
-"""Independent jobs under one launcher: with programs that take no time instead of training, and once in earnest."""
+"""Launching independent jobs: with instant programs in place of training, and once with real training."""
 
 import contextlib
 import io
@@ -22,10 +22,10 @@ from myxtts.commands.merge import parse
 from myxtts.config.load import load
 from myxtts.config.schema import Config, DataConfig, ModelConfig
 from myxtts.errors import PlacementError
-from myxtts.local_sgd.job_settings import round_steps
-from myxtts.local_sgd.jobs import devices_of
-from myxtts.local_sgd.launcher_state import FixedSettings, new_record, read_record
-from myxtts.local_sgd.progress import Display, duration, last_report, progress_of
+from myxtts.local_sgd.job_settings import sync_interval
+from myxtts.local_sgd.jobs import job_devices
+from myxtts.local_sgd.launcher_state import ImmutableSettings, new_state, read_state
+from myxtts.local_sgd.progress import Display, format_duration, read_last_report, read_progress
 from myxtts.training.checkpoint_files import latest, read_metadata, write_checkpoint
 from tests.sine_corpus import write_corpus
 from tests.tiny import arrays_of, toy_models
@@ -34,7 +34,7 @@ from tests.two_devices import SIMULATED
 ROOT = Path(__file__).parents[1]
 DEADLINE_S = 30.0
 TRAINER = """
-# A run whose one weight is its step. Faults are told by a file beside its settings, and done once where they say so.
+# A run whose only weight is its step. A file beside its settings injects a fault, once if it says so.
 import json, os, signal, sys, time
 from pathlib import Path
 import numpy as np
@@ -86,7 +86,7 @@ while True:
         save()
 """
 MERGE = """
-# Keeps what it was asked for; its exit code is that of the file `code` beside it.
+# Saves its arguments. Its exit code is in the file `code` beside it.
 import json, sys
 from pathlib import Path
 output = Path(sys.argv[sys.argv.index("--output") + 1])
@@ -97,7 +97,7 @@ code = Path(__file__).with_name("code")
 sys.exit(int(code.read_text()) if code.exists() else 0)
 """
 TOY_TRAINER = """
-# train_main.py with a network that takes no time; the job on GPU 1 is killed when it reports step 5, once.
+# train_main.py with a toy network; the job on GPU 1 is killed once, when it reports step 5.
 import contextlib, signal, sys
 from pathlib import Path
 from myxtts.commands import train
@@ -123,7 +123,7 @@ sys.exit(report_errors(lambda: main(flags, "jobs", command("trainer"), command("
 
 
 class Place(unittest.TestCase):
-    """A folder with a corpus of 13 utterances, and jobs of 6 steps in it, the first 2 of them shared."""
+    """A folder with a corpus of 13 utterances, and jobs of 6 steps with a warm start of 2."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -144,7 +144,7 @@ class Place(unittest.TestCase):
         return [*fixed.split(), "--simulate-gpus", "4", "--gpus", "0", "1", *flags]
 
     def launch(self, *flags: str) -> tuple[int, str, str]:
-        """Exit code, what is printed and what goes to stderr, in this process."""
+        """Launch in this process; return exit code, stdout and stderr."""
         return self.launch_with(self.argv(*flags))
 
     def launch_with(self, argv: list[str], commands: Sequence[Sequence[str]] = ()) -> tuple[int, str, str]:
@@ -174,7 +174,7 @@ class Place(unittest.TestCase):
         return json.loads((self.run_folder / name).read_text())
 
     def steps(self, *names: str) -> list[int]:
-        return [progress_of(self.run_folder / name).step for name in names]
+        return [read_progress(self.run_folder / name).step for name in names]
 
     def reported(self, name: str) -> list[int]:
         return [
@@ -182,16 +182,16 @@ class Place(unittest.TestCase):
         ]
 
     def states(self) -> dict[str, tuple[str, int]]:
-        processes = read_record(self.run_folder).processes
+        processes = read_state(self.run_folder).processes
         return {name: (process.state, process.restarts) for name, process in processes.items()}
 
 
-class Jobs(Place):
-    def test_go_on_from_the_common_start_each_on_its_part_and_are_merged(self):
+class JobsTest(Place):
+    def test_train_on_their_shards_from_the_warm_start_and_are_merged(self):
         code, out, err = self.launch()
         self.assertEqual((code, err), (0, ""))
-        self.assertEqual(self.steps("start", "gpu0", "gpu1"), [2, 6, 6])
-        runs = {name: load(self.run_folder / f"{name}.yaml") for name in ("start", "gpu0", "gpu1")}
+        self.assertEqual(self.steps("warmstart", "gpu0", "gpu1"), [2, 6, 6])
+        runs = {name: load(self.run_folder / f"{name}.yaml") for name in ("warmstart", "gpu0", "gpu1")}
         self.assertEqual([config.training.seed for config in runs.values()], [0, 0, 1])
         self.assertEqual([config.training.stop_at_step for config in runs.values()], [2, None, None])
         self.assertEqual([config.local_sgd.job for config in runs.values()], [0, 0, 1])
@@ -207,7 +207,7 @@ class Jobs(Place):
         forked = read_metadata(self.run_folder / "gpu1/checkpoints/step-000002")
         self.assertEqual((forked["settings"]["run"]["run"], forked["start"]), ("gpu1", "first"))
         asked = self.read("merged/asked.json")
-        self.assertEqual(parse(asked).val_data, runs["start"].data.val_data)  # merge_checkpoints.py knows its flags
+        self.assertEqual(parse(asked).val_data, runs["warmstart"].data.val_data)  # merge_checkpoints.py knows its flags
         self.assertEqual(
             asked[:5],
             [
@@ -237,7 +237,7 @@ class Jobs(Place):
         self.assertEqual(code, 2)
         self.assertIn("validation_fraction is 0.4, but the jobs in", err)
 
-    def test_one_that_is_killed_goes_on_from_its_checkpoint(self):
+    def test_killed_job_restarts_from_its_checkpoint(self):
         self.fault("gpu1", "kill", at=5, once=True)
         code, out, err = self.launch()
         self.assertEqual((code, err), (0, ""))
@@ -245,63 +245,63 @@ class Jobs(Place):
         self.assertEqual(self.states()["gpu1"], ("done", 1))
         self.assertEqual(self.reported("gpu1"), [3, 4, 5, 5, 6])
 
-    def test_one_that_is_lost_is_told_and_the_others_are_merged_until_it_is_brought_back(self):
+    def test_failed_job_is_left_out_of_the_merge_until_it_is_resumed(self):
         self.fault("gpu1", "kill", at=5)
         flags = ("--gpus", "0", "1", "2")
         code, _, err = self.launch(*flags)
         self.assertEqual(code, 1)
         self.assertEqual(
-            [self.states()[name] for name in ("gpu0", "gpu1", "gpu2")], [("done", 0), ("lost", 1), ("done", 0)]
+            [self.states()[name] for name in ("gpu0", "gpu1", "gpu2")], [("done", 0), ("failed", 1), ("done", 0)]
         )
         self.assertIn("error: gpu1: was killed by SIGKILL; its last lines", err)
         self.assertRegex(
             err,
-            r"the merge lacks gpu1: it was lost at step 5 of 6, and with it part 1 .*\(\d utterances, 0\.\d+ minutes\)",
+            r"the merge lacks gpu1, which failed at step 5 of 6, and so shard 1 .*\(\d utterances, 0\.\d+ minutes\)",
         )
         self.assertEqual([Path(path).parts[-3] for path in self.read("merged/asked.json")[1:3]], ["gpu0", "gpu2"])
         self.heal("gpu1")
         code, out, err = self.launch(*flags, "--resume")
         self.assertEqual((code, err), (0, ""))
-        self.assertIn("merged-1 now", out)
+        self.assertIn("merged-1", out)
         self.assertEqual(len(self.read("merged/asked.json")), 4 + len(self.read("merged-1/asked.json")) - 3)
 
-    def test_one_that_refuses_its_settings_is_not_started_again(self):
+    def test_job_that_rejects_its_settings_is_not_restarted(self):
         self.fault("gpu1", "refuse", at=4)
         code, _, err = self.launch()
         self.assertEqual(code, 1)
-        self.assertEqual(self.states()["gpu1"], ("refused", 0))
+        self.assertEqual(self.states()["gpu1"], ("rejected", 0))
         self.assertIn("error: gpu1: the fault was asked for,\nand is two lines long\n", err)
-        self.assertIn("error: there is nothing to merge, only gpu0 is done", err)
+        self.assertIn("error: there is nothing to merge; only gpu0 is done", err)
         self.assertFalse((self.run_folder / "merged").exists())
 
-    def test_start_that_fails_ends_all_and_may_be_mended(self):
-        self.fault("start", "refuse", at=0)
+    def test_failed_warm_start_ends_all_and_can_be_retried_with_other_settings(self):
+        self.fault("warmstart", "refuse", at=0)
         code, _, err = self.launch()
         self.assertEqual((code, err.count("the fault was asked for")), (2, 1))
         self.assertFalse((self.run_folder / "gpu0").exists())
-        self.heal("start")
+        self.heal("warmstart")
         code, _, err = self.launch("--resume", "--validation-fraction", "0.4", "--warmstart-steps", "3")
         self.assertEqual((code, err), (0, ""))
-        self.assertEqual(self.steps("start"), [3])
-        held_out = (self.run_folder / "parts/held_out.csv").read_text().splitlines()
+        self.assertEqual(self.steps("warmstart"), [3])
+        held_out = (self.run_folder / "shards/held_out.csv").read_text().splitlines()
         self.assertEqual(len(held_out), 1 + round(0.4 * 13))
 
-    def test_one_that_lacks_the_last_merge_is_not_done(self):
+    def test_job_without_the_last_sync_is_not_done(self):
         for unmerged, flags in (("unmerged", ()), ("", ("--resume",))):
             with mock.patch.dict(os.environ, FAKE=unmerged):
                 code, _, err = self.launch("--num-syncs", "2", *flags)
         starts = (self.run_folder / "logs/gpu1_training.log").read_text().count("=== ")
         self.assertEqual((code, starts), (1, 2), err)  # the fake does not merge
-        self.assertIn("the merge lacks gpu1: it was lost at step 6 of 6", err)
+        self.assertIn("the merge lacks gpu1, which failed at step 6 of 6", err)
 
-    def test_merge_that_is_worse_than_a_job_gives_its_exit_code(self):
+    def test_merge_worse_than_a_job_returns_1(self):
         (self.folder / "code").write_text("1")
         for flags in ((), ("--resume",)):
             code, out, err = self.launch(*flags)
             self.assertEqual((code, err), (1, ""))
             self.assertIn("merged has the weights of the best job", out)
 
-    def test_with_a_base_have_what_its_weights_fix_and_no_shared_steps(self):
+    def test_init_from_fixes_settings_and_skips_the_warm_start(self):
         kept = self.folder / "runs/kept/checkpoints"
         settings = Config(data=DataConfig(text_frontend="characters"), model=ModelConfig(model_size="small"))
         write_checkpoint(kept / "step-000009", [], {"settings": settings.model_dump(mode="json"), "best": None})
@@ -310,15 +310,15 @@ class Jobs(Place):
             del argv[argv.index(flag) : argv.index(flag) + 2]
         code, _, err = self.launch_with(argv)
         self.assertEqual((code, err), (0, ""))
-        for name, stop_at in (("start", 0), ("gpu0", None), ("gpu1", None)):
+        for name, stop_at in (("warmstart", 0), ("gpu0", None), ("gpu1", None)):
             config = load(self.run_folder / f"{name}.yaml")
             self.assertEqual((config.data.text_frontend, config.model.model_size), ("characters", "small"))
             self.assertEqual((config.training.init_from, config.training.freeze), (str(kept.parent), ("decoder",)))
             self.assertEqual(config.training.stop_at_step, stop_at)
 
 
-class Stopping(Place):
-    def test_by_sigterm_lets_all_save_and_resume_goes_on(self):
+class StopTest(Place):
+    def test_sigterm_lets_all_jobs_save_and_resume_continues(self):
         for name in ("gpu0", "gpu1"):
             self.fault(name, "wait", at=3, once=True)
         launcher = self.started()
@@ -335,7 +335,7 @@ class Stopping(Place):
         self.assertIn(f"stopped the launcher of {self.run_folder} (process {launcher.pid})", other.stdout.read())
         self.assertEqual(other.wait(DEADLINE_S), 0)
         self.assertEqual(launcher.returncode, 143, told)
-        self.assertIn("stopped by SIGTERM at: jobs", told)
+        self.assertIn("stopped by SIGTERM in stage jobs", told)
         self.assertEqual({state for state, _ in self.states().values()}, {"done", "stopped"})
         self.assertEqual(
             [latest(self.run_folder / name / "checkpoints").name for name in ("gpu0", "gpu1")], ["step-000003"] * 2
@@ -344,40 +344,40 @@ class Stopping(Place):
         self.assertEqual(self.launch("--resume")[0], 0)
         self.assertEqual(self.steps("gpu0", "gpu1"), [6, 6])
 
-    def test_by_a_second_ctrl_c_kills(self):
-        self.fault("start", "hang", at=1)
+    def test_second_ctrl_c_kills(self):
+        self.fault("warmstart", "hang", at=1)
         launcher = self.started()
-        self.wait_for(lambda: self.steps("start") == [1])
-        process = read_record(self.run_folder).processes["start"]
+        self.wait_for(lambda: self.steps("warmstart") == [1])
+        process = read_state(self.run_folder).processes["warmstart"]
         launcher.send_signal(signal.SIGINT)
         self.assertIn("SIGINT: all runs save and end; a second Ctrl-C kills them\n", iter(launcher.stdout.readline, ""))
-        self.assertTrue(process.runs())
+        self.assertTrue(process.is_alive())
         launcher.send_signal(signal.SIGINT)
         self.assertEqual(launcher.wait(DEADLINE_S), 130)
-        self.assertFalse(process.runs())
-        self.assertEqual(self.states()["start"], ("stopped", 0))
+        self.assertFalse(process.is_alive())
+        self.assertEqual(self.states()["warmstart"], ("stopped", 0))
 
-    def test_by_a_kill_of_the_launcher_ends_its_jobs_and_resume_goes_on(self):
+    def test_jobs_die_with_a_killed_launcher_and_resume_continues(self):
         self.fault("gpu1", "wait", at=3, once=True)
         launcher = self.started()
         self.wait_for(lambda: self.steps("gpu1") == [3])
-        process = read_record(self.run_folder).processes["gpu1"]
+        process = read_state(self.run_folder).processes["gpu1"]
         launcher.kill()
         launcher.wait()
-        self.wait_for(lambda: not process.runs())
+        self.wait_for(lambda: not process.is_alive())
         code, out, _ = self.launch("--status")
         self.assertEqual(code, 0)
-        self.assertIn("launcher       does not run; --resume goes on", out)
-        self.assertRegex(out, r"gpu1\s+gone")
+        self.assertIn("launcher       does not run; --resume continues", out)
+        self.assertRegex(out, r"gpu1\s+dead")
         self.assertEqual(self.launch("--resume")[0], 0)
         self.assertEqual(self.steps("gpu0", "gpu1"), [6, 6])
 
-    def test_asks_no_process_that_only_has_the_number(self):
+    def test_stop_signals_no_process_that_reuses_the_pid(self):
         self.run_folder.mkdir(parents=True)
-        fixed = FixedSettings(gpus=[0, 1], warmstart_steps=2, sync_every=0, corpus={})
-        record = new_record(6, fixed)
-        self.assertTrue(record.launcher.runs())
-        record.launcher.started_ticks -= 1
+        fixed = ImmutableSettings(gpus=[0, 1], warmstart_steps=2, sync_every=0, corpus={})
+        record = new_state(6, fixed)
+        self.assertTrue(record.launcher.is_alive())
+        record.launcher.start_ticks -= 1
         record.write(self.run_folder)
         with mock.patch("signal.pidfd_send_signal") as sent, mock.patch("myxtts.local_sgd.launcher_state.select"):
             code, out, _ = self.launch("--stop")
@@ -391,35 +391,35 @@ class Stopping(Place):
             time.sleep(0.02)
 
 
-class Settings(Place):
-    def test_of_one_gpu_are_in_a_file_of_its_own(self):
+class SettingsTest(Place):
+    def test_file_of_one_gpu_overrides_settings_of_its_job(self):
         path = self.folder / "own.yaml"
         path.write_text("training: {warmup_steps: 3}\n")
         own = self.folder / "own_gpu1.yaml"
         own.write_text("defaults: [own]\ndata: {num_workers: 7}\n")
         code, out, err = self.launch("--config", str(path))
         self.assertEqual((code, err), (0, ""))
-        self.assertIn(f"gpu1           has settings of its own: {own}", out)
+        self.assertIn(f"gpu1           has its own settings: {own}", out)
         found = [load(self.run_folder / f"gpu{gpu}.yaml") for gpu in (0, 1)]
         self.assertEqual([config.data.num_workers for config in found], [2, 7])
         self.assertEqual([config.training.warmup_steps for config in found], [3, 3])
         own.write_text("defaults: [own]\nmodel: {model_size: big}\n")
         code, _, err = self.launch("--config", str(path), "--resume")
         self.assertEqual(code, 2)
-        self.assertIn("own_gpu1.yaml makes model_size big for one job", err)
+        self.assertIn("own_gpu1.yaml sets model_size to big for one job", err)
 
-    def test_mistakes_are_explained_before_anything_is_made(self):
+    def test_mistakes_are_explained_before_any_file_is_written(self):
         mistakes = {
             "--simulate-gpus 4 makes GPUs 0 to 3": ["--gpus", "0", "4"],
             "Name two different GPUs": ["--gpus", "1", "1"],
-            "--model-gpu was asked for, but each job has one": ["--model-gpu", "0"],
-            "placement auto was asked for": ["--placement", "auto"],
+            "--model-gpu was given, but each job has a single GPU": ["--model-gpu", "0"],
+            "--placement auto was given": ["--placement", "auto"],
             "Give --max-steps, and leave out --epochs": ["--epochs", "2"],
-            "what --warmstart-steps sets": ["--stop-at-step", "2"],
-            "--jobs and --job were given": ["--jobs", "2"],
+            "Give --warmstart-steps instead": ["--stop-at-step", "2"],
+            "--jobs or --job was given": ["--jobs", "2"],
             "--warmstart-steps 6 was asked for": ["--warmstart-steps", "6"],
             "--num-syncs 2 and sync_every 3 were both given": ["--num-syncs", "2", "--sync-every", "3"],
-            "no independent jobs were started there": ["--status"],
+            "has no independent jobs": ["--status"],
             "nowhere was asked for, but has no checkpoint": ["--init-from", "nowhere"],
         }
         for message, flags in mistakes.items():
@@ -429,56 +429,56 @@ class Settings(Place):
                 self.assertIn(message, err)
         self.assertFalse((self.folder / "runs").exists())
 
-    def test_a_folder_of_something_else_is_left_alone(self):
-        for name in ("checkpoints", "start"):
+    def test_folder_of_another_run_is_left_alone(self):
+        for name in ("checkpoints", "warmstart"):
             other = self.folder / "runs" / f"of_{name}"
             (other / name).mkdir(parents=True)
             for flags in ((), ("--resume",)):
                 code, _, err = self.launch("--run", other.name, *flags)
                 self.assertEqual(code, 2)
-                self.assertIn(f"{other / name} is there, of something else", err)
+                self.assertIn(f"{other / name} belongs to something else", err)
             self.assertEqual([path.name for path in other.iterdir()], [name])
 
-    def test_a_damaged_record_is_explained(self):
+    def test_damaged_state_file_is_explained(self):
         for content in (b"", b"{", b"[]", b'{"host": 7}', b"\xff"):
             self.run_folder.mkdir(parents=True, exist_ok=True)
-            (self.run_folder / "independent.json").write_bytes(content)
+            (self.run_folder / "launcher.json").write_bytes(content)
             for flag in ("--status", "--stop", "--resume"):
                 with self.subTest(content=content, flag=flag):
                     code, _, err = self.launch(flag)
                     self.assertEqual(code, 2)
-                    self.assertIn("independent.json cannot be read", err)
+                    self.assertIn("launcher.json cannot be read", err)
 
-    def test_rounds_are_never_more_than_asked_for(self):
-        for total, shared, rounds, expected in (
+    def test_there_are_at_most_num_syncs_syncs(self):
+        for total, warmstart, num_syncs, expected in (
             (40, 0, 4, 10),
             (40, 10, 3, 10),
             (40, 4, 3, 14),
             (7, 0, 7, 1),
             (7, 2, 1, 7),
         ):
-            every = round_steps(total, shared, rounds)
+            every = sync_interval(total, warmstart, num_syncs)
             self.assertEqual(every, expected)
-            ends = {step for step in range(shared + 1, total + 1) if step % every == 0 or step == total}
-            self.assertLessEqual(len(ends), rounds)
+            ends = {step for step in range(warmstart + 1, total + 1) if step % every == 0 or step == total}
+            self.assertLessEqual(len(ends), num_syncs)
 
-    def test_each_job_sees_the_gpu_that_it_is_given_and_no_other(self):
+    def test_each_job_sees_only_its_gpu(self):
         with mock.patch.dict(os.environ, CUDA_VISIBLE_DEVICES="4,7,9"):
-            self.assertEqual([one.environ["CUDA_VISIBLE_DEVICES"] for one in devices_of((2, 0), 0)], ["9", "4"])
+            self.assertEqual([device.environ["CUDA_VISIBLE_DEVICES"] for device in job_devices((2, 0), 0)], ["9", "4"])
             with self.assertRaisesRegex(PlacementError, "sees GPUs 0 to 2"):
-                devices_of((0, 3), 0)
+                job_devices((0, 3), 0)
         with mock.patch("myxtts.local_sgd.jobs.usable_cores", lambda: [1, 2, 5, 6, 7]):
-            self.assertEqual([one.cores for one in devices_of((1, 0), 2)], [{5, 6}, {1, 2}])
-            self.assertEqual([one.cores for one in devices_of((0, 1), 6)], [None, None])
+            self.assertEqual([device.cores for device in job_devices((1, 0), 2)], [{5, 6}, {1, 2}])
+            self.assertEqual([device.cores for device in job_devices((0, 1), 6)], [None, None])
 
 
-class InEarnest(Place):
-    def test_jobs_of_which_one_is_killed_end_as_if_it_was_not_and_are_merged(self):
+class RealTrainingTest(Place):
+    def test_killed_job_ends_bit_identical_to_an_uninterrupted_run(self):
         flags = "--simulate-gpus 2 --validation-fraction 0 --validate-every 0 --sample-every 0 --model-size tiny"
         flags += " --batch-size 2 --log-every 1 --checkpoint-every 2 --keep-checkpoints 9"
         argv = self.argv(*flags.split())
         self.assertEqual(self.launch_with(argv, ((sys.executable, "-c", "exit(2)"), MERGER))[0], 2)
-        self.train("start")  # in this process, which saves one import of TensorFlow
+        self.train("warmstart")  # in this process, which saves one import of TensorFlow
         (self.folder / "trainer.py").write_text(TOY_TRAINER)
         trainer = (sys.executable, "-u", str(self.folder / "trainer.py"))
         code, out, err = self.launch_with([*argv, "--resume"], (trainer, MERGER))
@@ -497,7 +497,7 @@ class InEarnest(Place):
             self.assertEqual(array.tobytes(), whole[name].tobytes(), name)
 
     def train(self, name: str, *flags: str) -> None:
-        """The run of this name in this process, with the toy."""
+        """Train the run of this name in this process with the toy network."""
         argv = ["--config", str(self.run_folder / f"{name}.yaml"), "--resume", "--simulate-gpus", str(SIMULATED)]
         with toy_models(), contextlib.redirect_stdout(io.StringIO()):
             self.assertEqual(train.main([*argv, *flags]), 0)
@@ -508,53 +508,53 @@ class Terminal(io.StringIO):
         return True
 
 
-class Table(unittest.TestCase):
-    def test_is_drawn_over_the_last_one_on_a_terminal_and_lines_stay_above_it(self):
+class DisplayTest(unittest.TestCase):
+    def test_terminal_table_replaces_the_last_one_below_lines_that_stay(self):
         now_s, out = [0.0], Terminal()
         with contextlib.redirect_stdout(out):
             display = Display(every_s=30.0, clock_s=lambda: now_s[0])
             self.assertFalse(display.is_due())
             now_s[0] = 1.0
             self.assertTrue(display.is_due())
-            display.show(["a", "b"])
+            display.show_table(["a", "b"])
             self.assertFalse(display.is_due())
-            display.say("stays")
-            display.show(["c"])
-            display.show(["d"])
+            display.print("stays")
+            display.show_table(["c"])
+            display.show_table(["d"])
         self.assertEqual(out.getvalue(), "a\nb\n\x1b[2F\x1b[Jstays\nc\n\x1b[1F\x1b[Jd\n")
 
-    def test_outlives_its_terminal(self):
+    def test_closed_terminal_raises_no_error(self):
         out = open("/dev/full", "w")  # noqa: SIM115 - closed below, where it fails once more
         with contextlib.redirect_stdout(out):
-            Display(every_s=30.0).say("to nobody")
+            Display(every_s=30.0).print("to nobody")
         with contextlib.suppress(OSError):
             out.close()
 
-    def test_is_printed_now_and_then_elsewhere(self):
+    def test_table_is_printed_periodically_without_a_terminal(self):
         now_s, out = [0.0], io.StringIO()
         with contextlib.redirect_stdout(out):
             display = Display(every_s=30.0, clock_s=lambda: now_s[0])
             now_s[0] = 29.0
             self.assertFalse(display.is_due())
-            display.show(["a"])
-            display.show(["b"])
+            display.show_table(["a"])
+            display.show_table(["b"])
         self.assertEqual(out.getvalue(), "a\nb\n")
 
-    def test_reads_the_newest_whole_report(self):
+    def test_newest_complete_report_is_read(self):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "metrics.jsonl"
-            self.assertEqual(last_report(path), {})
+            self.assertEqual(read_last_report(path), {})
             path.write_text('{"step": 1, "loss": 3.0}\n{"step": 2, "validation_loss": 1.0}\n{"step": 3, "lo')
-            self.assertEqual(last_report(path)["step"], 1)
+            self.assertEqual(read_last_report(path)["step"], 1)
             path.write_text(
                 json.dumps({"step": 4, "loss": 1.0, "x": "y" * (1 << 17)}) + "\n" + '{"step": 5, "loss": null}\n'
             )
-            self.assertEqual(last_report(path), {"step": 5, "loss": None})
-            self.assertIsNone(progress_of(Path(folder)).loss)
+            self.assertEqual(read_last_report(path), {"step": 5, "loss": None})
+            self.assertIsNone(read_progress(Path(folder)).loss)
 
-    def test_durations(self):
+    def test_durations_are_formatted(self):
         self.assertEqual(
-            [duration(seconds) for seconds in (0.4, 59.6, 3599, 11_232)], ["0:00", "1:00", "59:59", "3:07:12"]
+            [format_duration(seconds) for seconds in (0.4, 59.6, 3599, 11_232)], ["0:00", "1:00", "59:59", "3:07:12"]
         )
 
 

@@ -14,10 +14,15 @@ from pathlib import Path
 from myxtts.commands.parser import CommandParser, bounded, read_settings, settings_parser
 from myxtts.config.schema import Config
 from myxtts.errors import ConfigError
-from myxtts.local_sgd.job_settings import check_job_settings, check_settings, round_steps, with_base
-from myxtts.local_sgd.jobs import Device, Job, Work, devices_of, existing_record, train_jobs
+from myxtts.local_sgd.job_settings import (
+    check_job_settings,
+    check_launcher_settings,
+    inherit_settings,
+    sync_interval,
+)
+from myxtts.local_sgd.jobs import JobDevice, JobSpec, JobsSpec, job_devices, previous_state, train_jobs
 from myxtts.local_sgd.launcher_state import LauncherState, stop_launcher
-from myxtts.local_sgd.progress import Display, status
+from myxtts.local_sgd.progress import Display, status_report
 
 NAME = "jobs"
 HELP = "Train independent jobs, one on each GPU, and merge their weights (local SGD)."
@@ -71,7 +76,7 @@ def main(
     config, options = read_settings(parser, [*argv, *NO_SYNC])
     folder = Path(config.run.runs_dir) / config.run.run
     if options.status:
-        print(status(folder))
+        print(status_report(folder))
         return 0
     if options.stop:
         print(stop_launcher(folder))
@@ -80,14 +85,14 @@ def main(
         raise ConfigError(
             "TF_CONFIG is set, which makes each run one of several workers. Unset it: jobs are independent."
         )
-    check_settings(config)
-    previous = existing_record(folder, config.run.resume)
+    check_launcher_settings(config)
+    previous = previous_state(folder, config.run.resume)
     gpus = gpus_of(options, previous)
     warmstart_steps = warmstart_steps_of(options, previous, config)
-    work = Work(
+    spec = JobsSpec(
         folder=folder,
-        config=with_base(config),
-        jobs=tuple(jobs_of(parser, argv, config, gpus, devices_of(gpus, config.placement.simulate_gpus))),
+        config=inherit_settings(config),
+        jobs=tuple(jobs_of(parser, argv, config, gpus, job_devices(gpus, config.placement.simulate_gpus))),
         gpus=gpus,
         warmstart_steps=warmstart_steps,
         sync_every=sync_every_of(parser, argv, options, config, warmstart_steps, len(gpus)),
@@ -95,7 +100,7 @@ def main(
         trainer=tuple(trainer),
         merger=tuple(merger),
     )
-    return train_jobs(work, Display(options.table_every))
+    return train_jobs(spec, Display(options.table_every))
 
 
 def gpus_of(options: argparse.Namespace, previous: LauncherState | None) -> tuple[int, ...]:
@@ -103,7 +108,7 @@ def gpus_of(options: argparse.Namespace, previous: LauncherState | None) -> tupl
         return tuple(options.gpus)
     if previous is None:
         raise ConfigError("no GPUs were named. Give one for each job by --gpus, such as --gpus 0 1.")
-    return tuple(previous.fixed.gpus)
+    return tuple(previous.immutable.gpus)
 
 
 def warmstart_steps_of(options: argparse.Namespace, previous: LauncherState | None, config: Config) -> int:
@@ -111,7 +116,7 @@ def warmstart_steps_of(options: argparse.Namespace, previous: LauncherState | No
     total_steps = config.training.max_steps
     default = 0 if config.training.init_from is not None else total_steps // 10
     if previous is not None:
-        default = previous.fixed.warmstart_steps
+        default = previous.immutable.warmstart_steps
     steps = default if options.warmstart_steps is None else options.warmstart_steps
     if steps >= total_steps:
         raise ConfigError(
@@ -130,7 +135,7 @@ def sync_every_of(
     jobs: int,
 ) -> int:
     """Return the steps between two syncs; 0 if the jobs merge at the end only."""
-    job_flags = ("--jobs", str(jobs), "--sync-dir", config.local_sgd.sync_dir or "rounds")
+    job_flags = ("--jobs", str(jobs), "--sync-dir", config.local_sgd.sync_dir or "sync")
     sync_every = read_settings(parser, [*argv, *job_flags])[0].local_sgd.sync_every
     if options.num_syncs is None:
         return sync_every
@@ -138,17 +143,17 @@ def sync_every_of(
         raise ConfigError(
             f"--num-syncs {options.num_syncs} and sync_every {sync_every} were both given. Leave out one of them."
         )
-    steps = round_steps(config.training.max_steps, warmstart_steps, options.num_syncs)
+    steps = sync_interval(config.training.max_steps, warmstart_steps, options.num_syncs)
     log.info("syncs          every %d steps", steps)
     return steps
 
 
 def jobs_of(
-    parser: CommandParser, argv: Sequence[str], config: Config, gpus: Sequence[int], devices: Sequence[Device]
-) -> list[Job]:
+    parser: CommandParser, argv: Sequence[str], config: Config, gpus: Sequence[int], devices: Sequence[JobDevice]
+) -> list[JobSpec]:
     """Return the jobs, each with the settings of its own file if there is one."""
     return [
-        Job(f"gpu{gpu}", with_base(job_config(parser, argv, config, f"gpu{gpu}")), device)
+        JobSpec(f"gpu{gpu}", inherit_settings(job_config(parser, argv, config, f"gpu{gpu}")), device)
         for gpu, device in zip(gpus, devices, strict=True)
     ]
 
@@ -161,7 +166,7 @@ def job_config(parser: CommandParser, argv: Sequence[str], config: Config, name:
     if job_file is None or not job_file.is_file():
         return config
     settings = read_settings(parser, [*argv, "--config", str(job_file), *NO_SYNC])[0]
-    check_settings(settings)
+    check_launcher_settings(settings)
     check_job_settings(config, settings, job_file)
     log.info("%-14s has its own settings: %s", name, job_file)
     return settings

@@ -1,4 +1,4 @@
-"""From the settings of a user to those of the common start and of each job. No TensorFlow."""
+"""Settings of the warm start and of each job, derived from the user's. No TensorFlow."""
 
 from itertools import count
 from pathlib import Path
@@ -6,12 +6,12 @@ from typing import Any
 
 from myxtts.config.schema import Config, LocalSGDConfig, PlacementConfig, Section
 from myxtts.errors import ConfigError, PlacementError
-from myxtts.local_sgd.launcher_state import Shards
+from myxtts.local_sgd.shards import CorpusShards
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.select_checkpoint import INHERITED, select_checkpoint
 
-# What one model out of all jobs needs them to have in common, whatever their own files say.
-COMMON = {
+# Settings that all jobs must share so that their models can be merged.
+SHARED_SETTINGS = {
     "data": ("train_data", "val_data", "audio_root", "validation_fraction", "language", "text_frontend"),
     "model": ("task", "model_size"),
     "asr": ("encoder", "subsampling"),
@@ -19,15 +19,15 @@ COMMON = {
     "run": ("run", "runs_dir", "resume"),
     "local_sgd": tuple(LocalSGDConfig.model_fields),
 }
-# What the parts of the corpus depend on.
-OF_THE_SPLIT = (
+# Settings that the shards depend on.
+SHARD_SETTINGS = (
     *("train_data", "val_data", "audio_root", "validation_fraction", "language"),
     *("text_frontend", "min_seconds", "max_seconds", "seed"),
 )
 
 
-def changed(config: Config, **sections: dict[str, Any] | Section) -> Config:
-    """Settings with other values: a section's by name, or a whole section."""
+def updated(config: Config, **sections: dict[str, Any] | Section) -> Config:
+    """Return settings with some values of a section, or a whole section, replaced."""
     update = {
         section: values if isinstance(values, Section) else getattr(config, section).model_copy(update=values)
         for section, values in sections.items()
@@ -35,41 +35,41 @@ def changed(config: Config, **sections: dict[str, Any] | Section) -> Config:
     return config.model_copy(update=update)
 
 
-def check_settings(config: Config) -> None:
-    """Raises ConfigError or PlacementError where settings are the launcher's own, or do not go with several jobs."""
+def check_launcher_settings(config: Config) -> None:
+    """Raise ConfigError or PlacementError for settings that the launcher sets itself or several jobs cannot have."""
     placement, training, local_sgd = config.placement, config.training, config.local_sgd
     given = [name for name in ("data_gpu", "model_gpu", "data_gpu_memory") if getattr(placement, name) is not None]
     given += ["model_gpus"] * bool(placement.model_gpus) + ["placement auto"] * (placement.placement == "auto")
     if given:
         raise PlacementError(
-            f"{_flag(given[0])} was asked for, but each job has one GPU of its own, which makes its batches and trains "
-            "on them. Leave it out (of the --config file, too), and name the GPUs by --gpus."
+            f"{_flag(given[0])} was given, but each job has a single GPU, which makes its batches and trains on them. "
+            "Leave it out (of the --config file, too), and name the GPUs with --gpus."
         )
     if training.epochs or not training.max_steps:
         raise ConfigError(
-            f"the length of the jobs was given as {training.epochs} epochs, but they have parts of different length "
-            "and take the same number of steps. Give --max-steps, and leave out --epochs."
+            f"the jobs were to train for {training.epochs} epochs, but their shards differ in length, and all jobs "
+            "take the same number of steps. Give --max-steps, and leave out --epochs."
         )
     if training.stop_at_step is not None:
-        raise ConfigError("--stop-at-step was given, but it is what --warmstart-steps sets. Give that.")
+        raise ConfigError("--stop-at-step was given, but the launcher sets it. Give --warmstart-steps instead.")
     if local_sgd.jobs > 1 or local_sgd.job:
-        raise ConfigError("--jobs and --job were given, but the jobs are numbered by --gpus. Leave them out.")
+        raise ConfigError("--jobs or --job was given, but --gpus numbers the jobs. Leave them out.")
 
 
-def check_job_settings(common: Config, own: Config, file: Path) -> None:
-    """Raises ConfigError where the file of one job has another value of what all jobs have in common."""
-    for section, names in COMMON.items():
+def check_job_settings(shared: Config, job: Config, file: Path) -> None:
+    """Raise ConfigError if the file of one job changes a setting that all jobs must share."""
+    for section, names in SHARED_SETTINGS.items():
         for name in names:
-            shared, found = (getattr(getattr(config, section), name) for config in (common, own))
-            if shared != found:
+            expected, value = (getattr(getattr(config, section), name) for config in (shared, job))
+            if expected != value:
                 raise ConfigError(
-                    f"{file} makes {name} {found} for one job, but all have to have the same ({shared} by the others). "
-                    "Give it in the file of all, or as a flag."
+                    f"{file} sets {name} to {value} for one job, but all jobs must have the same value (the others "
+                    f"have {expected}). Set it in the file of all jobs, or with a flag."
                 )
 
 
-def with_base(config: Config) -> Config:
-    """The settings with those that the weights of --init-from fix, where the user named none.
+def inherit_settings(config: Config) -> Config:
+    """Return settings that take from the checkpoint of --init-from what its weights fix and the user did not set.
 
     Raises:
         CheckpointError: there is no checkpoint, or it is damaged.
@@ -77,64 +77,68 @@ def with_base(config: Config) -> Config:
     if config.training.init_from is None:
         return config
     settings = read_metadata(select_checkpoint(Path(config.training.init_from)))["settings"]
-    return changed(
+    return updated(
         config,
         **{
-            section: {name: settings[section][name] for name in names if name not in _named(config, section)}
+            section: {name: settings[section][name] for name in names if name not in _set_by_user(config, section)}
             for section, names in INHERITED.items()
         },
     )
 
 
-def _named(config: Config, section: str) -> set[str]:
+def _set_by_user(config: Config, section: str) -> set[str]:
     return getattr(config, section).model_fields_set
 
 
-def round_steps(total_steps: int, warmstart_steps: int, rounds: int) -> int:
-    """Steps of a round, so that jobs merge at most so often.
+def sync_interval(total_steps: int, warmstart_steps: int, num_syncs: int) -> int:
+    """Return the smallest number of steps between two syncs for which there are at most `num_syncs`.
 
-    They do at each multiple of it and at the last step; so it is a little more than the steps divided by the rounds
-    where the common start ends between two multiples.
+    Jobs synchronize at each multiple of the interval and at the last step. The interval is therefore a little longer
+    than the steps divided by the syncs if the warm start ends between two multiples.
     """
-    shortest = -(-(total_steps - warmstart_steps) // rounds)
-    return next(every for every in count(shortest) if -(-total_steps // every) - warmstart_steps // every <= rounds)
+    shortest = -(-(total_steps - warmstart_steps) // num_syncs)
+    return next(every for every in count(shortest) if -(-total_steps // every) - warmstart_steps // every <= num_syncs)
 
 
-def of_start(config: Config, folder: Path, split: Shards, warmstart_steps: int) -> Config:
-    return changed(
+def warmstart_config(config: Config, folder: Path, shards: CorpusShards, warmstart_steps: int) -> Config:
+    """Return the settings of the warm start, which trains on the whole corpus."""
+    return updated(
         config,
-        placement=_on_one_device(config),
-        data=_data(split, split.train),
+        placement=_single_device(config),
+        data=_data(shards, shards.train),
         training={"stop_at_step": warmstart_steps},
-        run=_run(folder, "start"),
+        run=_run(folder, "warmstart"),
         local_sgd=LocalSGDConfig(),
     )
 
 
-def of_job(config: Config, folder: Path, split: Shards, name: str, number: int, merges: dict[str, Any]) -> Config:
-    """Settings of one job.
+def job_config(
+    config: Config, folder: Path, shards: CorpusShards, name: str, index: int, local_sgd: dict[str, Any]
+) -> Config:
+    """Return the settings of one job.
 
     Args:
-        config: as the user gave them, for this job.
-        merges: `jobs`, `sync_every` and `sync_dir`.
+        config: of this job, as the user gave it.
+        local_sgd: `jobs`, `sync_every` and `sync_dir`.
     """
-    return changed(
+    return updated(
         config,
-        placement=_on_one_device(config),
-        data=_data(split, split.parts[number]),
-        training={"seed": config.training.seed + number},
+        placement=_single_device(config),
+        data=_data(shards, shards.shards[index]),
+        training={"seed": config.training.seed + index},
         run=_run(folder, name),
-        local_sgd=merges | {"job": number},
+        local_sgd=local_sgd | {"job": index},
     )
 
 
-def _on_one_device(config: Config) -> PlacementConfig | dict[str, Any]:
-    """Shares of the CPU are the CPU to their job, and have no limits of memory."""
+def _single_device(config: Config) -> PlacementConfig | dict[str, Any]:
+    """Return the default placement if GPUs are simulated: a job sees its share of the CPU as the whole CPU."""
     return PlacementConfig() if config.placement.simulate_gpus else {}
 
 
-def _data(split: Shards, train: str) -> dict[str, Any]:
-    return {"train_data": train, "val_data": split.held_out, "audio_root": split.audio_root}
+def _data(shards: CorpusShards, train: Path) -> dict[str, Any]:
+    held_out = None if shards.held_out is None else str(shards.held_out)
+    return {"train_data": str(train), "val_data": held_out, "audio_root": str(shards.audio_root)}
 
 
 def _run(folder: Path, name: str) -> dict[str, Any]:

@@ -1,15 +1,15 @@
-"""Independent jobs in one command: split, common start, one run on each GPU, merge. No TensorFlow.
+"""Independent jobs in one command: shard the corpus, warm start, train one run on each GPU, merge. No TensorFlow.
 
 runs/NAME/
-    independent.json      the launcher, and what became of its processes
-    parts/                the corpus in as many parts as there are jobs
-    start.yaml  start/    the common start: a run
-    gpu0.yaml  gpu0/  …   the jobs: a run each, which goes on from the newest checkpoint of the start
-    rounds/               what jobs exchange, where they merge on the way
-    logs/                 start_training.log, gpu0_training.log, …, merge.log
-    merged/               the result: a run
+    launcher.json                 state of the launcher and its processes
+    shards/                       the corpus, one shard for each job
+    warmstart.yaml  warmstart/    the warm start: a run
+    gpu0.yaml  gpu0/  …           the jobs: one run each, which continue from the newest checkpoint of the warm start
+    sync/                         checkpoints that the jobs exchange if they synchronize
+    logs/                         warmstart_training.log, gpu0_training.log, …, merge.log
+    merged/                       the result: a run
 
-Each stage finds by the files what is done, so that a launcher that was killed goes on where it was.
+Each stage determines from the files what is done, so that a launcher that was killed can continue.
 """
 
 import shutil
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from myxtts.config.load import dump, load, shown
 from myxtts.config.schema import Config
@@ -30,29 +30,30 @@ from myxtts.distributed.processes import (
     usable_cores,
     visible_gpus,
 )
-from myxtts.distributed.supervisor import Exit, Outcome, ProgramSpec, Supervisor, SupervisorEvents
+from myxtts.distributed.supervisor import Exit, ProgramSpec, Supervisor, SupervisorEvents
 from myxtts.errors import ConfigError, DataError, PlacementError
 from myxtts.files import write_whole
 from myxtts.local_sgd.fork import fork
-from myxtts.local_sgd.job_settings import OF_THE_SPLIT, of_job, of_start
+from myxtts.local_sgd.job_settings import SHARD_SETTINGS, job_config, warmstart_config
 from myxtts.local_sgd.launcher_state import (
-    FixedSettings,
+    ImmutableSettings,
     LauncherState,
-    Merged,
-    Process,
-    Shards,
-    new_record,
-    read_record,
+    MergeResult,
+    ProcessState,
+    new_state,
+    read_state,
 )
-from myxtts.local_sgd.progress import Display, progress_of, rows_of, table
-from myxtts.local_sgd.shards import split_corpus
+from myxtts.local_sgd.progress import Display, format_table, read_progress, table_rows
+from myxtts.local_sgd.shards import CorpusShards, split_corpus
 from myxtts.local_sgd.sync_folder import newest_average, sync_folders
 from myxtts.training.checkpoint_files import latest, read_metadata, step_of
 from myxtts.training.run_folder import RunFolder
 
+WARMSTART = "warmstart"
 
-class Device(NamedTuple):
-    """What a job is given to compute on: GPUs as `CUDA_VISIBLE_DEVICES` names them, and cores of its own."""
+
+class JobDevice(NamedTuple):
+    """The device of a job: GPUs as CUDA_VISIBLE_DEVICES names them, and cores to pin the job to."""
 
     gpus: tuple[str, ...]
     cores: frozenset[int] | None = None
@@ -61,43 +62,43 @@ class Device(NamedTuple):
     def environ(self) -> dict[str, str]:
         return gpu_environ(self.gpus)
 
-    def told(self) -> str:
+    def describe(self) -> str:
         if self.gpus:
             return f"GPU {' '.join(self.gpus)}"
         return f"cores {' '.join(map(str, sorted(self.cores)))}" if self.cores else "all cores"
 
 
 @dataclass(frozen=True)
-class Job:
-    """One of the jobs.
+class JobSpec:
+    """One job.
 
     Attributes:
         name: of its run, such as gpu0.
-        config: as the user gave it for this job.
+        config: of this job, as the user gave it.
     """
 
     name: str
     config: Config
-    device: Device
+    device: JobDevice
 
 
 @dataclass(frozen=True)
-class Work:
-    """All that is to be done.
+class JobsSpec:
+    """All jobs of a run, and the programs that train and merge them.
 
     Attributes:
-        folder: of everything.
-        config: as the user gave it for all jobs.
-        gpus: number of the GPU of each job.
-        warmstart_steps: that the common start takes.
-        sync_every: steps of a round; 0 merges at the end only.
-        max_restarts: of a job.
+        folder: of the whole run.
+        config: of all jobs, as the user gave it.
+        gpus: GPU index of each job.
+        warmstart_steps: length of the warm start.
+        sync_every: steps between two syncs; 0 only merges at the end.
+        max_restarts: of each job.
         trainer, merger: commands of train_main.py and utilities/merge_checkpoints.py, without flags.
     """
 
     folder: Path
     config: Config
-    jobs: tuple[Job, ...]
+    jobs: tuple[JobSpec, ...]
     gpus: tuple[int, ...]
     warmstart_steps: int
     sync_every: int
@@ -106,102 +107,124 @@ class Work:
     merger: tuple[str, ...]
 
     @property
-    def common_device(self) -> Device:
-        """For what runs alone: the first GPU; all of the CPU where GPUs are simulated."""
+    def names(self) -> list[str]:
+        return [job.name for job in self.jobs]
+
+    @property
+    def shared_device(self) -> JobDevice:
+        """Device of programs that run alone: the first GPU, or the whole CPU if GPUs are simulated."""
         return self.jobs[0].device._replace(cores=None)
 
     @property
     def total_steps(self) -> int:
         return self.config.training.max_steps
 
-    def fixed(self) -> FixedSettings:
-        values = {name: value for own in self.config.model_dump(mode="json").values() for name, value in own.items()}
-        corpus = {name: values[name] for name in OF_THE_SPLIT}
-        return FixedSettings(
-            gpus=list(self.gpus), warmstart_steps=self.warmstart_steps, sync_every=self.sync_every, corpus=corpus
+    @property
+    def sync_dir(self) -> Path:
+        return Path(self.config.local_sgd.sync_dir or self.folder / "sync")
+
+    def immutable(self) -> ImmutableSettings:
+        sections = self.config.model_dump(mode="json").values()
+        values = {name: value for section in sections for name, value in section.items()}
+        return ImmutableSettings(
+            gpus=list(self.gpus),
+            warmstart_steps=self.warmstart_steps,
+            sync_every=self.sync_every,
+            corpus={name: values[name] for name in SHARD_SETTINGS},
         )
 
+    def config_file(self, name: str) -> Path:
+        return self.folder / f"{name}.yaml"
 
-def devices_of(gpus: Sequence[int], simulated: int) -> list[Device]:
-    """The device of each job.
+    def log_file(self, name: str) -> Path:
+        return self.folder / "logs" / f"{name}_training.log"
+
+    def newest_checkpoint(self, name: str) -> Path | None:
+        return latest(self.folder / name / "checkpoints")
+
+
+def job_devices(gpus: Sequence[int], simulated: int) -> list[JobDevice]:
+    """Return the device of each job.
 
     Args:
-        gpus: numbers of the GPUs, as train_main.py counts those that this process sees.
-        simulated: how many shares of the CPU stand for GPUs; 0 takes real ones. A share has cores of its own where
-            there are enough.
+        gpus: indices among the GPUs that this process sees.
+        simulated: number of simulated GPUs, each an equal share of the cores if there are enough; 0 uses real GPUs.
 
     Raises:
-        PlacementError: a GPU is not there, or named twice, or there is one alone.
+        PlacementError: there are fewer than two GPUs, or one is named twice or does not exist.
     """
-    found = [str(gpu) for gpu in range(simulated)] if simulated else visible_gpus()
-    asked = f"--gpus {' '.join(map(str, gpus))}"
+    existing = [str(gpu) for gpu in range(simulated)] if simulated else visible_gpus()
+    flag = f"--gpus {' '.join(map(str, gpus))}"
     if len(gpus) < 2 or len(set(gpus)) < len(gpus):
         raise PlacementError(
-            f"{asked} was given, but each job needs a GPU of its own, and there is nothing to merge of one. Name two "
+            f"{flag} was given, but each job needs its own GPU, and a merge needs at least two jobs. Name two "
             "different GPUs or more; train_main.py trains on one."
         )
-    if max(gpus) >= len(found):
-        seen = f"--simulate-gpus {simulated} makes" if simulated else "this process sees"
-        numbers = {0: "no GPU", 1: "GPU 0 alone"}.get(len(found), f"GPUs 0 to {len(found) - 1}")
+    if max(gpus) >= len(existing):
+        source = f"--simulate-gpus {simulated} makes" if simulated else "this process sees"
+        numbers = {0: "no GPU", 1: "only GPU 0"}.get(len(existing), f"GPUs 0 to {len(existing) - 1}")
         raise PlacementError(
-            f"{asked} was given, but {seen} {numbers}. Name some of these, or try it on the CPU with "
+            f"{flag} was given, but {source} {numbers}. Name some of these, or try it on the CPU with "
             f"--simulate-gpus {max(gpus) + 1}."
         )
     if not simulated:
-        return [Device((found[gpu],)) for gpu in gpus]
+        return [JobDevice((existing[gpu],)) for gpu in gpus]
     cores = usable_cores()
-    each = len(cores) // simulated
-    return [Device((), frozenset(cores[gpu * each : (gpu + 1) * each]) or None) for gpu in gpus]
+    size = len(cores) // simulated
+    return [JobDevice((), frozenset(cores[gpu * size : (gpu + 1) * size]) or None) for gpu in gpus]
 
 
-def existing_record(folder: Path, resume: bool) -> LauncherState | None:
-    """The record of a run that is to be gone on with, if there is one.
+def previous_state(folder: Path, resume: bool) -> LauncherState | None:
+    """Return the state of a run that is to be resumed, if there is one.
 
     Raises:
-        ConfigError: there is a run here, and it is not to be, or cannot be, gone on with.
+        ConfigError: the folder holds a run and `resume` is false, or the run cannot be resumed.
     """
-    record = read_record(folder)
-    others = [path for path in (folder / name for name in ("config.yaml", "checkpoints", "start")) if path.exists()]
-    if record is None and others:
+    state = read_state(folder)
+    existing = [path for path in (folder / name for name in ("config.yaml", "checkpoints", WARMSTART)) if path.exists()]
+    if state is None and existing:
         raise ConfigError(
-            f"independent jobs '{folder.name}' were to be started, but {others[0]} is there, of something else. "
-            "Give another name by --run."
+            f"independent jobs '{folder.name}' were to be started, but {existing[0]} belongs to something else. "
+            "Give another name with --run."
         )
-    if record is not None and not resume and record.split is not None:
+    if state is not None and not resume and state.shards is not None:
         raise ConfigError(
             f"run '{folder.name}' was to be started, but {folder} already holds independent jobs. "
-            "Go on with them by --resume, or give another name by --run."
+            "Continue them with --resume, or give another name with --run."
         )
-    return record
+    return state
 
 
-def train_jobs(work: Work, display: Display) -> int:
-    """Do what is left of the work; gives the exit code.
+def train_jobs(spec: JobsSpec, display: Display) -> int:
+    """Run all stages that are not done yet.
 
-    0 when the merge holds all jobs and is no worse than the best of them; 1 where it is, or where a job or the merge
-    was lost; 2 where a run refused its settings, so that there is no merge; 130 or 143 when stopped, after checkpoints.
+    Returns:
+        the exit code: 0 if the merge has all jobs and is no worse than the best of them; 1 if it is worse, or a job or
+        the merge failed; 2 if a run rejected its settings and nothing could be merged; 130 or 143 when stopped, after
+        checkpoints.
 
     Raises:
-        UserError: something that the user can mend.
+        UserError: the user can fix it.
     """
-    folder = work.folder
-    _make_folder(folder / "logs")
-    with RunFolder(folder).locked():
-        record = _begin(work)
-        if record.split is None:
-            shutil.rmtree(folder / "parts", ignore_errors=True)  # of another number of jobs
-            record.split = Shards.of(split_corpus(work.config, folder / "parts", len(work.jobs)))
-        display.say(record.split.table)
-        for job in work.jobs:
-            display.say(f"{job.name:<14} on {job.device.told()}; see {_log_of(work, job.name)}")
-        runs = _write_settings(work, record.split)
-        record.processes = {name: Process(state="done" if _is_done(work, name) else "waiting") for name in runs}
-        record.write(folder)
+    _make_folder(spec.folder / "logs")
+    with RunFolder(spec.folder).locked():
+        state = _restore_state(spec)
+        if state.shards is None:
+            shutil.rmtree(spec.folder / "shards", ignore_errors=True)  # those of another number of jobs
+            state.shards = split_corpus(spec.config, spec.folder / "shards", len(spec.jobs))
+        display.print(state.shards.table)
+        for job in spec.jobs:
+            display.print(f"{job.name:<14} on {job.device.describe()}; log: {spec.log_file(job.name)}")
+        configs = _write_configs(spec, state.shards)
+        state.processes = {name: ProcessState(state="done" if _is_done(spec, name) else "pending") for name in configs}
+        state.write(spec.folder)
         with stop_requests() as stop:
-            code = _run_stages(work, record, runs, stop, display)
-        record.write(folder)
+            code = _Launcher(spec, state, state.shards, stop, display).run(configs)
+        state.write(spec.folder)
         if stop.count:
-            display.say(f"stopped by {stop.signal_name} at: {record.stage}; the same command with --resume goes on")
+            display.print(
+                f"stopped by {stop.signal_name} in stage {state.stage}; the same command with --resume continues"
+            )
             return stop.exit_code
         return code
 
@@ -210,196 +233,209 @@ def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(f"the folder {folder} cannot be made: {error.strerror}. Choose another --runs-dir.") from error
+        raise DataError(f"cannot make the folder {folder}: {error.strerror}. Choose another --runs-dir.") from error
 
 
-def _begin(work: Work) -> LauncherState:
-    """The record of this launcher, with what an earlier one left to it.
+def _restore_state(spec: JobsSpec) -> LauncherState:
+    """Return the state of this launcher, with the shards and the merge of a previous one.
 
     Raises:
-        ConfigError: the run is not to be gone on with, or not in this way.
+        ConfigError: the run cannot be resumed, or not with these settings.
     """
-    before = existing_record(work.folder, work.config.run.resume)
-    record = new_record(work.total_steps, work.fixed())
-    difference = before.fixed.difference(record.fixed) if before else None
-    if difference and latest(work.folder / "start" / "checkpoints") is not None:
-        name, kept, asked = difference
+    previous = previous_state(spec.folder, spec.config.run.resume)
+    state = new_state(spec.total_steps, spec.immutable())
+    difference = previous.immutable.first_difference(state.immutable) if previous else None
+    if difference and spec.newest_checkpoint(WARMSTART) is not None:
+        name, old, new = difference
         raise ConfigError(
-            f"{name} is {shown(asked)}, but the jobs in {work.folder} were started with {shown(kept)}, and keep it. "
-            "Set it to that, or start another run by --run."
+            f"{name} is {shown(new)}, but the jobs in {spec.folder} were started with {shown(old)}, which cannot "
+            "change. Set it to that, or start another run with --run."
         )
-    if before is not None and not difference:
-        record.split, record.merged = before.split, before.merged
-    record.write(work.folder)
-    return record
+    if previous is not None and not difference:
+        state.shards, state.merge = previous.shards, previous.merge
+    state.write(spec.folder)
+    return state
 
 
-def _write_settings(work: Work, split: Shards) -> dict[str, Config]:
-    """The settings of each run, by its name, in a file of their own."""
-    folder = work.folder
-    sync_dir = work.config.local_sgd.sync_dir or str(folder / "rounds")
-    merges = {"jobs": len(work.jobs), "sync_every": work.sync_every, "sync_dir": sync_dir}
-    runs = {"start": of_start(work.config, folder, split, work.warmstart_steps)}
-    for number, job in enumerate(work.jobs):
-        runs[job.name] = of_job(job.config, folder, split, job.name, number, merges)
-    for name, config in runs.items():
-        write_whole(_settings_of(work, name), dump(config).encode())
-        runs[name] = load(_settings_of(work, name))  # which refuses what no run could have, before any is started
-    return runs
+def _write_configs(spec: JobsSpec, shards: CorpusShards) -> dict[str, Config]:
+    """Write the settings of each run to a file, and return them by name."""
+    local_sgd = {"jobs": len(spec.jobs), "sync_every": spec.sync_every, "sync_dir": str(spec.sync_dir)}
+    configs = {WARMSTART: warmstart_config(spec.config, spec.folder, shards, spec.warmstart_steps)}
+    for index, job in enumerate(spec.jobs):
+        configs[job.name] = job_config(job.config, spec.folder, shards, job.name, index, local_sgd)
+    for name, config in configs.items():
+        write_whole(spec.config_file(name), dump(config).encode())
+        configs[name] = load(spec.config_file(name))  # rejects invalid settings before any run starts
+    return configs
 
 
-def _settings_of(work: Work, name: str) -> Path:
-    return work.folder / f"{name}.yaml"
+def _is_done(spec: JobsSpec, name: str) -> bool:
+    newest = spec.newest_checkpoint(name)
+    if newest is None:
+        return False
+    if name == WARMSTART:
+        return step_of(newest) >= spec.warmstart_steps
+    # A job that was stopped while it waited for the last sync has all its steps, but not that sync.
+    is_synced = not spec.sync_every or not read_metadata(newest)["audio_s_since_sync"]
+    return step_of(newest) >= spec.total_steps and is_synced
 
 
-def _is_done(work: Work, name: str) -> bool:
-    newest = latest(work.folder / name / "checkpoints")
-    if name == "start":
-        return newest is not None and step_of(newest) >= work.warmstart_steps
-    # One that was stopped while it waited for the last merge has all its steps, but not that.
-    return (
-        newest is not None
-        and step_of(newest) >= work.total_steps
-        and not (work.sync_every and read_metadata(newest)["audio_s_since_sync"])
-    )
+class _Launcher:
+    """Runs warm start, jobs and merge."""
 
+    def __init__(
+        self, spec: JobsSpec, state: LauncherState, shards: CorpusShards, stop: StopRequests, display: Display
+    ):
+        self._spec, self._state, self._shards, self._stop, self._display = spec, state, shards, stop, display
 
-def _run_stages(
-    work: Work, record: LauncherState, runs: dict[str, Config], stop: StopRequests, display: Display
-) -> int:
-    """Start, jobs and merge; gives the exit code, where nobody asked to stop."""
-    folder, names = work.folder, [job.name for job in work.jobs]
-    events = _JobEvents(folder, record, display)
-    supervisor = Supervisor(stop, events, stop_signal=signal.SIGTERM)
-    record.stage = "start"
-    if not _is_done(work, "start"):
-        exits = supervisor.run([_training(work, "start", work.common_device)])
-        if not _is_done(work, "start"):
-            return 2 if any(exit.code == 2 for exit in exits) else 1
-    start = latest(folder / "start" / "checkpoints")
-    record.stage = "jobs"
-    sync_dir = Path(runs[names[0]].local_sgd.sync_dir)
-    if work.sync_every and not any(latest(folder / name / "checkpoints") for name in names):
-        _check_unused(sync_dir)
-    for name in names:
-        fork(start, folder / name, runs[name])
-    exits = supervisor.run([_training(work, job.name, job.device) for job in work.jobs if not _is_done(work, job.name)])
-    events.show_table()
-    if stop.count:
-        return 0
-    there = [name for name in names if _is_done(work, name)]
-    lost = [name for name in names if name not in there]
-    for name in lost:
-        step = progress_of(folder / name).step
-        display.say(
-            f"error: the merge lacks {name}: it was lost at step {step} of {work.total_steps}, and with it part "
-            f"{names.index(name)} of the corpus ({record.split.holds(names.index(name))}). The same command with "
-            "--resume goes on with it.",
-            error=True,
+    def run(self, configs: dict[str, Config]) -> int:
+        """Return the exit code; meaningless after a request to stop."""
+        spec, state = self._spec, self._state
+        state.stage = "warmstart"
+        checkpoint, code = self._warm_start()
+        if checkpoint is None:
+            return code
+        state.stage = "jobs"
+        exits = self._train(checkpoint, configs)
+        if self._stop.count:
+            return 0
+        done = [name for name in spec.names if _is_done(spec, name)]
+        failed = [name for name in spec.names if name not in done]
+        missed = self._missed_syncs()
+        self._report_missing(failed, missed)
+        if len(done) < 2:
+            single = f"; only {done[0]} is done: {spec.folder / done[0]}" if done else ""
+            self._error(f"there is nothing to merge{single}")
+            return 2 if not done and any(exit.code == 2 for exit in exits) else 1
+        state.stage = "merge"
+        code = self._merge(done)
+        if not failed and state.merge is not None:
+            state.stage = "done"
+        return code or (1 if failed or missed else 0)
+
+    def _warm_start(self) -> tuple[Path | None, int]:
+        """Return the checkpoint that all jobs start from, or None and an exit code."""
+        exits = []
+        if not _is_done(self._spec, WARMSTART):
+            exits = self._supervise([self._training(WARMSTART, self._spec.shared_device)])
+        if not _is_done(self._spec, WARMSTART):
+            return None, 2 if any(exit.code == 2 for exit in exits) else 1
+        return self._spec.newest_checkpoint(WARMSTART), 0
+
+    def _train(self, checkpoint: Path, configs: dict[str, Config]) -> list[Exit]:
+        spec = self._spec
+        if spec.sync_every and not any(map(spec.newest_checkpoint, spec.names)):
+            _check_unused(spec.sync_dir)
+        for name in spec.names:
+            fork(checkpoint, spec.folder / name, configs[name])
+        exits = self._supervise(
+            [self._training(job.name, job.device) for job in spec.jobs if not _is_done(spec, job.name)]
         )
-    missed = _missed_rounds(work, sync_dir)
-    for name, rounds in missed.items():
-        display.say(
-            f"error: {rounds} merges on the way lack {name}, which came late or was lost: what it had learnt for them "
-            "is not in the result. A longer --sync-timeout waits longer.",
-            error=True,
+        self._display.show_table(format_table(table_rows(spec.folder, self._state)))
+        return exits
+
+    def _supervise(self, programs: Sequence[ProgramSpec], show_output: bool = False) -> list[Exit]:
+        events = _JobEvents(self._spec.folder, self._state, self._display, show_output)
+        return Supervisor(self._stop, events, stop_signal=signal.SIGTERM).run(programs)
+
+    def _training(self, name: str, device: JobDevice) -> ProgramSpec:
+        return ProgramSpec(
+            name=name,
+            command=(*self._spec.trainer, "--config", str(self._spec.config_file(name)), "--resume"),
+            log=self._spec.log_file(name),
+            environ=device.environ,
+            cores=device.cores,
+            max_restarts=self._spec.max_restarts,
         )
-    if len(there) < 2:
-        alone = f", only {there[0]} is done: {folder / there[0]}" if there else ""
-        display.say(f"error: there is nothing to merge{alone}", error=True)
-        return 2 if any(exit.code == 2 for exit in exits) and not there else 1
-    record.stage = "merge"
-    code = _merge(work, record, there, stop, display)
-    if not lost and record.merged is not None:
-        record.stage = "done"
-    return code or (1 if lost or missed else 0)
+
+    def _missed_syncs(self) -> dict[str, int]:
+        """Return how many syncs each job missed, for the jobs that missed any."""
+        average = newest_average(self._spec.sync_dir) if self._spec.sync_every else None
+        counts = read_metadata(average)["missed_syncs"] if average else {}
+        return {self._spec.jobs[int(index)].name: count for index, count in counts.items()}
+
+    def _report_missing(self, failed: Sequence[str], missed: dict[str, int]) -> None:
+        spec = self._spec
+        for name in failed:
+            step, shard = read_progress(spec.folder / name).step, spec.names.index(name)
+            self._error(
+                f"the merge lacks {name}, which failed at step {step} of {spec.total_steps}, and so shard {shard} of "
+                f"the corpus ({_shard_size(self._shards, shard)}). The same command with --resume continues it."
+            )
+        for name, syncs in missed.items():
+            self._error(
+                f"{name} missed {syncs} syncs because it was late or failed: its updates for them are not in the "
+                "result. A longer --sync-timeout waits longer."
+            )
+
+    def _merge(self, names: Sequence[str]) -> int:
+        """Merge the newest checkpoints of these jobs; return the exit code."""
+        spec, state, shards = self._spec, self._state, self._shards
+        checkpoints = [path for path in map(spec.newest_checkpoint, names) if path]
+        job_steps, merged = dict(zip(names, map(step_of, checkpoints), strict=True)), spec.folder / "merged"
+        if state.merge is not None and state.merge.job_steps == job_steps and merged.exists():
+            self._display.print(f"nothing to do: {state.merge.describe(merged)}")
+            return state.merge.exit_code
+        state.merge = None
+        self._rename_earlier(merged)
+        command = [*spec.merger, "--checkpoints", *map(str, checkpoints), "--output", str(merged)]
+        command += ["--train-data", str(shards.train), "--audio-root", str(shards.audio_root)]
+        command += ["--val-data", str(shards.held_out)] if shards.held_out else []
+        device, log = spec.shared_device, spec.folder / "logs" / "merge.log"
+        program = ProgramSpec("merge", tuple(command), log, environ=device.environ, cores=device.cores)
+        code = next((exit.code for exit in self._supervise([program], show_output=True)), 1)
+        if code in (0, 1) and merged.exists():
+            state.merge = MergeResult(job_steps=job_steps, exit_code=code)
+            self._display.print(state.merge.describe(merged))
+            return code
+        return 2 if code == 2 else 1
+
+    def _rename_earlier(self, merged: Path) -> None:
+        """Rename an earlier result, which may have been trained further."""
+        if merged.exists():
+            names = (merged.with_name(f"{merged.name}-{number}") for number in count(1))
+            target = next(path for path in names if not path.exists())
+            merged.rename(target)
+            self._display.print(f"renamed {merged} of an earlier merge to {target}")
+
+    def _error(self, message: str) -> None:
+        self._display.print(f"error: {message}", error=True)
 
 
 def _check_unused(sync_dir: Path) -> None:
-    """Raises ConfigError where jobs of another run have merged in a folder: their weights would be taken for ours."""
-    if rounds := sync_folders(sync_dir):
+    """Raise ConfigError if jobs of another run have synchronized in a folder: their weights would be averaged."""
+    if folders := sync_folders(sync_dir):
         raise ConfigError(
-            f"--sync-dir {sync_dir} was given to new jobs, but {rounds[-1]} is there, of others. Give an empty folder."
+            f"--sync-dir {sync_dir} was given to new jobs, but {folders[-1]} belongs to others. Give an empty folder."
         )
 
 
-def _missed_rounds(work: Work, sync_dir: Path) -> dict[str, int]:
-    """How many merges on the way lack each job, by its name; of those alone that some do."""
-    merged = newest_average(sync_dir) if work.sync_every else None
-    counts = read_metadata(merged)["missed_syncs"] if merged else {}
-    return {work.jobs[int(number)].name: count for number, count in counts.items()}
-
-
-def _training(work: Work, name: str, device: Device) -> ProgramSpec:
-    command = (*work.trainer, "--config", str(_settings_of(work, name)), "--resume")
-    log = _log_of(work, name)
-    return ProgramSpec(name, command, log, environ=device.environ, cores=device.cores, max_restarts=work.max_restarts)
-
-
-def _log_of(work: Work, name: str) -> Path:
-    return work.folder / "logs" / f"{name}_training.log"
-
-
-def _merge(work: Work, record: LauncherState, names: Sequence[str], stop: StopRequests, display: Display) -> int:
-    """One model out of the newest checkpoints of these jobs; gives the exit code."""
-    parts = {name: latest(work.folder / name / "checkpoints") for name in names}
-    steps, merged = {name: step_of(path) for name, path in parts.items()}, work.folder / "merged"
-    if record.merged is not None and record.merged.steps == steps and merged.exists():
-        display.say(f"nothing to do: {record.merged.told(merged)}")
-        return record.merged.code
-    record.merged = None
-    _set_aside(merged, display)
-    split = record.split
-    command = [*work.merger, "--checkpoints", *map(str, parts.values()), "--output", str(merged)]
-    command += ["--train-data", split.train, "--audio-root", split.audio_root]
-    command += ["--val-data", split.held_out] if split.held_out else []
-    device = work.common_device
-    log = work.folder / "logs" / "merge.log"
-    program = ProgramSpec("merge", tuple(command), log, environ=device.environ, cores=device.cores)
-    events = _JobEvents(work.folder, record, display, show_output=True)
-    code = next((exit.code for exit in Supervisor(stop, events, stop_signal=signal.SIGTERM).run([program])), 1)
-    if code in (0, 1) and merged.exists():
-        record.merged = Merged(steps=steps, code=code)
-        display.say(record.merged.told(merged))
-        return code
-    return 2 if code == 2 else 1
-
-
-def _set_aside(merged: Path, display: Display) -> None:
-    """Rename an earlier result: somebody may have trained on from it."""
-    if merged.exists():
-        names = (merged.with_name(f"{merged.name}-{number}") for number in count(1))
-        aside = next(path for path in names if not path.exists())
-        merged.rename(aside)
-        display.say(f"{merged} is of an earlier merge: it is {aside} now")
+def _shard_size(shards: CorpusShards, index: int) -> str:
+    """Return what a shard holds, such as "190 utterances, 10.25 minutes"."""
+    headings, row = (shards.table.splitlines()[line].split() for line in (0, index + 1))
+    cells = dict(zip(headings, row, strict=True))
+    return f"{cells['utterances']} utterances, {cells['minutes']} minutes"
 
 
 class _JobEvents(SupervisorEvents):
-    """Records what becomes of each program in the launcher's state file, and shows it.
+    """Writes the state of each program to the launcher's state file, and shows it.
 
     Args:
-        show_output: show the programs' output instead of a table of their progress.
+        show_output: show the output of the programs instead of a table of their progress.
     """
 
-    STATES: ClassVar[dict[Outcome, str]] = {
-        "done": "done",
-        "stopped": "stopped",
-        "rejected": "refused",
-        "failed": "lost",
-    }
-
-    def __init__(self, folder: Path, record: LauncherState, display: Display, show_output: bool = False):
-        self._folder, self._record, self._display, self._show_output = folder, record, display, show_output
+    def __init__(self, folder: Path, state: LauncherState, display: Display, show_output: bool):
+        self._folder, self._state, self._display, self._show_output = folder, state, display, show_output
 
     def on_start(self, program: ProgramSpec, pid: int, restarts: int) -> None:
-        self._write(program.name, Process.running(pid, restarts))
+        self._write(program.name, ProcessState.running(pid, restarts))
 
     def on_line(self, program: ProgramSpec, line: str) -> None:
         if self._show_output:
-            self._display.say(line)
+            self._display.print(line)
 
     def on_restart(self, program: ProgramSpec, process: ChildProcess, restarts: int) -> None:
-        self._display.say(
+        self._display.print(
             f"{program.name} {process.exit_reason()} ({program.log}); it restarts from its newest checkpoint "
             f"(restart {restarts} of {program.max_restarts})"
         )
@@ -408,20 +444,17 @@ class _JobEvents(SupervisorEvents):
         name, process = exit.program.name, exit.process
         if exit.outcome in ("rejected", "failed") and not self._show_output:
             text = process.error_message() if exit.outcome == "rejected" else process.failure_report()
-            self._display.say(f"error: {name}: {text}", error=True)
-        self._write(name, self._record.processes[name].model_copy(update={"state": self.STATES[exit.outcome]}))
+            self._display.print(f"error: {name}: {text}", error=True)
+        self._write(name, self._state.processes[name].model_copy(update={"state": exit.outcome}))
 
     def on_stop(self, stop: StopRequests) -> None:
         consequence = "all runs are killed" if stop.count > 1 else "all runs save and end; a second Ctrl-C kills them"
-        self._display.say(f"{stop.signal_name}: {consequence}")
+        self._display.print(f"{stop.signal_name}: {consequence}")
 
     def on_poll(self) -> None:
         if self._display.is_due() and not self._show_output:
-            self.show_table()
+            self._display.show_table(format_table(table_rows(self._folder, self._state)))
 
-    def show_table(self) -> None:
-        self._display.show(table(rows_of(self._folder, self._record)))
-
-    def _write(self, name: str, process: Process) -> None:
-        self._record.processes[name] = process
-        self._record.write(self._folder)
+    def _write(self, name: str, process: ProcessState) -> None:
+        self._state.processes[name] = process
+        self._state.write(self._folder)

@@ -1,4 +1,4 @@
-"""What a launcher of independent jobs knows and has started, as a file that other terminals read. No TensorFlow."""
+"""State of a launcher of independent jobs, in a file that other terminals read. No TensorFlow."""
 
 import os
 import signal
@@ -15,71 +15,43 @@ from myxtts.errors import ConfigError
 from myxtts.files import write_whole
 from myxtts.local_sgd.shards import CorpusShards
 
-FILE = "independent.json"
+FILE = "launcher.json"
 
 
-class Process(BaseModel):
-    """A process by its number and when it began, so that another one that gets its number is not taken for it.
+class ProcessState(BaseModel):
+    """A process, identified by its PID and start time.
 
     Attributes:
-        state: what became of it; `running` is of when the file was written, and `gone` what it turns out to be
-            where it ended with a launcher that was killed.
-        restarts: how often it was started again.
+        state: when the file was written. `rejected` means exit code 2; `dead` is a process that ended together with a
+            launcher that was killed.
+        start_ticks: start time in clock ticks since boot.
+        restarts: how often the process was restarted.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    state: Literal["waiting", "running", "done", "stopped", "refused", "lost", "gone"] = "waiting"
+    state: Literal["pending", "running", "done", "stopped", "rejected", "failed", "dead"] = "pending"
     pid: int | None = None
-    started_ticks: int | None = None
+    start_ticks: int | None = None
     restarts: int = 0
 
     @classmethod
-    def running(cls, pid: int, restarts: int = 0) -> "Process":
-        return cls(state="running", pid=pid, started_ticks=start_ticks(pid), restarts=restarts)
+    def running(cls, pid: int, restarts: int = 0) -> "ProcessState":
+        return cls(state="running", pid=pid, start_ticks=start_ticks(pid), restarts=restarts)
 
-    def runs(self) -> bool:
-        """Whether it runs on this machine."""
-        return self.started_ticks is not None and start_ticks(self.pid) == self.started_ticks
-
-
-class Shards(BaseModel):
-    """`Parts` as JSON."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    train: str
-    parts: list[str]
-    held_out: str | None
-    audio_root: str
-    table: str
-
-    @classmethod
-    def of(cls, parts: CorpusShards) -> "Shards":
-        held_out = None if parts.held_out is None else str(parts.held_out)
-        return cls(
-            train=str(parts.train),
-            parts=[str(path) for path in parts.shards],
-            held_out=held_out,
-            audio_root=str(parts.audio_root),
-            table=parts.table,
-        )
-
-    def holds(self, part: int) -> str:
-        """What a part holds, such as "190 utterances, 10.25 minutes"."""
-        heads, row = (self.table.splitlines()[line].split() for line in (0, part + 1))
-        cells = dict(zip(heads, row, strict=True))
-        return f"{cells['utterances']} utterances, {cells['minutes']} minutes"
+    def is_alive(self) -> bool:
+        """Return whether the process runs on this machine."""
+        return self.pid is not None and self.start_ticks is not None and start_ticks(self.pid) == self.start_ticks
 
 
-class FixedSettings(BaseModel):
-    """What a run keeps once its start has been trained.
+class ImmutableSettings(BaseModel):
+    """Settings that cannot change after the warm start.
 
     Attributes:
-        gpus: number of the GPU of each job.
-        warmstart_steps: that the common start takes.
-        sync_every: steps of a round; 0 merges at the end only.
-        corpus: settings that the parts depend on, by name.
+        gpus: GPU index of each job.
+        warmstart_steps: length of the warm start.
+        sync_every: steps between two syncs; 0 only merges at the end.
+        corpus: settings that the shards depend on.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -89,60 +61,61 @@ class FixedSettings(BaseModel):
     sync_every: int
     corpus: dict[str, Any]
 
-    def difference(self, now: "FixedSettings") -> tuple[str, Any, Any] | None:
-        """Name, value here and value there of the first thing that is not the same."""
-        mine, theirs = ({**one.model_dump(exclude={"corpus"}), **one.corpus} for one in (self, now))
-        return next(((name, mine.get(name), value) for name, value in theirs.items() if mine.get(name) != value), None)
+    def first_difference(self, other: "ImmutableSettings") -> tuple[str, Any, Any] | None:
+        """Return the name, the value here and the value in `other` of the first setting that differs."""
+        here, there = ({**settings.model_dump(exclude={"corpus"}), **settings.corpus} for settings in (self, other))
+        return next(((name, here.get(name), value) for name, value in there.items() if here.get(name) != value), None)
 
 
-class Merged(BaseModel):
-    """A merge: the step of each job that is in it, and what the program that made it ended with."""
+class MergeResult(BaseModel):
+    """A finished merge.
+
+    Attributes:
+        job_steps: step of each job in the merge.
+        exit_code: of the merging program; 1 means that the merged weights are worse than the best job.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    steps: dict[str, int]
-    code: int
+    job_steps: dict[str, int]
+    exit_code: int
 
-    def told(self, merged: Path) -> str:
-        """What it is.
-
-        Args:
-            merged: its folder.
-        """
-        names = ", ".join(f"{name} (step {step})" for name, step in self.steps.items())
-        if self.code:
+    def describe(self, merged: Path) -> str:
+        """Describe the merged run in this folder."""
+        names = ", ".join(f"{name} (step {step})" for name, step in self.job_steps.items())
+        if self.exit_code:
             return f"{merged} has the weights of the best job: the merge of {names} was worse"
         return f"{merged} is the merge of {names}"
 
 
 class LauncherState(BaseModel):
-    """The file.
+    """Content of the file.
 
     Attributes:
-        host: where the launcher runs.
-        stage: what it does, or did last.
+        host: machine of the launcher.
+        stage: current or last stage.
         total_steps: of each job.
-        split: None before the corpus was.
-        processes: start, each job and the merge, by name.
+        shards: None until the corpus is split.
+        processes: warm start, jobs and merge by name.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     host: str
-    launcher: Process
-    stage: Literal["split", "start", "jobs", "merge", "done"] = "split"
-    fixed: FixedSettings
+    launcher: ProcessState
+    stage: Literal["shards", "warmstart", "jobs", "merge", "done"] = "shards"
+    immutable: ImmutableSettings
     total_steps: int
-    split: Shards | None = None
-    processes: dict[str, Process] = {}
-    merged: Merged | None = None
+    shards: CorpusShards | None = None
+    processes: dict[str, ProcessState] = {}
+    merge: MergeResult | None = None
 
     def write(self, folder: Path) -> None:
         write_whole(folder / FILE, (self.model_dump_json(indent=1) + "\n").encode())
 
 
-def read_record(folder: Path) -> LauncherState | None:
-    """What the launcher of a run wrote; None where there was none.
+def read_state(folder: Path) -> LauncherState | None:
+    """Read the state of a run's launcher; return None if there is none.
 
     Raises:
         ConfigError: the file is damaged.
@@ -154,54 +127,52 @@ def read_record(folder: Path) -> LauncherState | None:
         return None
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
+        location = ".".join(map(str, first["loc"])) or "the file"
         raise ConfigError(
-            f"{path} cannot be read: {where}: {first['msg']}. Remove it and start another run by --run; the "
-            "runs beside it are as they were, and utilities/merge_checkpoints.py merges them."
+            f"{path} cannot be read: {location}: {first['msg']}. Remove the file and start another run with --run; the "
+            "runs beside it are intact, and utilities/merge_checkpoints.py merges them."
         ) from error
 
 
-def new_record(total_steps: int, fixed: FixedSettings) -> LauncherState:
-    """Of this process."""
-    return LauncherState(
-        host=socket.gethostname(), launcher=Process.running(os.getpid()), fixed=fixed, total_steps=total_steps
-    )
+def require_state(folder: Path) -> LauncherState:
+    """Read the state of a run's launcher. Raises ConfigError if there is none."""
+    state = read_state(folder)
+    if state is None:
+        raise ConfigError(f"{folder} has no independent jobs. Name their run with --run and --runs-dir.")
+    return state
+
+
+def new_state(total_steps: int, immutable: ImmutableSettings) -> LauncherState:
+    """Return the initial state, with this process as the launcher."""
+    launcher = ProcessState.running(os.getpid())
+    return LauncherState(host=socket.gethostname(), launcher=launcher, immutable=immutable, total_steps=total_steps)
 
 
 def stop_launcher(folder: Path) -> str:
-    """Ask the launcher of a run to stop, by SIGTERM, and wait until it has ended; gives what to say.
+    """Send SIGTERM to the launcher of a run and wait for its end; return a message.
 
     Raises:
-        ConfigError: there is no such run, or its launcher is not ours to stop.
+        ConfigError: there is no such run, or this process cannot stop its launcher.
     """
-    record = required_record(folder)
-    if record.host != socket.gethostname():
-        raise ConfigError(f"the launcher of {folder} was to be stopped, but it runs on {record.host}. Stop it there.")
-    if record.launcher.started_ticks is None:
+    state = require_state(folder)
+    launcher = state.launcher
+    if state.host != socket.gethostname():
+        raise ConfigError(f"the launcher of {folder} cannot be stopped here: it runs on {state.host}. Stop it there.")
+    if launcher.pid is None or launcher.start_ticks is None:
         raise ConfigError(
-            f"the launcher of {folder} was to be stopped, but this system does not tell when a process began, so that "
-            "its number alone may be another's by now. Press Ctrl-C where it runs."
+            f"the launcher of {folder} cannot be stopped: this system reports no start times, so its PID may belong to "
+            "another process by now. Press Ctrl-C where it runs."
         )
-    pid, process = record.launcher.pid, None
+    process = None
     with suppress(ProcessLookupError):
-        process = os.pidfd_open(pid)  # from here on the number is that of this process and no other
-    if process is None or not record.launcher.runs():
-        return f"no launcher of {folder} runs; it ended at: {record.stage}"
+        process = os.pidfd_open(launcher.pid)  # refers to this process even after the PID is reused
+    if process is None or not launcher.is_alive():
+        return f"no launcher of {folder} runs; it ended in stage {state.stage}"
     try:
         signal.pidfd_send_signal(process, signal.SIGTERM)
     except PermissionError as error:
         raise ConfigError(
-            f"the launcher of {folder} (process {pid}) was to be stopped, but another user started it. Ask them."
+            f"the launcher of {folder} (process {launcher.pid}) cannot be stopped: another user started it. Ask them."
         ) from error
-    select([process], [], [])  # ready when it has ended
-    return f"stopped the launcher of {folder} (process {pid}); the same command with --resume goes on"
-
-
-def required_record(folder: Path) -> LauncherState:
-    """Raises ConfigError where no launcher has worked in a folder."""
-    record = read_record(folder)
-    if record is None:
-        raise ConfigError(
-            f"{folder} was asked for, but no independent jobs were started there. Name the run by --run and --runs-dir."
-        )
-    return record
+    select([process], [], [])  # readable once the process has ended
+    return f"stopped the launcher of {folder} (process {launcher.pid}); the same command with --resume continues"

@@ -1,4 +1,4 @@
-"""How far all jobs are, as one table: redrawn in place on a terminal, printed now and then elsewhere. No TensorFlow."""
+"""Progress of all jobs as a table: redrawn in place on a terminal, printed periodically elsewhere. No TensorFlow."""
 
 import json
 import os
@@ -11,20 +11,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from myxtts.local_sgd.launcher_state import LauncherState, required_record
+from myxtts.local_sgd.launcher_state import LauncherState, require_state
 from myxtts.training.checkpoint_files import latest, step_of
 
-TAIL_BYTES = 1 << 16  # of metrics.jsonl: some hundred reports
+TAIL_BYTES = 1 << 16  # of metrics.jsonl: several hundred reports
 REDRAW_S = 1.0
-HEADS = ("job", "state", "step", "loss", "steps/s", "ETA", "restarts")
+HEADINGS = ("job", "state", "step", "loss", "steps/s", "ETA", "restarts")
 
 
 class Progress(NamedTuple):
-    """Of one run.
+    """Progress of a run.
 
     Attributes:
-        step: of its newest report or checkpoint.
-        loss, steps_per_s: of its newest report, if it has one.
+        step: of the newest report or checkpoint.
+        loss, steps_per_s: of the newest report; None without one.
     """
 
     step: int
@@ -32,16 +32,16 @@ class Progress(NamedTuple):
     steps_per_s: float | None = None
 
 
-def progress_of(run: Path) -> Progress:
-    """How far a run is by its files."""
+def read_progress(run: Path) -> Progress:
+    """Read the progress of a run from its files."""
     checkpoint = latest(run / "checkpoints")
-    reported = last_report(run / "metrics.jsonl")
-    step = max(reported.get("step", 0), step_of(checkpoint) if checkpoint else 0)
-    return Progress(step, reported.get("loss"), reported.get("steps_per_s"))
+    report = read_last_report(run / "metrics.jsonl")
+    step = max(report.get("step", 0), step_of(checkpoint) if checkpoint else 0)
+    return Progress(step, report.get("loss"), report.get("steps_per_s"))
 
 
-def last_report(metrics: Path) -> dict[str, Any]:
-    """The newest whole line of a metrics.jsonl that has a loss; empty where there is none."""
+def read_last_report(metrics: Path) -> dict[str, Any]:
+    """Return the newest complete line of a metrics.jsonl that has a loss; empty if there is none."""
     try:
         with open(metrics, "rb") as file:
             file.seek(max(os.fstat(file.fileno()).st_size - TAIL_BYTES, 0))
@@ -51,23 +51,24 @@ def last_report(metrics: Path) -> dict[str, Any]:
     for line in reversed(lines):
         try:
             report = json.loads(line)
-        except ValueError:  # the last one may lack its end, and the first one of the tail its beginning
+        except ValueError:  # the last line, or the first line of the tail, may be incomplete
             continue
         if "loss" in report:
             return report
     return {}
 
 
-def rows_of(folder: Path, record: LauncherState) -> list[tuple[str, ...]]:
-    """The table of a run by its record and its files, without heads."""
-    rows = []
-    for name, process in record.processes.items():
+def table_rows(folder: Path, state: LauncherState) -> list[tuple[str, ...]]:
+    """Return the rows of a run's table, without headings."""
+    rows: list[tuple[str, ...]] = []
+    for name, process in state.processes.items():
         if name == "merge":
             continue
-        progress = progress_of(folder / name)
-        total = record.fixed.warmstart_steps if name == "start" else record.total_steps
-        moves = process.state == "running" and progress.steps_per_s
-        left_s = (total - progress.step) / progress.steps_per_s if moves else None
+        progress = read_progress(folder / name)
+        total = state.immutable.warmstart_steps if name == "warmstart" else state.total_steps
+        eta = "-"
+        if process.state == "running" and progress.steps_per_s:
+            eta = format_duration((total - progress.step) / progress.steps_per_s)
         rows.append(
             (
                 name,
@@ -75,89 +76,95 @@ def rows_of(folder: Path, record: LauncherState) -> list[tuple[str, ...]]:
                 f"{progress.step} of {total}",
                 "-" if progress.loss is None else f"{progress.loss:.3f}",
                 "-" if progress.steps_per_s is None else f"{progress.steps_per_s:.2f}",
-                "-" if left_s is None else duration(left_s),
+                eta,
                 str(process.restarts),
             )
         )
     return rows
 
 
-def duration(seconds: float) -> str:
-    """Such as 0:09 or 3:07:12."""
+def format_duration(seconds: float) -> str:
+    """Format a duration such as 0:09 or 3:07:12."""
     minutes, rest = divmod(round(max(seconds, 0.0)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines: words to the left, numbers to the right."""
-    lines = [HEADS, *rows]
+def format_table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table with headings: words on the left, numbers right-aligned."""
+    lines = [HEADINGS, *rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    shifts = [str.ljust if i < 2 else str.rjust for i in range(len(HEADS))]
-    return ["  ".join(shift(*of) for shift, *of in zip(shifts, line, widths, strict=True)) for line in lines]
+    return [
+        "  ".join(
+            cell.ljust(width) if column < 2 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in lines
+    ]
 
 
-def status(folder: Path) -> str:
-    """What there is to say of a run from another terminal.
+def status_report(folder: Path) -> str:
+    """Describe the state of a run's launcher and jobs, for another terminal.
 
     Raises:
         ConfigError: there is no such run.
     """
-    record = required_record(folder)
-    for process in record.processes.values():
-        if process.state == "running" and record.host == socket.gethostname() and not process.runs():
-            process.state = "gone"
-    if record.host != socket.gethostname():
-        launcher = f"was started on {record.host}; ask there whether it runs"
-    elif record.launcher.runs():
-        launcher = f"runs (process {record.launcher.pid})"
+    state = require_state(folder)
+    if state.host != socket.gethostname():
+        launcher = f"was started on {state.host}; ask there whether it runs"
     else:
-        launcher = "does not run" + ("" if record.stage == "done" else "; --resume goes on")
-    lines = [f"run            {folder}", f"stage          {record.stage}", f"launcher       {launcher}"]
-    if record.processes:
-        lines += table(rows_of(folder, record))
-    if record.merged is not None:
-        lines.append(f"result         {record.merged.told(folder / 'merged')}")
+        for process in state.processes.values():
+            if process.state == "running" and not process.is_alive():
+                process.state = "dead"
+        if state.launcher.is_alive():
+            launcher = f"runs (process {state.launcher.pid})"
+        else:
+            launcher = "does not run" + ("" if state.stage == "done" else "; --resume continues")
+    lines = [f"run            {folder}", f"stage          {state.stage}", f"launcher       {launcher}"]
+    if state.processes:
+        lines += format_table(table_rows(folder, state))
+    if state.merge is not None:
+        lines.append(f"result         {state.merge.describe(folder / 'merged')}")
     return "\n".join(lines)
 
 
 class Display:
-    """Lines that stay, and a table below them that does not.
+    """Prints lines that stay, and below them a table that each new table replaces.
 
     Args:
-        every_s: between two tables where the output is no terminal.
-        clock_s: time.
+        every_s: seconds between two tables where the output is not a terminal.
+        clock_s: returns the time.
     """
 
     def __init__(self, every_s: float, clock_s: Callable[[], float] = time.monotonic):
         self._in_place = sys.stdout.isatty()
         self._every_s = REDRAW_S if self._in_place else every_s
-        self._clock_s, self._shown_s, self._drawn = clock_s, clock_s(), 0
+        self._clock_s, self._shown_s, self._drawn_lines = clock_s, clock_s(), 0
 
-    def say(self, line: str, error: bool = False) -> None:
-        """A line that stays: an error on stderr."""
-        self._erase()
-        _print(line, file=sys.stderr if error else sys.stdout)
+    def print(self, line: str, error: bool = False) -> None:
+        """Print a line that stays; an error goes to stderr."""
+        self._erase_table()
+        _print(line, error)
 
     def is_due(self) -> bool:
+        """Return whether it is time for the next table."""
         return self._clock_s() - self._shown_s >= self._every_s
 
-    def show(self, lines: Sequence[str]) -> None:
-        """A table, in the place of the last one on a terminal."""
+    def show_table(self, lines: Sequence[str]) -> None:
         self._shown_s = self._clock_s()
         if self._in_place:
             columns, rows = shutil.get_terminal_size()
-            lines = [line[: columns - 1] for line in lines[: rows - 1]]  # what wraps or scrolls cannot be erased
-        self._erase()
+            lines = [line[: columns - 1] for line in lines[: rows - 1]]  # wrapped or scrolled lines cannot be erased
+        self._erase_table()
         _print("\n".join(lines))
-        self._drawn = len(lines) if self._in_place else 0
+        self._drawn_lines = len(lines) if self._in_place else 0
 
-    def _erase(self) -> None:
-        if self._drawn:
-            _print(f"\x1b[{self._drawn}F\x1b[J", end="")
-            self._drawn = 0
+    def _erase_table(self) -> None:
+        if self._drawn_lines:
+            _print(f"\x1b[{self._drawn_lines}F\x1b[J", end="")
+            self._drawn_lines = 0
 
 
-def _print(text: str, **options) -> None:
-    with suppress(OSError):  # a terminal that was closed must not keep the jobs from saving
-        print(text, flush=True, **options)
+def _print(text: str, error: bool = False, end: str = "\n") -> None:
+    with suppress(OSError):  # a closed terminal must not keep the jobs from saving
+        print(text, flush=True, end=end, file=sys.stderr if error else sys.stdout)

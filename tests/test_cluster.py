@@ -1,4 +1,4 @@
-"""The cluster that an environment tells of, and how its workers meet."""
+"""Cluster discovery from the environment, and the rendezvous of its workers."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from unittest import mock
 import yaml
 
 from myxtts.commands import train
-from myxtts.distributed import rendezvous as meeting
+from myxtts.distributed import rendezvous as rendezvous_module
 from myxtts.distributed.cluster import Cluster, expand_counts, expand_hosts, find_cluster
 from myxtts.distributed.launcher import local_workers
 from myxtts.errors import PlacementError
@@ -37,12 +37,12 @@ class TfConfigTest(unittest.TestCase):
         self.assertEqual((cluster.count, cluster.is_chief, cluster.address), (2, False, "b:2"))
         self.assertEqual((cluster.name(), cluster.name(0)), ("worker 1 (b:2)", "worker 0 (a:1)"))
 
-    def test_a_chief_is_worker_0(self):
+    def test_chief_is_worker_0(self):
         jobs = {"chief": ["a:1"], "worker": ["b:2", "c:3"]}
         self.assertEqual(find_cluster(tf_config(jobs, "chief")), Cluster(("a:1", "b:2", "c:3"), 0))
         self.assertEqual(find_cluster(tf_config(jobs, "worker", 1)), Cluster(("a:1", "b:2", "c:3"), 2))
 
-    def test_what_a_cluster_tells_is_what_is_found(self):
+    def test_tf_config_round_trips(self):
         cluster = Cluster(("a:1", "b:2"), 1)
         self.assertEqual(find_cluster({"TF_CONFIG": cluster.tf_config()}), cluster)
 
@@ -51,9 +51,9 @@ class TfConfigTest(unittest.TestCase):
             with self.subTest(environ=environ):
                 self.assertIsNone(find_cluster(environ))
 
-    def test_refused_with_its_reason(self):
+    def test_invalid_tf_config_is_rejected_with_its_reason(self):
         two = {"worker": ["a:1", "b:2"]}
-        refused = {
+        invalid = {
             "not JSON": {"TF_CONFIG": "{'cluster'"},
             r"TF_CONFIG is \[\]": {"TF_CONFIG": "[]"},
             r"\[\] as 'cluster'": {"TF_CONFIG": '{"cluster": []}'},
@@ -72,13 +72,13 @@ class TfConfigTest(unittest.TestCase):
             "\"0\" as 'index'": tf_config(two, index="0"),
             "true as 'index'": tf_config(two, index=True),
         }
-        for reason, environ in refused.items():
+        for reason, environ in invalid.items():
             with self.subTest(reason=reason), self.assertRaisesRegex(PlacementError, reason):
                 find_cluster(environ)
 
 
 class KubernetesTest(unittest.TestCase):
-    def test_the_job_of_the_docs_tells_each_pod_its_place(self):
+    def test_job_in_the_docs_gives_each_pod_its_index(self):
         page = (Path(__file__).parents[1] / "docs" / "guides" / "distributed.md").read_text(encoding="utf-8")
         documents = yaml.safe_load_all(re.search(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[1])
         service, job, policy = documents
@@ -87,10 +87,11 @@ class KubernetesTest(unittest.TestCase):
         name, count = job["metadata"]["name"], spec["completions"]
         self.assertEqual((service["spec"]["selector"], spec["parallelism"]), ({"job-name": name}, count))
         self.assertEqual(policy["spec"]["podSelector"]["matchLabels"], {"job-name": name})
-        number, place = pod["containers"][0]["env"]  # the second names the first, which Kubernetes replaces
-        self.assertEqual(place["name"], "TF_CONFIG")
+        index_variable, tf_config_variable = pod["containers"][0]["env"]
+        # The second refers to the first, and Kubernetes replaces the reference.
+        self.assertEqual(tf_config_variable["name"], "TF_CONFIG")
         for index in range(count):
-            environ = {"TF_CONFIG": place["value"].replace(f"$({number['name']})", str(index))}
+            environ = {"TF_CONFIG": tf_config_variable["value"].replace(f"$({index_variable['name']})", str(index))}
             hosts = [f"{name}-{i}.{pod['subdomain']}:2222" for i in range(count)]  # as Kubernetes names the pods
             self.assertEqual(find_cluster(environ), Cluster(tuple(hosts), index))
         self.assertEqual(pod["subdomain"], service["metadata"]["name"])
@@ -103,21 +104,21 @@ class SlurmTest(unittest.TestCase):
         self.assertEqual(find_cluster(SLURM), Cluster(workers, 4))
         self.assertEqual(find_cluster({**SLURM, "SLURM_NODEID": "1", "SLURM_LOCALID": "1"}), Cluster(workers, 3))
 
-    def test_every_task_has_an_index_of_its_own_whatever_the_distribution(self):
-        places = [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1)]  # as SLURM_PROCID counts them under cyclic
-        own = [{"SLURM_NODEID": str(node), "SLURM_LOCALID": str(place)} for node, place in places]
-        self.assertEqual([find_cluster({**SLURM, **one}).index for one in own], [0, 2, 4, 1, 3])
+    def test_every_task_has_its_own_index_under_any_distribution(self):
+        positions = [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1)]  # as SLURM_PROCID counts them under cyclic
+        tasks = [{"SLURM_NODEID": str(node), "SLURM_LOCALID": str(local_id)} for node, local_id in positions]
+        self.assertEqual([find_cluster({**SLURM, **task}).index for task in tasks], [0, 2, 4, 1, 3])
 
-    def test_tf_config_wins(self):
+    def test_tf_config_takes_precedence(self):
         self.assertEqual(find_cluster({**SLURM, **tf_config({"worker": ["a:1", "b:2"]})}).workers, ("a:1", "b:2"))
         self.assertIsNone(find_cluster({**SLURM, **tf_config({"worker": ["a:1"]})}))
 
-    def test_an_allocation_without_a_step_or_with_one_task_is_no_cluster(self):
-        one = {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NODELIST": "n2", "SLURM_STEP_TASKS_PER_NODE": "1"}
-        self.assertIsNone(find_cluster({**SLURM, **one, "SLURM_NODEID": "0"}))
+    def test_allocation_without_a_step_or_with_one_task_is_no_cluster(self):
+        single = {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NODELIST": "n2", "SLURM_STEP_TASKS_PER_NODE": "1"}
+        self.assertIsNone(find_cluster({**SLURM, **single, "SLURM_NODEID": "0"}))
         self.assertIsNone(find_cluster({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}))
 
-    def test_lists_of_nodes_are_expanded_in_their_order(self):
+    def test_node_lists_are_expanded_in_their_order(self):
         self.assertEqual(expand_hosts("n[9-11],gpu"), ["n9", "n10", "n11", "gpu"])
         self.assertEqual(expand_hosts("r[1-2]n[08-09]-ib"), ["r1n08-ib", "r1n09-ib", "r2n08-ib", "r2n09-ib"])
         self.assertEqual(expand_counts("2(x3),1"), [2, 2, 2, 1])
@@ -128,7 +129,7 @@ class SlurmTest(unittest.TestCase):
             with self.subTest(text=text), self.assertRaises(PlacementError):
                 expand_counts(text)
 
-    def test_contradictions_are_refused(self):
+    def test_contradictions_are_rejected(self):
         faults = {
             "4 tasks": {"SLURM_STEP_NUM_TASKS": "4"},
             "task 1 of node 2": {"SLURM_LOCALID": "1"},
@@ -138,21 +139,23 @@ class SlurmTest(unittest.TestCase):
         for reason, fault in faults.items():
             with self.subTest(reason=reason), self.assertRaisesRegex(PlacementError, reason):
                 find_cluster({**SLURM, **fault})
-        lacking = {name: value for name, value in SLURM.items() if name != "SLURM_LOCALID"}
+        incomplete = {name: value for name, value in SLURM.items() if name != "SLURM_LOCALID"}
         with self.assertRaisesRegex(PlacementError, "SLURM_LOCALID is not set"):
-            find_cluster(lacking)
+            find_cluster(incomplete)
 
 
-class MeetingTest(unittest.TestCase):
-    def meet(self, abouts, workers=None, present=None, chief_timeout_s=20.0, timeout_s=20.0) -> dict[int, str]:
-        """What each present worker ended with: an error's message, or nothing."""
-        workers = workers or local_workers(len(abouts))
-        self.told: list[str] = []
+class RendezvousTest(unittest.TestCase):
+    def join(self, settings, workers=None, present=None, chief_timeout_s=20.0, timeout_s=20.0) -> dict[int, str]:
+        """Return the error message of each present worker, or an empty string."""
+        workers = workers or local_workers(len(settings))
+        self.reports: list[str] = []
 
         def attend(index: int) -> str:
             try:
-                own_timeout_s = timeout_s if index else chief_timeout_s
-                meeting.rendezvous(Cluster(workers, index), abouts[index], own_timeout_s, self.told.append)
+                worker_timeout_s = timeout_s if index else chief_timeout_s
+                rendezvous_module.rendezvous(
+                    Cluster(workers, index), settings[index], worker_timeout_s, self.reports.append
+                )
             except PlacementError as error:
                 return str(error)
             return ""
@@ -161,57 +164,57 @@ class MeetingTest(unittest.TestCase):
         with ThreadPoolExecutor() as pool:
             return dict(zip(present, pool.map(attend, present), strict=True))
 
-    def test_all_go_on_together(self):
-        self.assertEqual(self.meet([{"GPUs": "0"}] * 3), {0: "", 1: "", 2: ""})
+    def test_all_workers_are_released(self):
+        self.assertEqual(self.join([{"GPUs": "0"}] * 3), {0: "", 1: "", 2: ""})
 
     def test_ports_are_free_afterwards(self):
         workers = local_workers(2)
-        self.meet([{}] * 2, workers)
-        self.assertEqual(self.meet([{}] * 2, workers), {0: "", 1: ""})
+        self.join([{}] * 2, workers)
+        self.assertEqual(self.join([{}] * 2, workers), {0: "", 1: ""})
 
-    def test_a_missing_worker_is_named_by_all_others(self):
+    def test_missing_worker_is_named_by_all_others(self):
         workers = local_workers(3)
-        with mock.patch.object(meeting, "FIRST_WORD_S", 0.6):
-            ends = self.meet([{}] * 3, workers, present=(0, 1), chief_timeout_s=1.5)
+        with mock.patch.object(rendezvous_module, "FIRST_REPORT_S", 0.6):
+            ends = self.join([{}] * 3, workers, present=(0, 1), chief_timeout_s=1.5)
         for index in (0, 1):
-            self.assertIn(f"worker 2 ({workers[2]}) did not come within 1.5 s", ends[index])
+            self.assertIn(f"worker 2 ({workers[2]}) did not arrive within 1.5 s", ends[index])
         self.assertEqual(
-            [line.split(",")[0] for line in self.told], [f"waiting        for worker 2 ({workers[2]})"] * 2
+            [line.split(",")[0] for line in self.reports], [f"waiting        for worker 2 ({workers[2]})"] * 2
         )
 
-    def test_a_missing_chief_is_named(self):
+    def test_missing_chief_is_named(self):
         workers = local_workers(2)
-        ends = self.meet([{}] * 2, workers, present=(1,), timeout_s=0.5)
-        self.assertIn(f"worker 0 ({workers[0]}) did not come", ends[1])
+        ends = self.join([{}] * 2, workers, present=(1,), timeout_s=0.5)
+        self.assertIn(f"worker 0 ({workers[0]}) did not arrive", ends[1])
 
-    def test_a_difference_is_told_to_both(self):
-        ends = self.meet([{"--batch-size": "8"}, {"--batch-size": "16"}])
+    def test_differing_setting_is_reported_by_both(self):
+        ends = self.join([{"--batch-size": "8"}, {"--batch-size": "16"}])
         for end in ends.values():
             self.assertRegex(end, r"worker 1 \(.*\) has --batch-size 16, but worker 0 \(.*\) has 8")
 
-    def test_other_addresses_are_refused(self):
+    def test_other_addresses_are_rejected(self):
         workers = local_workers(3)
         with ThreadPoolExecutor() as pool:
-            chief = pool.submit(meeting.rendezvous, Cluster(workers[:2], 0), {}, 20.0)
-            other = pool.submit(meeting.rendezvous, Cluster((workers[0], workers[2]), 1), {}, 20.0)
-            for one in (chief, other):
-                self.assertIn("the same addresses", str(one.exception()))
+            chief = pool.submit(rendezvous_module.rendezvous, Cluster(workers[:2], 0), {}, 20.0)
+            other = pool.submit(rendezvous_module.rendezvous, Cluster((workers[0], workers[2]), 1), {}, 20.0)
+            for worker in (chief, other):
+                self.assertIn("the same addresses", str(worker.exception()))
 
-    def test_a_port_that_is_taken_is_named(self):
+    def test_port_in_use_is_named(self):
         workers = local_workers(2)
         host, _, port = workers[1].rpartition(":")
         with socket.create_server((host, int(port))):
-            ends = self.meet([{}] * 2, workers, present=(1,))
-        self.assertIn(f"port {port} cannot be had", ends[1])
+            ends = self.join([{}] * 2, workers, present=(1,))
+        self.assertIn(f"cannot use port {port}", ends[1])
 
-    def test_strangers_are_passed_over(self):
+    def test_strangers_are_ignored(self):
         workers = local_workers(2)
         host, _, port = workers[0].rpartition(":")
         with ThreadPoolExecutor() as pool:
-            chief = pool.submit(meeting.rendezvous, Cluster(workers, 0), {}, 20.0)
-            for words in (b"GET / HTTP/1.1\n", b'{"worker": "x"}\n', b'{"worker": 1, "about": 7}\n', b"[]\n", b""):
+            chief = pool.submit(rendezvous_module.rendezvous, Cluster(workers, 0), {}, 20.0)
+            for words in (b"GET / HTTP/1.1\n", b'{"worker": "x"}\n', b'{"worker": 1, "settings": 7}\n', b"[]\n", b""):
                 self.knock(host, int(port), words)
-            meeting.rendezvous(Cluster(workers, 1), {}, 20.0)
+            rendezvous_module.rendezvous(Cluster(workers, 1), {}, 20.0)
             self.assertIsNone(chief.result())
 
     @staticmethod
@@ -221,7 +224,7 @@ class MeetingTest(unittest.TestCase):
                 with socket.create_connection((host, port), timeout=5.0) as stranger:
                     stranger.sendall(words)
                 return
-            except ConnectionRefusedError:  # the chief is not there yet
+            except ConnectionRefusedError:  # the chief does not listen yet
                 continue
 
 

@@ -1,4 +1,4 @@
-"""Whom the others name when a worker is lost."""
+"""The diagnosis of a lost worker."""
 
 import signal
 import subprocess
@@ -10,7 +10,7 @@ from pathlib import Path
 import tensorflow as tf
 
 from myxtts.distributed.cluster import Cluster
-from myxtts.distributed.worker_group import _in_short, lost_worker
+from myxtts.distributed.worker_group import _in_one_line, diagnose_lost_worker
 from myxtts.errors import DataError
 
 ROOT = Path(__file__).parents[1]
@@ -53,65 +53,63 @@ def main():
         for count in range(1000):
             print("sum", float(add()[0]))
             if cluster.index == 1 and count == 3:
-                time.sleep(0.5)  # the other waits for the next sum: it need not wait for the heartbeat
-                os.kill(os.getpid(), signal.SIGTERM)  # which TensorFlow would swallow
+                time.sleep(0.5)  # the other worker is in the next sum and notices without the heartbeat
+                os.kill(os.getpid(), signal.SIGTERM)  # TensorFlow's own handler would ignore it
 
 sys.exit(report_errors(main))
 """
 
 
-class NameTest(unittest.TestCase):
-    """The messages are those of TensorFlow 2.21."""
+class DiagnosisTest(unittest.TestCase):
+    """Messages as TensorFlow 2.21 writes them."""
 
     def lost(self, text: str, kind=tf.errors.UnavailableError) -> str | None:
-        return lost_worker(kind(None, None, text), THREE)
+        return diagnose_lost_worker(kind(None, None, text), THREE)
 
-    def test_the_first_to_break_is_named_and_not_those_who_passed_it_on(self):
+    def test_first_broken_connection_is_named_not_those_that_passed_it_on(self):
         self.assertRegex(self.lost(BROKEN.format(1) + BROKEN.format(0)), r"^worker 1 \(b:2\) is gone: its connection")
 
-    def test_all_that_are_silent_are_named(self):
-        self.assertRegex(self.lost(SILENT), r"^worker 0 \(a:1\) and worker 1 \(b:2\) sent no sign of life for 20 s")
+    def test_all_workers_without_heartbeat_are_named(self):
+        self.assertRegex(self.lost(SILENT), r"^worker 0 \(a:1\) and worker 1 \(b:2\) sent no heartbeat for 20 s")
 
-    def test_who_dies_while_the_others_wait_at_the_end_is_named(self):
+    def test_worker_that_dies_while_others_wait_at_the_end_is_named(self):
         text = (
             "Barrier failed because: task is set to ERROR: UNAVAILABLE: Task /job:worker/replica:0/task:1 heartbeat "
             "timeout. This indicates that the remote task has failed. Barrier Id: end::0, Task: "
             "/job:worker/replica:0/task:1\n\nRPC: /tensorflow.CoordinationService/Barrier"
         )
-        self.assertRegex(self.lost(text), r"^worker 1 \(b:2\) sent no sign of life")
+        self.assertRegex(self.lost(text), r"^worker 1 \(b:2\) sent no heartbeat")
 
-    def test_a_silent_chief_is_named(self):
+    def test_chief_without_heartbeat_is_named(self):
         for text in (
             "Deadline Exceeded\n\nRPC: /tensorflow.CoordinationService/Heartbeat",
             "Failed to send RPC to coordination service. Either",
         ):
-            self.assertRegex(
-                self.lost(text, tf.errors.DeadlineExceededError), r"^worker 0 \(a:1\) sent no sign of life"
-            )
+            self.assertRegex(self.lost(text, tf.errors.DeadlineExceededError), r"^worker 0 \(a:1\) sent no heartbeat")
 
-    def test_who_did_not_come_in_time_is_named(self):
-        self.assertRegex(self.lost(LATE.format("end")), r"^worker 1 \(b:2\) did not come to the end within 600 s")
+    def test_late_worker_is_named(self):
+        self.assertRegex(self.lost(LATE.format("end")), r"^worker 1 \(b:2\) did not finish within 600 s")
         start = LATE.format("[Init]Wait_for_all_tasks_to_register") + BROKEN.format(0)
         self.assertRegex(self.lost(start), r"^worker 1 \(b:2\) did not start within 60 s")
 
-    def test_a_worker_that_gave_up_says_why_whoever_passed_it_on(self):
-        said = "Collective ops is aborted by: <<worker 1 (b:2) gave up: no such file>>\nThe error" + BROKEN.format(0)
-        self.assertEqual(self.lost(said, tf.errors.AbortedError), "worker 1 (b:2) gave up: no such file")
+    def test_reported_reason_is_kept_whoever_passed_it_on(self):
+        text = "Collective ops is aborted by: <<worker 1 (b:2) gave up: no such file>>\nThe error" + BROKEN.format(0)
+        self.assertEqual(self.lost(text, tf.errors.AbortedError), "worker 1 (b:2) gave up: no such file")
 
-    def test_an_error_of_this_worker_blames_no_other(self):
+    def test_error_of_this_worker_blames_no_other(self):
         self.assertIsNone(self.lost("Graph execution error:\n\nassertion failed: [bad batch]", tf.errors.InternalError))
 
-    def test_an_error_is_told_in_one_line(self):
-        self.assertEqual(_in_short(DataError("a\n  b")), "a b")
-        self.assertEqual(_in_short(ValueError("17")), "ValueError: 17")
-        self.assertEqual(_in_short(KeyboardInterrupt()), "KeyboardInterrupt")
+    def test_error_is_shortened_to_one_line(self):
+        self.assertEqual(_in_one_line(DataError("a\n  b")), "a b")
+        self.assertEqual(_in_one_line(ValueError("17")), "ValueError: 17")
+        self.assertEqual(_in_one_line(KeyboardInterrupt()), "KeyboardInterrupt")
         text = 'Graph execution error:\n\n  File "x.py"\n\nassertion failed: [bad batch]\n\t [[{{node Assert}}]]'
-        short = _in_short(tf.errors.InvalidArgumentError(None, None, text))
+        short = _in_one_line(tf.errors.InvalidArgumentError(None, None, text))
         self.assertEqual(short, "InvalidArgumentError: assertion failed: [bad batch]")
 
 
 class DeathTest(unittest.TestCase):
-    def test_a_killed_worker_ends_the_other_which_names_it(self):
+    def test_killed_worker_ends_the_other_which_names_it(self):
         with tempfile.TemporaryDirectory() as name:
             program = Path(name) / "dies.py"
             program.write_text(DIES.format(root=str(ROOT)))

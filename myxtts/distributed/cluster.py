@@ -1,7 +1,7 @@
-"""Which workers train together, and which of them this process is. Reads the environment; no TensorFlow, no network.
+"""The cluster: which workers train together, and which of them this process is. No TensorFlow, no network.
 
-A worker is one process with devices of its own; the workers of a cluster take every step together. The chief is
-worker 0: it alone writes checkpoints, pictures and metrics.
+A worker is a process with its own devices. The workers of a cluster take every step together. The chief is worker 0;
+only the chief writes checkpoints, pictures and metrics.
 """
 
 import json
@@ -11,17 +11,17 @@ from dataclasses import dataclass
 
 from myxtts.errors import PlacementError
 
-LOWEST_PORT = 15_000  # of a Slurm job; below 32,768, where Linux takes the ports of outgoing connections
-PORTS = 16_000
+FIRST_SLURM_PORT = 15_000  # ports end below 32,768, where Linux begins to assign ports to outgoing connections
+SLURM_PORTS = 16_000
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """The workers of a job, two or more.
+    """The workers that train together, two or more.
 
     Attributes:
-        workers: address host:port of each; the first is the chief's.
-        index: which of them this process is.
+        workers: address host:port of each worker, the chief's first.
+        index: index of this process.
     """
 
     workers: tuple[str, ...]
@@ -40,30 +40,30 @@ class Cluster:
         return self.workers[self.index]
 
     def name(self, index: int | None = None) -> str:
-        """A worker in words, such as `worker 1 (node2:2222)`; this one by default."""
+        """Return the name of a worker for messages, such as `worker 1 (node2:2222)`; this worker by default."""
         index = self.index if index is None else index
         return f"worker {index} ({self.workers[index]})"
 
     def tf_config(self) -> str:
-        """The same as a value of TF_CONFIG."""
+        """Return the cluster as a value of TF_CONFIG."""
         return json.dumps({"cluster": {"worker": self.workers}, "task": {"type": "worker", "index": self.index}})
 
 
 def find_cluster(environ: Mapping[str, str]) -> Cluster | None:
-    """The cluster that the environment tells of, by TF_CONFIG or else as a task of a Slurm step.
+    """Read the cluster from TF_CONFIG, or else from the variables of a Slurm step.
 
     Args:
         environ: such as `os.environ`.
 
     Returns:
-        None where this process is to train alone: neither is there, or one worker is all.
+        None if this process trains alone: there is neither of the two, or only one worker.
 
     Raises:
-        PlacementError: the environment contradicts itself, or asks for what is not done here.
+        PlacementError: the environment contradicts itself, or requests something unsupported.
     """
     if environ.get("TF_CONFIG", "").strip():
         cluster = _from_tf_config(environ["TF_CONFIG"])
-    elif "SLURM_STEP_NODELIST" in environ:  # of a step: a batch script or shell without srun is one process
+    elif "SLURM_STEP_NODELIST" in environ:  # set by srun; a batch script or shell without srun is one process
         cluster = _from_slurm(environ)
     else:
         return None
@@ -71,22 +71,22 @@ def find_cluster(environ: Mapping[str, str]) -> Cluster | None:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of an address that `check_addresses` has let pass."""
+    """Return host and port of an address that `check_addresses` has accepted."""
     host, _, port = address.rpartition(":")
     return host, int(port)
 
 
 def check_addresses(addresses: Sequence[str], source: str) -> tuple[str, ...]:
-    """The addresses of a cluster, if they can be those of one.
+    """Return the addresses of a cluster if they are valid.
 
     Args:
-        source: what named them, for the message: `TF_CONFIG`, `--nodes`.
+        source: where the addresses come from, for the message: `TF_CONFIG`, `--nodes`.
 
     Raises:
-        PlacementError: none at all, one that is not host:port, or one that is there twice.
+        PlacementError: there is no address, one is not host:port, or one appears twice.
     """
     if not addresses:
-        raise PlacementError(f"{source} names no worker. List the address host:port of each, that of the chief first.")
+        raise PlacementError(f"{source} names no worker. List the address host:port of each worker, the chief's first.")
     for address in addresses:
         host, _, port = address.rpartition(":")
         if not re.fullmatch(r"[A-Za-z0-9_.-]+", host) or not re.fullmatch(r"[0-9]{1,5}", port):
@@ -98,61 +98,61 @@ def check_addresses(addresses: Sequence[str], source: str) -> tuple[str, ...]:
             raise PlacementError(f"{source} names port {port} ('{address}'). Give one from 1 to 65535.")
         if addresses.count(address) > 1:
             raise PlacementError(
-                f"{source} names '{address}' {addresses.count(address)} times. Each worker needs an address of its "
-                "own; workers on one host differ by their port."
+                f"{source} names '{address}' {addresses.count(address)} times. Each worker needs its "
+                "own address; workers on one host differ by their port."
             )
     return tuple(addresses)
 
 
 def _from_tf_config(text: str) -> Cluster | None:
-    """TensorFlow's own form: `{"cluster": {"worker": […]}, "task": {"type": "worker", "index": 0}}`."""
-    config = _parsed(text)
-    if "cluster" not in config:  # what some launchers leave for a job of one process
+    """Parse TensorFlow's format: `{"cluster": {"worker": […]}, "task": {"type": "worker", "index": 0}}`."""
+    config = _parse(text)
+    if "cluster" not in config:  # some launchers write this for a job of one process
         return None
     jobs = _expect(config, "cluster", dict)
     for job in jobs:
         if job not in ("chief", "worker"):
             raise PlacementError(
-                f"TF_CONFIG has a job '{job}', but here all processes are workers that take each step together. "
-                "Leave it out of the cluster."
+                f"TF_CONFIG has a job '{job}', but all processes must be workers, which take each step together. "
+                "Leave the job out of the cluster."
             )
     chiefs, workers = _addresses(jobs, "chief"), _addresses(jobs, "worker")
     if len(chiefs) > 1:
-        raise PlacementError(f"TF_CONFIG has {len(chiefs)} chiefs. List one, and the others as workers.")
+        raise PlacementError(f"TF_CONFIG has {len(chiefs)} chiefs. List one chief, and the others as workers.")
     addresses = check_addresses(chiefs + workers, "TF_CONFIG")
     task = _expect(config, "task", dict)
     kind, index = _expect(task, "type", str), _expect(task, "index", int)
     if kind not in ("chief", "worker"):
         raise PlacementError(f"TF_CONFIG makes this process a '{kind}'. Make it a worker, or do not start it.")
-    own = chiefs if kind == "chief" else workers
-    if not 0 <= index < len(own):
+    peers = chiefs if kind == "chief" else workers
+    if not 0 <= index < len(peers):
         raise PlacementError(
-            f"TF_CONFIG makes this process {kind} {index}, but lists {len(own)} of that job. "
+            f"TF_CONFIG makes this process {kind} {index}, but lists {len(peers)} of that job. "
             "Number them from 0, in the order of their addresses."
         )
     return Cluster(addresses, index if kind == "chief" else len(chiefs) + index)
 
 
-def _parsed(text: str) -> dict:
+def _parse(text: str) -> dict:
     try:
         config = json.loads(text)
     except ValueError as error:
-        raise PlacementError(f"TF_CONFIG is not JSON ({error}): {text[:80]!r}. {_FORM}") from error
+        raise PlacementError(f"TF_CONFIG is not JSON ({error}): {text[:80]!r}. {_FORMAT}") from error
     if not isinstance(config, dict):
-        raise PlacementError(f"TF_CONFIG is {_shown(config)}. {_FORM}")
+        raise PlacementError(f"TF_CONFIG is {_quote(config)}. {_FORMAT}")
     return config
 
 
-_FORM = 'Its form is {"cluster": {"worker": ["host:port", …]}, "task": {"type": "worker", "index": 0}}.'
+_FORMAT = 'Its format is {"cluster": {"worker": ["host:port", …]}, "task": {"type": "worker", "index": 0}}.'
 
 
 def _expect(mapping: dict, key: str, kind: type):
-    """A value of a kind; JSON's true is no number."""
+    """Return a value of this type; JSON's true is not a number."""
     if key not in mapping:
-        raise PlacementError(f"TF_CONFIG lacks '{key}'. {_FORM}")
+        raise PlacementError(f"TF_CONFIG lacks '{key}'. {_FORMAT}")
     value = mapping[key]
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise PlacementError(f"TF_CONFIG has {_shown(value)} as '{key}'. {_FORM}")
+        raise PlacementError(f"TF_CONFIG has {_quote(value)} as '{key}'. {_FORMAT}")
     return value
 
 
@@ -160,45 +160,47 @@ def _addresses(jobs: dict, job: str) -> list[str]:
     addresses = _expect(jobs, job, list) if job in jobs else []
     for address in addresses:
         if not isinstance(address, str):
-            raise PlacementError(f"TF_CONFIG has {_shown(address)} as the address of a {job}. {_FORM}")
+            raise PlacementError(f"TF_CONFIG has {_quote(address)} as the address of a {job}. {_FORMAT}")
     return addresses
 
 
-def _shown(value) -> str:
+def _quote(value) -> str:
     return json.dumps(value, ensure_ascii=False)[:80]
 
 
 def _from_slurm(environ: Mapping[str, str]) -> Cluster:
-    """A task of a Slurm step is a worker; on a node, tasks have ports that follow each other.
+    """Make each task of a Slurm step a worker; tasks on the same node have consecutive ports.
 
-    TensorFlow's SlurmClusterResolver is not used: with 0 GPUs a task it fails (`range` with a step of 0, and
-    `nvidia-smi` not found), it sorts hosts as text (n10 before n2) so that a task's address is another task's, it
-    refuses several ranges in a name, and it takes the same ports for every job.
+    TensorFlow's SlurmClusterResolver is not used: with 0 GPUs per task it fails (`range` with a step of 0, and
+    `nvidia-smi` not found), it sorts hosts as text (n10 before n2) so that tasks get each other's addresses, it rejects
+    several ranges in a name, and it uses the same ports for every job.
     """
     tasks = _number(environ, "SLURM_STEP_NUM_TASKS")
     hosts = expand_hosts(environ["SLURM_STEP_NODELIST"])
-    of_node = expand_counts(_variable(environ, "SLURM_STEP_TASKS_PER_NODE"))
-    if len(hosts) != len(of_node) or sum(of_node) != tasks:
+    node_tasks = expand_counts(_variable(environ, "SLURM_STEP_TASKS_PER_NODE"))
+    if len(hosts) != len(node_tasks) or sum(node_tasks) != tasks:
         raise PlacementError(
-            f"Slurm tells of {tasks} tasks on {len(hosts)} nodes {environ['SLURM_STEP_NODELIST']}, but of "
-            f"{environ['SLURM_STEP_TASKS_PER_NODE']} on each. Start the workers by srun, all in one step."
+            f"Slurm reports {tasks} tasks on {len(hosts)} nodes {environ['SLURM_STEP_NODELIST']}, but "
+            f"{environ['SLURM_STEP_TASKS_PER_NODE']} tasks per node. Start the workers with srun, all in one step."
         )
-    # Node and place on it, not SLURM_PROCID, which counts otherwise under --distribution=cyclic.
-    node, place = _number(environ, "SLURM_NODEID"), _number(environ, "SLURM_LOCALID")
-    if node >= len(hosts) or place >= of_node[node]:
+    # SLURM_PROCID would count in another order under --distribution=cyclic.
+    node, local_id = _number(environ, "SLURM_NODEID"), _number(environ, "SLURM_LOCALID")
+    if node >= len(hosts) or local_id >= node_tasks[node]:
         raise PlacementError(
-            f"Slurm makes this process task {place} of node {node}, but tells of {tasks} tasks on {len(hosts)} nodes. "
-            "Start the workers by srun, all in one step."
+            f"Slurm makes this process task {local_id} of node {node}, but reports {tasks} tasks on {len(hosts)} "
+            "nodes. Start the workers with srun, all in one step."
         )
-    first = LOWEST_PORT + _number(environ, "SLURM_JOB_ID") % PORTS
-    addresses = [f"{host}:{first + i}" for host, count in zip(hosts, of_node, strict=True) for i in range(count)]
-    return Cluster(check_addresses(addresses, "Slurm"), sum(of_node[:node]) + place)
+    first_port = FIRST_SLURM_PORT + _number(environ, "SLURM_JOB_ID") % SLURM_PORTS
+    addresses = [
+        f"{host}:{first_port + i}" for host, count in zip(hosts, node_tasks, strict=True) for i in range(count)
+    ]
+    return Cluster(check_addresses(addresses, "Slurm"), sum(node_tasks[:node]) + local_id)
 
 
 def _variable(environ: Mapping[str, str], name: str) -> str:
     if name not in environ:
         raise PlacementError(
-            f"this is a Slurm step, but {name} is not set. Start the workers by srun, or give them a TF_CONFIG."
+            f"this is a Slurm step, but {name} is not set. Start the workers with srun, or set TF_CONFIG."
         )
     return environ[name]
 
@@ -206,32 +208,32 @@ def _variable(environ: Mapping[str, str], name: str) -> str:
 def _number(environ: Mapping[str, str], name: str) -> int:
     text = _variable(environ, name)
     if not re.fullmatch(r"[0-9]+", text):
-        raise PlacementError(f"{name} is '{text}', not a number. Start the workers by srun, or give them a TF_CONFIG.")
+        raise PlacementError(f"{name} is '{text}', not a number. Start the workers with srun, or set TF_CONFIG.")
     return int(text)
 
 
 def expand_hosts(text: str) -> list[str]:
-    """Slurm's list of nodes, one by one and in its order: `n[9-10,12],gpu` is n9, n10, n12, gpu.
+    """Expand Slurm's list of nodes in its order: `n[9-10,12],gpu` is n9, n10, n12, gpu.
 
     Raises:
-        PlacementError: it is not such a list.
+        PlacementError: the text is not such a list.
     """
-    parts = re.findall(r"(?:[^\[\],]|\[[^\[\]]*\])+", text)
-    if not parts or ",".join(parts) != text:
+    patterns = re.findall(r"(?:[^\[\],]|\[[^\[\]]*\])+", text)
+    if not patterns or ",".join(patterns) != text:
         raise _not_slurm(text)
-    return [host for part in parts for host in _expand_part(part)]
+    return [host for pattern in patterns for host in _expand_pattern(pattern)]
 
 
-def _expand_part(part: str) -> list[str]:
+def _expand_pattern(pattern: str) -> list[str]:
     names = [""]
-    for plain, ranges in re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", part):
-        ends = [plain] if plain else [number for one in ranges.split(",") for number in _expand_range(one)]
-        names = [name + end for name in names for end in ends]
+    for literal, ranges in re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", pattern):
+        suffixes = [literal] if literal else [number for span in ranges.split(",") for number in _expand_range(span)]
+        names = [name + suffix for name in names for suffix in suffixes]
     return names
 
 
 def _expand_range(text: str) -> list[str]:
-    """`08-10` is 08, 09, 10."""
+    """Expand a range: `08-10` is 08, 09, 10."""
     bounds = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", text)
     if bounds is None:
         raise _not_slurm(text)
@@ -242,21 +244,21 @@ def _expand_range(text: str) -> list[str]:
 
 
 def expand_counts(text: str) -> list[int]:
-    """Slurm's tasks of each node: `2(x3),1` is 2, 2, 2, 1.
+    """Expand Slurm's number of tasks on each node: `2(x3),1` is 2, 2, 2, 1.
 
     Raises:
-        PlacementError: it is not such a list.
+        PlacementError: the text is not such a list.
     """
     counts = []
-    for part in text.split(","):
-        form = re.fullmatch(r"([0-9]{1,5})(?:\(x([0-9]{1,5})\))?", part)
-        if form is None:
+    for item in text.split(","):
+        match = re.fullmatch(r"([0-9]{1,5})(?:\(x([0-9]{1,5})\))?", item)
+        if match is None:
             raise _not_slurm(text)
-        counts += [int(form[1])] * int(form[2] or 1)
+        counts += [int(match[1])] * int(match[2] or 1)
     return counts
 
 
 def _not_slurm(text: str) -> PlacementError:
     return PlacementError(
-        f"'{text}' is not how Slurm lists nodes and tasks. Start the workers by srun, or give them a TF_CONFIG."
+        f"'{text}' is not a Slurm list of nodes or tasks. Start the workers with srun, or set TF_CONFIG."
     )

@@ -1,8 +1,8 @@
-"""The workers of a job wait for each other before TensorFlow starts, and see that they are about to do the same.
+"""Rendezvous: wait until all workers have started, and verify that all workers have the same settings. No TensorFlow.
 
-TensorFlow would wait, too, but in silence and without heeding Ctrl-C. Here the chief listens on its own port, the
-others tell it who they are, and it sends all of them on together. The lines of JSON are not encrypted, as all that
-follows is not: a cluster needs a private network.
+TensorFlow would wait too, but silently and without reacting to Ctrl-C. Here the chief listens on its port, each other
+worker connects and introduces itself, and the chief releases all of them together. The messages are lines of JSON. They
+are not encrypted, like all later communication: a cluster needs a private network.
 """
 
 import json
@@ -15,185 +15,192 @@ from contextlib import ExitStack, suppress
 from myxtts.distributed.cluster import Cluster, split_address
 from myxtts.errors import PlacementError
 
-START_TIMEOUT_S = 600.0  # a node may have an image to fetch first
-FIRST_WORD_S = 5.0  # of waiting, before it is spoken of
-WORD_EVERY_S = 30.0
+START_TIMEOUT_S = 600.0  # a node may have to fetch an image first
+FIRST_REPORT_S = 5.0  # waiting time before the first log line
+REPORT_EVERY_S = 30.0
 RETRY_S = 0.5
-VISITOR_TIMEOUT_S = 2.0  # it speaks at once, or is none of ours
-CHIEF_TIMEOUT_S = 30.0  # it speaks every RETRY_S, if no strangers keep it
-LONGEST_LINE = 1 << 20
+INTRODUCTION_TIMEOUT_S = 2.0  # a worker introduces itself at once
+CHIEF_TIMEOUT_S = 30.0  # the chief sends a message every RETRY_S, unless strangers keep it busy
+MAX_LINE_BYTES = 1 << 20
 
 log = logging.getLogger(__name__)
 
 
 def rendezvous(
     cluster: Cluster,
-    metadata: Mapping[str, str],
+    settings: Mapping[str, str],
     timeout_s: float = START_TIMEOUT_S,
-    tell: Callable[[str], None] = log.info,
+    report: Callable[[str], None] = log.info,
 ) -> None:
-    """Wait until all workers are here, saying for whom; leaves the port free for TensorFlow's server.
+    """Wait until all workers have started, and verify that all workers have the same settings.
+
+    The worker's port is free again on return, for TensorFlow's server.
 
     Args:
-        about: what has to be the same on all workers, by its name in messages, such as `GPUs`.
-        timeout_s: the most to wait.
-        tell: takes a line for the log.
+        settings: values that must be the same on all workers, by their names in messages, such as `GPUs`.
+        timeout_s: maximum time to wait.
+        report: receives a log line about the missing workers now and then.
 
     Raises:
-        PlacementError: a worker did not come in time, is there twice, or differs from the chief; the port is taken.
+        PlacementError: a worker did not arrive in time, has started twice or has other settings than the chief; or the
+            port is in use.
     """
-    wait = _Wait(timeout_s, tell)
-    with _own_port(cluster) as transcriber:
+    wait = _Wait(timeout_s, report)
+    with _bind_port(cluster) as listener:
         if cluster.is_chief:
-            _receive(cluster, dict(metadata), transcriber, wait)
+            _gather_workers(cluster, dict(settings), listener, wait)
         else:
-            _visit(cluster, dict(metadata), wait)
+            _join_chief(cluster, dict(settings), wait)
 
 
 class _Wait:
-    """How long it has been, and when to speak of it."""
+    """Measures the waiting time, and reports it."""
 
-    def __init__(self, timeout_s: float, tell: Callable[[str], None]):
-        self._began_s = time.monotonic()
-        self._timeout_s, self._tell = timeout_s, tell
-        self._next_word_s = FIRST_WORD_S
+    def __init__(self, timeout_s: float, report: Callable[[str], None]):
+        self._start_s = time.monotonic()
+        self._timeout_s, self._report = timeout_s, report
+        self._next_report_s = FIRST_REPORT_S
 
-    def check(self, whom: str) -> None:
-        """Say now and then for whom it waits. Raises PlacementError when the time is over."""
-        waited_s = time.monotonic() - self._began_s
+    def check(self, missing: str) -> None:
+        """Report the missing workers if a report is due. Raise PlacementError after the timeout."""
+        waited_s = time.monotonic() - self._start_s
         if waited_s >= self._timeout_s:
             raise PlacementError(
-                f"all workers were to start together, but {whom} did not come within {self._timeout_s:g} s. Look at "
-                "the log there; the hosts have to reach each other by the names and ports of the cluster."
+                f"all workers must start together, but {missing} did not arrive within {self._timeout_s:g} s. Look at "
+                "the log there; the hosts must reach each other by the names and ports of the cluster."
             )
-        if waited_s >= self._next_word_s:
-            self._tell(f"waiting        for {whom}, {waited_s:.0f} s of at most {self._timeout_s:g} s")
-            self._next_word_s += WORD_EVERY_S
+        if waited_s >= self._next_report_s:
+            self._report(f"waiting        for {missing}, {waited_s:.0f} s of at most {self._timeout_s:g} s")
+            self._next_report_s += REPORT_EVERY_S
 
 
-def _own_port(cluster: Cluster) -> socket.socket:
-    """A socket on this worker's port, so that a port which is taken is found now; the chief's listens."""
+def _bind_port(cluster: Cluster) -> socket.socket:
+    """Return a socket on this worker's port, which shows that the port is free; the chief's socket listens."""
     host, port = split_address(cluster.address)
     is_local = host == "localhost" or host.startswith("127.")
-    transcriber = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    transcriber.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        transcriber.bind(("127.0.0.1" if is_local else "", port))
+        listener.bind(("127.0.0.1" if is_local else "", port))
         if cluster.is_chief:
-            transcriber.listen(cluster.count + 16)
+            listener.listen(cluster.count + 16)
     except OSError as error:
-        transcriber.close()
+        listener.close()
         raise PlacementError(
-            f"this process is {cluster.name()}, but port {port} cannot be had here: {error.strerror}. "
-            "End what uses it, or give the workers other ports."
+            f"this process is {cluster.name()}, but it cannot use port {port}: {error.strerror}. "
+            "End the process that uses the port, or give the workers other ports."
         ) from error
-    return transcriber
+    return listener
 
 
-def _receive(cluster: Cluster, metadata: dict, transcriber: socket.socket, wait: _Wait) -> None:
-    """The chief's part: wait for all others, and send them on."""
+def _gather_workers(cluster: Cluster, settings: dict, listener: socket.socket, wait: _Wait) -> None:
+    """Wait as the chief for all other workers, and release them."""
     arrived: dict[int, socket.socket] = {}
-    transcriber.settimeout(RETRY_S)
-    with ExitStack() as opened:
-        opened.callback(lambda: [one.close() for one in arrived.values()])
+    listener.settimeout(RETRY_S)
+    with ExitStack() as resources:
+        resources.callback(lambda: _close(arrived.values()))
         while len(arrived) < cluster.count - 1:
-            arrived = {index: one for index, one in arrived.items() if not _has_left(one)}
-            whom = " and ".join(cluster.name(index) for index in range(1, cluster.count) if index not in arrived)
-            _say(arrived.values(), {"waiting": whom})
+            arrived = {index: worker for index, worker in arrived.items() if not _has_left(worker)}
+            missing = " and ".join(cluster.name(index) for index in range(1, cluster.count) if index not in arrived)
+            _send(arrived.values(), {"waiting": missing})
             try:
-                wait.check(whom)
+                wait.check(missing)
             except PlacementError as error:
-                _say(arrived.values(), {"refused": str(error)})
+                _send(arrived.values(), {"error": str(error)})
                 raise
             try:
-                visitor, _ = transcriber.accept()
+                visitor, _ = listener.accept()
             except TimeoutError:
                 continue
-            told = _hear(visitor, VISITOR_TIMEOUT_S)
-            index = told.get("worker")
-            if not isinstance(index, int) or not isinstance(told.get("about"), dict):  # a port scanner, a probe
+            introduction = _receive(visitor, INTRODUCTION_TIMEOUT_S)
+            index = introduction.get("worker")
+            if not isinstance(index, int) or not isinstance(introduction.get("settings"), dict):  # a port scanner
                 visitor.close()
                 continue
-            fault = _fault(cluster, metadata, told, arrived)
-            if fault:
+            if mismatch := _mismatch(cluster, settings, introduction, arrived):
                 with visitor:
-                    _say([visitor, *arrived.values()], {"refused": fault})
-                raise PlacementError(fault)
+                    _send([visitor, *arrived.values()], {"error": mismatch})
+                raise PlacementError(mismatch)
             arrived[index] = visitor
-        _say(arrived.values(), {"go": True})
+        _send(arrived.values(), {"go": True})
 
 
-def _fault(cluster: Cluster, metadata: dict, told: dict, arrived: Mapping[int, socket.socket]) -> str:
-    """Why a worker cannot take part; empty if it can."""
-    index = told["worker"]
-    if told.get("workers") != list(cluster.workers):
+def _mismatch(cluster: Cluster, settings: dict, introduction: dict, arrived: Mapping[int, socket.socket]) -> str:
+    """Return why a worker cannot take part; empty if it can."""
+    index = introduction["worker"]
+    if introduction.get("workers") != list(cluster.workers):
         return (
-            f"worker {index} was told of the cluster {told.get('workers')}, but worker 0 of {list(cluster.workers)}. "
-            "Give all of them the same addresses, in the same order."
+            f"worker {index} has the cluster {introduction.get('workers')}, but worker 0 has {list(cluster.workers)}. "
+            "Give all workers the same addresses, in the same order."
         )
     if not 1 <= index < cluster.count or index in arrived:
-        return f"two processes say that they are worker {index}. Give each an index of its own."
-    for name in sorted({*metadata, *told["about"]}):
-        here, there = metadata.get(name), told["about"].get(name)
-        if here != there:
+        return f"two processes claim to be worker {index}. Give each process its own index."
+    for name in sorted({*settings, *introduction["settings"]}):
+        expected, value = settings.get(name), introduction["settings"].get(name)
+        if expected != value:
             return (
-                f"{cluster.name(index)} has {name} {there}, but {cluster.name(0)} has {here}. "
-                "All workers have to be the same in that."
+                f"{cluster.name(index)} has {name} {value}, but {cluster.name(0)} has {expected}. "
+                "All workers must have the same value."
             )
     return ""
 
 
-def _visit(cluster: Cluster, metadata: dict, wait: _Wait) -> None:
-    """The part of all others: tell the chief, and wait for its word."""
-    whom = cluster.name(0)
+def _join_chief(cluster: Cluster, settings: dict, wait: _Wait) -> None:
+    """Introduce this worker to the chief, and wait until the chief releases it."""
+    missing = cluster.name(0)
     while True:
-        wait.check(whom)
+        wait.check(missing)
         try:
             chief = socket.create_connection(split_address(cluster.workers[0]), timeout=RETRY_S)
-        except OSError:  # it does not listen yet, or has no name yet
+        except OSError:  # it does not listen yet, or its name does not resolve yet
             time.sleep(RETRY_S)
             continue
         with chief:
-            _say([chief], {"worker": cluster.index, "workers": cluster.workers, "about": metadata})
-            while told := _hear(chief, CHIEF_TIMEOUT_S):
-                if "refused" in told:
-                    raise PlacementError(told["refused"])
-                if "go" in told:
+            _send([chief], {"worker": cluster.index, "workers": cluster.workers, "settings": settings})
+            while message := _receive(chief, CHIEF_TIMEOUT_S):
+                if "error" in message:
+                    raise PlacementError(message["error"])
+                if "go" in message:
                     return
-                whom = str(told.get("waiting"))
-                wait.check(whom)
-        whom = cluster.name(0)
-        time.sleep(RETRY_S)  # the chief has left; perhaps it is started again
+                missing = str(message.get("waiting"))
+                wait.check(missing)
+        missing = cluster.name(0)
+        time.sleep(RETRY_S)  # the chief has left; it may be restarted
 
 
-def _say(others: Iterable[socket.socket], words: dict) -> None:
-    for other in others:
-        with suppress(OSError):  # that it has left is noticed elsewhere
-            other.settimeout(VISITOR_TIMEOUT_S)
-            other.sendall(json.dumps(words).encode() + b"\n")
+def _send(peers: Iterable[socket.socket], message: dict) -> None:
+    for peer in peers:
+        with suppress(OSError):  # `_has_left` notices a broken connection
+            peer.settimeout(INTRODUCTION_TIMEOUT_S)
+            peer.sendall(json.dumps(message).encode() + b"\n")
 
 
-def _hear(other: socket.socket, timeout_s: float) -> dict:
-    """The next line as an object; empty where the other has left, is silent or talks of something else."""
-    other.settimeout(timeout_s)
+def _receive(peer: socket.socket, timeout_s: float) -> dict:
+    """Return the next line as an object; empty if the peer has left, is silent or sends anything else."""
+    peer.settimeout(timeout_s)
     line = b""
     try:
-        while not line.endswith(b"\n") and len(line) < LONGEST_LINE:
-            received = other.recv(1)
+        while not line.endswith(b"\n") and len(line) < MAX_LINE_BYTES:
+            received = peer.recv(1)
             if not received:
                 return {}
             line += received
-        told = json.loads(line)
+        message = json.loads(line)
     except (OSError, ValueError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return message if isinstance(message, dict) else {}
 
 
-def _has_left(other: socket.socket) -> bool:
-    other.setblocking(False)
+def _has_left(peer: socket.socket) -> bool:
+    peer.setblocking(False)
     try:
-        return other.recv(1, socket.MSG_PEEK) == b""
+        return peer.recv(1, socket.MSG_PEEK) == b""
     except BlockingIOError:
         return False
     except OSError:
         return True
+
+
+def _close(peers: Iterable[socket.socket]) -> None:
+    for peer in peers:
+        peer.close()

@@ -1,7 +1,7 @@
-"""Several workers as one `tf.distribute` strategy: how they start, how they end, and who died.
+"""Worker group: several workers as one `tf.distribute` strategy, and the diagnosis of a lost worker.
 
-TensorFlow's coordination service, which worker 0 hosts, hears a heartbeat of each worker and breaks the collectives
-of all others when one is missing; a closed connection breaks them at once.
+Worker 0 hosts TensorFlow's coordination service, which receives a heartbeat from each worker. A missing heartbeat or a
+closed connection breaks the collectives of all other workers.
 """
 
 import re
@@ -17,12 +17,12 @@ from myxtts.distributed.cluster import Cluster
 from myxtts.distributed.rendezvous import START_TIMEOUT_S, rendezvous
 from myxtts.errors import PlacementError, TrainingError, UserError
 
-HEARTBEAT_TIMEOUT_S = 20  # a worker that says nothing for so long is dead
-REGISTER_TIMEOUT_S = 60  # all have met before, so that this is the time to start CUDA and TensorFlow's server
-END = "end"
+HEARTBEAT_TIMEOUT_S = 20  # a worker without a heartbeat for this long is lost
+REGISTER_TIMEOUT_S = 60  # for CUDA and TensorFlow's server to start, after the rendezvous
+END_BARRIER = "end"
 END_TIMEOUT_S = 600  # the chief may still be writing
 
-_BROKEN = (
+_COLLECTIVE_ERRORS = (
     tf.errors.UnavailableError,
     tf.errors.AbortedError,
     tf.errors.DeadlineExceededError,
@@ -30,67 +30,67 @@ _BROKEN = (
     tf.errors.InternalError,
     tf.errors.FailedPreconditionError,
 )
-_SAID = re.compile(r"<<(worker \d+ .*?)>>")  # by `_report`, however many passed it on
+_REPORTED = re.compile(r"<<(worker \d+ .*?)>>")  # by `_report`, whichever workers passed it on
 _TASKS = r"((?:/job:worker/replica:0/task:\d+\s*)+)"
-_SILENT = re.compile(rf"stopped sending heartbeats\):\s*{_TASKS}|Task {_TASKS}heartbeat timeout")
-_LATE = re.compile(r"Barrier timed out\. Id: (\S*?)::.*timed out task names:\s*" + _TASKS, re.DOTALL)
-_REMOTE = re.compile(r"remote target (/job:worker/replica:0/task:\d+)")
-_TO_LEADER = re.compile(r"RPC: /tensorflow\.CoordinationService/|Failed to send RPC to coordination service")
+_NO_HEARTBEAT = re.compile(rf"stopped sending heartbeats\):\s*{_TASKS}|Task {_TASKS}heartbeat timeout")
+_LATE_AT_BARRIER = re.compile(r"Barrier timed out\. Id: (\S*?)::.*timed out task names:\s*" + _TASKS, re.DOTALL)
+_BROKEN_CONNECTION = re.compile(r"remote target (/job:worker/replica:0/task:\d+)")
+_NO_SERVICE = re.compile(r"RPC: /tensorflow\.CoordinationService/|Failed to send RPC to coordination service")
 
 
 class WorkerLost(TrainingError):
-    """Another worker died or gave up, so that this one cannot go on."""
+    """Another worker died or gave up, so this worker cannot continue."""
 
 
 @contextmanager
 def worker_group(
-    cluster: Cluster, gpus: int, metadata: Mapping[str, str] | None = None, timeout_s: float = START_TIMEOUT_S
+    cluster: Cluster, gpus: int, settings: Mapping[str, str] | None = None, timeout_s: float = START_TIMEOUT_S
 ) -> Iterator[tf.distribute.MultiWorkerMirroredStrategy]:
-    """The strategy over all workers, for as long as they train together.
+    """Return the strategy over all workers, as a context.
 
-    Waits for the others at its beginning and at its end. An error in between, of this worker, is told to the others,
-    which end with it as the reason; a collective that fails because another worker died is raised as `WorkerLost`.
+    Waits for the other workers on entry and on exit. An error of this worker inside the context is reported to the
+    others, which end with it as the reason. A collective that fails because another worker died raises `WorkerLost`.
 
     Args:
-        cluster: as `find_cluster` gives it.
-        gpus: of this worker that take part, each a replica; 0 makes its CPU one replica. The same on all workers.
-        about: what else has to be the same on all workers, by its name in messages.
-        timeout_s: the most to wait for the others to start.
+        cluster: as `find_cluster` returns it.
+        gpus: number of GPUs of this worker, each with a replica; 0 makes its CPU one replica. The same on all workers.
+        settings: further values that must be the same on all workers, by their names in messages.
+        timeout_s: maximum time to wait for the others to start.
 
     Raises:
-        PlacementError: a worker did not come, or differs; TensorFlow has already started.
-        WorkerLost: naming the worker that died, or that gave up and why.
+        PlacementError: a worker did not arrive or has other settings, or TensorFlow has already started.
+        WorkerLost: names the worker that died, or that gave up with the reason.
     """
-    rendezvous(cluster, {"GPUs": str(gpus), "TensorFlow": tf.__version__, **(metadata or {})}, timeout_s)
+    rendezvous(cluster, {"GPUs": str(gpus), "TensorFlow": tf.__version__, **(settings or {})}, timeout_s)
     try:
         strategy = worker_strategy(cluster, gpus)
         yield strategy
-        tf_internals.wait_at_barrier(END, END_TIMEOUT_S)
+        tf_internals.wait_at_barrier(END_BARRIER, END_TIMEOUT_S)
     except BaseException as error:
-        lost = lost_worker(error, cluster) if isinstance(error, _BROKEN) else None
-        if lost is None:
+        diagnosis = diagnose_lost_worker(error, cluster) if isinstance(error, _COLLECTIVE_ERRORS) else None
+        if diagnosis is None:
             _report(cluster, error)
             raise
-        told = WorkerLost(lost)
-        _report(cluster, told)
-        raise told from error
+        lost = WorkerLost(diagnosis)
+        _report(cluster, lost)
+        raise lost from error
 
 
 def worker_strategy(cluster: Cluster, gpus: int) -> tf.distribute.MultiWorkerMirroredStrategy:
-    """The strategy over all workers, which have met; every one of them has to call this.
+    """Return the strategy over all workers, after the rendezvous. Every worker must call this.
 
-    All-reduces by a ring over gRPC on CPUs, by NCCL on GPUs.
+    All-reduce is a ring over gRPC on CPUs, and NCCL on GPUs.
 
     Args:
-        gpus: as in `joined`.
+        gpus: as in `worker_group`.
 
     Raises:
         PlacementError: TensorFlow has already started.
-        tf.errors.OpError: a worker was not there in time.
+        tf.errors.OpError: a worker did not register in time.
     """
     if tf_internals.has_started():
         raise PlacementError(
-            f"{cluster.name()} was to join the others, but TensorFlow had already started. "
+            f"{cluster.name()} cannot join the other workers: TensorFlow has already started. "
             "Make the strategy before the first tensor; restart the process or notebook kernel."
         )
     tf_internals.configure_coordination_service(cluster.count, REGISTER_TIMEOUT_S, HEARTBEAT_TIMEOUT_S)
@@ -101,52 +101,55 @@ def worker_strategy(cluster: Cluster, gpus: int) -> tf.distribute.MultiWorkerMir
         num_accelerators={"GPU": gpus},
         rpc_layer="grpc",
     )
-    kinds = tf.distribute.experimental.CommunicationImplementation
-    options = tf.distribute.experimental.CommunicationOptions(implementation=kinds.NCCL if gpus else kinds.RING)
-    before = signal.getsignal(signal.SIGTERM)
+    implementations = tf.distribute.experimental.CommunicationImplementation
+    options = tf.distribute.experimental.CommunicationOptions(
+        implementation=implementations.NCCL if gpus else implementations.RING
+    )
+    sigterm_handler = signal.getsignal(signal.SIGTERM)
     strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, before)  # TensorFlow has put its own in place, which does nothing with it
+        signal.signal(signal.SIGTERM, sigterm_handler)  # TensorFlow has replaced it by one that ignores the signal
     return strategy
 
 
-def lost_worker(error: tf.errors.OpError, cluster: Cluster) -> str | None:
-    """Which worker is to blame for an error of TensorFlow, as a message; None if it is this one's own."""
+def diagnose_lost_worker(error: tf.errors.OpError, cluster: Cluster) -> str | None:
+    """Return a message that names the worker to blame for a TensorFlow error; None if it is this worker's own error."""
     text = error.message
-    if said := _SAID.search(text):
-        return said[1]
-    if silent := _SILENT.search(text):
-        return _lost(cluster, silent[1] or silent[2], f"sent no sign of life for {HEARTBEAT_TIMEOUT_S} s")
-    if late := _LATE.search(text):
-        within = f"come to the end within {END_TIMEOUT_S}" if late[1] == END else f"start within {REGISTER_TIMEOUT_S}"
-        return _lost(cluster, late[2], f"did not {within} s of the others")
-    if remote := _REMOTE.search(text):  # the first is the innermost; those after it only passed it on
-        return _lost(cluster, remote[1], "is gone: its connection broke")
-    if _TO_LEADER.search(text):  # worker 0 hosts the service
-        return _lost(cluster, "task:0", f"sent no sign of life for {HEARTBEAT_TIMEOUT_S} s")
+    if match := _REPORTED.search(text):
+        return match[1]
+    if match := _NO_HEARTBEAT.search(text):
+        return _lost(cluster, match[1] or match[2], f"sent no heartbeat for {HEARTBEAT_TIMEOUT_S} s")
+    if match := _LATE_AT_BARRIER.search(text):
+        is_end = match[1] == END_BARRIER
+        deadline = f"finish within {END_TIMEOUT_S}" if is_end else f"start within {REGISTER_TIMEOUT_S}"
+        return _lost(cluster, match[2], f"did not {deadline} s of the others")
+    if match := _BROKEN_CONNECTION.search(text):  # the first is the innermost; the later ones only passed it on
+        return _lost(cluster, match[1], "is gone: its connection broke")
+    if _NO_SERVICE.search(text):  # worker 0 hosts the service
+        return _lost(cluster, "task:0", f"sent no heartbeat for {HEARTBEAT_TIMEOUT_S} s")
     return None
 
 
 def _lost(cluster: Cluster, tasks: str, what: str) -> str:
     names = " and ".join(cluster.name(int(index)) for index in re.findall(r"task:(\d+)", tasks))
     return (
-        f"{names} {what}. All workers train together, so none can go on. Look at the log of the lost one; "
-        "then start all of them again with --resume."
+        f"{names} {what}. All workers train together, so none can continue. Look at the log of the lost worker; "
+        "then start all workers again with --resume."
     )
 
 
 def _report(cluster: Cluster, error: BaseException) -> None:
-    """Tell the others why this worker ends, so that they end now and say so."""
-    # Who was in no collective would blame this worker, where it only noticed that another is lost.
-    reason = str(error) if isinstance(error, WorkerLost) else f"{cluster.name()} gave up: {_in_short(error)}"
-    with suppress(tf.errors.OpError, ValueError):  # nobody is left to hear it, or nothing has started
+    """Report to the other workers why this worker ends, so that they end now with this reason."""
+    # A worker that was in no collective would otherwise blame this worker for the loss of another.
+    reason = str(error) if isinstance(error, WorkerLost) else f"{cluster.name()} gave up: {_in_one_line(error)}"
+    with suppress(tf.errors.OpError, ValueError):  # no worker is left, or the service has not started
         tf_internals.report_error_to_cluster(f"<<{reason}>>")
 
 
-def _in_short(error: BaseException) -> str:
-    """An error in one line of at most 1000 characters."""
+def _in_one_line(error: BaseException) -> str:
+    """Return an error as one line of at most 1000 characters."""
     text = str(error)
-    if isinstance(error, tf.errors.OpError):  # after the paragraphs that say where it was in the program
+    if isinstance(error, tf.errors.OpError):  # the paragraphs before the last describe the place in the program
         text = error.message.rpartition("\n\n")[2].partition("\n")[0]
     kind = "" if isinstance(error, UserError) else type(error).__name__
     return ": ".join(filter(None, (kind, " ".join(text.split()))))[:1000]

@@ -112,14 +112,14 @@ def make_replicas(routes: tuple[Route, ...]) -> Replicas:
 
 @contextmanager
 def open_replicas(
-    placement: Placement, cluster: Cluster | None, metadata: Mapping[str, str] | None = None
+    placement: Placement, cluster: Cluster | None, settings: Mapping[str, str] | None = None
 ) -> Iterator[Replicas]:
     """The replicas of a placement, with those of all other workers where there is a cluster.
 
     Args:
         placement: of this process, whose devices are set up.
         cluster: as `find_cluster` gives it.
-        about: what has to be the same on all workers, by its name in messages.
+        settings: values that must be the same on all workers, by their names in messages.
 
     Raises:
         PlacementError: the placement cannot be that of a worker, or the workers do not come together.
@@ -133,7 +133,7 @@ def open_replicas(
     # In a function, /GPU:0 could be that of any worker.
     own = f"/job:worker/replica:0/task:{cluster.index}/device:"
     routes = tuple(Route(own + route.data[1:], own + route.model[1:]) for route in placement.routes)
-    with worker_group(cluster, len(models) if placement.on_gpu else 0, metadata) as strategy:
+    with worker_group(cluster, len(models) if placement.on_gpu else 0, settings) as strategy:
         yield Replicas(strategy, routes, first=cluster.index * len(models))
 
 

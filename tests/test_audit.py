@@ -11,7 +11,7 @@ from myxtts.placement.audit import Audit, audit, knows_gpu_kernels
 from myxtts.synthesis.export import synthesis_module
 from myxtts.training.step import Step
 from tests.long import long
-from tests.tiny import build_model, build_toy, features, on_device, state_of
+from tests.tiny import build_model, build_toy, features, on_device, training_state
 from tests.two_devices import DATA
 
 TEXTS = tf.TensorSpec([None], tf.string)
@@ -45,7 +45,7 @@ class Project(unittest.TestCase):
                 self.assert_clean(trace_produce(DATA, tts_extractor(vtlp)), 200)
 
     def assert_step_clean(self, model, precision: str, accumulation: int, least: int, xla: bool = False):
-        step = Step(state_of(model, precision), 1.0, accumulation, static_shapes=xla, compile_xla=xla)
+        step = Step(training_state(model, precision), 1.0, accumulation, static_shapes=xla, compile_xla=xla)
         functions = step.functions([on_device(features([(5, 13), (8, 24)]))])
         self.assertEqual(len(functions), 1 if accumulation == 1 else 2)
         for function in functions:
@@ -65,7 +65,7 @@ class Project(unittest.TestCase):
         self.assert_step_clean(build_toy(), "float32", 1, 100, xla=True)
 
     def test_audit_of_a_step_traces_nothing_twice(self):
-        step = Step(state_of(build_toy()), 1.0, 1, static_shapes=False, compile_xla=False)
+        step = Step(training_state(build_toy()), 1.0, 1, static_shapes=False, compile_xla=False)
         batch = on_device(features([(5, 13), (8, 24)]))
         first = step.functions([batch])
         step([[batch]], 1, 1e-3, 0.9)

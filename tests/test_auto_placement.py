@@ -111,7 +111,7 @@ class ChoosePlacementTest(unittest.TestCase):
 
 class MeasureTest(unittest.TestCase):
     def test_measurement_has_all_that_a_prediction_needs(self):
-        place = Workplace.made(self.addCleanup)
+        place = Workplace.temporary(self.addCleanup)
         argv = place.argv("measured", "--data-gpu", "0", "--model-gpu", "1")
         # In its own process: TensorFlow treats the all-reduce of another strategy there as a part of this one.
         with multiprocessing.get_context("spawn").Pool(1) as process:

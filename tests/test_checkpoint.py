@@ -13,7 +13,7 @@ from myxtts.errors import CheckpointError
 from myxtts.training import checkpoint_files as archive
 from myxtts.training.checkpoint import Checkpoints, restore
 from myxtts.training.checkpoint_files import latest, list_checkpoints, read_best, read_metadata, write_arrays
-from tests.tiny import build_model, build_toy, state_of
+from tests.tiny import build_model, build_toy, training_state
 
 
 def shake(state, seed=0):
@@ -51,7 +51,7 @@ class RoundTrip(Case):
     def test_brings_back_every_variable_and_the_position(self):
         for make, precision in ((build_model, "float32"), (build_toy, "mixed_float16")):
             with self.subTest(precision=precision):
-                state = state_of(make(precision=precision), precision)
+                state = training_state(make(precision=precision), precision)
                 everything = {id(v.value) for v in (*state.model.variables, *state.optimizer.variables)}
                 everything |= {id(v) for v in state.averages}
                 self.assertEqual(everything, {id(v) for named in state.variables().values() for v in named.values()})
@@ -66,7 +66,7 @@ class RoundTrip(Case):
                 self.folder = self.folder.with_name("other")
 
     def test_saving_changes_nothing(self):
-        state = state_of(build_toy())
+        state = training_state(build_toy())
         before = shake(state)
         state.step, state.position = 7, Position(1, 3)
         self.checkpoints().save(state, validation_loss=1.0)
@@ -74,7 +74,7 @@ class RoundTrip(Case):
         self.assertEqual((state.step, state.position), (7, Position(1, 3)))
 
     def test_holds_what_it_is_told_of_the_run(self):
-        state = state_of(build_toy())
+        state = training_state(build_toy())
         state.step = 3
         metadata = read_metadata(self.checkpoints().save(state))
         self.assertEqual((metadata["settings"], metadata["symbols"], metadata["step"]), ({"a": 1}, ["ა", "b"], 3))
@@ -83,7 +83,7 @@ class RoundTrip(Case):
 class Kept(Case):
     @classmethod
     def setUpClass(cls):
-        cls.state = state_of(build_toy(), averaged=False)
+        cls.state = training_state(build_toy(), averaged=False)
 
     def save(self, checkpoints, *steps, loss=None):
         for step in steps:
@@ -125,7 +125,7 @@ class Kept(Case):
 class Atomic(Case):
     @classmethod
     def setUpClass(cls):
-        cls.state = state_of(build_toy(), averaged=False)
+        cls.state = training_state(build_toy(), averaged=False)
 
     def test_what_was_not_written_to_its_end_is_no_checkpoint(self):
         self.state.step = 10
@@ -168,7 +168,7 @@ class Atomic(Case):
 class Damaged(Case):
     @classmethod
     def setUpClass(cls):
-        cls.state = state_of(build_toy())
+        cls.state = training_state(build_toy())
 
     def setUp(self):
         super().setUp()
@@ -258,7 +258,7 @@ class Damaged(Case):
             self.assertEqual(
                 self.refusal(), f"{path}: {message}. Use the settings the run was started with (its config.yaml)."
             )
-        self.saved = self.checkpoints().save(state_of(build_model()), None)
+        self.saved = self.checkpoints().save(training_state(build_model()), None)
         self.assertIn("is only in the ", self.refusal())
 
 

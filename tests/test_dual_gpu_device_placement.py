@@ -29,7 +29,17 @@ from myxtts.training.loop import batches_of, next_step
 from myxtts.training.state import TrainingState, make_optimizer
 from myxtts.training.step import Step
 from tests.sine_corpus import planned_corpus, write_corpus
-from tests.tiny import BARE, SECONDS, Workplace, build_model, build_toy, features, on_device, replicas_on, state_of
+from tests.tiny import (
+    BARE,
+    SECONDS,
+    Workplace,
+    build_model,
+    build_toy,
+    features,
+    on_device,
+    replicas_on,
+    training_state,
+)
 from tests.two_devices import DATA, MODEL, SIMULATED
 
 READING = DataConfig(batch_size=3, buckets=2)
@@ -69,7 +79,7 @@ class Run(unittest.TestCase):
     def step(self, model, route, accumulation):
         """(state, gradient sums, rounds of one full step, outcome, functions that ran)."""
         corpus = planned_corpus(self.manifest, READING, accumulation=accumulation)
-        state = state_of(model, device=route.model)
+        state = training_state(model, device=route.model)
         step = Step(state, 1.0, accumulation, static_shapes=False, compile_xla=False)
         with placed_functions() as functions:
             pipeline = Pipeline(corpus, [route], tts_extractor(), READING, seed=0, cache_folder=Path("unused"))
@@ -126,7 +136,7 @@ class Violations(unittest.TestCase):
     def test_model_on_the_other_device(self):
         self.assert_refused(
             f"{MODEL} was promised, but found toy/embedding/embeddings on {DATA}",
-            state_of,
+            training_state,
             build_toy(device=DATA),
         )
 
@@ -141,7 +151,7 @@ class Violations(unittest.TestCase):
         class Delivered(NamedTuple):
             batch: dict
 
-        state = state_of(build_toy())
+        state = training_state(build_toy())
         batch, stray = on_device(features([(5, 13)])), on_device(features([(5, 13)]), DATA)
         good, bad = batch["step_frames"], stray["step_frames"]
         look = FirstStep(0.0)
@@ -149,7 +159,7 @@ class Violations(unittest.TestCase):
         self.assert_refused(f"losses on {DATA}", look, state, [[Delivered(batch)]], bad)
         mixed = batch | {"mel": stray["mel"]}
         self.assert_refused(f"found mel on {DATA}", look, state, [[Delivered(batch)], [Delivered(mixed)]], good)
-        state.optimizer = state_of(build_toy(device=DATA), device=DATA).optimizer
+        state.optimizer = training_state(build_toy(device=DATA), device=DATA).optimizer
         self.assert_refused(f"adamw/iteration on {DATA}", look, state, [[Delivered(batch)]], good)
 
     def test_more_than_five_are_counted(self):

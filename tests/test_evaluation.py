@@ -61,8 +61,8 @@ from myxtts.profiling.flops import contraction_flops
 from myxtts.tasks.tts_samples import synthesis_options
 from myxtts.text.symbols import SymbolTable
 from myxtts.training.select_checkpoint import select_checkpoint
-from tests.tiny import SECONDS, arrays_of, loaded_once, network_of, whole_run
-from tests.tiny_asr import recogniser_run, transcriber_of, transcribers_loaded_once
+from tests.tiny import SECONDS, arrays_of, cached_network, cached_networks, whole_run
+from tests.tiny_asr import asr_run, cached_transcriber, cached_transcribers
 
 
 def glide(semitones: float = 0.0, seconds: float = 1.0, swing_hz: float = 40.0) -> np.ndarray:
@@ -404,20 +404,20 @@ class WholeEvaluation(unittest.TestCase):
         cls.addClassCleanup(folder.cleanup)
         cls.pictures = Path(folder.name) / "pictures"
         cls.checkpoint = select_checkpoint(cls.run_folder)
-        cls.score = cls.measure(recogniser=recogniser_run().folder)
+        cls.score = cls.measure(recogniser=asr_run().folder)
 
     @classmethod
     def measure(cls, run: Path | None = None, pictures: Path | None = None, **choice) -> Score:
         run, pictures = run or cls.run_folder, pictures or cls.pictures
         with (
-            loaded_once("myxtts.evaluation.tts_score"),
-            transcribers_loaded_once("myxtts.evaluation.tts_score"),
+            cached_networks("myxtts.evaluation.tts_score"),
+            cached_transcribers("myxtts.evaluation.tts_score"),
             contextlib.redirect_stdout(io.StringIO()),
         ):
             return score_of(run, select_checkpoint(run), Choice(**{"steps": 1, **choice}), TWO.routes[0], pictures)
 
-    def copied(self, name: str) -> Path:
-        return self.place.copied("whole", name, self.addCleanup)
+    def copy_run(self, name: str) -> Path:
+        return self.place.copy_run("whole", name, self.addCleanup)
 
     def test_every_metric_is_there_and_finite(self):
         expected = {key for key in SHOWN if not key.startswith(("boundary", "speaker_accuracy_unseen"))}
@@ -446,14 +446,14 @@ class WholeEvaluation(unittest.TestCase):
     def test_what_is_no_recogniser_is_refused(self):
         choice = Choice(recogniser=self.run_folder)
         with (
-            loaded_once("myxtts.evaluation.tts_score"),
+            cached_networks("myxtts.evaluation.tts_score"),
             self.assertRaisesRegex(CheckpointError, "to be used as a recogniser, but it is a voice"),
         ):
             score_of(self.run_folder, self.checkpoint, choice, TWO.routes[0], self.pictures.with_name("refused"))
 
     def test_a_text_that_the_recogniser_cannot_know_is_refused_before_anything_is_spoken(self):
-        run = recogniser_run().folder
-        transcriber = transcriber_of(run)
+        run = asr_run().folder
+        transcriber = cached_transcriber(run)
         foreign = replace(transcriber.vocabulary, languages=("ka",))
         with (
             mock.patch.object(transcriber, "tables", foreign),
@@ -464,9 +464,9 @@ class WholeEvaluation(unittest.TestCase):
         spoken.assert_not_called()
 
     def test_a_run_of_a_recogniser_is_measured_as_such(self):
-        run, file = recogniser_run().folder, self.pictures.with_name("rates.json")
+        run, file = asr_run().folder, self.pictures.with_name("rates.json")
         with (
-            transcribers_loaded_once("myxtts.evaluation.asr_score"),
+            cached_transcribers("myxtts.evaluation.asr_score"),
             mock.patch("myxtts.placement.devices.configure"),  # this process has its devices
             contextlib.redirect_stdout(io.StringIO()) as told,
         ):
@@ -492,7 +492,7 @@ class WholeEvaluation(unittest.TestCase):
         self.assertIn("shuffled texts are left out", score.table())
 
     def test_the_averaged_weights_are_loaded(self):
-        network, saved = network_of(self.checkpoint, MODEL), dict(arrays_of(self.checkpoint))
+        network, saved = cached_network(self.checkpoint, MODEL), dict(arrays_of(self.checkpoint))
         for variable in network.trainable_variables:
             np.testing.assert_array_equal(variable.numpy(), saved[f"averages/{variable.path}"])
 
@@ -518,17 +518,17 @@ class WholeEvaluation(unittest.TestCase):
         self.addCleanup(self.place.corpus.write_text, text, encoding="utf-8")
         self.place.corpus.write_text(text.replace("abc,", "cba,"), encoding="utf-8")
         with self.assertRaisesRegex(CheckpointError, "another corpus"):
-            self.measure(self.copied("changed"))
+            self.measure(self.copy_run("changed"))
 
     def test_a_corpus_that_is_gone_is_named(self):
         away = self.place.corpus.with_name("elsewhere.csv")
         self.place.corpus.rename(away)
         self.addCleanup(away.rename, self.place.corpus)
         with self.assertRaisesRegex(DataError, "is not found from"):
-            self.measure(self.copied("gone"))
+            self.measure(self.copy_run("gone"))
 
     def test_nothing_held_out_is_said(self):
-        run = self.copied("all")
+        run = self.copy_run("all")
         self.rewrite(run, lambda settings: settings["data"].update(validation_fraction=0.0))
         with self.assertRaisesRegex(DataError, "none was held out"):
             self.measure(run)
@@ -566,7 +566,7 @@ class WholeEvaluation(unittest.TestCase):
                 evaluate.parse(["--run", "x", flag, value])
 
     def test_settings_of_another_version_are_named(self):
-        run = self.copied("other")
+        run = self.copy_run("other")
         self.rewrite(run, lambda settings: settings["data"].update(echo=1))
         with self.assertRaisesRegex(CheckpointError, "data.echo"):
             self.measure(run)

@@ -24,7 +24,7 @@ from myxtts.models.xtts import SynthesisOptions
 from myxtts.synthesis import export
 from myxtts.training.checkpoint import Checkpoints
 from tests.sine_corpus import sine
-from tests.tiny import SYMBOLS, build_model, loaded_once, network_of, small_models, state_of
+from tests.tiny import SYMBOLS, build_model, cached_network, cached_networks, small_models, training_state
 
 ITERATIONS = 4
 LETTERS = [chr(ord("a") + i) for i in range(SYMBOLS - 3)]
@@ -52,7 +52,7 @@ def write_run(folder: Path) -> Path:
     settings = Config(model=ModelConfig(model_size="tiny", ode_steps=6), data=DataConfig(text_frontend="characters"))
     vocabulary = {"symbols": LETTERS, "speakers": ["s"], "languages": ["en", "ka"]}
     metadata = {"settings": settings.model_dump(mode="json"), **vocabulary}
-    state = state_of(build_model())
+    state = training_state(build_model())
     random = np.random.default_rng(0)
     for average in state.averages:
         average.assign_add(random.normal(0.0, 0.1, average.shape))
@@ -82,7 +82,7 @@ class Exported(unittest.TestCase):
         cls.exported = cls.folder / "voice"
         with small_models():
             cls.checkpoint = write_run(cls.run_folder)
-        with loaded_once("myxtts.synthesis.export"):
+        with cached_networks("myxtts.synthesis.export"):
             flags = ("--checkpoint", cls.checkpoint.name, "--iterations", str(ITERATIONS))
             cls.result = cls.program("--out", str(cls.exported), *flags)
         cls.metadata = json.loads((cls.exported / "metadata.json").read_text(encoding="utf-8"))
@@ -98,7 +98,7 @@ class Exported(unittest.TestCase):
         tokens = np.full([2, len(rows[0])], self.metadata["padding_id"], np.int32)
         for target, row in zip(tokens, rows, strict=True):
             target[: len(row)] = row
-        network = network_of(self.checkpoint, "/CPU:0")  # the one that was exported
+        network = cached_network(self.checkpoint, "/CPU:0")  # the one that was exported
         with tf.device("/CPU:0"):
             reference = log_mel(tf.constant(wave[None, : 3 * SAMPLE_RATE_HZ]))
             frames = reference.shape[1]
@@ -196,7 +196,7 @@ class Exported(unittest.TestCase):
             raise OSError(28, "No space left on device")
 
         with (
-            loaded_once("myxtts.synthesis.export"),
+            cached_networks("myxtts.synthesis.export"),
             mock.patch.object(export, "synthesis_module", return_value=StubModule()),  # quick to save
             mock.patch.object(export, "write_whole", side_effect=full),
         ):

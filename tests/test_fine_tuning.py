@@ -83,7 +83,7 @@ def setUpModule():
     models = mock.patch("myxtts.tasks.tts.build_xtts", build_parted)
     models.start()
     unittest.addModuleCleanup(models.stop)
-    place = Workplace.made(unittest.addModuleCleanup)
+    place = Workplace.temporary(unittest.addModuleCleanup)
     finished = place.train("base", "--max-steps", "4", "--validate-every", "2")
     assert finished.code == 0, finished
     folder = place.folder / "georgian"
@@ -97,14 +97,19 @@ def setUpModule():
 
 
 def tune(name: str, *flags: str, base: Path | None = None) -> Finished:
-    fixed = ("--train-data", str(place.folder / "georgian/corpus.csv"), "--init-from", str(base or place.run("base")))
+    fixed = (
+        "--train-data",
+        str(place.folder / "georgian/corpus.csv"),
+        "--init-from",
+        str(base or place.run_dir("base")),
+    )
     return place.train(name, *fixed, "--max-steps", "6", "--checkpoint-every", "2", *flags)
 
 
 class Runs(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.place, cls.base, cls.corpus = place, place.run("base"), place.folder / "georgian/corpus.csv"
+        cls.place, cls.base, cls.corpus = place, place.run_dir("base"), place.folder / "georgian/corpus.csv"
 
     def refusal(self, name: str, *flags: str, base: Path | None = None) -> str:
         finished = tune(name, *flags, base=base)
@@ -123,7 +128,7 @@ class Started(Runs):
             tuned.out,
         )
         self.assertIn("2 speakers, 13 symbols, languages en ka\n", tuned.out)  # 10 and 3 ids that are no symbols
-        metadata = read_metadata(latest(self.place.run("tuned") / "checkpoints"))
+        metadata = read_metadata(latest(self.place.run_dir("tuned") / "checkpoints"))
         self.assertEqual((metadata["symbols"], metadata["languages"]), ([*"abcdefgh", "ა", "ბ"], ["en", "ka"]))
         self.assertEqual(metadata["speakers"], ["s0", "s1"])
         self.assertEqual(
@@ -146,7 +151,7 @@ class Started(Runs):
         expected = read_arrays(self.base / f"checkpoints/step-{best:06d}/averages.npz")
         still = ("--learning-rate", "1e-30", "--weight-decay", "0", "--max-steps", "1")
         self.assertEqual(tune("still", *still).code, 0)
-        found = read_arrays(self.place.run("still") / "checkpoints/step-000001/model.npz")
+        found = read_arrays(self.place.run_dir("still") / "checkpoints/step-000001/model.npz")
         self.assertEqual(found.keys(), expected.keys())
         for name, array in expected.items():
             np.testing.assert_array_equal(found[name][: len(array)], array, err_msg=name)
@@ -156,28 +161,30 @@ class Started(Runs):
         argv = [word for word in self.place.argv("plain") if word not in named]
         argv += ["--train-data", str(self.corpus), "--init-from", str(self.base), "--max-steps", "2"]
         self.assertEqual(self.place.main(*argv).code, 0)
-        settings = load(self.place.run("plain") / "config.yaml")
+        settings = load(self.place.run_dir("plain") / "config.yaml")
         self.assertEqual((settings.model.model_size, settings.data.text_frontend), ("tiny", "characters"))
         again = self.place.main(*argv, "--resume")
         self.assertIn("nothing to do", again.out)
 
     def test_is_resumed_bit_for_bit_without_its_base(self):
-        broken = self.place.copied("tuned", "broken", self.addCleanup)
+        broken = self.place.copy_run("tuned", "broken", self.addCleanup)
         shutil.rmtree(broken / "checkpoints/step-000006")
         away = self.base.rename(self.base.with_name("away"))
         self.addCleanup(away.rename, self.base)
         resumed = tune("broken", "--resume")
         self.assertEqual((resumed.code, resumed.err), (0, ""))
         self.assertNotIn("is made anew", resumed.out)
-        left, right = (dict(arrays_of(latest(self.place.run(name) / "checkpoints"))) for name in ("tuned", "broken"))
+        left, right = (
+            dict(arrays_of(latest(self.place.run_dir(name) / "checkpoints"))) for name in ("tuned", "broken")
+        )
         self.assertEqual(left.keys(), right.keys())
         for name, array in left.items():
             self.assertEqual(array.tobytes(), right[name].tobytes(), name)
-        abouts = [read_metadata(latest(self.place.run(name) / "checkpoints")) for name in ("tuned", "broken")]
+        abouts = [read_metadata(latest(self.place.run_dir(name) / "checkpoints")) for name in ("tuned", "broken")]
         self.assertEqual(abouts[0]["ancestor"], abouts[1]["ancestor"])
 
     def test_may_be_a_base_itself(self):
-        finished = tune("second", "--max-steps", "2", base=self.place.run("tuned"))
+        finished = tune("second", "--max-steps", "2", base=self.place.run_dir("tuned"))
         self.assertIn("10 symbols kept, 0 new, 2 languages kept, 0 new\n", finished.out)
 
 
@@ -185,7 +192,7 @@ class Frozen(Runs):
     def test_parts_keep_every_bit_and_have_no_moments(self):
         flags = ("--freeze", "decoder", "--weight-decay", "0.5", "--gradient-accumulation", "2", "--batch-size", "2")
         self.assertEqual(tune("frozen", *flags).code, 0)
-        arrays = dict(arrays_of(latest(self.place.run("frozen") / "checkpoints")))
+        arrays = dict(arrays_of(latest(self.place.run_dir("frozen") / "checkpoints")))
         start = read_pretrained(self.base, self.place.folder).weights
         for name, array in start.items():
             for group in ("model", "averages"):
@@ -219,10 +226,10 @@ class Refused(Runs):
     def test_base_that_is_missing_or_has_no_checkpoint(self):
         self.assertIn("has no checkpoint", self.refusal("a", base=self.place.folder / "nowhere"))
         self.assertIn("has no checkpoint", self.refusal("a", base=self.corpus))
-        self.assertFalse(self.place.run("a").exists())
+        self.assertFalse(self.place.run_dir("a").exists())
 
     def test_base_that_is_the_run_itself(self):
-        self.assertIn("to start from itself", self.refusal("self", base=self.place.run("self") / ".." / "self"))
+        self.assertIn("to start from itself", self.refusal("self", base=self.place.run_dir("self") / ".." / "self"))
 
     def test_base_that_is_damaged(self):
         broken = self.place.folder / "runs" / "damaged"
@@ -257,7 +264,7 @@ class Refused(Runs):
 
     def test_other_settings_at_resume_than_the_run_has(self):
         message = self.refusal("tuned", "--resume", "--model-size", "small")
-        self.assertIn(f"the run goes on from {self.place.run('tuned')}", message)
+        self.assertIn(f"the run goes on from {self.place.run_dir('tuned')}", message)
         self.assertIn("Leave model_size out, or start another run by --run.", message)
 
     def test_another_base_at_resume(self):

@@ -44,7 +44,7 @@ from myxtts.training.init_from import inherited_vocabulary
 from myxtts.training.select_checkpoint import vocabulary_of
 from tests.test_synthesis import reported
 from tests.tiny import arrays_of, features, on_device
-from tests.tiny_asr import recogniser_run, small_recognisers, transcriber_of
+from tests.tiny_asr import asr_run, cached_transcriber, small_asr_models
 
 NO_OVERRIDES = CorpusOverrides()
 
@@ -413,13 +413,13 @@ class ASRRuns(unittest.TestCase):
     """Copies of an ASR run: transcribing, measuring and training."""
 
     def setUp(self):
-        self.place, self.whole = recogniser_run()
-        self.merged = self.place.run("merged")
+        self.place, self.whole = asr_run()
+        self.merged = self.place.run_dir("merged")
         self.addCleanup(shutil.rmtree, self.merged, ignore_errors=True)
 
     def make_run(self, name: str, blank: float) -> Path:
         """Copy the run with a higher bias of the blank symbol."""
-        run = self.place.copied("heard", name, self.addCleanup)
+        run = self.place.copy_run("heard", name, self.addCleanup)
         for group in ("model", "averages"):
             file = latest(run / "checkpoints") / f"{group}.npz"
             weights = read_arrays(file)
@@ -432,7 +432,7 @@ class ASRRuns(unittest.TestCase):
         argv = ["--checkpoints", *map(str, runs), "--output", str(self.merged), *words]
         out = io.StringIO()
         with (
-            small_recognisers(),
+            small_asr_models(),
             mock.patch("myxtts.placement.devices.configure"),  # this process has configured its devices
             contextlib.redirect_stdout(out),
         ):
@@ -461,11 +461,12 @@ class ASRRuns(unittest.TestCase):
         self.assertEqual((code, out.count("| 1.0000 | 0.0000 |")), (0, 4), out)  # the fifth layer has the bias
         wave = np.random.default_rng(0).normal(0, 0.1, 22050).astype(np.float32)
         self.assertEqual(
-            list(transcriber_of(self.merged).transcribe([wave])), list(transcriber_of(self.whole).transcribe([wave]))
+            list(cached_transcriber(self.merged).transcribe([wave])),
+            list(cached_transcriber(self.whole).transcribe([wave])),
         )
         on_device = ("--simulate-gpus", str(SIMULATED), "--data-gpu", "0", "--model-gpu", "1")
         short = ("--max-steps", "1", "--validate-every", "0", "--sample-every", "0")
-        with small_recognisers():
+        with small_asr_models():
             done = self.place.main("--config", str(self.merged / "config.yaml"), "--resume", *on_device, *short)
         self.assertEqual((done.code, done.err), (0, ""))
         self.assertIn(f"resumed        {self.merged}/checkpoints/step-000000", done.out)
@@ -479,7 +480,7 @@ class ASRRuns(unittest.TestCase):
     def test_user_errors_exit_with_code_2_and_no_traceback(self):
         first = self.make_run("one", 1.0)
         for flags, expected in (({}, "has no checkpoint"), ({"weights": "1"}, "has no checkpoint")):
-            code, output = self.merge(first, self.place.run("none"), **flags)
+            code, output = self.merge(first, self.place.run_dir("none"), **flags)
             self.assertEqual(code, 2)
             self.assertIn(expected, output)
             self.assertNotIn("Traceback", output)

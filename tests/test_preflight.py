@@ -34,7 +34,7 @@ from myxtts.preflight.prerequisites import check_packages, fault_of_writing, nee
 from myxtts.preflight.validate import try_load, with_dual
 from myxtts.run import Start
 from tests.sine_corpus import manifest_of, write_corpus
-from tests.tiny import Finished, Workplace, build_toy, small_models, state_of
+from tests.tiny import Finished, Workplace, build_toy, small_models, training_state
 from tests.two_devices import DATA, SIMULATED, TWO
 
 PEERS = """ \tGPU0\tGPU1\tGPU2\t
@@ -66,7 +66,7 @@ def validated(*argv: str) -> Finished:
 def setUpModule():
     """One whole preflight, which the tests look at."""
     global PLACE, WHOLE, TOLD
-    PLACE = Workplace.made(unittest.addModuleCleanup)
+    PLACE = Workplace.temporary(unittest.addModuleCleanup)
     file = PLACE.folder / "preflight.json"
     WHOLE = validated(*PLACE.argv("new"), "--steps=6", "--json", str(file))
     TOLD = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
@@ -80,7 +80,7 @@ class Whole(unittest.TestCase):
     def test_holds_on_simulated_gpus_and_leaves_nothing(self):
         self.assertEqual((WHOLE.code, WHOLE.err), (0, ""), WHOLE.out)
         self.assertRegex(WHOLE.out.splitlines()[-1], r"^all holds \(\d+ ✅, 0 ❌, \d+ ⚠️\)$")
-        self.assertFalse(PLACE.run("new").exists())
+        self.assertFalse(PLACE.run_dir("new").exists())
 
     def test_json_says_the_same(self):
         self.assertTrue(TOLD["holds"])
@@ -296,7 +296,7 @@ class Models(unittest.TestCase):
             device_memory_mib("/GPU:7")
 
     def test_update_that_moves_nothing_or_is_not_finite_does_not_hold(self):
-        state = state_of(build_toy())
+        state = training_state(build_toy())
         before = magnitudes_of(state)
         self.assertEqual(check_update(state, Taken({"loss": 1.0}, 2.0, 1.0), before, "").state, "fails")
         self.assertEqual(check_update(state, Taken({"loss": 1.0}, 2.0, 1.0), before + 1.0, "").state, "holds")

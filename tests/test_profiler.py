@@ -302,13 +302,13 @@ class ProfileTest(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        place = Workplace.made(cls.addClassCleanup)
+        place = Workplace.temporary(cls.addClassCleanup)
         cls.json_file = place.folder / "profile.json"
         argv = place.argv("never", "--data-gpu", "0", "--model-gpu", "1", "--num-steps", "6")
         out = io.StringIO()
         with small_models(), toy_models(), contextlib.redirect_stdout(out):
             cls.code = report_errors(lambda: profiler.main([*argv, "--json", str(cls.json_file)]))
-        cls.out, cls.run_folder = out.getvalue(), place.run("never")
+        cls.out, cls.run_folder = out.getvalue(), place.run_dir("never")
         cls.figures = json.loads(cls.json_file.read_text())
 
     def test_every_stage_was_timed_and_the_step_was_traced_once(self):

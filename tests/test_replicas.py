@@ -19,7 +19,7 @@ from myxtts.placement.routes import Route
 from myxtts.training.state import TrainingState, make_optimizer
 from myxtts.training.step import Step
 from tests.long import long
-from tests.tiny import BARE, SYMBOLS, Workplace, arrays_of, features, small_models, toy_for_run
+from tests.tiny import BARE, SYMBOLS, Workplace, arrays_of, build_toy_for_run, features, small_models
 from tests.two_devices import FOUR
 
 FULL = [(5, 30), (6, 38), (4, 20)]  # tokens and frames
@@ -40,7 +40,7 @@ def built(build, replicas: Replicas, precision: str = "float32", accumulation: i
 
 
 def toy(precision: str) -> keras.Model:
-    return toy_for_run("tiny", SYMBOLS, 1, precision=precision)
+    return build_toy_for_run("tiny", SYMBOLS, 1, precision=precision)
 
 
 def voice(precision: str) -> keras.Model:
@@ -241,13 +241,13 @@ class RestOfAnEpoch(unittest.TestCase):
 class Runs(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.place = Workplace.of_toys(cls.addClassCleanup)
+        cls.place = Workplace.with_toy_models(cls.addClassCleanup)
 
     def metadata(self, run, step):
-        return json.loads((self.place.run(run) / f"checkpoints/step-{step:06d}/state.json").read_text())
+        return json.loads((self.place.run_dir(run) / f"checkpoints/step-{step:06d}/state.json").read_text())
 
     def arrays(self, run, step):
-        return dict(arrays_of(self.place.run(run) / f"checkpoints/step-{step:06d}"))
+        return dict(arrays_of(self.place.run_dir(run) / f"checkpoints/step-{step:06d}"))
 
     def test_run_of_two_replicas_goes_on_with_one_and_takes_each_utterance_once(self):
         begun = self.place.train("shared", "--model-gpus", "0", "1", "--batch-size", "2", "--max-steps", "2")
@@ -274,7 +274,7 @@ class Runs(unittest.TestCase):
         flags = ("--model-gpus", "0", "1", "--batch-size", "2", "--max-steps", "2", "--warmup-steps", "0")
         for name, more, expected in (("plain", (), 1e-3), ("scaled", ("--scale-learning-rate",), 2e-3)):
             self.assertEqual(self.place.train(name, *flags, *more).code, 0)
-            first = json.loads((self.place.run(name) / "metrics.jsonl").read_text().splitlines()[0])
+            first = json.loads((self.place.run_dir(name) / "metrics.jsonl").read_text().splitlines()[0])
             self.assertAlmostEqual(first["learning_rate"], expected)
 
     def test_xla_with_replicas_is_refused(self):

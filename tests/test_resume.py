@@ -58,13 +58,13 @@ def killed_at(step: int, argv: list[str]) -> subprocess.Popen:
 class Case(unittest.TestCase):
     def assert_same_run(self, place, name, other):
         """All variables of the last checkpoints, and all that was measured in training, are equal bit for bit."""
-        left, right = (dict(arrays_of(latest(place.run(run) / "checkpoints"))) for run in (name, other))
+        left, right = (dict(arrays_of(latest(place.run_dir(run) / "checkpoints"))) for run in (name, other))
         self.assertEqual(left.keys(), right.keys())
         self.assertEqual({key.split("/")[0] for key in left}, {"model", "optimizer", "averages"})
         for key, array in left.items():
             self.assertEqual(array.tobytes(), right[key].tobytes(), key)
         found, expected = (
-            [of_training(line) for line in read_metrics(place.run(run) / "metrics.jsonl")] for run in (name, other)
+            [of_training(line) for line in read_metrics(place.run_dir(run) / "metrics.jsonl")] for run in (name, other)
         )
         self.assertEqual(found, expected)
 
@@ -78,7 +78,7 @@ class Network(Case):
     def test_that_goes_on_elsewhere_in_the_middle_of_an_epoch_equals_one_that_was_not_stopped(self):
         whole = whole_run()
         place = whole.place
-        broken = place.copied("whole", "broken", self.addCleanup)
+        broken = place.copy_run("whole", "broken", self.addCleanup)
         shutil.rmtree(broken / "checkpoints/step-000008")
         newest = latest(broken / "checkpoints")
         self.assertEqual((newest.name, read_metadata(newest)["position"]), ("step-000005", [1, 2, []]))
@@ -94,7 +94,7 @@ class Interrupted(Case):
 
     @classmethod
     def setUpClass(cls):
-        cls.place = Workplace.of_toys(cls.addClassCleanup)
+        cls.place = Workplace.with_toy_models(cls.addClassCleanup)
         # With nothing to resume it starts anew.
         cls.killed = killed_at(5, cls.place.argv("killed", *DUAL, "--resume"))
         cls.addClassCleanup(cls.killed.wait)
@@ -102,7 +102,7 @@ class Interrupted(Case):
 
     def test_by_a_kill_and_a_signal_on_all_placements_equals_an_uninterrupted_run(self):
         self.assertEqual((self.whole.code, self.whole.err), (0, ""))
-        checkpoints = self.place.run("killed") / "checkpoints"
+        checkpoints = self.place.run_dir("killed") / "checkpoints"
         self.assertEqual(self.killed.wait(), -signal.SIGKILL)
         survived = latest(checkpoints)
         self.assertEqual(survived.name, "step-000003")
@@ -117,11 +117,11 @@ class Interrupted(Case):
         finished = self.place.train("killed", *SINGLE, "--resume")
         self.assertEqual((finished.code, finished.err), (0, ""))
         self.assert_same_run(self.place, "killed", "whole")
-        steps = [line["step"] for line in read_metrics(self.place.run("killed") / "metrics.jsonl")]
+        steps = [line["step"] for line in read_metrics(self.place.run_dir("killed") / "metrics.jsonl")]
         self.assertEqual(steps, list(range(1, 9)))
 
     def test_a_line_that_a_kill_cut_short_and_those_behind_the_checkpoint_are_written_again(self):
-        broken = self.place.copied("whole", "broken", self.addCleanup)
+        broken = self.place.copy_run("whole", "broken", self.addCleanup)
         newest = latest(broken / "checkpoints")
         newest.rename(newest.with_name(".partial-step-000008"))
         with open(broken / "metrics.jsonl", "a", encoding="utf-8") as file:
@@ -136,7 +136,7 @@ class Interrupted(Case):
         self.assertEqual(self.place.train("scaled", *flags).code, 0)
         with signal_at(5, signal.SIGINT):
             self.assertEqual(self.place.train("stopped", *flags).code, 128 + signal.SIGINT)
-        stopped_at = latest(self.place.run("stopped") / "checkpoints")
+        stopped_at = latest(self.place.run_dir("stopped") / "checkpoints")
         self.assertEqual((stopped_at.name, read_metadata(stopped_at)["position"]), ("step-000005", [1, 2, []]))
         self.assertEqual(self.place.train("stopped", "--resume", *flags).code, 0)
         self.assert_same_run(self.place, "stopped", "scaled")

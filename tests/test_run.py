@@ -23,7 +23,7 @@ from myxtts.training.checkpoint_files import latest, list_checkpoints, read_best
 from myxtts.training.run_folder import FIXED, RunFolder, check_same_corpus, check_same_settings
 from myxtts.training.select_checkpoint import settings_of
 from tests.tiny import Workplace, arrays_of, toy_models, whole_run
-from tests.tiny_asr import small_recognisers
+from tests.tiny_asr import small_asr_models
 from tests.two_devices import SIMULATED
 
 ROOT = Path(__file__).parents[1]
@@ -45,7 +45,7 @@ class Case(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        cls.place = Workplace.made(cls.addClassCleanup)
+        cls.place = Workplace.temporary(cls.addClassCleanup)
 
     def refusal(self, name, *flags):
         """The message of a run that ends with exit code 2."""
@@ -61,7 +61,7 @@ class WholeRun(Case):
     @classmethod
     def setUpClass(cls):
         cls.place, cls.flags, cls.finished = whole_run()
-        cls.folder = cls.place.run("whole")
+        cls.folder = cls.place.run_dir("whole")
         cls.settings = load(cls.folder / "config.yaml")  # as the run left it: a test resumes it
 
     def test_ends_well_and_says_its_derived_numbers(self):
@@ -196,21 +196,21 @@ class Stopped(Case):
 
     def test_by_a_non_finite_loss_names_step_and_utterances_and_leaves_the_checkpoints(self):
         self.assertEqual(self.place.train("nan", "--max-steps", "3").code, 0)
-        saved = self.place.run("nan") / "checkpoints/step-000003"
+        saved = self.place.run_dir("nan") / "checkpoints/step-000003"
         model = saved / "model.npz"
         with np.load(model) as archive:
             arrays = dict(archive)
         next(iter(arrays.values()))[:] = np.nan
         write_arrays(model, arrays.items())
-        before = files_of(self.place.run("nan") / "checkpoints")
+        before = files_of(self.place.run_dir("nan") / "checkpoints")
         message = self.refusal("nan", "--resume", "--log-every", "50")  # found at step 6, where a checkpoint is due
         self.assertRegex(
             message,
             r"^the loss or its gradient was not finite at step 4 "
             r"\(epoch 2, utterances 'u\d+(\.wav)?'(, 'u\d+(\.wav)?'){3}\)\. "
-            rf"The checkpoints in {self.place.run('nan') / 'checkpoints'} are of earlier steps and intact\.",
+            rf"The checkpoints in {self.place.run_dir('nan') / 'checkpoints'} are of earlier steps and intact\.",
         )
-        self.assertEqual(files_of(self.place.run("nan") / "checkpoints"), before)
+        self.assertEqual(files_of(self.place.run_dir("nan") / "checkpoints"), before)
 
     def test_by_a_full_memory_says_where_and_which_flags_help(self):
         full = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
@@ -242,12 +242,12 @@ class Stopped(Case):
             finished = place.train("lost", "--max-steps", "60", "--checkpoint-every", "0")
         self.assertEqual(finished.code, 2)
         self.assertRegex(finished.err, rf"^error: utterance '[^']*{victim.stem}.*cannot be read.* --resume")
-        self.assertEqual(len(list_checkpoints(place.run("lost") / "checkpoints")), 1)
+        self.assertEqual(len(list_checkpoints(place.run_dir("lost") / "checkpoints")), 1)
 
 
 class Refused(Case):
     def test_a_run_that_another_process_trains(self):
-        folder = RunFolder(self.place.run("busy"))
+        folder = RunFolder(self.place.run_dir("busy"))
         folder.path.mkdir(parents=True)
         with folder.locked():
             self.assertIn("another process is training it", self.refusal("busy"))
@@ -257,7 +257,7 @@ class Refused(Case):
             self.refusal("two", "--model-gpus", "0", "1", "--enable-static-shapes", "--compile", "xla"),
             r"^--compile xla was asked for with 2 replicas \(replicated.*\), but XLA compiles for one device\. ",
         )
-        self.assertFalse(self.place.run("two").exists())
+        self.assertFalse(self.place.run_dir("two").exists())
 
     def test_validation_without_held_out_utterances(self):
         message = self.refusal("none", "--validation-fraction", "0", "--validate-every", "1")
@@ -267,20 +267,20 @@ class Refused(Case):
         self.assertIn(
             "nothing can be found there", self.refusal("nowhere", "--train-data", str(self.place.folder / "x"))
         )
-        self.assertFalse(self.place.run("nowhere").exists())
+        self.assertFalse(self.place.run_dir("nowhere").exists())
 
     def test_checkpoints_without_settings_are_a_run_too(self):
-        (self.place.run("half") / "checkpoints").mkdir(parents=True)
+        (self.place.run_dir("half") / "checkpoints").mkdir(parents=True)
         with self.assertRaises(ConfigError):
-            RunFolder(self.place.run("half")).check_not_existing(resume=False)
-        RunFolder(self.place.run("half")).check_not_existing(resume=True)
+            RunFolder(self.place.run_dir("half")).check_not_existing(resume=False)
+        RunFolder(self.place.run_dir("half")).check_not_existing(resume=True)
 
     def test_too_many_unusable_rows(self):
         corpus = self.broken_corpus()
         message = self.refusal("rejected", "--train-data", str(corpus), "--max-rejected", "0.1")
         self.assertIn("2 of 13 utterances cannot be used", message)
         self.assertIn("raise --max-rejected", message)
-        listing = (self.place.run("rejected") / "rejected.csv").read_text()
+        listing = (self.place.run_dir("rejected") / "rejected.csv").read_text()
         self.assertIn("u3.wav", listing)
         self.assertIn("u2.wav", listing)
 
@@ -311,7 +311,7 @@ class QuietRun(Case):
         length = ("--max-steps", "0", "--epochs", "2", "--log-every", "5")
         with toy_models():
             cls.finished = cls.place.train("quiet", *off, *length, "--enable-static-shapes", "--buckets", "3")
-        cls.folder = cls.place.run("quiet")
+        cls.folder = cls.place.run_dir("quiet")
 
     def test_ends_with_its_last_epoch(self):
         self.assertEqual((self.finished.code, self.finished.err), (0, ""))
@@ -348,7 +348,7 @@ class ShippedConfigurations(Case):
         largest = {names: path for path, names in files.items() if not any(names < more for more in files.values())}
         self.assertEqual(frozenset().union(*largest), frozenset().union(*files.values()))
         for path in largest.values():
-            with self.subTest(config=path.name), toy_models(), small_recognisers():
+            with self.subTest(config=path.name), toy_models(), small_asr_models():
                 flags = [
                     "--config",
                     str(path),
@@ -361,7 +361,7 @@ class ShippedConfigurations(Case):
                 flags += ["--init-from", "null"]  # a base that only the reader has
                 flags += ["--text-frontend", "characters", "--sample-every", "0", "--validate-every", "3"]
                 self.assertEqual(self.place.main(*flags).code, 0)
-                (line,) = read_metrics(self.place.run(path.stem) / "metrics.jsonl")
+                (line,) = read_metrics(self.place.run_dir(path.stem) / "metrics.jsonl")
                 self.assertEqual(line["step"], 3)
                 self.assertTrue(np.isfinite([line["loss"], line["validation_loss"]]).all())
 

@@ -10,7 +10,7 @@ from myxtts.batch import TTS_FEATURES
 from myxtts.training.loop import NonFiniteLoss, require_finite
 from myxtts.training.step import Step
 from tests.long import long
-from tests.tiny import BARE, build_model, build_toy, features, on_device, replicas_on, rows_of, state_of
+from tests.tiny import BARE, build_model, build_toy, features, on_device, replicas_on, rows_of, training_state
 from tests.two_devices import MODEL
 
 ROWS = [(5, 13), (8, 24), (3, 3), (4, 9)]  # tokens and frames
@@ -18,7 +18,7 @@ ROWS = [(5, 13), (8, 24), (3, 3), (4, 9)]  # tokens and frames
 
 def make(model=None, clip=0.0, accumulation=1, static=False, precision="float32", averaged=True, xla=False):
     """(state, step) of a model, the toy by default."""
-    state = state_of(model or build_toy(precision), precision, averaged)
+    state = training_state(model or build_toy(precision), precision, averaged)
     return state, Step(state, clip, accumulation, static, xla)
 
 
@@ -86,7 +86,7 @@ class Gradient(unittest.TestCase):
             self.assertAlmostEqual(used / norm, 1.0, 4)
 
     def test_decay_reaches_kernels_only(self):
-        state = state_of(build_model(size=BARE))
+        state = training_state(build_model(size=BARE))
         state.optimizer.learning_rate = 1.0
         for variable in state.model.trainable_variables:
             variable.assign(tf.ones_like(variable.value))

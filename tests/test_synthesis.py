@@ -35,7 +35,7 @@ from myxtts.text.sentences import Boundary
 from myxtts.training.checkpoint_files import list_checkpoints
 from myxtts.training.select_checkpoint import select_checkpoint
 from tests.sine_corpus import sine, write_sound
-from tests.tiny import loaded_once, small_models, whole_run
+from tests.tiny import cached_networks, small_models, whole_run
 
 ROOT = Path(__file__).parents[1]
 ITERATIONS = 2
@@ -54,7 +54,7 @@ def setUpModule():
     unittest.addModuleCleanup(temporary.cleanup)
     folder, run_folder = Path(temporary.name), whole_run().folder
     logging.getLogger("myxtts").handlers = [logging.NullHandler()]  # not the console of that run
-    with loaded_once("myxtts.synthesis.synthesizer"):
+    with cached_networks("myxtts.synthesis.synthesizer"):
         synthesizer = Synthesizer(run_folder, MODEL)
 
 

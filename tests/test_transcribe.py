@@ -35,7 +35,7 @@ from myxtts.text.edit_distance import error_rates
 from myxtts.training.select_checkpoint import select_checkpoint
 from tests.sine_corpus import sine, write_sound
 from tests.test_synthesis import reported
-from tests.tiny_asr import recogniser_run, transcriber_of, transcribers_loaded_once
+from tests.tiny_asr import asr_run, cached_transcriber, cached_transcribers
 
 ROOT = Path(__file__).parents[1]
 
@@ -89,8 +89,8 @@ class ChunkTest(unittest.TestCase):
 class RecogniserCase(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.place, cls.run_folder = recogniser_run()
-        cls.transcriber = transcriber_of(cls.run_folder)
+        cls.place, cls.run_folder = asr_run()
+        cls.transcriber = cached_transcriber(cls.run_folder)
 
     def transcribe(self, *waves: np.ndarray) -> list[str]:
         return list(self.transcriber.transcribe(waves))
@@ -150,7 +150,7 @@ class TranscriberTest(RecogniserCase):
 
     def test_beam_search_mostly_agrees_with_greedy_decoding(self):
         # These weights are so confident that one path usually has nearly all of the probability.
-        transcriber = transcriber_of(self.run_folder, 8)
+        transcriber = cached_transcriber(self.run_folder, 8)
         waves = [noise(3.0, seed) for seed in range(4)]
         rates = error_rates(self.transcribe(*waves), list(transcriber.transcribe(waves)))
         self.assertLess(rates["character_error_rate"], 0.2)
@@ -178,7 +178,7 @@ class CommandTest(RecogniserCase):
         out = io.StringIO()
         with (
             mock.patch("myxtts.placement.devices.configure"),  # this process has its devices
-            transcribers_loaded_once("myxtts.recognition.transcriber", "myxtts.evaluation.asr_score"),
+            cached_transcribers("myxtts.recognition.transcriber", "myxtts.evaluation.asr_score"),
             contextlib.redirect_stdout(out),
         ):
             code, message = reported(lambda: transcribe.main(["--run", str(self.run_folder), *flags]))
@@ -247,7 +247,7 @@ class CommandTest(RecogniserCase):
         file = self.place.folder / "held_out.json"
         with (
             mock.patch("myxtts.placement.devices.configure"),
-            transcribers_loaded_once("myxtts.evaluation.asr_score"),
+            cached_transcribers("myxtts.evaluation.asr_score"),
             contextlib.redirect_stdout(io.StringIO()) as output,
         ):
             write_asr_score(self.run_folder, json_file=file)

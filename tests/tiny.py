@@ -54,7 +54,7 @@ def replicas_on(device: str) -> Replicas:
     return single_replica(device)
 
 
-def state_of(model: keras.Model, precision: str = "float32", averaged: bool = True, device: str = MODEL):
+def training_state(model: keras.Model, precision: str = "float32", averaged: bool = True, device: str = MODEL):
     replicas = replicas_on(device)
     with replicas.scope():
         return TrainingState(model, make_optimizer(0.01, precision), averaged, replicas)
@@ -86,10 +86,10 @@ class Toy(keras.Model):
 def build_toy(precision: str = "float32", device: str = MODEL, seed: int = 0) -> Toy:
     keras.utils.set_random_seed(seed)
     with replicas_on(device).scope():
-        return toy_for_run("tiny", SYMBOLS, 1, precision=precision)
+        return build_toy_for_run("tiny", SYMBOLS, 1, precision=precision)
 
 
-def toy_for_run(size: str, symbols: int, languages: int, precision: str = "float32", **settings) -> Toy:
+def build_toy_for_run(size: str, symbols: int, languages: int, precision: str = "float32", **settings) -> Toy:
     """In the place of `build_xtts`."""
     policy_before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(precision)
@@ -103,7 +103,7 @@ def toy_for_run(size: str, symbols: int, languages: int, precision: str = "float
 
 def toy_models() -> contextlib.AbstractContextManager:
     """In its scope runs train the toy, which cannot speak: about 3 s for each instead of 8."""
-    return mock.patch("myxtts.tasks.tts.build_xtts", toy_for_run)
+    return mock.patch("myxtts.tasks.tts.build_xtts", build_toy_for_run)
 
 
 def features(
@@ -164,19 +164,19 @@ class Workplace:
         write_corpus(self.corpus.parent, SECONDS)
 
     @classmethod
-    def made(cls, add_cleanup: Callable) -> "Workplace":
+    def temporary(cls, add_cleanup: Callable) -> "Workplace":
         """In a temporary folder, for as long as a test, a class or a module lasts, by its way to add a cleanup."""
         folder = tempfile.TemporaryDirectory()
         add_cleanup(folder.cleanup)
         return cls(Path(folder.name))
 
     @classmethod
-    def of_toys(cls, add_cleanup: Callable) -> "Workplace":
+    def with_toy_models(cls, add_cleanup: Callable) -> "Workplace":
         """The same, and for as long runs train the toy."""
         models = toy_models()
         models.start()
         add_cleanup(models.stop)
-        return cls.made(add_cleanup)
+        return cls.temporary(add_cleanup)
 
     def argv(self, name: str, *flags: str) -> list[str]:
         """A run of 8 steps in epochs of 3 without validation and samples; `flags` come last, so they win."""
@@ -195,13 +195,13 @@ class Workplace:
             code = report_errors(lambda: train.main(argv))
         return Finished(code, out.getvalue(), err.getvalue())
 
-    def run(self, name: str) -> Path:
+    def run_dir(self, name: str) -> Path:
         return self.folder / "runs" / name
 
-    def copied(self, run: str, name: str, add_cleanup: Callable) -> Path:
+    def copy_run(self, run: str, name: str, add_cleanup: Callable) -> Path:
         """A copy of a run, which a test may change; gone when that ends."""
-        add_cleanup(shutil.rmtree, self.run(name))
-        return Path(shutil.copytree(self.run(run), self.run(name)))
+        add_cleanup(shutil.rmtree, self.run_dir(name))
+        return Path(shutil.copytree(self.run_dir(run), self.run_dir(name)))
 
 
 class WholeRun(NamedTuple):
@@ -211,7 +211,7 @@ class WholeRun(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        return self.place.run("whole")
+        return self.place.run_dir("whole")
 
 
 @cache
@@ -230,15 +230,15 @@ def whole_run() -> WholeRun:
 
 
 @cache
-def network_of(checkpoint: Path, device: str) -> XTTS:
+def cached_network(checkpoint: Path, device: str) -> XTTS:
     """The network of a checkpoint, loaded once for all tests of a process: to load it and to trace speech takes 4 s."""
     with small_models():
         return load_model(checkpoint, read_metadata(checkpoint), device)
 
 
-def loaded_once(module: str) -> contextlib.AbstractContextManager:
-    """In its scope a module of the package gets the networks of `network_of`."""
-    return mock.patch(f"{module}.load_model", lambda checkpoint, _, device: network_of(checkpoint, device))
+def cached_networks(module: str) -> contextlib.AbstractContextManager:
+    """In its scope a module of the package gets the networks of `cached_network`."""
+    return mock.patch(f"{module}.load_model", lambda checkpoint, _, device: cached_network(checkpoint, device))
 
 
 def arrays_of(checkpoint: Path) -> Iterator[tuple[str, np.ndarray]]:

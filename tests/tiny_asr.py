@@ -20,60 +20,61 @@ from myxtts.tasks.length_rules import length_rule_of
 from myxtts.tasks.registry import task_of
 from myxtts.training.checkpoint import Checkpoints
 from myxtts.training.checkpoint_files import digest_of
-from tests.tiny import Workplace, replicas_on, state_of
+from tests.tiny import Workplace, replicas_on, training_state
 from tests.two_devices import MODEL
 
 SMALLEST = ASRSize(channels=16, blocks=1, memory=4, order=4)
 
 
-def small_recognisers() -> contextlib.AbstractContextManager:
+def small_asr_models() -> contextlib.AbstractContextManager:
     """In its scope the size `tiny` of recognisers is this one, also for runs."""
     return mock.patch.dict(SIZES, tiny=SMALLEST)
 
 
-class RecogniserRun(NamedTuple):
+class ASRRun(NamedTuple):
     place: Workplace
     folder: Path
 
 
 @cache
-def recogniser_run() -> RecogniserRun:
+def asr_run() -> ASRRun:
     """Made once for all tests of a process; 3 of 13 utterances are held out, as of the run `whole`. Change a copy."""
     temporary = tempfile.TemporaryDirectory()
     atexit.register(temporary.cleanup)
     place = Workplace(Path(temporary.name))
-    run = place.run("heard")
+    run = place.run_dir("heard")
     data = DataConfig(train_data=str(place.corpus), text_frontend="characters", validation_fraction=0.25)
     config = Config(data=data, model=ModelConfig(task="asr", model_size="tiny"))
     corpus, _, vocabulary = load_corpora(config, run, length_rule_of(config))
     keras.utils.set_random_seed(3)
-    with small_recognisers(), replicas_on(MODEL).scope():
+    with small_asr_models(), replicas_on(MODEL).scope():
         network = task_of(config).build(config, vocabulary)
     network.out.kernel.assign(20.0 * network.out.kernel)  # sure of each symbol, and not of one alone
     metadata = about_run(config, corpus, vocabulary, None, digest_of({v.path: v.numpy() for v in network.variables}))
-    Checkpoints(run / "checkpoints", 1, metadata).save(state_of(network))
-    return RecogniserRun(place, run)
+    Checkpoints(run / "checkpoints", 1, metadata).save(training_state(network))
+    return ASRRun(place, run)
 
 
-def transcriber_of(run: Path, beam_width: int = 0) -> Transcriber:
+def cached_transcriber(run: Path, beam_width: int = 0) -> Transcriber:
     """Loaded and traced once for all tests of a process."""
     return _loaded(run, beam_width)
 
 
 @cache
 def _loaded(run: Path, beam_width: int) -> Transcriber:
-    with small_recognisers():
+    with small_asr_models():
         return Transcriber(run, MODEL, beam_width=beam_width)
 
 
 @contextlib.contextmanager
-def transcribers_loaded_once(*modules: str) -> Iterator[None]:
-    """In its scope these modules of the package get the listeners of `transcriber_of`."""
+def cached_transcribers(*modules: str) -> Iterator[None]:
+    """In its scope these modules of the package get the listeners of `cached_transcriber`."""
     with contextlib.ExitStack() as patched:
         for module in modules:
             patched.enter_context(
                 mock.patch(
-                    f"{module}.Transcriber", lambda run, device, checkpoint=None, width=0: transcriber_of(run, width)
+                    f"{module}.Transcriber",
+                    lambda run, device, checkpoint=None, width=0: cached_transcriber(run, width),
                 )
             )
         yield

@@ -22,7 +22,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.planner import MOST_RUNS, emulated
+from benchmarks.planner import MAX_RUNS, emulate_runs
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded
@@ -91,7 +91,7 @@ def cells(asked: argparse.Namespace, replicas: int, buckets: int, planned: Plan,
     ways = [way_of(asked, plan, asked.rounds * replicas, usual_s) for plan in (planned, alone)]
     yield from (str(replicas), str(buckets), *(f"{way.padding:.1%}" for way in ways))
     simulated = [simulate(routes, way.stages) for way in ways]
-    run = [emulated(routes, way.stages, DEFAULT_DEPTHS, 0.0, MOST_RUNS) for way in ways]
+    run = [emulate_runs(routes, way.stages, DEFAULT_DEPTHS, 0.0, MAX_RUNS) for way in ways]
     for outcomes in (simulated, run):
         rates = [outcome.batches_per_s for outcome in outcomes]
         speech = [rate * way.speech_s for rate, way in zip(rates, ways, strict=True)]

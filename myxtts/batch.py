@@ -1,10 +1,9 @@
-"""The batch contract: names, types, dimensions, padding and units, in one place.
+"""The batch contracts: names, types, dimensions, padding and units.
 
-A batch is a dictionary of tensors. Reading yields waves on the data device; producing turns them
-into features, which are handed to the model device. Each task has its own of both: a voice TTS_INPUTS and
-TTS_FEATURES, a recogniser ASR_INPUTS and ASR_FEATURES, which are a part of these. Dimensions of one name are
-equal within a batch, and a bucket has one shape: a row without an utterance has `samples`, `frames` and
-`token_count` 0, so that the last batch of an epoch has the shape of all others.
+A batch is a dictionary of tensors. Reading yields waves on the data device (TTS_INPUTS, ASR_INPUTS); producing
+turns them into features (TTS_FEATURES, ASR_FEATURES), which are handed to the model device. Dimensions with the
+same name are equal within a batch. All batches of a bucket have one shape: the last batch of an epoch is filled up
+with empty rows, whose `samples`, `frames` and `token_count` are 0.
 """
 
 from typing import NamedTuple
@@ -21,60 +20,63 @@ class Field(NamedTuple):
 
     @property
     def shape(self) -> list[int | None]:
-        """The static part of the shape: named dimensions are unknown."""
+        """Static shape, in which named dimensions are unknown."""
         return [dim if isinstance(dim, int) else None for dim in self.dims]
 
 
 TEXT = {
     "tokens": Field("int32", ("batch", "tokens"), "symbol ids, padded with 0"),
-    "token_count": Field("int32", ("batch",), "real tokens of each row"),
-    "language": Field("int32", ("batch",), "index in the language table"),
-    "seed": Field("int32", (2,), "source of this batch's randomness, for stateless operations"),
-    "step_frames": Field("float32", (), "real mel frames of the whole step, over all its batches and replicas"),
-    "step_tokens": Field("float32", (), "real tokens of the whole step"),
+    "token_count": Field("int32", ("batch",), "number of tokens without padding"),
+    "language": Field("int32", ("batch",), "row of the vocabulary's languages"),
+    "seed": Field("int32", (2,), "seed of this batch, for stateless random operations"),
+    "step_frames": Field("float32", (), "mel frames without padding in the whole step, over all batches and replicas"),
+    "step_tokens": Field("float32", (), "tokens without padding in the whole step"),
 }
 
 ASR_INPUTS = TEXT | {
     "pcm": Field("int16", ("batch", "samples"), "wave at 22,050 Hz, padded with 0"),
-    "samples": Field("int32", ("batch",), "real samples of each row"),
+    "samples": Field("int32", ("batch",), "number of samples without padding"),
 }
 
 TTS_INPUTS = ASR_INPUTS | {
     "reference_pcm": Field("int16", ("batch", "reference_samples"), "another utterance of the speaker, padded with 0"),
-    "reference_samples": Field("int32", ("batch",), "real samples of the reference"),
+    "reference_samples": Field("int32", ("batch",), "samples of the reference without padding"),
 }
 
 ASR_FEATURES = TEXT | {
     "mel": Field("float32", ("batch", "frames", MEL_BANDS), "log-mel, padded with silence, log(1e-5)"),
-    "frames": Field("int32", ("batch",), "real frames of each row"),
+    "frames": Field("int32", ("batch",), "number of frames without padding"),
 }
 
 TTS_FEATURES = ASR_FEATURES | {
-    "f0_hz": Field("float32", ("batch", "frames"), "fundamental frequency, 0 where unvoiced and behind the end"),
+    "f0_hz": Field("float32", ("batch", "frames"), "fundamental frequency, 0 where unvoiced or padded"),
     "reference": Field("float32", ("batch", "reference_frames", MEL_BANDS), "log-mel of the reference"),
-    "reference_frames": Field("int32", ("batch",), "real frames of the reference"),
+    "reference_frames": Field("int32", ("batch",), "frames of the reference without padding"),
 }
 
 
 def tensor_specs(fields: dict[str, Field]) -> dict[str, tf.TensorSpec]:
-    """What a function traced once for all batches of a contract takes."""
+    """Return the signature of a function that is traced once for all batches of a contract."""
     return {name: tf.TensorSpec(field.shape, field.dtype, name=name) for name, field in fields.items()}
 
 
 def empty_batch(fields: dict[str, Field]) -> dict[str, tf.Tensor]:
-    """A batch of one empty row."""
+    """Return a batch with one empty row."""
     sizes = {"batch": 1, "tokens": 8, "frames": 8, "reference_frames": 8}
-    batch = {name: tf.zeros([sizes.get(dim, dim) for dim in field.dims], field.dtype) for name, field in fields.items()}
+    shapes = {
+        name: [dim if isinstance(dim, int) else sizes[dim] for dim in field.dims] for name, field in fields.items()
+    }
+    batch = {name: tf.zeros(shape, fields[name].dtype) for name, shape in shapes.items()}
     return batch | {"step_frames": tf.constant(1.0), "step_tokens": tf.constant(1.0)}
 
 
 def check_batch(batch: dict, fields: dict[str, Field], stage: str) -> None:
-    """Hold a batch to its contract; looks at static types and shapes only, and never at values.
+    """Check static types and shapes of a batch, but no values.
 
     Args:
         batch: tensors or arrays by name.
-        fields: the contract, such as TTS_INPUTS or TTS_FEATURES.
-        stage: named in the message.
+        fields: the contract, such as TTS_INPUTS.
+        stage: what made the batch, for the message.
 
     Raises:
         TypeError: the batch breaks the contract, which is a defect.

@@ -1,4 +1,4 @@
-"""Randomness of a batch, from its own seed."""
+"""Seeds of independent random numbers, derived from the seed of a batch."""
 
 from zlib import crc32
 
@@ -6,8 +6,8 @@ import tensorflow as tf
 
 
 def fold_in(seed, name: str):
-    """The seed of what is drawn under a name: int32 [2] -> int32 [2]. Each name is used once.
+    """Derive a new seed from a seed and a name: int32 [2] -> int32 [2]. Use each name once.
 
-    One seed gives the same numbers on CPU and GPU; compiled by XLA it gives others.
+    A seed gives the same numbers on CPU and GPU, but different ones in a function compiled by XLA.
     """
     return tf.random.experimental.stateless_fold_in(seed, crc32(name.encode()) & 0x7FFFFFFF)

@@ -110,7 +110,7 @@ class Epoch(unittest.TestCase):
     def test_same_seed_and_epoch_give_the_same_plan_from_any_order_of_calls(self):
         first, second = plan_of(corpus(100)), plan_of(corpus(100))
         second.epoch(7)
-        for column in ("order", "reference", "step_start", "step_bucket"):
+        for column in ("order", "references", "step_start", "step_bucket"):
             np.testing.assert_array_equal(getattr(first.epoch(2), column), getattr(second.epoch(2), column))
 
     def test_another_epoch_or_seed_gives_another_order(self):
@@ -205,13 +205,13 @@ class References(unittest.TestCase):
     def test_a_reference_is_another_utterance_of_the_same_speaker(self):
         columns = corpus(300)
         epoch = plan_of(columns).epoch(0)
-        np.testing.assert_array_equal(columns[2][epoch.order], columns[2][epoch.reference])
-        self.assertFalse(np.any(epoch.order == epoch.reference))
+        np.testing.assert_array_equal(columns[2][epoch.order], columns[2][epoch.references])
+        self.assertFalse(np.any(epoch.order == epoch.references))
 
     def test_a_speaker_with_one_utterance_refers_to_itself(self):
         samples, tokens, _ = corpus(4)
         epoch = plan_of((samples, tokens, np.array([7, 3, 7, 9]))).epoch(0)
-        reference = dict(zip(epoch.order.tolist(), epoch.reference.tolist(), strict=True))
+        reference = dict(zip(epoch.order.tolist(), epoch.references.tolist(), strict=True))
         self.assertEqual(reference, {0: 2, 1: 1, 2: 0, 3: 3})
 
     def test_every_other_utterance_is_drawn_about_equally_often(self):
@@ -219,7 +219,7 @@ class References(unittest.TestCase):
         drawn = np.zeros((5, 5))
         for number in range(400):
             epoch = plan.epoch(number)
-            drawn[epoch.order, epoch.reference] += 1
+            drawn[epoch.order, epoch.references] += 1
         others = drawn[~np.eye(5, dtype=bool)]
         self.assertTrue(np.all((others > 60) & (others < 140)), drawn)  # 100 expected, standard deviation 9
 

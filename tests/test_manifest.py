@@ -290,7 +290,9 @@ class RejectedRows(Corpus):
         for path in ("./a.wav", "x/../a.wav", str(self.folder / "a.wav")):
             self.add(path)
         rejected = self.build()[2]
-        self.assertEqual([(row.reason, row.detail) for row in rejected], [("duplicate path", "line 2 has it")] * 4)
+        self.assertEqual(
+            [(row.reason, row.detail) for row in rejected], [("duplicate path", "line 2 names it, too")] * 4
+        )
 
     def test_names_that_no_file_can_have_are_rejected(self):
         self.sound("a.wav")
@@ -339,7 +341,7 @@ class Report(Corpus):
 
     def test_a_corpus_without_a_usable_row_stops_whatever_is_allowed(self):
         self.add("b.wav")
-        with self.assertRaisesRegex(DataError, r"none of its utterances"):
+        with self.assertRaisesRegex(DataError, r"no usable utterances"):
             self.report(1.0)
 
     def test_a_listing_of_an_earlier_run_does_not_stay(self):

@@ -121,8 +121,8 @@ class Tables(Corpora):
 
 class Refusals(Corpora):
     def test_what_is_not_there_is_refused_and_not_made(self):
-        self.refused("nothing can be found there", self.folder / "missing")
-        self.refused("nothing can be found there", self.folder / ("x" * 300))
+        self.refused("does not exist", self.folder / "missing")
+        self.refused("does not exist", self.folder / ("x" * 300))
 
     def test_a_folder_without_metadata_or_wavs_is_refused(self):
         self.refused("no metadata.csv", self.folder)

@@ -395,7 +395,7 @@ class LoadCorporaTest(FolderCase):
             self.assertEqual(len(self.load(max_rejected=0.5, validation_fraction=0.0)[0].manifest), 3)
 
     def test_a_corpus_that_is_not_there_makes_nothing(self):
-        with self.assertRaisesRegex(DataError, "nothing can be found there"):
+        with self.assertRaisesRegex(DataError, "does not exist"):
             self.load(train_data=str(self.folder / "nowhere"))
         self.assertEqual(list(self.folder.iterdir()), [])
 

@@ -264,9 +264,7 @@ class Refused(Case):
         self.assertIn("validation and samples were asked for, but none of the 13 utterances is held out", message)
 
     def test_a_corpus_that_is_not_there_makes_nothing(self):
-        self.assertIn(
-            "nothing can be found there", self.refusal("nowhere", "--train-data", str(self.place.folder / "x"))
-        )
+        self.assertIn("does not exist", self.refusal("nowhere", "--train-data", str(self.place.folder / "x")))
         self.assertFalse(self.place.run_dir("nowhere").exists())
 
     def test_checkpoints_without_settings_are_a_run_too(self):

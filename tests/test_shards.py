@@ -125,7 +125,7 @@ class Split(unittest.TestCase):
             split_corpus(self.config(), self.folder / "shards", 24)
 
     def test_a_missing_audio_root_is_named(self):
-        with self.assertRaisesRegex(DataError, "--audio-root nowhere was given, but there is no such folder"):
+        with self.assertRaisesRegex(DataError, "--audio-root nowhere does not exist"):
             load_corpora(self.config(audio_root="nowhere"), self.folder / "run", LengthRule())
 
 

@@ -1,7 +1,6 @@
-"""Reads any audio file as PCM at the project's rate, one file at a time.
+"""Reads an audio file of any format as PCM at 22,050 Hz, without TensorFlow.
 
-The way for what TensorFlow's own operations cannot decode: FLAC, OGG, MP3, 24-bit WAV, several
-channels, other sample rates. Free of TensorFlow.
+For files that TensorFlow's operations cannot decode: FLAC, OGG, MP3, 24-bit WAV, several channels, other sample rates.
 """
 
 from pathlib import Path
@@ -15,33 +14,33 @@ from myxtts.errors import DataError
 
 
 def resampled_length(samples, rate_hz):
-    """Samples at 22,050 Hz of `samples` at `rate_hz`, rounded half up as soxr does; integers or int64 arrays."""
+    """Return the length at 22,050 Hz, rounded half up as by soxr; for integers or int64 arrays."""
     return (2 * samples * SAMPLE_RATE_HZ + rate_hz) // (2 * rate_hz)
 
 
 def read_pcm(path: str | Path, samples: int | None = None) -> np.ndarray:
-    """Read a file as one channel at 22,050 Hz: channels averaged, resampled by soxr, clipped.
+    """Read a file as mono at 22,050 Hz: channels are averaged, resampled by soxr and clipped.
 
     Args:
         path: the file.
-        samples: the length expected after resampling; it is not checked where it is None.
+        samples: expected length after resampling; None turns the check off.
 
     Returns:
         int16 [samples].
 
     Raises:
-        DataError: the file cannot be read, holds a NaN or an infinity, or is not as long as expected; a
-            resampled one may differ by the rounding of one sample.
+        DataError: the file cannot be read, contains a NaN or an infinity, or does not have the expected length; the
+            length may differ by one sample after resampling.
     """
     try:
-        with open(path, "rb") as file:  # whose errors say more than libsndfile's "System error"
+        with open(path, "rb") as file:  # its errors are clearer than libsndfile's "System error"
             wave, rate_hz = soundfile.read(file.fileno(), dtype="float32", always_2d=True, closefd=False)
     except (soundfile.LibsndfileError, OSError) as error:
         reason = error.error_string.rstrip(".") if isinstance(error, soundfile.LibsndfileError) else error.strerror
         raise DataError(f"{path} cannot be read: {reason}") from error
     mono = wave.mean(axis=1)
     if not np.isfinite(mono).all():
-        raise DataError(f"{path} holds samples that are not finite")
+        raise DataError(f"{path} contains samples that are not finite")
     if rate_hz != SAMPLE_RATE_HZ and len(mono):
         mono = soxr.resample(mono, rate_hz, SAMPLE_RATE_HZ)
     pcm = np.clip(np.rint(mono * 32768.0), -32768, 32767).astype(np.int16)
@@ -55,5 +54,5 @@ def read_pcm(path: str | Path, samples: int | None = None) -> np.ndarray:
 
 
 def read_wave(path: str | Path, samples: int | None = None) -> np.ndarray:
-    """As `read_pcm`, as float32 [samples] in [-1, 1]."""
+    """Read a file as by `read_pcm`, but as float32 [samples] in [-1, 1]."""
     return read_pcm(path, samples).astype(np.float32) / 32768.0

@@ -1,4 +1,4 @@
-"""From a path to what can be trained on: the training and the validation corpus of a run."""
+"""Load the training corpus and the validation corpus of a run."""
 
 import logging
 from dataclasses import dataclass
@@ -15,15 +15,14 @@ from myxtts.errors import DataError
 from myxtts.text.frontend import symbols_of
 
 DEMO_FOLDER = Path("data/demo")
-DEMO_ARGUMENTS = {"utterances": 400, "languages": ["en"], "speakers": 1, "seed": 0}
-HEADER_THREADS = 8  # they wait for the disk more than they compute
+HEADER_THREADS = 8  # more than cores, since they mostly wait for the disk
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """A manifest and the plan over it."""
+    """A manifest and the plan of its batches."""
 
     manifest: Manifest
     plan: Plan
@@ -71,26 +70,28 @@ def load_corpora(
     data, seed, accumulation = config.data, config.training.seed, config.training.gradient_accumulation
     train_path = Path(data.train_data) if data.train_data is not None else ensure_demo_corpus()
     validation_path = Path(data.val_data) if data.val_data is not None else None
-    *parts, malformed = read_corpora(
+    train_rows, validation_rows, malformed = read_corpora(
         train_path, validation_path, data.language, data.validation_fraction, seed, audio_root_of(data)
     )
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(
-            f"the run folder {folder} cannot be made: {error.strerror}. Choose another --runs-dir."
+            f"The run folder {folder} cannot be created: {error.strerror}. Choose another --runs-dir."
         ) from error
-    vocabulary, manifests, rejected = known, [], list(malformed)
-    for name, rows in zip(("train", "validation"), parts, strict=True):
-        cache = folder / f"manifest-{name}.npz"
-        manifest, vocabulary, unusable = manifest_of(
-            rows, data, length_rule, vocabulary, grow=name == "train", cache=cache
-        )
-        manifests.append(manifest)
-        rejected += unusable
-    report_rejected(rejected, list(zip(parts, manifests, strict=True)), data.max_rejected, folder / "rejected.csv")
-    train, validation = manifests
-    # By the step of one replica: shapes do not depend on how many there are.
+    cache = folder / "manifest-train.npz"
+    train, vocabulary, unusable = manifest_of(train_rows, data, length_rule, known, grow=True, cache=cache)
+    cache = folder / "manifest-validation.npz"
+    validation, vocabulary, unusable_validation = manifest_of(
+        validation_rows, data, length_rule, vocabulary, cache=cache
+    )
+    report_rejected(
+        [*malformed, *unusable, *unusable_validation],
+        [(train_rows, train), (validation_rows, validation)],
+        data.max_rejected,
+        folder / "rejected.csv",
+    )
+    # For the step of one replica, so that shapes do not depend on the number of replicas.
     bounds = bucket_bounds(train.samples, data.buckets, 1 if data.batch_seconds else data.batch_size * accumulation)
     train_plan = make_plan(train, bounds, config, accumulation, replicas)
     if not len(validation):
@@ -102,7 +103,7 @@ def load_corpora(
 
 
 def corpus_folder(corpus: str | Path | None) -> Path:
-    """Where the recordings of a corpus lie."""
+    """Return the folder of a corpus that is given by its folder or its metadata file; the demo corpus by default."""
     path = Path(corpus or DEMO_FOLDER)
     return path if path.is_dir() else path.parent
 
@@ -126,9 +127,9 @@ def make_plan(manifest: Manifest, bounds: np.ndarray, config: Config, accumulati
 
 
 def ensure_demo_corpus() -> Path:
-    """The demo corpus' folder; the corpus is made where it is missing."""
+    """Return the demo corpus' folder; make the corpus if it is missing."""
     if not (DEMO_FOLDER / "metadata.csv").exists():
-        log.info("no --train-data: making the demo corpus in %s (by espeak-ng, some seconds)", DEMO_FOLDER)
-        make_demo_corpus(DEMO_FOLDER, **DEMO_ARGUMENTS)
+        log.info("no --train-data: making the demo corpus in %s by espeak-ng, which takes some seconds", DEMO_FOLDER)
+        make_demo_corpus(DEMO_FOLDER, utterances=400, languages=["en"], speakers=1, seed=0)
     log.info("no --train-data: training on the demo corpus in %s", DEMO_FOLDER)
     return DEMO_FOLDER

@@ -1,4 +1,4 @@
-"""The hand-off between the producer's thread and the training loop."""
+"""Runs a producer in a thread of its own, ahead of its consumer."""
 
 import queue
 import threading
@@ -10,28 +10,28 @@ Item = TypeVar("Item")
 
 
 class Feed(Generic[Item]):
-    """Runs an iterable in a thread, at most `depth` items ahead of its consumer.
+    """A bounded queue that a thread fills from an iterable, at most `depth` items ahead of the consumer.
 
-    Items come out in order. An error in the iterable is raised in the consumer, in place of the
-    item during which it happened. Closing is safe at any moment, also while the feed is full, and
-    leaves no thread. Any depth gives the same items.
+    Items come out in order, and any depth gives the same items. An error in the iterable is raised in the consumer, in
+    place of the item at which it occurred. Closing is safe at any time, also while the feed is full, and leaves no
+    thread behind.
 
         with Feed(batches, depth=3) as feed:
             for batch in feed:
                 ...
 
     Args:
-        batches: iterated in the feed's own thread only; its `close`, if it has one, is called there.
-        depth: items kept ready beyond the one that is being made.
+        batches: iterated in the feed's thread only; its iterator's `close`, if there is one, is called there.
+        depth: items kept ready, besides the one that is being made.
 
     Raises:
-        ValueError: the depth is not at least 1.
-        RuntimeError: it is iterated before it was entered, or entered twice.
+        ValueError: the depth is less than 1.
+        RuntimeError: the feed is iterated before it is entered, or entered twice.
     """
 
     def __init__(self, batches: Iterable[Item], depth: int):
         if depth < 1:
-            raise ValueError(f"a feed needs a depth of at least 1, not {depth}")
+            raise ValueError(f"the depth of a feed must be at least 1, not {depth}")
         self._batches = batches
         self._ready: queue.Queue = queue.Queue(depth)
         self._stopping = threading.Event()
@@ -58,7 +58,7 @@ class Feed(Generic[Item]):
         if self._ended:
             raise StopIteration
         if self._thread.ident is None:
-            raise RuntimeError("a feed has items only inside its `with` block")
+            raise RuntimeError("a feed can be iterated only inside its `with` block")
         item, error = self._ready.get()
         if error is None:
             return item
@@ -66,7 +66,7 @@ class Feed(Generic[Item]):
         raise error
 
     def wait_until_full(self, timeout_s: float) -> float:
-        """Wait until the feed has once been full or its iterable has ended, `timeout_s` at the longest.
+        """Wait until the feed has been full once or its iterable has ended, at most `timeout_s`.
 
         Returns:
             The seconds waited.
@@ -84,7 +84,7 @@ class Feed(Generic[Item]):
             finally:
                 if hasattr(iterator, "close"):
                     iterator.close()
-        except BaseException as raised:  # passed on: the consumer raises it at this batch
+        except BaseException as raised:  # the consumer raises it at this batch
             error = raised
         self._full.set()
         self._ready.put((None, error))

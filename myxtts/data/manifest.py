@@ -1,4 +1,4 @@
-"""The manifest: every usable utterance of a corpus as columns, and a reason for each one that is not usable."""
+"""The manifest: the usable utterances of a corpus as columns, and the reason why each other row is unusable."""
 
 import csv
 import hashlib
@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 from tqdm import tqdm
@@ -26,64 +26,68 @@ from myxtts.files import write_whole
 from myxtts.text.ctc import frames_needed
 from myxtts.text.symbols import SymbolTable
 
-CACHE_FORMAT = 2  # raise it when the columns or the checks change
+CACHE_FORMAT = 2  # increase it when the columns or the checks change
 DIGEST_BYTES = 32
 CHUNK_ROWS = 256  # rows that a thread takes at a time
-WORDS = ("ids", "paths", "texts")
+STRING_COLUMNS = ("ids", "paths", "texts")
 
-# (text, language, front end) -> symbols, none where nothing can be spoken; raises DataError.
-SymbolsOf = Callable[[str, str, str], list[str]]
+TextFrontend = Literal["phonemes", "characters"]
+
+SymbolsOf = Callable[[str, str, TextFrontend], list[str]]
+"""(text, language, front end) -> symbols, empty if the text has nothing to speak; raises DataError."""
+
+Result = TypeVar("Result")
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What the integers of a manifest's columns `tokens`, `speaker` and `language` stand for."""
+    """Meaning of the integers in the columns `tokens`, `speaker` and `language` of a manifest."""
 
     symbols: SymbolTable
     speakers: tuple[str, ...]
     languages: tuple[str, ...]
 
-    def grown(self, other: "Vocabulary") -> "Vocabulary":
-        """These tables, and behind them what only `other` has."""
+    def extended_by(self, other: "Vocabulary") -> "Vocabulary":
+        """Return this vocabulary, followed by the entries that only `other` has."""
         return Vocabulary(
-            SymbolTable(_joined(self.symbols.symbols, other.symbols.symbols)),
-            _joined(self.speakers, other.speakers),
-            _joined(self.languages, other.languages),
+            SymbolTable(_union(self.symbols.symbols, other.symbols.symbols)),
+            _union(self.speakers, other.speakers),
+            _union(self.languages, other.languages),
         )
 
 
-def _joined(names: Iterable[str], others: Iterable[str]) -> tuple[str, ...]:
+def _union(names: Iterable[str], others: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*names, *others)))
 
 
 class LengthRule(NamedTuple):
-    """How many mel frames a text needs, so that it can be aligned with its audio.
+    """The minimum number of mel frames for a text, so that it can be aligned with its audio.
 
     Attributes:
-        ctc: symbols are told apart by blanks (Graves et al. 2006), which equal neighbours need; else each takes a
-            frame, and so do begin and end.
-        subsampling: frames that become one before that.
+        ctc: count a frame for each symbol and for the blank between equal neighbours (Graves et al. 2006); otherwise
+            a frame for each symbol, and for begin and end.
+        subsampling: factor by which the network reduces the frames first.
     """
 
     ctc: bool = False
     subsampling: int = 1
 
     def frames_needed(self, symbols: Sequence[str]) -> int:
-        needed = frames_needed(symbols) if self.ctc else len(symbols) + 2
+        needed = frames_needed(np.asarray(symbols)) if self.ctc else len(symbols) + 2
         return (needed - 1) * self.subsampling + 1
 
 
 @dataclass(frozen=True, eq=False)
 class Manifest:
-    """The usable utterances of one corpus, in the order of its metadata. N = number of utterances.
+    """The N usable utterances of one corpus, in the order of its metadata.
 
     Attributes:
         ids, paths, texts: N strings each; paths are absolute.
         samples: int32 [N], length at SAMPLE_RATE_HZ, after resampling.
         source_rate_hz: int32 [N], sample rate of the file.
-        native: bool [N], whether `tf.audio.decode_wav` gives exactly these samples.
+        native: bool [N], whether `tf.audio.decode_wav` returns exactly these samples.
         tokens: int32 [all tokens], begin and end included; utterance i has token_start[i] to token_start[i + 1].
         token_start: int64 [N + 1].
         speaker, language: int32 [N].
@@ -110,18 +114,18 @@ class Manifest:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of ids, lengths, tokens, speakers and languages: the same corpus has the same wherever it lies."""
+        """SHA-256 of ids, lengths, tokens, speakers and languages, but not of paths."""
         digest = hashlib.sha256(json.dumps(self.ids).encode())
         for column in (self.samples, self.token_start, self.tokens, self.speaker, self.language):
             digest.update(column.tobytes())
         return digest.hexdigest()
 
     def padded_tokens(self, rows: np.ndarray, size: int, length: int) -> np.ndarray:
-        """int32 [size, length]: the tokens of `rows`, then empty rows; the padding is 0."""
+        """Return the tokens of `rows`, followed by empty rows: int32 [size, length], padded with 0."""
         padded = np.zeros((size, length), np.int32)
-        for to, row in zip(padded, rows, strict=False):
+        for padded_row, row in zip(padded, rows, strict=False):
             tokens = self.tokens[self.token_start[row] : self.token_start[row + 1]]
-            to[: len(tokens)] = tokens
+            padded_row[: len(tokens)] = tokens
         return padded
 
 
@@ -135,7 +139,7 @@ class _Audio(NamedTuple):
 
 @dataclass
 class _Rejections:
-    """The rows of one metadata file that were found unusable so far."""
+    """The unusable rows of one metadata file, as far as it was checked."""
 
     metadata: str
     rejected: list[RejectedRow] = field(default_factory=list)
@@ -149,7 +153,7 @@ def build_manifest(
     *,
     min_seconds: float,
     max_seconds: float,
-    frontend: str,
+    frontend: TextFrontend,
     symbols_of: SymbolsOf,
     length_rule: LengthRule,
     vocabulary: Vocabulary | None = None,
@@ -158,34 +162,35 @@ def build_manifest(
     workers: int = 2,
     progress: bool = True,
 ) -> tuple[Manifest, Vocabulary, list[RejectedRow]]:
-    """Checks every row, and keeps the usable ones as columns.
+    """Check every row, and collect the usable ones as columns.
 
     Args:
-        rows: from `corpus.read_corpus`.
+        rows: as by `read_corpus`.
         min_seconds, max_seconds: shorter and longer utterances are rejected.
-        frontend: given to `symbols_of`.
-        symbols_of: turns text into symbols; called on this thread.
+        frontend: passed to `symbols_of`.
+        symbols_of: converts text to symbols; called on this thread.
         length_rule: utterances with fewer frames than it needs are rejected.
-        tables: of the training manifest, for a validation corpus: rows with another symbol or language are
-            rejected, other speakers are added behind. Without it the tables are made from the usable rows.
-        grow: add other symbols and languages behind those of `tables`, too, instead of rejecting their rows.
-        cache: file that keeps the result until a file, a row or an argument changes; its folder must exist.
+        vocabulary: of the training manifest, for a validation corpus: rows with another symbol or language are
+            rejected, other speakers are appended. If None, it is made from the usable rows.
+        grow: append other symbols and languages to `vocabulary`, too, instead of rejecting their rows.
+        cache: file for the result, valid until a file, a row or an argument changes; its folder must exist.
         workers: threads that read headers.
-        progress: show bars, on a terminal only.
+        progress: show progress bars, on a terminal only.
 
     Returns:
-        the manifest (empty where no row is usable), its tables, and the rejected rows by line,
-        without those in `rows.rejected`.
+        The manifest (empty if no row is usable), its vocabulary, and the rejected rows by line, without those in
+        `rows.rejected`.
     """
     key = (
         _cache_key(rows, (min_seconds, max_seconds, frontend, length_rule, grow), vocabulary, workers) if cache else ""
     )
-    if cache and (kept := _load(cache, key)):
-        return kept
+    if cache and (cached := _load(cache, key)):
+        return cached
     rejections = _Rejections(str(rows.metadata))
     audio = _usable_audio(rows, rejections, min_seconds, max_seconds, workers, progress)
-    spoken = list(_spoken(audio, rejections, symbols_of, frontend, length_rule, None if grow else vocabulary, progress))
-    manifest, vocabulary = _columns(spoken, vocabulary)
+    allowed = None if grow else vocabulary
+    usable = list(_usable_text(audio, rejections, symbols_of, frontend, length_rule, allowed, progress))
+    manifest, vocabulary = _columns(usable, vocabulary)
     rejected = sorted(rejections.rejected, key=lambda row: row.line)
     if cache:
         _save(cache, key, manifest, vocabulary, rejected)
@@ -195,9 +200,10 @@ def build_manifest(
 def report_rejected(
     rejected: Sequence[RejectedRow], corpora: Sequence[tuple[Rows, Manifest]], max_rejected: float, listing: Path
 ) -> None:
-    """Writes `rejected` to the CSV file `listing`, by line, and raises DataError where a run should not start.
+    """Write the rejected rows to the CSV file `listing`, by line, and log a summary.
 
-    That is where more than the share `max_rejected` of all rows is rejected, or a corpus has no usable row left.
+    Raises:
+        DataError: more than the fraction `max_rejected` of all rows is rejected, or a corpus has no usable row.
     """
     _write_listing(rejected, listing)
     if not rejected:
@@ -208,11 +214,11 @@ def report_rejected(
     summary = f"{len(rejected)} of {total} utterances cannot be used ({reasons}; {first}); {listing} lists them"
     for rows, manifest in corpora:
         if not len(manifest) and (rows.rows or rows.rejected):
-            raise DataError(f"{rows.metadata} was to be used, but none of its utterances can be: {summary}. Mend them.")
+            raise DataError(f"{rows.metadata} has no usable utterances: {summary}. Fix these rows.")
     if len(rejected) > max_rejected * total:
         raise DataError(
             f"At most {max_rejected:.1%} of the utterances may be unusable, but {summary}. "
-            "Mend them or take them out, or raise --max-rejected."
+            "Fix or remove these rows, or raise --max-rejected."
         )
     log.warning("%s", summary)
 
@@ -221,19 +227,20 @@ def _usable_audio(
     rows: Rows, rejections: _Rejections, min_seconds: float, max_seconds: float, workers: int, progress: bool
 ) -> list[_Audio]:
     folder = os.path.realpath(rows.folder)
-    usable, line_of = [], {}
-    for row, found in _in_threads(lambda row: _examine(row, folder), rows.rows, workers, "headers", progress):
-        if isinstance(found, UnusableAudio):
-            rejections.add(row, found.reason, found.detail)
-        elif found.path in line_of:
-            rejections.add(row, "duplicate path", f"line {line_of[found.path]} has it")
-        elif found.samples < min_seconds * SAMPLE_RATE_HZ:
-            rejections.add(row, "too short", f"{found.samples / SAMPLE_RATE_HZ:.3f} s, at least {min_seconds} s")
-        elif found.samples > max_seconds * SAMPLE_RATE_HZ:
-            rejections.add(row, "too long", f"{found.samples / SAMPLE_RATE_HZ:.3f} s, at most {max_seconds} s")
+    usable: list[_Audio] = []
+    line_of: dict[str, int] = {}
+    for row, audio in _in_threads(lambda row: _examine(row, folder), rows.rows, workers, "headers", progress):
+        if isinstance(audio, UnusableAudio):
+            rejections.add(row, audio.reason, audio.detail)
+        elif audio.path in line_of:
+            rejections.add(row, "duplicate path", f"line {line_of[audio.path]} names it, too")
+        elif audio.samples < min_seconds * SAMPLE_RATE_HZ:
+            rejections.add(row, "too short", f"{audio.samples / SAMPLE_RATE_HZ:.3f} s, at least {min_seconds} s")
+        elif audio.samples > max_seconds * SAMPLE_RATE_HZ:
+            rejections.add(row, "too long", f"{audio.samples / SAMPLE_RATE_HZ:.3f} s, at most {max_seconds} s")
         else:
-            line_of[found.path] = row.line
-            usable.append(found)
+            line_of[audio.path] = row.line
+            usable.append(audio)
     return usable
 
 
@@ -252,44 +259,44 @@ def _examine(row: Row, folder: str) -> _Audio | UnusableAudio:
 
 
 def _in_threads(
-    examine: Callable[[Row], object], rows: Sequence[Row], workers: int, what: str, progress: bool
-) -> Iterator[tuple[Row, object]]:
-    """(row, examine(row)) in the order of the rows."""
+    examine: Callable[[Row], Result], rows: Sequence[Row], workers: int, label: str, progress: bool
+) -> Iterator[tuple[Row, Result]]:
+    """Yield (row, examine(row)) in the order of the rows."""
     chunks = [rows[begin : begin + CHUNK_ROWS] for begin in range(0, len(rows), CHUNK_ROWS)]
-    with ThreadPoolExecutor(workers) as pool, _bar(len(rows), what, progress) as bar:
+    with ThreadPoolExecutor(workers) as pool, _bar(len(rows), label, progress) as bar:
         try:
             examined = pool.map(lambda chunk: [examine(row) for row in chunk], chunks)
-            for chunk, found in zip(chunks, examined, strict=True):
-                yield from zip(chunk, found, strict=True)
+            for chunk, results in zip(chunks, examined, strict=True):
+                yield from zip(chunk, results, strict=True)
                 bar.update(len(chunk))
         finally:
             pool.shutdown(cancel_futures=True)  # so that Ctrl-C does not wait for the rest of the corpus
 
 
-def _bar(total: int, what: str, progress: bool) -> tqdm:
-    return tqdm(total=total, desc=what, unit="utt", leave=False, disable=None if progress else True)
+def _bar(total: int, label: str, progress: bool) -> tqdm:
+    return tqdm(total=total, desc=label, unit="utt", leave=False, disable=None if progress else True)
 
 
-def _spoken(
+def _usable_text(
     audio: Sequence[_Audio],
     rejections: _Rejections,
     symbols_of: SymbolsOf,
-    frontend: str,
+    frontend: TextFrontend,
     length_rule: LengthRule,
     vocabulary: Vocabulary | None,
     progress: bool,
 ) -> Iterator[tuple[_Audio, list[str]]]:
-    """The utterances whose text can be spoken, known to the tables and aligned, with their symbols."""
+    """Yield the utterances whose text can be spoken and aligned by the vocabulary, with their symbols."""
     with _bar(len(audio), "text", progress) as bar:
-        for one in audio:
+        for utterance in audio:
             bar.update()
-            row = one.row
+            row = utterance.row
             try:
                 symbols = symbols_of(row.text, row.language, frontend)
             except DataError as error:
                 rejections.add(row, "text cannot be read", str(error))
                 continue
-            frames = frame_count(one.samples)
+            frames = frame_count(utterance.samples)
             if not symbols:
                 rejections.add(row, "no text", row.text)
             elif vocabulary and row.language not in vocabulary.languages:
@@ -297,28 +304,28 @@ def _spoken(
             elif vocabulary and (unknown := vocabulary.symbols.unknown(symbols)):
                 rejections.add(row, "symbol unknown to the training corpus", " ".join(unknown))
             elif frames < (needed := length_rule.frames_needed(symbols)):
-                detail = f"{frames} frames, {len(symbols)} symbols need {needed}"
+                detail = f"{frames} frames, but {len(symbols)} symbols need {needed}"
                 rejections.add(row, "audio too short for its text", detail)
             else:
-                yield one, symbols
+                yield utterance, symbols
 
 
-def _columns(spoken: Sequence[tuple[_Audio, list[str]]], vocabulary: Vocabulary | None) -> tuple[Manifest, Vocabulary]:
-    rows = [audio.row for audio, _ in spoken]
-    own = Vocabulary(
-        SymbolTable.from_sequences(symbols for _, symbols in spoken),
+def _columns(usable: Sequence[tuple[_Audio, list[str]]], vocabulary: Vocabulary | None) -> tuple[Manifest, Vocabulary]:
+    rows = [audio.row for audio, _ in usable]
+    new = Vocabulary(
+        SymbolTable.from_sequences(symbols for _, symbols in usable),
         tuple(sorted({row.speaker for row in rows})),
         tuple(sorted({row.language for row in rows})),
     )
-    vocabulary = vocabulary.grown(own) if vocabulary else own
-    tokens = [np.asarray(vocabulary.symbols.encode(symbols), np.int32) for _, symbols in spoken]
+    vocabulary = vocabulary.extended_by(new) if vocabulary else new
+    tokens = [np.asarray(vocabulary.symbols.encode(symbols), np.int32) for _, symbols in usable]
     manifest = Manifest(
         ids=tuple(row.id for row in rows),
-        paths=tuple(audio.path for audio, _ in spoken),
+        paths=tuple(audio.path for audio, _ in usable),
         texts=tuple(row.text for row in rows),
-        samples=np.array([audio.samples for audio, _ in spoken], np.int32),
-        source_rate_hz=np.array([audio.rate_hz for audio, _ in spoken], np.int32),
-        native=np.array([audio.native for audio, _ in spoken], bool),
+        samples=np.array([audio.samples for audio, _ in usable], np.int32),
+        source_rate_hz=np.array([audio.rate_hz for audio, _ in usable], np.int32),
+        native=np.array([audio.native for audio, _ in usable], bool),
         tokens=np.concatenate([np.zeros(0, np.int32), *tokens]),
         token_start=np.cumsum([0, *map(len, tokens)], dtype=np.int64),
         speaker=_indices((row.speaker for row in rows), vocabulary.speakers),
@@ -333,10 +340,10 @@ def _indices(names: Iterable[str], table: Sequence[str]) -> np.ndarray:
 
 
 def _cache_key(rows: Rows, settings: tuple, vocabulary: Vocabulary | None, workers: int) -> str:
-    """SHA-256 of all that a manifest depends on: the rows, each file's size and time, the arguments."""
-    known = _tables_to_json(vocabulary) if vocabulary else None
-    places = str(rows.metadata), os.path.realpath(rows.folder)
-    digest = hashlib.sha256(json.dumps([CACHE_FORMAT, *places, settings, known]).encode())
+    """SHA-256 of everything that a manifest depends on: rows, sizes and times of the files, arguments."""
+    known = _vocabulary_to_json(vocabulary) if vocabulary else None
+    paths = str(rows.metadata), os.path.realpath(rows.folder)
+    digest = hashlib.sha256(json.dumps([CACHE_FORMAT, *paths, settings, known]).encode())
     for row, stamp in _in_threads(lambda row: _stamp(rows.folder, row), rows.rows, workers, "files", progress=False):
         digest.update(json.dumps([row, stamp]).encode())
     return digest.hexdigest()
@@ -351,44 +358,44 @@ def _stamp(folder: Path, row: Row) -> tuple[int, int]:
 
 
 def _save(cache: Path, key: str, manifest: Manifest, vocabulary: Vocabulary, rejected: list[RejectedRow]) -> None:
-    """An .npz file, followed by its SHA-256; np.load and zip tools pass over what follows."""
+    """Write an .npz file followed by its SHA-256, which np.load and zip tools ignore."""
     columns = dict(vars(manifest))
-    words = {name: columns.pop(name) for name in WORDS}
-    document = {"key": key, "tables": _tables_to_json(vocabulary), "rejected": rejected, **words}
+    strings = {name: columns.pop(name) for name in STRING_COLUMNS}
+    document = {"key": key, "tables": _vocabulary_to_json(vocabulary), "rejected": rejected, **strings}
     body = io.BytesIO()
     np.savez(body, document=np.frombuffer(json.dumps(document).encode(), np.uint8), **columns)
     write_whole(cache, body.getvalue() + hashlib.sha256(body.getvalue()).digest())
 
 
 def _load(cache: Path, key: str) -> tuple[Manifest, Vocabulary, list[RejectedRow]] | None:
-    """What was saved under `key`; None where there is no such thing or it is damaged."""
+    """Read a result that was saved under `key`; None if there is none or the file is damaged."""
     try:
         blob = cache.read_bytes()
     except FileNotFoundError:
         return None
     body, digest = blob[:-DIGEST_BYTES], blob[-DIGEST_BYTES:]
     if hashlib.sha256(body).digest() != digest:
-        log.warning("%s is damaged: it is made anew", cache)
+        log.warning("%s is damaged and will be made again", cache)
         return None
     with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
         columns = dict(arrays)
     document = json.loads(columns.pop("document").tobytes())
     if document["key"] != key:
-        log.info("the corpus or its settings have changed: %s is made anew", cache)
+        log.info("the corpus or its settings have changed: making %s again", cache)
         return None
-    words = {name: tuple(document[name]) for name in WORDS}
+    ids, paths, texts = (tuple(document[name]) for name in STRING_COLUMNS)
     return (
-        Manifest(**words, **columns),
-        _tables_from_json(document["tables"]),
+        Manifest(ids, paths, texts, **columns),
+        _vocabulary_from_json(document["tables"]),
         [RejectedRow(*row) for row in document["rejected"]],
     )
 
 
-def _tables_to_json(vocabulary: Vocabulary) -> list:
+def _vocabulary_to_json(vocabulary: Vocabulary) -> list:
     return [vocabulary.symbols.to_list(), vocabulary.speakers, vocabulary.languages]
 
 
-def _tables_from_json(document: list) -> Vocabulary:
+def _vocabulary_from_json(document: list) -> Vocabulary:
     symbols, speakers, languages = document
     return Vocabulary(SymbolTable.from_list(symbols), tuple(speakers), tuple(languages))
 

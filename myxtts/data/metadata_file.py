@@ -1,12 +1,12 @@
-"""A corpus on disk as rows: which audio file says what, by whom, in which language.
+"""Reads the metadata of a corpus: the audio file, text, speaker and language of each row.
 
-Two forms are read:
+There are two formats:
     LJSpeech folder   metadata.csv (or metadata_train.csv, metadata_eval.csv) with lines `id|text[|normalised text]`,
                       no header, quotes are literal; audio in wavs/, the id with or without `.wav`
-    CSV/TSV file      a header with path,text[,speaker][,language], separated by , ; tab or |; quotes quote;
-                      paths are relative to the file's folder, or to a root that is given
+    CSV/TSV file      a header with path,text[,speaker][,language], separated by , ; tab or |; quoted fields;
+                      paths are relative to the file's folder, or to a given root
 
-Nothing is opened here but the metadata, and nothing is ever made.
+This module reads no other files than the metadata and writes none.
 """
 
 import csv
@@ -22,14 +22,14 @@ from myxtts.errors import DataError
 DEFAULT_SPEAKER = "default"
 AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3")
 SEPARATORS = ",;\t|"
-FORMS = (
+FORMATS = (
     "Give an LJSpeech folder (metadata.csv with id|text lines, audio in wavs/) "
     "or a CSV/TSV file whose header names path and text."
 )
 
 
 class Row(NamedTuple):
-    """One utterance as the metadata names it. `audio` is relative to the folder of its Rows, and not yet trusted."""
+    """One row of the metadata. `audio` is relative to the folder of its Rows and unchecked."""
 
     line: int
     id: str
@@ -40,7 +40,7 @@ class Row(NamedTuple):
 
 
 class RejectedRow(NamedTuple):
-    """A row that cannot be used: `reason` is the same for all rows of its kind, `detail` is the row's own."""
+    """A row that cannot be used. `reason` names the kind of fault, `detail` is specific to the row."""
 
     metadata: str
     line: int
@@ -50,7 +50,7 @@ class RejectedRow(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The rows of one metadata file; their audio must lie in `folder`."""
+    """The rows of one metadata file, whose audio must be in `folder`."""
 
     metadata: Path
     folder: Path
@@ -61,92 +61,102 @@ class Rows(NamedTuple):
 def read_corpora(
     train: Path, validation: Path | None, language: str, validation_fraction: float, seed: int, root: Path | None = None
 ) -> tuple[Rows, Rows, list[RejectedRow]]:
-    """Training rows, validation rows, and the rows of both whose form is wrong.
+    """Read the training rows, the validation rows, and the malformed rows of both.
 
-    Validation is `validation` where it is given, else metadata_eval.csv beside metadata_train.csv, else held out of
-    the training rows. `root` is that of `read_corpus`, for both. Raises DataError.
+    The validation rows come from `validation` if it is given, else from metadata_eval.csv beside metadata_train.csv,
+    else they are held out from the training rows.
+
+    Args:
+        root: see `read_corpus`; for both corpora.
+
+    Raises:
+        DataError: a corpus cannot be read.
     """
     if validation is not None:
-        parts = read_corpus(train, language, root), _read(_metadata_of(validation, "metadata_eval.csv"), language, root)
+        rows = read_corpus(train, language, root), _read(_metadata_of(validation, "metadata_eval.csv"), language, root)
     elif all(os.path.isfile(train / name) for name in ("metadata_train.csv", "metadata_eval.csv")):
-        parts = read_corpus(train, language, root), _read(train / "metadata_eval.csv", language, root)
+        rows = read_corpus(train, language, root), _read(train / "metadata_eval.csv", language, root)
     else:
-        parts = hold_out(read_corpus(train, language, root), validation_fraction, seed)
-    return *parts, [row for part in parts for row in part.rejected]
+        rows = hold_out(read_corpus(train, language, root), validation_fraction, seed)
+    return *rows, [rejected for corpus in rows for rejected in corpus.rejected]
 
 
 def read_corpus(path: Path, language: str, root: Path | None = None) -> Rows:
-    """The rows of the corpus at `path`, those without a language in `language`.
+    """Read the rows of a corpus.
 
     Args:
-        root: folder that paths of CSV and TSV files start from; that of the file where it is not given.
+        path: an LJSpeech folder or a metadata file.
+        language: of rows without a language.
+        root: folder to which the paths in CSV and TSV files are relative; by default the folder of the file.
 
     Raises:
-        DataError: it cannot be read, or is no corpus.
+        DataError: the corpus cannot be read, or has another format.
     """
     return _read(_metadata_of(path, "metadata_train.csv"), language, root)
 
 
-def hold_out(rows: Rows, share: float, seed: int) -> tuple[Rows, Rows]:
-    """Splits off about `share` of the ids, chosen by (seed, id) alone: the order of the rows does not matter.
+def hold_out(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
+    """Split rows into training and validation rows by ids; the choice depends only on (seed, id), not on the order.
 
-    With a share above 0 and at least two ids, each part gets one or more.
+    With a fraction above 0 and at least two ids, each part has at least one.
     """
-    ids = sorted({row.id for row in rows.rows}, key=lambda id_: _lot(seed, id_))
-    count = min(max(round(share * len(ids)), 1), len(ids) - 1) if share > 0 and ids else 0
-    held = set(ids[:count])
+    ids = sorted({row.id for row in rows.rows}, key=lambda id_: _sort_key(seed, id_))
+    count = min(max(round(fraction * len(ids)), 1), len(ids) - 1) if fraction > 0 and ids else 0
+    held_out = set(ids[:count])
     return (
-        rows._replace(rows=tuple(row for row in rows.rows if row.id not in held)),
-        rows._replace(rows=tuple(row for row in rows.rows if row.id in held), rejected=()),
+        rows._replace(rows=tuple(row for row in rows.rows if row.id not in held_out)),
+        rows._replace(rows=tuple(row for row in rows.rows if row.id in held_out), rejected=()),
     )
 
 
-def _lot(seed: int, id_: str) -> bytes:
+def _sort_key(seed: int, id_: str) -> bytes:
     return hashlib.blake2b(f"{seed}:{id_}".encode(), digest_size=16).digest()
 
 
 def _metadata_of(path: Path, preferred: str) -> Path:
-    """The metadata file of the corpus at `path`: the file itself, or in a folder `preferred` before metadata.csv."""
+    """The metadata file of a corpus: `path` itself, or in a folder `preferred` or else metadata.csv."""
     if os.path.isfile(path):
         return path
     if not os.path.isdir(path):
-        found = "that is neither a folder nor a file" if os.path.exists(path) else "nothing can be found there"
-        raise DataError(f"The corpus {path} was asked for, but {found}. {FORMS}")
+        fault = "is neither a folder nor a file" if os.path.exists(path) else "does not exist"
+        raise DataError(f"The corpus {path} {fault}. {FORMATS}")
     for name in (preferred, "metadata.csv"):
         if os.path.isfile(path / name):
             return path / name
-    raise DataError(f"The folder {path} was given as a corpus, but it has no metadata.csv. {FORMS}")
+    raise DataError(f"The corpus folder {path} has no metadata.csv. {FORMATS}")
 
 
 def _read(metadata: Path, language: str, root: Path | None) -> Rows:
     text = _text_of(metadata)
     first = text.split("\n", 1)[0].strip()
     if separator := _separator(first):
-        folder, found = root or metadata.parent, _table_rows(text, separator, metadata, language)
+        folder, parsed = root or metadata.parent, _table_rows(text, separator, metadata, language)
     elif "|" in first:
-        folder, found = metadata.parent / "wavs", _ljspeech_rows(text, metadata, language)
+        folder, parsed = metadata.parent / "wavs", _ljspeech_rows(text, metadata, language)
     else:
-        raise DataError(f"{metadata} should have a header that names path and text, but begins {first[:80]!r}. {FORMS}")
+        raise DataError(
+            f"{metadata} should have a header that names path and text, but it begins with {first[:80]!r}. {FORMATS}"
+        )
     if not os.path.isdir(folder):
         if folder == root:
-            raise DataError(f"--audio-root {root} was given, but there is no such folder. Name where the audio lies.")
-        raise DataError(f"{metadata} has LJSpeech lines, but there is no folder wavs/ beside it. {FORMS}")
-    found = tuple(found)
-    if not found:
-        raise DataError(f"{metadata} was given as a corpus, but it has no utterances. {FORMS}")
-    rows = tuple(row for row in found if isinstance(row, Row))
-    return Rows(metadata, folder, rows, tuple(row for row in found if isinstance(row, RejectedRow)))
+            raise DataError(f"--audio-root {root} does not exist. Give the folder of the audio files.")
+        raise DataError(f"{metadata} has LJSpeech lines, but there is no folder wavs/ beside it. {FORMATS}")
+    rows = tuple(parsed)
+    if not rows:
+        raise DataError(f"{metadata} has no utterances. {FORMATS}")
+    usable = tuple(row for row in rows if isinstance(row, Row))
+    return Rows(metadata, folder, usable, tuple(row for row in rows if isinstance(row, RejectedRow)))
 
 
 def _text_of(metadata: Path) -> str:
     try:
         blob = metadata.read_bytes()
     except OSError as error:
-        raise DataError(f"{metadata} was to be read, but: {error.strerror}. Check the path and its rights.") from error
+        raise DataError(f"{metadata} cannot be read: {error.strerror}. Check the path and its permissions.") from error
     if not blob.strip():
-        raise DataError(f"{metadata} was given as a corpus, but it is empty. {FORMS}")
+        raise DataError(f"{metadata} is empty. {FORMATS}")
     if b"\0" in blob:
-        raise DataError(f"{metadata} should be UTF-8 text, but it is binary or UTF-16. Save it as UTF-8. {FORMS}")
+        raise DataError(f"{metadata} should be UTF-8 text, but it is binary or UTF-16. Save it as UTF-8. {FORMATS}")
     try:
         return blob.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -157,7 +167,7 @@ def _text_of(metadata: Path) -> str:
 
 
 def _separator(header: str) -> str:
-    """The separator with which this line names path and text, each once; nothing where none does."""
+    """The separator by which the header names path and text, each once; empty if there is none."""
     for separator in SEPARATORS:
         names = _names(header.split(separator))
         if names.count("path") == names.count("text") == 1:
@@ -170,7 +180,9 @@ def _names(fields: list[str]) -> list[str]:
 
 
 def _ljspeech_rows(text: str, metadata: Path, language: str) -> Iterator[Row | RejectedRow]:
-    for line, content in enumerate(text.split("\n"), 1):  # splitlines() would also break at U+2028 and the like
+    for line, content in enumerate(
+        text.split("\n"), 1
+    ):  # splitlines() would also split at U+2028 and similar characters
         if not content.strip():
             continue
         id_, *texts = (field.strip() for field in content.split("|"))
@@ -193,7 +205,7 @@ def _table_rows(text: str, separator: str, metadata: Path, language: str) -> Ite
             line = reader.line_num + 1
     except csv.Error as error:
         raise DataError(
-            f"{metadata} should be CSV, but what begins at line {line} is not: {error}. "
+            f"{metadata} should be CSV, but the row that begins at line {line} is not: {error}. "
             'Close each quote, and write a quote inside a quoted field as "".'
         ) from error
 
@@ -205,8 +217,8 @@ def _table_row(fields: list[str], names: list[str], metadata: Path, line: int, l
         return _malformed(metadata, line, path, f"{len(fields)} fields, the header names {len(names)}")
     if not path:
         return _malformed(metadata, line, path, "no path")
-    speaker, spoken = values.get("speaker") or DEFAULT_SPEAKER, values.get("language") or language
-    return Row(line, os.path.normpath(path), path, values["text"], speaker, spoken)
+    speaker = values.get("speaker") or DEFAULT_SPEAKER
+    return Row(line, os.path.normpath(path), path, values["text"], speaker, values.get("language") or language)
 
 
 def _malformed(metadata: Path, line: int, audio: str, detail: str) -> RejectedRow:

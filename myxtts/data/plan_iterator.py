@@ -1,6 +1,6 @@
-"""Stage A of a batch's life, made concrete: what each batch holds, before anything is read.
+"""Stage A: the content of each batch, before anything is read.
 
-Numpy only. The same arguments give the same batches, so any position can be started from at once.
+NumPy only. The same arguments give the same batches, so a run can start at any position at once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,34 +16,34 @@ from myxtts.data.manifest import Manifest
 
 
 class Position(NamedTuple):
-    """The next step of a run's plan: what a checkpoint keeps of the data.
+    """The next step of a run: the state of the data in a checkpoint.
 
     Attributes:
         epoch: counted from 0.
-        step: within the epoch, or within what `history` has left of it.
-        history: (replicas, steps) that the epoch was begun with, where the number of replicas has changed since.
+        step: within the epoch, or within the part of it that `history` has left.
+        history: see `Plan.epoch`; empty unless the number of replicas changed during this epoch.
     """
 
     epoch: int = 0
     step: int = 0
     history: EpochHistory = ()
 
-    def after_resize(self, before: int) -> "Position":
-        """The same position for those who go on where `before` replicas stopped."""
-        return Position(self.epoch, 0, (*self.history, (before, self.step))) if self.step else self
+    def after_resize(self, previous_replicas: int) -> "Position":
+        """Return this position for a run that continues with another number of replicas."""
+        return Position(self.epoch, 0, (*self.history, (previous_replicas, self.step))) if self.step else self
 
 
 class PlannedStep(NamedTuple):
-    """One step, as all replicas share it.
+    """One optimizer step over all replicas.
 
     Attributes:
-        position: of the step.
-        next_position: the position after it.
-        utterances: int32, manifest rows of all its batches.
-        bucket: index of the bucket, which fixes the shape of its batches.
-        rounds: batches that each replica takes in it.
-        audio_s: seconds of speech in it.
-        padded_s: seconds of its batches' shapes, padding included.
+        position: of this step.
+        next_position: of the step after it.
+        utterances: int32, manifest rows of all batches.
+        bucket: index of the bucket, which determines the shape of the batches.
+        microbatches: batches of each replica in this step (gradient accumulation).
+        audio_s: seconds of speech.
+        padded_s: seconds of speech and padding.
     """
 
     position: Position
@@ -57,15 +57,15 @@ class PlannedStep(NamedTuple):
 
 @dataclass(frozen=True)
 class PlannedBatch:
-    """One batch of one replica before it is read.
+    """One batch of one replica, before it is read.
 
     Attributes:
-        step: that it belongs to.
-        last: whether it is the replica's last one in its step.
+        step: the step of this batch.
+        last: whether it is the replica's last batch in the step.
         rows: int32 [utterances], manifest rows; the batch is filled up with empty rows.
-        audio_s: seconds of speech in it.
-        padded_s: seconds of its shape, padding included.
-        arrays: what reading needs, see `planned_batches`.
+        audio_s: seconds of speech.
+        padded_s: seconds of speech and padding.
+        arrays: the arrays by which it is read; see `_arrays`.
     """
 
     step: PlannedStep
@@ -79,11 +79,11 @@ class PlannedBatch:
 def planned_steps(
     plan: Plan, start: Position, epochs: int | None = None
 ) -> Iterator[tuple[EpochPlan, int, PlannedStep]]:
-    """Steps from a position on, in the plan's order, each with its epoch's plan and its number therein.
+    """Yield the steps from a position on, each as (plan of its epoch, index in the epoch, step).
 
     Args:
-        start: the first step to give.
-        epochs: the epoch before which to end; never ends where it is None.
+        start: position of the first step.
+        epochs: the last epoch plus 1; endless if None.
     """
     for epoch in count(start.epoch) if epochs is None else range(start.epoch, epochs):
         first, history = (start.step, start.history) if epoch == start.epoch else (0, ())
@@ -107,7 +107,7 @@ def planned_steps(
 
 
 def steps_left(plan: Plan, start: Position, epochs: int) -> int:
-    """Steps from a position to the end of `epochs` epochs, counted from the first."""
+    """Return the number of steps from a position to the end of `epochs` epochs, counted from the first."""
     if start.epoch >= epochs:
         return 0
     return plan.epoch(start.epoch, start.history).steps - start.step + (epochs - start.epoch - 1) * plan.steps_per_epoch
@@ -124,34 +124,36 @@ def planned_batches(
     mean_over: Literal["step", "epoch"] = "step",
     replicas: Sequence[int] = (0,),
 ) -> Iterator[PlannedBatch]:
-    """The batches of some replicas from a position on: round by round, in each one of every replica.
+    """Yield the batches of some replicas from a position on: by step, then by microbatch, then by replica.
 
     Args:
         start, epochs: see `planned_steps`.
+        seed: source of the batches' randomness.
         reference_samples: longest stretch of a reference.
-        mean_over: what losses are a mean of; `epoch` makes the losses of all batches add up to the corpus' mean.
-        replicas: whose batches, of those that the plan counts.
+        mean_over: what the losses are averaged over; with `epoch` the losses of all batches add up to the mean of
+            the corpus.
+        replicas: numbers of the replicas among those of the plan.
     """
     for epoch_plan, number, step in planned_steps(plan, start, epochs):
-        averaged = step.utterances if mean_over == "step" else epoch_plan.order
+        averaged_rows = step.utterances if mean_over == "step" else epoch_plan.order
         totals = {
-            "step_frames": np.float32(frame_count(manifest.samples[averaged]).sum()),
-            "step_tokens": np.float32(manifest.token_counts[averaged].sum()),
+            "step_frames": np.array(frame_count(manifest.samples[averaged_rows]).sum(), np.float32),
+            "step_tokens": np.array(manifest.token_counts[averaged_rows].sum(), np.float32),
         }
         shape = plan.shape(step.bucket)
         shares = [epoch_plan.batches(number, replica) for replica in replicas]
-        for round_ in range(step.microbatches):
+        for microbatch in range(step.microbatches):
             for replica, share in zip(replicas, shares, strict=True):
-                rows, references = share[round_]
-                # Its place in the step: accumulated or shared by replicas, the same batches draw the same numbers.
-                place = replica * step.microbatches + round_
+                rows, references = share[microbatch]
+                # The same batches draw the same numbers, whether one replica accumulates them or several share them.
+                place = replica * step.microbatches + microbatch
                 random = np.random.default_rng(
                     [seed, step.position.epoch, number, place, *np.ravel(step.position.history)]
                 )
                 arrays = _arrays(manifest, rows, references, shape, reference_samples, random) | totals
                 yield PlannedBatch(
                     step=step,
-                    last=round_ == step.microbatches - 1,
+                    last=microbatch == step.microbatches - 1,
                     rows=rows,
                     audio_s=float(arrays["samples"].sum()) / SAMPLE_RATE_HZ,
                     padded_s=shape[0] * shape[1] / SAMPLE_RATE_HZ,
@@ -160,7 +162,7 @@ def planned_batches(
 
 
 def _arrays(manifest, rows, references, shape, reference_samples, random) -> dict[str, np.ndarray]:
-    """What reading needs of one batch: rows of files with the stretch to take of each, and the text."""
+    """The arrays of one batch: manifest rows with the stretch to read of each, and the text."""
     size, padded_samples, padded_tokens = shape
     reference_length = np.minimum(manifest.samples[references], reference_samples)
     latest_start = manifest.samples[references] - reference_length
@@ -178,6 +180,6 @@ def _arrays(manifest, rows, references, shape, reference_samples, random) -> dic
         filled[name][: len(rows)] = column
     return filled | {
         "tokens": manifest.padded_tokens(rows, size, padded_tokens),
-        "padded_samples": np.int32(padded_samples),
+        "padded_samples": np.array(padded_samples, np.int32),
         "seed": random.integers(-(2**31), 2**31, 2, dtype=np.int32),
     }

@@ -1,4 +1,4 @@
-"""A recording that a user names, outside any corpus. Free of TensorFlow."""
+"""Reads a single recording that does not belong to a corpus, without TensorFlow."""
 
 from pathlib import Path
 
@@ -9,33 +9,34 @@ from myxtts.data.audio_header import UnusableAudio, check_finite, read_header
 from myxtts.errors import DataError
 
 
-def check_recording(path: Path, called: str, shortest_s: float, advice: str) -> None:
-    """Look at the header of a recording, and at the samples where these may not be numbers.
+def check_recording(path: Path, role: str, min_s: float, advice: str) -> None:
+    """Check the header of a recording, and that floating-point samples are finite.
 
     Args:
-        called: what it is to the user, for the message, such as "reference".
-        advice: what to do instead, as the end of the message.
+        role: of the recording, for the message, such as "reference".
+        min_s: minimum length.
+        advice: end of the message.
 
     Raises:
-        DataError: it is missing, unreadable or shorter than `shortest_s`.
+        DataError: the recording is missing, unreadable or too short.
     """
     try:
         header = read_header(str(path))
         if header.floating:
             check_finite(str(path))
     except UnusableAudio as error:
-        raise DataError(f"the {called} {path} cannot be used: {str(error).rstrip('.')}. {advice}") from error
-    if header.samples < shortest_s * header.rate_hz:
-        raise DataError(f"the {called} {path} has {header.samples / header.rate_hz:.2f} s. {advice}")
+        raise DataError(f"the {role} {path} cannot be used: {str(error).rstrip('.')}. {advice}") from error
+    if header.samples < min_s * header.rate_hz:
+        raise DataError(f"the {role} {path} has {header.samples / header.rate_hz:.2f} s. {advice}")
 
 
-def read_recording(path: Path, called: str, shortest_s: float, advice: str) -> np.ndarray:
-    """float32 [samples] in [-1, 1] at 22,050 Hz.
+def read_recording(path: Path, role: str, min_s: float, advice: str) -> np.ndarray:
+    """Read a recording as float32 [samples] in [-1, 1] at 22,050 Hz.
 
     Raises:
-        DataError: as `check_recording`, or its samples cannot be read.
+        DataError: see `check_recording`; or the samples cannot be read.
     """
-    check_recording(path, called, shortest_s, advice)
+    check_recording(path, role, min_s, advice)
     try:
         return read_wave(path)
     except DataError as error:

@@ -19,7 +19,7 @@ Waves = dict[str, tf.Tensor]
 
 ReadBatches = Generator[tuple[PlannedBatch, Waves], None, None]
 
-ReadRows = Callable[[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
+ReadRows = Callable[[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor | int], tf.Tensor]
 """(rows, starts, samples, padded) -> int16 [batch, padded]; a row of 0 samples is silence."""
 
 
@@ -60,8 +60,9 @@ def read_waves(
     starts = tf.zeros_like(columns["row"])
     waves = {"pcm": read_rows(columns["row"], starts, columns["samples"], padded_samples)}
     if "reference_pcm" in fields:
-        stretches = (columns[name] for name in ("reference_row", "reference_start", "reference_samples"))
-        waves["reference_pcm"] = read_rows(*stretches, reference_samples)
+        waves["reference_pcm"] = read_rows(
+            columns["reference_row"], columns["reference_start"], columns["reference_samples"], reference_samples
+        )
     return waves
 
 

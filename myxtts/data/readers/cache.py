@@ -1,4 +1,4 @@
-"""The corpus decoded once, as one memory-mapped file of PCM."""
+"""Reads batches from the decoded corpus, a memory-mapped file of PCM."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -13,21 +13,21 @@ from myxtts.data.manifest import Manifest
 from myxtts.data.readers.base import ReadRows
 from myxtts.errors import DataError
 
-CHUNK_UTTERANCES = 256  # decoded before they are written: bounds the memory where the disk is slow
+CHUNK_UTTERANCES = 256  # decoded at a time; limits the memory if the disk is slow
 
 
 def open_cache(manifest: Manifest, folder: Path, workers: int) -> np.ndarray:
-    """Map the decoded corpus, and make it first where it is missing or older than a file of the corpus.
+    """Map the decoded corpus; decode it first if the cache is missing or older than a file of the corpus.
 
-    The file is named by the corpus' fingerprint, so another corpus gets another file; it is
-    written under a temporary name and then renamed.
+    The name of the file contains the fingerprint of the corpus, so each corpus has its own file. The file is written
+    under a temporary name and then renamed.
 
     Returns:
-        int16 [all samples], read-only, the utterances in the manifest's order.
+        int16 [all samples], read-only, the utterances in the order of the manifest.
 
     Raises:
         DataError: an utterance cannot be read.
-        OSError: a file of the corpus has vanished, or the disk is full.
+        OSError: a file of the corpus has disappeared, or the disk is full.
     """
     path = folder / f"pcm-{manifest.fingerprint[:16]}.int16"
     if not _is_current(path, manifest):
@@ -46,7 +46,7 @@ def rows_from_cache(manifest: Manifest, pcm: np.ndarray) -> ReadRows:
 
     def copy(rows, starts, samples, padded):
         batch = np.zeros((len(rows), padded), np.int16)
-        # One memory copy a row; an index array would be 8 x the data.
+        # One copy per row; an index array would take 8 times the memory of the data.
         for i, begin in enumerate(offsets[rows] + starts):
             batch[i, : samples[i]] = pcm[begin : begin + samples[i]]
         return batch
@@ -58,20 +58,20 @@ def rows_from_cache(manifest: Manifest, pcm: np.ndarray) -> ReadRows:
 
 
 def _is_current(path: Path, manifest: Manifest) -> bool:
-    """Whether the cache was written after the last change of any file; the fingerprint knows only their lengths."""
+    """Whether the cache is complete and newer than all files; the fingerprint contains only their lengths."""
     if not path.exists():
         return False
     cached = path.stat()
-    whole = cached.st_size == 2 * int(manifest.samples.sum(dtype=np.int64))
-    # ctime, which a file keeps from being moved here; its mtime may be of long ago
-    return whole and cached.st_mtime_ns > max(os.stat(source).st_ctime_ns for source in manifest.paths)
+    complete = cached.st_size == 2 * int(manifest.samples.sum(dtype=np.int64))
+    # ctime is set when a file is moved here; mtime is not
+    return complete and cached.st_mtime_ns > max(os.stat(source).st_ctime_ns for source in manifest.paths)
 
 
 def _read(path: str, samples: int) -> np.ndarray:
     try:
         return read_pcm(path, samples)
     except DataError as error:
-        raise DataError(f"{error}. Repair it, or take its row out of the corpus.") from error
+        raise DataError(f"{error}. Repair the file, or remove its row from the corpus.") from error
 
 
 def _write(manifest: Manifest, path: Path, workers: int) -> None:

@@ -1,12 +1,12 @@
-"""Recognisers from nothing: Legendre memory units beside a GRU and convolutions of the same size.
+"""Train speech recognition from scratch: Legendre memory units against a GRU and convolutions of the same size.
 
     python benchmarks/asr.py
     python benchmarks/asr.py --encoders lmu --steps 900
     python benchmarks/asr.py --config configs/asr_voices.yaml --encoders lmu --steps 1500
 
-Makes the demo corpus of 1,500 sentences where it is missing, trains each encoder with the configuration by
-train_main.py, and prints what its last validation found on the 5 % of the sentences that were held out, and the time
-from the first step to the last, validation included.
+Creates the demo corpus of 1,500 sentences if it is missing, trains each encoder with the configuration through
+train_main.py, and prints the error rates of the last validation, on the 5 % of the sentences that are held out, and
+the time from the first step to the last, including validation.
 """
 
 import argparse
@@ -26,51 +26,52 @@ from myxtts.data.demo_corpus import make_demo_corpus
 from myxtts.errors import TrainingError
 
 ROOT = Path(__file__).resolve().parents[1]
-CORPUS = Path("data/recogniser")
+CORPUS = Path("data/asr")
 SENTENCES = 1500
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Legendre memory units beside a GRU and convolutions.")
+    parser = argparse.ArgumentParser(description="Compare encoders for speech recognition: LMU, GRU and convolutions.")
     parser.add_argument("--encoders", nargs="+", choices=("lmu", "gru", "conv"), default=("lmu", "gru", "conv"))
-    parser.add_argument("--steps", type=bounded(int, 50), default=300, help="of training (default 300)")
-    parser.add_argument("--seed", type=bounded(int, 0), default=0, help="of the runs (default 0)")
+    parser.add_argument("--steps", type=bounded(int, 50), default=300, help="training steps (default 300)")
+    parser.add_argument("--seed", type=bounded(int, 0), default=0, help="seed of the runs (default 0)")
     parser.add_argument("--config", default="configs/asr_lmu.yaml", help="configuration (default configs/asr_lmu.yaml)")
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    asked = parse(arguments)
-    if asked.config == "configs/asr_lmu.yaml" and not (ROOT / CORPUS / "metadata.csv").exists():
+    options = parse(arguments)
+    if options.config == "configs/asr_lmu.yaml" and not (ROOT / CORPUS / "metadata.csv").exists():
         make_demo_corpus(ROOT / CORPUS, utterances=SENTENCES, languages=["en"], speakers=1, seed=0)
     print("| encoder | parameters | steps | minutes | steps/s | CER | WER |\n|---|---|---|---|---|---|---|")
-    for encoder in asked.encoders:
-        found = trained(asked.config, encoder, asked.steps, asked.seed)
-        rates = (f"{100 * found[name]:.1f} %" for name in ("character_error_rate", "word_error_rate"))
-        figures = f"{found['parameters']:,} | {asked.steps} | {found['minutes']:.1f} | {found['steps_per_s']:.1f}"
-        print(f"| {encoder} | {figures} | {' | '.join(rates)} |", flush=True)
+    for encoder in options.encoders:
+        figures = train_encoder(options.config, encoder, options.steps, options.seed)
+        rates = (f"{100 * figures[name]:.1f} %" for name in ("character_error_rate", "word_error_rate"))
+        cost = f"{figures['parameters']:,} | {options.steps} | {figures['minutes']:.1f} | {figures['steps_per_s']:.1f}"
+        print(f"| {encoder} | {cost} | {' | '.join(rates)} |", flush=True)
     return 0
 
 
-def trained(config: str, encoder: str, steps: int, seed: int) -> dict[str, float]:
-    """Figures of a run, by name. Raises TrainingError where it failed."""
+def train_encoder(config: str, encoder: str, steps: int, seed: int) -> dict[str, float]:
+    """Train a model and return its figures by name. Raises TrainingError if the run fails."""
     with tempfile.TemporaryDirectory() as folder:
         flags = f"--config {config} --encoder {encoder} --max-steps {steps} --seed {seed} --runs-dir {folder} --run run"
         if config == "configs/asr_lmu.yaml":
             flags += f" --train-data {CORPUS}"
         flags += f" --validate-every {steps} --sample-every 0 --checkpoint-every 0"
         command = [sys.executable, "-u", "train_main.py", *flags.split()]
-        printed, began_s = [], time.monotonic()
+        output: list[str] = []
+        start_s = time.monotonic()
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
             for line in run.stdout:
-                printed.append(line)
+                output.append(line)
                 if line.startswith("first step"):
-                    began_s = time.monotonic()
-        minutes = (time.monotonic() - began_s) / 60
+                    start_s = time.monotonic()
+        minutes = (time.monotonic() - start_s) / 60
         if run.returncode:
-            raise TrainingError(f"train_main.py {flags} ended with code {run.returncode}:\n{''.join(printed)}")
+            raise TrainingError(f"train_main.py {flags} ended with code {run.returncode}:\n{''.join(output)}")
         reports = [json.loads(line) for line in (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()]
-    parameters = int(re.search(r"([0-9,]+) parameters", "".join(printed))[1].replace(",", ""))
+    parameters = int(re.search(r"([0-9,]+) parameters", "".join(output))[1].replace(",", ""))
     speeds = sorted(report["steps_per_s"] for report in reports)
     rates = {name.removeprefix("validation_"): value for name, value in reports[-1].items()}
     return rates | {"parameters": parameters, "minutes": minutes, "steps_per_s": speeds[len(speeds) // 2]}

@@ -1,6 +1,6 @@
 """What independent jobs are worth that are merged once or in rounds, against one job and two replicas.
 
-    python utilities/make_demo_corpus.py --out data/recogniser --utterances 1500
+    python utilities/make_demo_corpus.py --out data/asr --utterances 1500
     python benchmarks/local_sgd.py
     python benchmarks/local_sgd.py --steps 300 --cases one "one merge" "5 rounds"
 
@@ -113,7 +113,7 @@ CASES: dict[str, Case] = {
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Independent jobs and merges against one job and two replicas.")
-    parser.add_argument("--corpus", type=Path, default=Path("data/recogniser"), help="(default data/recogniser)")
+    parser.add_argument("--corpus", type=Path, default=Path("data/asr"), help="(default data/asr)")
     parser.add_argument("--steps", type=bounded(int, 40), default=400, help="of one job (default 400)")
     parser.add_argument("--seed", type=bounded(int, 0, 1000), default=0)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=tuple(CASES), metavar="CASE", help="of the table")

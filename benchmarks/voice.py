@@ -1,4 +1,4 @@
-"""A voice from nothing: train for some minutes, measure, and compare with what is to be reached.
+"""Train a voice from scratch for some minutes, evaluate it, and compare the figures with targets.
 
     python benchmarks/voice.py one --minutes 15 --seeds 0 1 2
     python benchmarks/voice.py many --minutes 45
@@ -6,13 +6,13 @@
     python benchmarks/voice.py one --minutes 15 --name wide -- --batch-size 8 --learning-rate 1e-3
 
 `one` is configs/voice.yaml: one English voice. `many` is configs/voices.yaml: eight speakers of English, Georgian and
-Persian, and two more that training never hears. What is there already is not done again: the corpora under data/, the
-runs under runs/, which go on where they were stopped. What follows -- goes to train_main.py, and only to a new run:
-another one needs another --name.
+Persian, and two more that are not in the training data. Existing results are reused: the corpora under data/, and the
+runs under runs/, which continue where they were stopped. Arguments after -- are passed to train_main.py, and only to a
+new run: use another --name for another run.
 
-A first run of some steps tells the time of a step, and so how many fit into the minutes: the learning rate ends with
-them. The minutes are those of the steps: neither the first step, which is traced, nor checkpoints are in them, and
-there are no validations and samples. The table shows the time that they took in the end.
+A short probe run measures the time of a step and so the number of steps that fit into the minutes; the learning rate
+schedule ends with them. The minutes are those of the steps. They exclude the first step, which is traced, and
+checkpoints; there are no validations and samples. The table shows the time actually taken.
 """
 
 import argparse
@@ -36,7 +36,7 @@ from myxtts.errors import ConfigError
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = Path("runs")
 PROBE_STEPS = 150
-PROBE_LOG_EVERY = 50  # the first of three reports is left out
+PROBE_LOG_EVERY = 50  # the first of three reports is ignored
 UTTERANCES = 50
 ITERATIONS = 30
 TIMED_STEPS = 15
@@ -44,11 +44,11 @@ TIMED_STEPS = 15
 
 @dataclass(frozen=True)
 class Kind:
-    """A run to be made.
+    """A kind of run.
 
     Attributes:
-        corpora: arguments of utilities/make_demo_corpus.py by folder.
-        unseen: recordings of speakers that training never hears.
+        corpora: arguments of utilities/make_demo_corpus.py for each folder.
+        unseen: recordings of speakers that are not in the training data.
     """
 
     config: str
@@ -74,59 +74,63 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Target:
-    """What a figure is to reach.
+    """Target of a figure.
 
     Attributes:
-        name, unit: as shown; shares are shown in %.
-        least, most: None where that side is free.
+        name, unit: as shown; fractions are shown in %.
+        minimum, maximum: None without a limit on that side.
     """
 
     name: str
     unit: str = ""
-    least: float | None = None
-    most: float | None = None
+    minimum: float | None = None
+    maximum: float | None = None
 
     def __str__(self) -> str:
-        bounds = [f"≥ {self._shown(self.least)}"] if self.least is not None else []
-        return " ".join([*bounds, f"≤ {self._shown(self.most)}"] if self.most is not None else bounds)
+        bounds = [f"≥ {self._format(self.minimum)}"] if self.minimum is not None else []
+        return " ".join([*bounds, f"≤ {self._format(self.maximum)}"] if self.maximum is not None else bounds)
 
-    def line(self, values: Sequence[float]) -> str:
-        middle = median(values)
-        fine = (self.least is None or middle >= self.least) and (self.most is None or middle <= self.most)
-        several = f" ({', '.join(map(self._shown, values))})" if len(values) > 1 else ""
-        verdict = ("yes" if fine else "no") if str(self) else "–"
-        return f"| {self.name} | {str(self) or '–'} | {self._shown(middle)}{several} | {verdict} |"
+    def row(self, values: Sequence[float]) -> str:
+        value = median(values)
+        reached = (self.minimum is None or value >= self.minimum) and (self.maximum is None or value <= self.maximum)
+        several = f" ({', '.join(map(self._format, values))})" if len(values) > 1 else ""
+        verdict = ("yes" if reached else "no") if str(self) else "–"
+        return f"| {self.name} | {str(self) or '–'} | {self._format(value)}{several} | {verdict} |"
 
-    def _shown(self, value: float) -> str:
+    def _format(self, value: float) -> str:
         return f"{100 * value:.1f} %" if self.unit == "%" else f"{value:.3g}{self.unit and ' ' + self.unit}"
 
 
 def targets(kind: str, minutes: float) -> dict[str, Target]:
-    """By the key of a figure, in the order of the table."""
+    """Return the targets by the key of their figure, in the order of the table."""
     distortion = "mel-cepstral distortion, times copy synthesis"
     if kind == "one":
         best = 1.9 if minutes >= 45 else 2.8
         voice = {
-            "relative_distortion": Target(distortion, "×", most=best),
-            "duration_ratio": Target("duration ratio", "s/s", least=0.95, most=1.05),
-            "utterances_with_deletions": Target(f"with deletions, of {UTTERANCES} sentences", most=0),
-            "utterances_with_insertions": Target(f"with insertions, of {UTTERANCES} sentences", most=0),
-            "boundary_absolute_median": Target("phoneme boundaries, absolute median error", "ms", most=15),
-            "boundary_within_20_ms": Target("phoneme boundaries within 20 ms", "%", least=0.7),
+            "relative_distortion": Target(distortion, "×", maximum=best),
+            "duration_ratio": Target("duration ratio", "s/s", minimum=0.95, maximum=1.05),
+            "utterances_with_deletions": Target(f"with deletions, of {UTTERANCES} sentences", maximum=0),
+            "utterances_with_insertions": Target(f"with insertions, of {UTTERANCES} sentences", maximum=0),
+            "boundary_absolute_median": Target("phoneme boundaries, absolute median error", "ms", maximum=15),
+            "boundary_within_20_ms": Target("phoneme boundaries within 20 ms", "%", minimum=0.7),
         }
     else:
         voice = {
-            "speaker_accuracy_seen": Target("speaker accuracy, eight speakers of the training", "%", least=0.9),
-            "speaker_accuracy_unseen": Target("speaker accuracy, two that were never heard", "%", least=0.6),
-            **{f"{code}_relative_distortion": Target(f"{code}: {distortion}", "×", most=3) for code in LANGUAGES[1:]},
+            "speaker_accuracy_seen": Target("speaker accuracy, eight speakers of the training data", "%", minimum=0.9),
+            "speaker_accuracy_unseen": Target(
+                "speaker accuracy, two that are not in the training data", "%", minimum=0.6
+            ),
+            **{
+                f"{code}_relative_distortion": Target(f"{code}: {distortion}", "×", maximum=3) for code in LANGUAGES[1:]
+            },
             "utterances_with_deletions": Target(f"with deletions, of {UTTERANCES} sentences"),
             "utterances_with_insertions": Target(f"with insertions, of {UTTERANCES} sentences"),
         }
     return voice | {
-        "real_time_factor_single": Target("real-time factor, one sentence after another", "s/s", most=0.1),
-        "real_time_factor_batch": Target("real-time factor, batches of 8", "s/s", most=0.1),
-        "wait_share": Target("wait share in dual placement", "%", most=0.01),
-        "rate_share": Target("the step's share of the matrix-product rate", "%", least=0.5),
+        "real_time_factor_single": Target("real-time factor, one sentence after another", "s/s", maximum=0.1),
+        "real_time_factor_batch": Target("real-time factor, batches of 8", "s/s", maximum=0.1),
+        "wait_share": Target("wait share in dual placement", "%", maximum=0.01),
+        "rate_share": Target("the step's share of the matrix-product rate", "%", minimum=0.5),
         "step_gflop": Target("matrix products of that step, forward and backward", "GFLOP"),
         "matmul_gflops": Target("matrix-product rate of this machine", "GFLOP/s"),
         "steps": Target("steps"),
@@ -136,23 +140,23 @@ def targets(kind: str, minutes: float) -> dict[str, Target]:
 
 
 def main() -> int:
-    asked = parse()
-    os.chdir(ROOT)  # where corpora, runs and the paths in a run's settings are
-    kind = KINDS[asked.kind]
-    name = f"{asked.name or Path(kind.config).stem}-{asked.minutes:g}min"
-    runs = {seed: RUNS / f"{name}-seed{seed}" for seed in asked.seeds}
-    check_lost_flags(runs.values(), asked.train_flags)
+    options = parse()
+    os.chdir(ROOT)  # corpora, runs and the paths in a run's settings are relative to it
+    kind = KINDS[options.kind]
+    name = f"{options.name or Path(kind.config).stem}-{options.minutes:g}min"
+    runs = {seed: RUNS / f"{name}-seed{seed}" for seed in options.seeds}
+    check_unused_flags(runs.values(), options.train_flags)
     figures = []
     for seed, run in runs.items():
-        if asked.only != "measure":
+        if options.only != "measure":
             make_corpora(kind)
-            train(kind, run, seed, asked.minutes, asked.train_flags)
-        if asked.only != "train":
+            train(kind, run, seed, options.minutes, options.train_flags)
+        if options.only != "train":
             figures.append({"run": run.name, "seed": seed} | measure(kind, run))
     if figures:
-        wanted = targets(asked.kind, asked.minutes)
-        print_table(wanted, figures)
-        out = asked.json or RUNS / f"{name}.json"
+        goals = targets(options.kind, options.minutes)
+        print_table(goals, figures)
+        out = options.json or RUNS / f"{name}.json"
         out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
         print(f"\n{out}")
     return 0
@@ -160,51 +164,57 @@ def main() -> int:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__.split("\n")[0], epilog="What follows -- goes to train_main.py, over the configuration."
+        description=__doc__.split("\n")[0], epilog="Arguments after -- are passed to train_main.py."
     )
     parser.add_argument("kind", choices=KINDS, help="one voice, or many speakers and languages")
-    parser.add_argument("--minutes", type=bounded(float, 0.1, 1e5), default=15.0, help="of training steps (default 15)")
     parser.add_argument(
-        "--seeds", type=bounded(int, 0, 2**31 - 1), nargs="+", default=[0], help="a run each; the table shows medians"
+        "--minutes", type=bounded(float, 0.1, 1e5), default=15.0, help="minutes of training steps (default 15)"
     )
-    parser.add_argument("--only", choices=("train", "measure"), help="one half of it")
-    parser.add_argument("--name", help="of the runs, without minutes and seed; by default that of the configuration")
     parser.add_argument(
-        "--json", metavar="FILE", type=absolute, help="file for the figures; by default beside the runs"
+        "--seeds",
+        type=bounded(int, 0, 2**31 - 1),
+        nargs="+",
+        default=[0],
+        help="one run for each; the table shows medians",
+    )
+    parser.add_argument("--only", choices=("train", "measure"), help="do only this half")
+    parser.add_argument("--name", help="name of the runs, without minutes and seed (default: the configuration's)")
+    parser.add_argument(
+        "--json", metavar="FILE", type=absolute, help="output file for the figures (default: beside the runs)"
     )
     arguments = sys.argv[1:]
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    asked = parser.parse_args(arguments[:end])
-    asked.train_flags = arguments[end + 1 :]
-    if asked.train_flags and asked.only == "measure":
-        parser.error("what follows -- goes to train_main.py, which --only measure leaves out")
-    return asked
+    options = parser.parse_args(arguments[:end])
+    options.train_flags = arguments[end + 1 :]
+    if options.train_flags and options.only == "measure":
+        parser.error("arguments after -- are passed to train_main.py, which --only measure does not run")
+    return options
 
 
 def absolute(path: str) -> Path:
     return Path(path).absolute()
 
 
-def check_lost_flags(runs: Iterable[Path], flags: Sequence[str]) -> None:
-    """Raises ConfigError where flags of training are given for a run that is there: it keeps its own settings."""
-    there = [run.name for run in runs if settings_of(run).exists()]
-    if flags and there:
+def check_unused_flags(runs: Iterable[Path], flags: Sequence[str]) -> None:
+    """Raise ConfigError if training flags are given for an existing run, which keeps its own settings."""
+    existing = [run.name for run in runs if settings_of(run).exists()]
+    if flags and existing:
         raise ConfigError(
-            f"{' '.join(flags)} was asked for, but {', '.join(there)} is there and goes on with its own settings. "
-            "Make another run by --name, or leave out what follows --."
+            f"{' '.join(flags)} was given, but {', '.join(existing)} already exists and keeps its own settings. "
+            "Start another run with --name, or leave out the arguments after --."
         )
 
 
-def program(script: str, *arguments: str) -> None:
-    """Run a script of this project; ends this one where it fails."""
-    done = subprocess.run([sys.executable, script, *arguments])
-    if done.returncode:
-        sys.exit(done.returncode)
+def run_script(script: str, *arguments: str) -> None:
+    """Run a script of this project; exit if it fails."""
+    process = subprocess.run([sys.executable, script, *arguments])
+    if process.returncode:
+        sys.exit(process.returncode)
 
 
 def make_corpora(kind: Kind) -> None:
     for folder, arguments in kind.corpora.items():
-        program("utilities/make_demo_corpus.py", "--out", folder, *arguments)
+        run_script("utilities/make_demo_corpus.py", "--out", folder, *arguments)
 
 
 def settings_of(run: Path) -> Path:
@@ -212,12 +222,12 @@ def settings_of(run: Path) -> Path:
 
 
 def train(kind: Kind, run: Path, seed: int, minutes: float, flags: Sequence[str]) -> None:
-    """A run whose steps take so many minutes; one that was begun goes on."""
+    """Train a run whose steps take the given minutes, or resume it."""
     if settings_of(run).exists():
-        return program("train_main.py", "--config", str(settings_of(run)), "--resume")
+        return run_script("train_main.py", "--config", str(settings_of(run)), "--resume")
     common = ("--config", kind.config, "--seed", str(seed), *flags)
     probe = RUNS / f"{run.name}-probe-{int(time.time())}"
-    program(
+    run_script(
         "train_main.py",
         *(*common, "--run", probe.name, "--max-steps", str(PROBE_STEPS), "--log-every", str(PROBE_LOG_EVERY)),
         *("--checkpoint-every", "0"),
@@ -225,17 +235,17 @@ def train(kind: Kind, run: Path, seed: int, minutes: float, flags: Sequence[str]
     step_s = median(line["step_s"] for line in metrics_of(probe)[1:])
     shutil.rmtree(probe)
     steps = max(round(60 * minutes / step_s), 1)
-    return program("train_main.py", *common, "--run", run.name, "--max-steps", str(steps))
+    return run_script("train_main.py", *common, "--run", run.name, "--max-steps", str(steps))
 
 
 def metrics_of(run: Path) -> list[dict]:
-    """The reports of the training in order."""
+    """Return the training reports in order."""
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [line for line in map(json.loads, lines) if "step_s" in line]
 
 
 def measure(kind: Kind, run: Path) -> dict[str, float]:
-    """All figures of a run, by the keys of `targets`."""
+    """Return all figures of a run, by the keys of `targets`."""
     score = evaluate(run)
     figures = voices(score["metrics"])
     for language, metrics in score["languages"].items():
@@ -252,7 +262,7 @@ def measure(kind: Kind, run: Path) -> dict[str, float]:
 def evaluate(run: Path, *flags: str) -> dict:
     file = run / f"score{'-unseen' if flags else ''}.json"
     flags = ("--run", str(run), "--utterances", str(UTTERANCES), "--json", str(file), *flags)
-    program("utilities/evaluate.py", *flags)
+    run_script("utilities/evaluate.py", *flags)
     return json.loads(file.read_text(encoding="utf-8"))
 
 
@@ -261,12 +271,12 @@ def voices(metrics: dict[str, dict]) -> dict[str, float]:
 
 
 def training_figures(run: Path) -> dict[str, float]:
-    """What the run's own reports say of its time. The first step, which is traced, is in none of them."""
+    """Return the run's times from its own reports, which exclude the first step, because it is traced."""
     reports = metrics_of(run)
-    steps, busy_s, wait_s, before = 0, 0.0, 0.0, 1
+    steps, busy_s, wait_s, previous_step = 0, 0.0, 0.0, 1
     for report in reports:
-        count = report["step"] - before
-        steps, before = steps + count, report["step"]
+        count = report["step"] - previous_step
+        steps, previous_step = steps + count, report["step"]
         busy_s, wait_s = busy_s + count * report["step_s"], wait_s + count * report["wait_s"]
     return {
         "steps": reports[-1]["step"],
@@ -276,13 +286,13 @@ def training_figures(run: Path) -> dict[str, float]:
     }
 
 
-def print_table(wanted: dict[str, Target], figures: Sequence[dict]) -> None:
-    print(f"\n{', '.join(one['run'] for one in figures)}\n")
-    print("| figure | target | reached | as wanted |\n|---|---|---|---|")
-    for key, target in wanted.items():
-        values = [one[key] for one in figures if key in one]
+def print_table(goals: dict[str, Target], figures: Sequence[dict]) -> None:
+    print(f"\n{', '.join(run['run'] for run in figures)}\n")
+    print("| figure | target | result | target reached |\n|---|---|---|---|")
+    for key, target in goals.items():
+        values = [run[key] for run in figures if key in run]
         if values:
-            print(target.line(values))
+            print(target.row(values))
         else:
             print(f"| {target.name} | {str(target) or '–'} | not measured | no |")
 

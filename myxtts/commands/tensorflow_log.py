@@ -33,8 +33,9 @@ def prepare_tensorflow() -> None:
     GPU 0 becomes the GPU 0 of nvidia-smi: CUDA by itself puts the fastest first.
     """
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    if "TF_CPP_MIN_LOG_LEVEL" not in os.environ:  # a user who sets the level wants to see the log
-        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "1"  # warnings and errors
+    if (
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1") != "0"
+    ):  # 1: warnings and errors; 0, from the user: everything
         filter_stderr()
 
 
@@ -53,6 +54,7 @@ def filter_stderr() -> None:
         return
     reading, writing = os.pipe()
     if os.fork() == 0:
+        os.close(writing)  # or the pipe would never end
         _run_filter(reading, original)
     os.close(reading)
     os.dup2(writing, 2)

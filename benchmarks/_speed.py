@@ -20,12 +20,12 @@ from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Placement as Devices
 from myxtts.placement.routes import Route, plan_routes
 from myxtts.profiling.flops import matmul_flops_per_s, step_flops
-from myxtts.run import build_state
 from myxtts.tasks.registry import task_of
 from myxtts.tasks.tts_samples import synthesis_options
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.load_model import load_model
 from myxtts.training.select_checkpoint import select_checkpoint, vocabulary_of
+from myxtts.training.setup import build_state
 from myxtts.training.step import Step
 
 

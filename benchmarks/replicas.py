@@ -99,10 +99,10 @@ def trained(config: Config, replicas: int, together: bool) -> tuple[list[np.ndar
     from myxtts.data.plan_iterator import Position
     from myxtts.placement.replicas import make_replicas
     from myxtts.placement.routes import Route
-    from myxtts.run import build_state, make_schedule, make_step
     from myxtts.tasks.length_rules import length_rule_of
     from myxtts.tasks.registry import task_of
     from myxtts.training import loop
+    from myxtts.training.setup import build_state, make_schedule, make_step
 
     names = [f"/CPU:{number if together else 0}" for number in range(replicas)]
     routes = tuple(Route(name, name) for name in names)
@@ -119,7 +119,7 @@ def trained(config: Config, replicas: int, together: bool) -> tuple[list[np.ndar
         pipeline = Pipeline(corpus, routes, extractor, config.data, seed=0, cache_folder=Path(folder))
         with pipeline.open_feed(Position()) as feed:
             for number in range(STEPS):
-                rounds = loop.batches_of(loop.next_step(feed))
+                rounds = loop.batches_of(loop.next_microbatches(feed))
                 if not together:  # replica by replica, as one device accumulates them
                     rounds = [[batch] for own in zip(*rounds, strict=True) for batch in own]
                 outcome = step(rounds, number + 1, schedule.learning_rate(number), schedule.ema_decay(number))

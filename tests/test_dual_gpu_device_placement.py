@@ -24,8 +24,8 @@ from myxtts.errors import PlacementError
 from myxtts.placement import devices
 from myxtts.placement.audit import require_device
 from myxtts.placement.routes import Route, plan_routes
-from myxtts.run import FirstStep
-from myxtts.training.loop import batches_of, next_step
+from myxtts.training.hooks import check_devices
+from myxtts.training.loop import batches_of, next_microbatches
 from myxtts.training.state import TrainingState, make_optimizer
 from myxtts.training.step import Step
 from tests.sine_corpus import planned_corpus, write_corpus
@@ -84,9 +84,9 @@ class Run(unittest.TestCase):
         with placed_functions() as functions:
             pipeline = Pipeline(corpus, [route], tts_extractor(), READING, seed=0, cache_folder=Path("unused"))
             with pipeline.open_feed(Position()) as feed:
-                rounds = next_step(feed)
+                rounds = next_microbatches(feed)
                 while len(rounds) < accumulation:  # one step of an epoch is incomplete
-                    rounds = next_step(feed)
+                    rounds = next_microbatches(feed)
             outcome = step(batches_of(rounds), 1, 1e-3, 0.9)
         return state, step._sums, rounds, outcome, functions
 
@@ -101,7 +101,7 @@ class Run(unittest.TestCase):
         for variables in state.variables().values():  # weights, optimizer, averages
             self.assert_on(route.model, variables.values())
         self.assert_on(route.model, [tensor for (delivery,) in rounds for tensor in delivery.batch.values()])
-        FirstStep(0.0)(state, rounds, outcome)
+        check_devices(state, rounds, outcome)
 
         steps = [devices_of for devices_of in functions if operations[-1] in devices_of]
         self.assertEqual(len(steps), 2 if accumulation > 1 else 1)
@@ -154,7 +154,7 @@ class Violations(unittest.TestCase):
         state = training_state(build_toy())
         batch, stray = on_device(features([(5, 13)])), on_device(features([(5, 13)]), DATA)
         good, bad = batch["step_frames"], stray["step_frames"]
-        look = FirstStep(0.0)
+        look = check_devices
         look(state, [[Delivered(batch)]], good)
         self.assert_refused(f"losses on {DATA}", look, state, [[Delivered(batch)]], bad)
         mixed = batch | {"mel": stray["mel"]}

@@ -32,7 +32,7 @@ from myxtts.preflight.overlap import Flow, check_operations, check_overlap, over
 from myxtts.preflight.placement import check_placement, found_devices
 from myxtts.preflight.prerequisites import check_packages, fault_of_writing, needed_gpus
 from myxtts.preflight.validate import try_load, with_dual
-from myxtts.run import Start
+from myxtts.training.start import Start
 from tests.sine_corpus import manifest_of, write_corpus
 from tests.tiny import Finished, Workplace, build_toy, small_models, training_state
 from tests.two_devices import DATA, SIMULATED, TWO

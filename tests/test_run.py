@@ -80,7 +80,7 @@ class WholeRun(Case):
         model = r"\nmodel          tts, tiny, 16 channels, 1 enc.* latents.*, [0-9,]+ parameters, float32\n"
         self.assertRegex(self.finished.out, model)
         self.assertRegex(self.finished.out, r"\nfirst step     \d+\.\d s after the start\n")
-        shares = r"wait \d+\.\d % \| AU \d+\.\d % \| bottleneck (read|produce|transfer|step)"
+        shares = r"wait \d+\.\d % \| (feed keeps up|bottleneck (read|produce|transfer), \d+ % of making a batch)"
         self.assertRegex(self.finished.out, rf"\nstep      5 \| loss \d+\.\d{{3}} \| \d+\.\d steps/s \| {shares}\n")
         self.assertRegex(self.finished.out, r"\nstep      8 \| validation loss \d+\.\d{3}\n")
 
@@ -158,7 +158,7 @@ class WholeRun(Case):
         before = files_of(self.folder)
         finished = self.place.train("whole", "--resume", *self.flags)
         self.assertEqual((finished.code, finished.err), (0, ""))
-        self.assertIn("nothing to do: run whole has its 8 steps; --max-steps makes it longer", finished.out)
+        self.assertIn("nothing to do  run whole has its 8 steps; --max-steps makes it longer", finished.out)
         after = files_of(self.folder)
         self.assertEqual({name for name in after if after[name] != before.get(name)}, set())
 
@@ -214,7 +214,7 @@ class Stopped(Case):
 
     def test_by_a_full_memory_says_where_and_which_flags_help(self):
         full = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
-        with mock.patch("myxtts.run.Step.__call__", side_effect=full):
+        with mock.patch("myxtts.training.step.Step.__call__", side_effect=full):
             message = self.refusal("full", *DUAL, "--data-gpu-memory", "4096", "--model-gpu-memory", "8192")
         self.assertRegex(
             message, r"^out of memory at step 1, with a batch of 4 utterances of up to 0\.\d s and \d+ tokens"
@@ -238,7 +238,7 @@ class Stopped(Case):
         def vanish(state, *_):
             victim.unlink(missing_ok=True)
 
-        with toy_models(), mock.patch("myxtts.run.FirstStep.__call__", side_effect=vanish):
+        with toy_models(), mock.patch("myxtts.training.hooks.check_devices", side_effect=vanish):
             finished = place.train("lost", "--max-steps", "60", "--checkpoint-every", "0")
         self.assertEqual(finished.code, 2)
         self.assertRegex(finished.err, rf"^error: utterance '[^']*{victim.stem}.*cannot be read.* --resume")

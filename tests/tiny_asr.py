@@ -15,11 +15,11 @@ from myxtts.config.schema import Config, DataConfig, ModelConfig
 from myxtts.data.dataset import load_corpora
 from myxtts.models.asr import SIZES, ASRSize
 from myxtts.recognition.transcriber import Transcriber
-from myxtts.run import about_run
 from myxtts.tasks.length_rules import length_rule_of
 from myxtts.tasks.registry import task_of
 from myxtts.training.checkpoint import Checkpoints
 from myxtts.training.checkpoint_files import digest_of
+from myxtts.training.setup import run_metadata
 from tests.tiny import Workplace, replicas_on, training_state
 from tests.two_devices import MODEL
 
@@ -50,7 +50,7 @@ def asr_run() -> ASRRun:
     with small_asr_models(), replicas_on(MODEL).scope():
         network = task_of(config).build(config, vocabulary)
     network.out.kernel.assign(20.0 * network.out.kernel)  # sure of each symbol, and not of one alone
-    metadata = about_run(config, corpus, vocabulary, None, digest_of({v.path: v.numpy() for v in network.variables}))
+    metadata = run_metadata(config, corpus, vocabulary, None, digest_of({v.path: v.numpy() for v in network.variables}))
     Checkpoints(run / "checkpoints", 1, metadata).save(training_state(network))
     return ASRRun(place, run)
 

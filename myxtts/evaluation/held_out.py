@@ -18,12 +18,12 @@ from myxtts.data.plan_iterator import Position
 from myxtts.errors import DataError
 from myxtts.models.xtts import XTTS
 from myxtts.placement.routes import Route
-from myxtts.run import about_run
 from myxtts.tasks.length_rules import length_rule_of
 from myxtts.tasks.registry import task_of
 from myxtts.training.init_from import inherited_vocabulary
 from myxtts.training.run_folder import check_same_corpus
 from myxtts.training.select_checkpoint import settings_of, vocabulary_of
+from myxtts.training.setup import run_metadata
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +78,7 @@ def load_again(
             f"(validation_fraction {data.validation_fraction}). Train with --validation-fraction or --val-data, or "
             "give other recordings by --data."
         )
-    check_same_corpus(checkpoint, about_run(config, corpus, vocabulary, metadata["ancestor"], metadata["start"]))
+    check_same_corpus(checkpoint, run_metadata(config, corpus, vocabulary, metadata["ancestor"], metadata["start"]))
     return config, corpus, held_out
 
 

@@ -23,6 +23,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from myxtts.config.schema import Config
 from myxtts.errors import CheckpointError, ConfigError
 from myxtts.local_sgd.averaging import normalised, weighted_mean
 from myxtts.local_sgd.sync_folder import newest_average, sync_folders, sync_step
@@ -98,6 +99,18 @@ class WeightSync:
         self._metadata = json.loads(json.dumps(dict(metadata)))  # tuples become lists, as in state.json
         self._common = common_settings(self._metadata)
         self._clock_s, self._sleep = clock_s, sleep
+
+    @classmethod
+    def of_run(cls, config: Config, total_steps: int, metadata: Mapping[str, Any]) -> "WeightSync | None":
+        """Return the syncs of a run; None if it is not one of several jobs."""
+        settings = config.local_sgd
+        if not settings.sync_every or settings.sync_dir is None:
+            return None
+        group = SyncGroup(
+            Path(settings.sync_dir), settings.job, settings.jobs, settings.sync_every, settings.sync_timeout
+        )
+        outer_optimizer = OuterOptimizer(settings.outer_learning_rate, settings.outer_momentum)
+        return cls(group, outer_optimizer, settings.sync_optimizer, total_steps, metadata)
 
     def prepare(self, state: TrainingState, new_run: bool) -> None:
         """Check the shared directory, and publish the weights that an outer optimizer starts from.

@@ -1,4 +1,4 @@
-"""Which settings can make a stage of the pipeline faster, and the one line of a run that waits for its batches."""
+"""Settings that can make a stage of the pipeline faster, and the warning of a run that waits for its batches."""
 
 import logging
 import os
@@ -12,21 +12,21 @@ log = logging.getLogger(__name__)
 PROFILER = "utilities/dual_gpu_bottleneck_profiler.py"
 WAIT_SHARE = 0.10
 WAIT_STEPS = 200
-BY_TURNS = 0.05  # of a step: a producer that stands blocked so long, in a run that waits, is not too slow but uneven
+UNEVEN_SHARE = 0.05  # of a step: if the producer is blocked so long, too, stages are not slow but uneven
 
 
 def candidates(stage: str, data: DataConfig, single: bool, devices: int) -> list[dict[str, Any]]:
-    """Changes of settings that may help, each on its own; what they gain is for the profiler to say.
+    """Return changes of settings that may help, each on its own; the profiler measures what they gain.
 
     Args:
-        stage: `read`, `produce`, `transfer`, `step`, or `variation` where stages wait for each other by turns.
-        data: the settings as they are.
-        single: batches are made on the device that trains.
+        stage: `read`, `produce`, `transfer`, `step`, or `variation` if stages wait for each other by turns.
+        data: the present settings.
+        single: whether batches are made on the device that trains.
         devices: GPUs, real or simulated.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     workers = min(2 * data.num_workers, cores)
-    found = {
+    changes: dict[str, list[dict[str, Any]]] = {
         "read": [
             {"num_workers": workers} if workers > data.num_workers else {},
             {} if data.cache_dataset else {"cache_dataset": True},
@@ -43,17 +43,17 @@ def candidates(stage: str, data: DataConfig, single: bool, devices: int) -> list
             {"buffer_size": 2 * data.buffer_size},
         ],
     }
-    return [change for change in found[stage] if change]
+    return [change for change in changes[stage] if change]
 
 
 def flags_of(change: dict[str, Any]) -> str:
-    """Settings as the command line takes them: `--num-workers 4`, `--cache-dataset`."""
+    """Return settings as the command line takes them: `--num-workers 4`, `--cache-dataset`."""
     flags = {name: SETTINGS[name].flag for name in change}
     return " ".join(flags[name] if value is True else f"{flags[name]} {value}" for name, value in change.items())
 
 
 class LongWait:
-    """Says once what to change, when a run has waited for its batches for long.
+    """Warns once, with advice, when a run has waited for its batches for long.
 
     Args:
         step: steps done before.
@@ -64,26 +64,26 @@ class LongWait:
     def __init__(self, step: int, data: DataConfig, single: bool, devices: int):
         self._step = step
         self._settings = data, single, devices
-        self._waited_steps, self._said = 0, False
+        self._waited_steps, self._has_warned = 0, False
 
-    def __call__(self, step: int, metrics: dict[str, float | str]) -> None:
+    def __call__(self, step: int, metrics: dict[str, Any]) -> None:
         """Look at a report of the steps up to `step`."""
-        if self._said or "accelerator_utilisation" not in metrics:
+        if self._has_warned or "accelerator_utilisation" not in metrics:
             return
         steps, self._step = step - self._step, step
         wait_share = 1.0 - metrics["accelerator_utilisation"]
         self._waited_steps = self._waited_steps + steps if wait_share > WAIT_SHARE else 0
         if self._waited_steps >= WAIT_STEPS:
-            self._said = True
+            self._has_warned = True
             log.warning("%s", self._advice(wait_share, metrics))
 
-    def _advice(self, wait_share: float, metrics: dict[str, float | str]) -> str:
+    def _advice(self, wait_share: float, metrics: dict[str, Any]) -> str:
         stage = metrics["bottleneck"]
-        uneven = metrics["blocked_s"] > BY_TURNS * metrics["step_s"]
+        uneven = metrics["blocked_s"] > UNEVEN_SHARE * metrics["step_s"]
         changes = candidates("variation" if uneven else stage, *self._settings)
-        reason = "since times vary: the producer waits too" if uneven else f"since the slowest stage is {stage}"
+        reason = "because times vary: the producer waits, too" if uneven else f"because the slowest stage is {stage}"
         if changes:
-            do = f"Try, one at a time: {'; '.join(map(flags_of, changes))}; {PROFILER} says what each would gain."
+            do = f"Try, one at a time: {'; '.join(map(flags_of, changes))}; {PROFILER} measures what each would gain."
         else:
             do = f"No setting is known to help, only a faster device; {PROFILER} shows all stages."
         return (

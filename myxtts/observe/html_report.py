@@ -1,4 +1,4 @@
-"""report.html: a run on one page, to listen to and to look at, without a server."""
+"""report.html: curves, samples and settings of a run on one page that needs no server."""
 
 import base64
 import html
@@ -23,7 +23,7 @@ audio {{ display: block; margin: .5rem 0; }}
 pre {{ overflow-x: auto; background: #f4f4f4; padding: 1rem; }}
 </style>
 <h1>{name}</h1>
-<p>Step {step}. A sound was spoken by the model, with another utterance of the speaker as its reference.</p>
+<p>Step {step}. The model synthesized each sound, with another utterance of the speaker as its reference.</p>
 <figure><img alt="losses by step" src="data:image/png;base64,{picture}"></figure>
 {samples}
 <h2>Settings</h2>
@@ -38,7 +38,7 @@ SAMPLE = """<figure>
 
 
 def write_report(folder: Path) -> Path:
-    """Write report.html of a run from its metrics, its newest samples and its settings; gives its path."""
+    """Write report.html of a run from its metrics, its newest samples and its settings; return its path."""
     lines = read_metrics(folder / "metrics.jsonl")
     page = PAGE.format(
         name=html.escape(folder.name),
@@ -54,9 +54,9 @@ def write_report(folder: Path) -> Path:
 def _losses(lines: list[dict]) -> np.ndarray:
     series = {}
     for name in ("loss", "validation_loss"):
-        found = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
-        if found:
-            series[name.replace("_", " ")] = np.array(found)
+        points = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
+        if points:
+            series[name.replace("_", " ")] = np.array(points)
     return curves(series)
 
 
@@ -64,14 +64,14 @@ def _samples(folder: Path) -> list[str]:
     newest = max((folder / "samples").glob("step-*"), key=lambda path: (len(path.name), path.name), default=None)
     if newest is None:
         return []
-    texts = [f"<pre>{html.escape(one.read_text(encoding='utf-8'))}</pre>" for one in newest.glob("*.txt")]
+    texts = [f"<pre>{html.escape(path.read_text(encoding='utf-8'))}</pre>" for path in newest.glob("*.txt")]
     names = {path.with_suffix("") for kind in ("*.png", "*.wav") for path in newest.glob(kind)}
     figures = [_figure(folder, name) for name in sorted(names)]
     return [f"<h2>Step {int(newest.name.removeprefix('step-'))}</h2>", *texts, *figures]
 
 
 def _figure(folder: Path, name: Path) -> str:
-    """The picture of a sample, below its sound where there is one."""
-    place = name.relative_to(folder).as_posix()
-    sound = SOUND.format(sound=quote(f"{place}.wav")) if Path(f"{name}.wav").exists() else ""
-    return SAMPLE.format(sound=sound, name=html.escape(name.name), picture=quote(f"{place}.png"))
+    """Return the picture of a sample, below its sound if there is one."""
+    path = name.relative_to(folder).as_posix()
+    sound = SOUND.format(sound=quote(f"{path}.wav")) if Path(f"{name}.wav").exists() else ""
+    return SAMPLE.format(sound=sound, name=html.escape(name.name), picture=quote(f"{path}.png"))

@@ -1,4 +1,4 @@
-"""Numbers of a run, written where people and programs look: metrics.jsonl and TensorBoard."""
+"""Metrics of a run, written to metrics.jsonl and TensorBoard."""
 
 import json
 import math
@@ -15,20 +15,20 @@ class MetricsFile:
     """metrics.jsonl: one JSON object a line, one line a report.
 
     Args:
-        path: the file; lines behind `step` are dropped from it first, so that a resumed run leaves
-            one line for each step, and so is a line that a kill cut short.
-        step: the step from which the run goes on.
+        path: the file. Lines after `step` are dropped first, so that a resumed run leaves one line for each
+            step, and so is a line that a kill cut short.
+        step: the step from which the run continues.
     """
 
     def __init__(self, path: Path, step: int):
-        kept = [line for line in read_metrics(path) if line["step"] <= step]
-        write_whole(path, "".join(json.dumps(line) + "\n" for line in kept).encode())
+        lines = [line for line in read_metrics(path) if line["step"] <= step]
+        write_whole(path, "".join(json.dumps(line) + "\n" for line in lines).encode())
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - open as long as the run
 
     def write(self, metrics: dict[str, float | str]) -> None:
-        """One line. A number that is not finite (a skipped float16 step has one) becomes null: JSON knows no other."""
-        known = {n: value if isinstance(value, str) or math.isfinite(value) else None for n, value in metrics.items()}
-        self._file.write(json.dumps(known) + "\n")
+        """Write one line. A number that is not finite (a skipped float16 step has one) becomes null, as JSON requires."""
+        finite = {n: v if isinstance(v, str) or math.isfinite(v) else None for n, v in metrics.items()}
+        self._file.write(json.dumps(finite) + "\n")
         self._file.flush()
 
     def close(self) -> None:
@@ -36,11 +36,11 @@ class MetricsFile:
 
 
 def read_metrics(path: Path) -> list[dict]:
-    """The whole lines of a metrics.jsonl; none where there is no file."""
+    """Return the complete lines of a metrics.jsonl; none if there is no file."""
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines[:-1]]  # what follows the last newline was cut short
+    return [json.loads(line) for line in lines[:-1]]  # text after the last newline was cut short
 
 
 class TensorBoard:
@@ -50,19 +50,19 @@ class TensorBoard:
         self._writer = tf.summary.create_file_writer(str(folder))
 
     def scalars(self, step: int, values: dict[str, float | str]) -> None:
-        """The numbers among the values."""
+        """Write the numbers among the values."""
         with tf.device("/CPU:0"), self._writer.as_default(step=step):
             for name, value in values.items():
                 if not isinstance(value, str):
                     tf.summary.scalar(name, value)
 
     def picture(self, step: int, name: str, image: np.ndarray) -> None:
-        """uint8 [height, width, 3]."""
+        """Write an image, uint8 [height, width, 3]."""
         with tf.device("/CPU:0"), self._writer.as_default(step=step):
             tf.summary.image(name, image[None])
 
     def sound(self, step: int, name: str, wave: np.ndarray) -> None:
-        """float32 [samples] in [-1, 1]."""
+        """Write a sound, float32 [samples] in [-1, 1]."""
         with tf.device("/CPU:0"), self._writer.as_default(step=step):
             tf.summary.audio(name, wave[None, :, None], SAMPLE_RATE_HZ)
 

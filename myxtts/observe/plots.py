@@ -1,4 +1,4 @@
-"""Pictures of mels, alignments, losses, and of stages that work at the same time."""
+"""Plots of mels, alignments, losses and timelines, as images."""
 
 import io
 import textwrap
@@ -13,11 +13,11 @@ from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 FRAME_S = HOP_SAMPLES / SAMPLE_RATE_HZ
 
 
-def mel_and_alignment(recorded: np.ndarray, spoken: np.ndarray, path: np.ndarray, title: str) -> np.ndarray:
-    """The recorded mel above the spoken one, above the alignment that was found in the recording.
+def mel_and_alignment(recorded: np.ndarray, synthesized: np.ndarray, path: np.ndarray, title: str) -> np.ndarray:
+    """Draw the recorded mel, the synthesized mel and the alignment of the recording below each other.
 
     Args:
-        recorded, spoken: float32 [frames, 80] log-mels.
+        recorded, synthesized: float32 [frames, 80] log-mels.
         path: int32 [frames of the recording], token of each frame.
 
     Returns:
@@ -25,19 +25,19 @@ def mel_and_alignment(recorded: np.ndarray, spoken: np.ndarray, path: np.ndarray
     """
     figure = Figure(figsize=(9, 8), dpi=80, layout="constrained")
     axes = figure.subplots(3, 1)
-    longest_s = max(len(recorded), len(spoken)) * FRAME_S
-    for axis, mel, name in ((axes[0], recorded, "recorded"), (axes[1], spoken, "spoken by the model")):
+    longest_s = max(len(recorded), len(synthesized)) * FRAME_S
+    for axis, mel, name in ((axes[0], recorded, "recorded"), (axes[1], synthesized, "synthesized")):
         extent = (0, len(mel) * FRAME_S, 0, mel.shape[1])
         axis.imshow(mel.T, origin="lower", aspect="auto", extent=extent, vmin=-11.5, vmax=1.0)
         axis.set(xlim=(0, longest_s), ylabel="mel band", title=name)
     axes[2].step(np.arange(len(path)) * FRAME_S, path, where="post")
-    axes[2].set(xlim=(0, longest_s), xlabel="s", ylabel="token", title="alignment found in the recording")
-    _entitle(figure, title)
-    return _drawn(figure)
+    axes[2].set(xlim=(0, longest_s), xlabel="s", ylabel="token", title="alignment of the recording")
+    _set_title(figure, title)
+    return _render(figure)
 
 
 def mel_and_posteriors(mel: np.ndarray, posteriors: dict[str, np.ndarray], title: str) -> np.ndarray:
-    """The mel above what a recogniser took each moment for.
+    """Draw a mel above the symbol probabilities of a recogniser.
 
     Args:
         mel: float32 [frames, 80] log-mel.
@@ -50,17 +50,17 @@ def mel_and_posteriors(mel: np.ndarray, posteriors: dict[str, np.ndarray], title
     axes = figure.subplots(2, 1)
     seconds = len(mel) * FRAME_S
     axes[0].imshow(mel.T, origin="lower", aspect="auto", extent=(0, seconds, 0, mel.shape[1]), vmin=-11.5, vmax=1.0)
-    axes[0].set(ylabel="mel band", title="heard")
+    axes[0].set(ylabel="mel band", title="mel")
     extent = (0, seconds, len(posteriors) - 0.5, -0.5)
     axes[1].imshow(np.array(list(posteriors.values())), aspect="auto", extent=extent, vmin=0.0, vmax=1.0)
     axes[1].set(xlabel="s", title="probability of each symbol")
     axes[1].set_yticks(range(len(posteriors)), list(posteriors))
-    _entitle(figure, title)
-    return _drawn(figure)
+    _set_title(figure, title)
+    return _render(figure)
 
 
 def f0_curves(f0_hz: dict[str, np.ndarray], title: str) -> np.ndarray:
-    """F0 of several sounds over time, with gaps where it is NaN.
+    """Draw F0 of several sounds over time, with gaps where it is NaN.
 
     Args:
         f0_hz: name -> float [frames].
@@ -74,12 +74,12 @@ def f0_curves(f0_hz: dict[str, np.ndarray], title: str) -> np.ndarray:
         axis.plot((np.arange(len(values)) + 0.5) * FRAME_S, values, label=name, marker=".", markersize=3)
     axis.set(xlabel="s", ylabel="F0, Hz")
     axis.legend()
-    _entitle(figure, title)
-    return _drawn(figure)
+    _set_title(figure, title)
+    return _render(figure)
 
 
 def curves(series: dict[str, np.ndarray]) -> np.ndarray:
-    """Lines over the steps, on a logarithmic scale.
+    """Draw curves over the steps, on a logarithmic scale.
 
     Args:
         series: name -> float [points, 2], step and value.
@@ -95,11 +95,11 @@ def curves(series: dict[str, np.ndarray]) -> np.ndarray:
     if series:
         axis.set_yscale("log")
         axis.legend()
-    return _drawn(figure)
+    return _render(figure)
 
 
 def lanes(rows: dict[str, list[tuple[int, float, float]]], title: str) -> np.ndarray:
-    """What works when: a row for each lane, a bar for each batch, in one colour in all of them.
+    """Draw a timeline: a row for each lane and a bar for each batch, which has the same colour in all rows.
 
     Args:
         rows: name -> (batch, start, end) in seconds, from the top down.
@@ -115,27 +115,27 @@ def lanes(rows: dict[str, list[tuple[int, float, float]]], title: str) -> np.nda
         for batch, start_s, end_s in row:
             axis.barh(height, end_s - start_s, left=start_s - first_s, height=0.8, color=f"C{batch % 10}")
             if end_s - start_s > 0.02 * (last_s - first_s):  # there is room for its number
-                place = (start_s + end_s) / 2 - first_s
-                axis.text(place, height, str(batch), ha="center", va="center", fontsize=8, color="white")
+                middle_s = (start_s + end_s) / 2 - first_s
+                axis.text(middle_s, height, str(batch), ha="center", va="center", fontsize=8, color="white")
     axis.set(xlabel="s", xlim=(0, last_s - first_s), yticks=range(len(rows)), yticklabels=list(rows))
     axis.invert_yaxis()
-    _entitle(figure, title)
-    return _drawn(figure)
+    _set_title(figure, title)
+    return _render(figure)
 
 
 def png_bytes(image: np.ndarray) -> bytes:
-    """A PNG file of uint8 [height, width, 3]."""
+    """Return the bytes of a PNG file of an image, uint8 [height, width, 3]."""
     file = io.BytesIO()
     Image.fromarray(image).save(file, format="PNG")
     return file.getvalue()
 
 
-def _entitle(figure: Figure, title: str) -> None:
-    # Neither matplotlib's own wrapping, which reads text between two dollars as a formula, nor its formulas.
+def _set_title(figure: Figure, title: str) -> None:
+    # matplotlib's own wrapping and parsing would read text between two dollars as a formula.
     figure.suptitle(textwrap.fill(title, 110, max_lines=3, placeholder=" …"), fontsize=9, parse_math=False)
 
 
-def _drawn(figure: Figure) -> np.ndarray:
+def _render(figure: Figure) -> np.ndarray:
     canvas = FigureCanvasAgg(figure)  # not pyplot, which keeps every figure in a global list
     canvas.draw()
     return np.asarray(canvas.buffer_rgba())[:, :, :3].copy()

@@ -1,7 +1,8 @@
-"""One report of a run, to the console, metrics.jsonl and TensorBoard."""
+"""Reports of a run, to the console, metrics.jsonl and TensorBoard."""
 
 import logging
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -17,7 +18,7 @@ class Reporter:
         metrics_path: metrics.jsonl.
         tensorboard_folder: event files.
         step: steps done before.
-        total_steps: length of the run, for the progress bar, which is drawn on a terminal only.
+        total_steps: length of the run, for the progress bar, which appears on a terminal only.
     """
 
     def __init__(self, metrics_path: Path, tensorboard_folder: Path, step: int, total_steps: int):
@@ -33,8 +34,8 @@ class Reporter:
         self._file.close()
         self.tensorboard.close()
 
-    def write(self, step: int, metrics: dict[str, float | str]) -> None:
-        """One line in metrics.jsonl, with what was measured at a step: training, validation or both."""
+    def write(self, step: int, metrics: dict[str, Any]) -> None:
+        """Write the metrics of a step, of training, validation or both, as one line of metrics.jsonl."""
         self._file.write({"step": step, **metrics})
         self.tensorboard.scalars(step, metrics)
         self._bar.update(step - self._bar.n)
@@ -44,17 +45,27 @@ class Reporter:
             log.info("step %6d | validation loss %.3f%s", step, metrics["validation_loss"], console_rates(metrics))
 
 
-def console_rates(metrics: dict[str, float | str]) -> str:
-    """` | character error rate 1.2 %`, for each rate that a validation has found."""
+def console_rates(metrics: dict[str, Any]) -> str:
+    """Return ` | character error rate 1.2 %` for each rate of a validation."""
     rates = {name.removeprefix("validation_"): value for name, value in metrics.items() if name.endswith("_rate")}
     rates.pop("learning_rate", None)
     return "".join(f" | {name.replace('_', ' ')} {100 * value:.1f} %" for name, value in rates.items())
 
 
-def console_line(step: int, metrics: dict[str, float | str]) -> str:
-    """`step   1200 | loss 2.310 | 8.3 steps/s | wait 0.4 % | AU 99.6 % | bottleneck step`"""
-    utilisation = metrics["accelerator_utilisation"]
+def console_line(step: int, metrics: dict[str, Any]) -> str:
+    """Return `step   1200 | loss 2.310 | 8.3 steps/s | wait 0.4 % | feed keeps up`."""
+    wait_share = 1.0 - metrics["accelerator_utilisation"]
     return (
         f"step {step:6d} | loss {metrics['loss']:.3f} | {metrics['steps_per_s']:.1f} steps/s | "
-        f"wait {100 * (1.0 - utilisation):.1f} % | AU {100 * utilisation:.1f} % | bottleneck {metrics['bottleneck']}"
+        f"wait {100 * wait_share:.1f} % | {console_bottleneck(metrics)}"
     )
+
+
+def console_bottleneck(metrics: dict[str, Any]) -> str:
+    """Return `feed keeps up`, or the stage that the model waits for: `bottleneck read, 71 % of making a batch`."""
+    stage = metrics["bottleneck"]
+    if stage == "step":
+        return "feed keeps up"
+    making_s = sum(metrics[f"{name}_s"] for name in ("read", "produce", "transfer"))
+    share = metrics[f"{stage}_s"] / making_s if making_s else 1.0
+    return f"bottleneck {stage}, {100 * share:.0f} % of making a batch"

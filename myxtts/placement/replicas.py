@@ -51,6 +51,11 @@ class Replicas:
             yield
 
     @property
+    def process(self) -> int:
+        """Index of this process; the chief is 0."""
+        return self.first // len(self.routes)
+
+    @property
     def is_chief(self) -> bool:
         """Whether this process writes what a run leaves."""
         return self.first == 0

@@ -11,12 +11,13 @@ import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.config.schema import Config
-from myxtts.data.dataset import Corpus, load_corpora
-from myxtts.data.manifest import Manifest, Vocabulary
+from myxtts.data.dataset import load_corpora
+from myxtts.data.manifest import Manifest
 from myxtts.preflight.checks import Check, check, remark
-from myxtts.run import Start, check_validation_data
 from myxtts.tasks.length_rules import length_rule_of
 from myxtts.text.frontend import normalise_text, symbols_of
+from myxtts.training.setup import RunCorpora, check_validation_data
+from myxtts.training.start import Start
 
 MUCH_PADDING = 0.2
 SHOWN = 3  # rejected rows and unknown characters that are named
@@ -28,31 +29,28 @@ class Loaded:
 
     config: Config
     start: Start
-    corpus: Corpus
-    held_out: Corpus | None
-    vocabulary: Vocabulary
-    folder: Path
+    corpora: RunCorpora
 
 
 def load(config: Config, start: Start, folder: Path, replicas: int = 1) -> Loaded:
     """Raises UserError where no run could start on this corpus."""
-    corpus, held_out, vocabulary = load_corpora(config, folder, length_rule_of(config), start.known, replicas)
-    check_validation_data(config, corpus, held_out)
-    return Loaded(config, start, corpus, held_out, vocabulary, folder)
+    corpora = RunCorpora(*load_corpora(config, folder, length_rule_of(config), start.vocabulary, replicas), folder)
+    check_validation_data(config, corpora)
+    return Loaded(config, start, corpora)
 
 
 def check_corpus(loaded: Loaded) -> Iterator[Check]:
-    manifests = [one.manifest for one in (loaded.corpus, loaded.held_out) if one]
+    manifests = [one.manifest for one in (loaded.corpora.training, loaded.corpora.held_out) if one]
     data = loaded.config.data
-    yield check_rejected(loaded.folder / "rejected.csv", data.max_rejected, sum(map(len, manifests)))
+    yield check_rejected(loaded.corpora.folder / "rejected.csv", data.max_rejected, sum(map(len, manifests)))
     yield check_durations(manifests, data.min_seconds, data.max_seconds)
-    yield check_characters(manifests, loaded.vocabulary.languages, data.text_frontend)
-    padding = loaded.corpus.plan.padding
+    yield check_characters(manifests, loaded.corpora.vocabulary.languages, data.text_frontend)
+    padding = loaded.corpora.training.plan.padding
     yield remark(
         padding <= MUCH_PADDING,
         "padding",
         f"at most {100 * MUCH_PADDING:.0f} % of what is computed",
-        f"{100 * padding:.1f} % in {len(loaded.corpus.plan.bounds)} buckets",
+        f"{100 * padding:.1f} % in {len(loaded.corpora.training.plan.bounds)} buckets",
         "More --buckets pad less; a smaller --batch-size leaves fewer rows of the last batch empty.",
     )
 

@@ -17,7 +17,6 @@ from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.batch import empty_batch
 from myxtts.config.schema import Config
 from myxtts.data.batch_plan import Plan
-from myxtts.data.dataset import Corpus
 from myxtts.data.pipeline import Pipeline, ReplicaBatches
 from myxtts.data.plan_iterator import Position
 from myxtts.errors import TrainingError
@@ -27,9 +26,10 @@ from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Placement
 from myxtts.preflight.checks import Check, check, remark
 from myxtts.preflight.corpus import Loaded
-from myxtts.run import build_state, describe_batch, explain_out_of_memory, make_pipeline, make_schedule, make_step
 from myxtts.tf_internals import device_memory_mib
 from myxtts.training import loop
+from myxtts.training.diagnostics import describe_batch, explain_out_of_memory
+from myxtts.training.setup import TrainingSetup, set_up
 from myxtts.training.state import TrainingState
 from myxtts.training.step import Step, is_scaled
 
@@ -46,11 +46,9 @@ class Bench:
         batches: of its last round, one on each model device.
     """
 
-    config: Config
     placement: Placement
-    corpus: Corpus
+    setup: TrainingSetup
     pipeline: Pipeline
-    state: TrainingState
     step: Step
     step_s: float
     batches: list[dict[str, tf.Tensor]]
@@ -66,15 +64,16 @@ class Taken(NamedTuple):
 
 def check_model(loaded: Loaded, placement: Placement) -> Generator[Check, None, Bench | None]:
     """Builds what a run builds, and takes steps on the heaviest batches; gives None where that failed."""
-    config, corpus = loaded.config, loaded.corpus
+    config, corpus = loaded.config, loaded.corpora.training
     used_before_mib = process_peak_mib()
     replicas = make_replicas(placement.routes)
-    state = build_state(config, loaded.vocabulary, replicas, loaded.start.base)
+    setup = set_up(config, loaded.start, replicas, loaded.corpora)
+    state = setup.state
     yield check_variables(state, config.model.model_size)
     yield check_outputs(state)
     yield check_checkpoint_room(state, config)
-    pipeline = make_pipeline(config, corpus, replicas, loaded.folder, synchronize=True)
-    step = make_step(config, state)
+    pipeline = setup.training_pipeline(synchronize=True)
+    step = setup.make_step()
     for name in used_devices(placement) if placement.on_gpu else ():
         tf.config.experimental.reset_memory_stats(name[1:])
     built_mib = process_peak_mib()
@@ -82,7 +81,7 @@ def check_model(loaded: Loaded, placement: Placement) -> Generator[Check, None, 
         rounds = full_step(bucket, corpus.plan, pipeline, config.training.gradient_accumulation)
         try:
             magnitudes = magnitudes_of(state)
-            taken = take_steps(state, step, rounds, make_schedule(config, corpus, state))
+            taken = take_steps(state, step, rounds, setup.schedule)
         except tf.errors.ResourceExhaustedError as error:
             refused = loop.StepOutOfMemory(state.step + 1, bucket, error)
             raise TrainingError(explain_out_of_memory(error, placement, describe_batch(refused, corpus))) from error
@@ -93,11 +92,11 @@ def check_model(loaded: Loaded, placement: Placement) -> Generator[Check, None, 
         yield from check_gpu_memory(placement)
     else:
         yield check_process_memory(used_before_mib, built_mib)
-    return Bench(config, placement, corpus, pipeline, state, step, taken.last_s, loop.batches_of(rounds)[-1])
+    return Bench(placement, setup, pipeline, step, taken.last_s, loop.batches_of(rounds)[-1])
 
 
 def check_variables(state: TrainingState, size: str) -> Check:
-    """Everything that a step changes lies on the model devices, or `build_state` had raised PlacementError."""
+    """Everything that a step changes lies on the model devices, or `set_up` had raised PlacementError."""
     groups = {"variables": state.model.variables, "optimizer slots": state.optimizer.variables}
     groups["averages"] = state.averages
     state.require_devices()
@@ -152,7 +151,7 @@ def full_step(bucket: int, plan: Plan, pipeline: Pipeline, accumulation: int) ->
     epoch = plan.epoch(0)
     utterances = np.where(epoch.step_bucket == bucket, np.diff(epoch.step_start), -1)
     with pipeline.open_feed(Position(0, int(utterances.argmax()))) as feed:
-        rounds = loop.next_step(feed)
+        rounds = loop.next_microbatches(feed)
     return [rounds[number % len(rounds)] for number in range(accumulation)]
 
 

@@ -10,7 +10,6 @@ from myxtts.data.plan_iterator import Position
 from myxtts.placement.audit import audit, knows_gpu_kernels
 from myxtts.preflight.checks import Check, check, remark
 from myxtts.preflight.model import Bench, take_step
-from myxtts.run import is_dual, make_schedule
 from myxtts.training import loop
 
 LEAST_STEPS = 4
@@ -83,7 +82,7 @@ def overlap_s(left: Sequence[Stretch], right: Sequence[Stretch]) -> float:
 
 def check_flow(bench: Bench, steps: int) -> Iterator[Check]:
     flow = run_flow(bench, steps)
-    dual = is_dual(bench.placement)
+    dual = bench.setup.between_devices
     finite = all(map(math.isfinite, flow.losses))
     yield check(
         finite,
@@ -131,7 +130,7 @@ def check_overlap(flow: Flow, dual: bool) -> Check:
 
 def run_flow(bench: Bench, steps: int) -> Flow:
     """Steps as a run takes them, from the beginning of the plan, each until its losses are read."""
-    schedule = make_schedule(bench.config, bench.corpus, bench.state)
+    schedule = bench.setup.schedule
     made, worked, trained, losses = [], [], [], []
     clock, traces = Clock(), bench.step.traces
     with bench.pipeline.open_feed(Position()) as feed:
@@ -139,11 +138,11 @@ def run_flow(bench: Bench, steps: int) -> Flow:
             if number >= LEAST_STEPS and time.perf_counter() > trained[0][0] + LONGEST_S:
                 break
             with clock.wait():
-                rounds = loop.next_step(feed)
+                rounds = loop.next_microbatches(feed)
             if not trained:
                 clock.forget()  # the time in which the first batch of all was read
             began_s = time.perf_counter()
-            losses.append(take_step(bench.state, bench.step, rounds, schedule)["loss"])
+            losses.append(take_step(bench.setup.state, bench.step, rounds, schedule)["loss"])
             trained.append((began_s, time.perf_counter()))
             planned, times = rounds[0][0].planned.step, [one.times for own in rounds for one in own]
             clock.finish_step(planned.audio_s, planned.padded_s, times)

@@ -9,7 +9,7 @@ from myxtts.errors import PlacementError
 from myxtts.placement.audit import require_device
 from myxtts.placement.routes import LogicalDevice, Placement
 from myxtts.preflight.checks import Check, check, refused
-from myxtts.run import configure_devices
+from myxtts.training.setup import configure_devices
 
 
 def check_placement(config: Config) -> Generator[Check, None, Placement | None]:

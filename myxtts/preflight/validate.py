@@ -13,8 +13,8 @@ from myxtts.preflight.overlap import check_flow
 from myxtts.preflight.placement import check_placement
 from myxtts.preflight.prerequisites import check_prerequisites
 from myxtts.preflight.transfer import check_transfer
-from myxtts.run import Start, find_start
 from myxtts.training.run_folder import RunFolder
+from myxtts.training.start import Start, resolve_start
 
 MOST_GPUS = 1024  # an index is below it
 
@@ -33,7 +33,7 @@ def validate(config: Config, steps: int) -> Report:
     plan_routes(config.placement, MOST_GPUS)
     report = Report()
     with tempfile.TemporaryDirectory(prefix="myxtts-preflight-") as name:
-        config, start = find_start(config, RunFolder(Path(name)))
+        config, start = resolve_start(config, RunFolder(Path(name)))
         report.run("Prerequisites", check_prerequisites(config))
         placement = report.run("Placement", check_placement(config))
         missing = "" if placement else "the placement cannot be had"

@@ -15,7 +15,6 @@ import tensorflow as tf
 from myxtts.batch import first_rows
 from myxtts.clock import Clock, Times
 from myxtts.config.schema import Config
-from myxtts.data.dataset import Corpus, load_corpora
 from myxtts.data.pipeline import Pipeline, ReplicaBatches
 from myxtts.data.plan_iterator import Position
 from myxtts.data.producer import hand_over
@@ -30,11 +29,14 @@ from myxtts.profiling.analysis import Measurement, TracedRun, Trials
 from myxtts.profiling.flops import matmul_flops_per_s, step_flops
 from myxtts.profiling.nvml import GpuSampler
 from myxtts.profiling.report import DeviceMetrics
-from myxtts.run import build_state, configure_devices, explain_out_of_memory, find_start, make_pipeline, make_step
-from myxtts.tasks.length_rules import length_rule_of
 from myxtts.training import loop
+from myxtts.training.checkpoint import save_nothing
+from myxtts.training.diagnostics import explain_out_of_memory
+from myxtts.training.hooks import Hook, StepEnd
 from myxtts.training.run_folder import RunFolder
 from myxtts.training.schedule import ema_decay
+from myxtts.training.setup import TrainingSetup, configure_devices, make_step, open_corpora, set_up
+from myxtts.training.start import resolve_start
 from myxtts.training.state import TrainingState
 from myxtts.training.step import Step
 from myxtts.training.stop_request import StopRequest
@@ -54,12 +56,17 @@ Kept = dict[int, list[dict[str, tf.Tensor]]]  # batches by bucket
 class Bench:
     """All that a run has when its first step comes."""
 
-    config: Config
     placement: Placement
-    corpus: Corpus
-    state: TrainingState
+    setup: TrainingSetup
     step: Step
-    folder: Path
+
+    @property
+    def config(self) -> Config:
+        return self.setup.config
+
+    @property
+    def state(self) -> TrainingState:
+        return self.setup.state
 
     @property
     def route(self) -> Route:
@@ -76,9 +83,7 @@ class Bench:
 
     def pipeline(self, synchronize: bool, **changes: Any) -> Pipeline:
         """As a run has it, or with other settings of reading."""
-        data = self.config.data.model_copy(update=changes)
-        config = self.config.model_copy(update={"data": data})
-        return make_pipeline(config, self.corpus, self.state.replicas, self.folder, synchronize)
+        return self.setup.training_pipeline(synchronize, **changes)
 
 
 @dataclass(frozen=True)
@@ -108,7 +113,7 @@ def profile(config: Config, steps: int) -> tuple[Measurement, DeviceMetrics, Pla
     Raises:
         UserError: the run could not start, or not go on.
     """
-    with set_up(config) as bench:
+    with open_bench(config) as bench:
         return *measure(bench, steps), bench.placement
 
 
@@ -118,7 +123,7 @@ def measure_stage_times(config: Config, steps: int) -> StageProfile:
     Raises:
         UserError: as `profile`.
     """
-    with set_up(config) as bench:
+    with open_bench(config) as bench:
         pipeline = bench.pipeline(synchronize=not bench.single)
         stretch = stretch_of(pipeline, steps + WARM_UP)
         stages_s, _ = measure_alone(bench, pipeline, stretch)
@@ -159,21 +164,18 @@ def time_all_reduce(models: Sequence[str], gradients: Sequence[tuple[Sequence[in
 
 
 @contextmanager
-def set_up(config: Config) -> Iterator[Bench]:
+def open_bench(config: Config) -> Iterator[Bench]:
     """All that a run has before its first step, with a run folder that does not stay."""
     with tempfile.TemporaryDirectory(prefix="myxtts-profile-") as name:
         folder = RunFolder(Path(name))
-        config = config.model_copy(update={"run": config.run.model_copy(update={"resume": False})})
-        config, start = find_start(config, folder)
+        run = config.run.model_copy(update={"resume": False, "validate_every": 0, "sample_every": 0})
+        config, start = resolve_start(config.model_copy(update={"run": run}), folder)
         placement = configure_devices(config)
         only_route(placement, "a profile")
         try:
             replicas = make_replicas(placement.routes)
-            corpus, _, vocabulary = load_corpora(
-                config, folder.path, length_rule_of(config), start.known, replicas.count
-            )
-            state = build_state(config, vocabulary, replicas, start.base)
-            yield Bench(config, placement, corpus, state, make_step(config, state), folder.path)
+            setup = set_up(config, start, replicas, open_corpora(config, start, replicas, folder.path))
+            yield Bench(placement, setup, setup.make_step())
         except loop.StepOutOfMemory as error:
             raise TrainingError(explain_out_of_memory(error.cause, placement)) from error
         except tf.errors.ResourceExhaustedError as error:
@@ -369,24 +371,35 @@ def run_traced(bench: Bench, pipeline: Pipeline, steps: int) -> TracedRun:
 
 def run_loop(bench: Bench, step: Callable, feed: Iterator[ReplicaBatches], steps: int) -> dict[str, float | str]:
     """Metrics of `steps` steps after WARM_UP of them, as a run would report them."""
-    state, reports = bench.state, []
-    actions = loop.Actions(
-        first_step=lambda state, rounds, outcome: outcome.numpy(),
-        validate=None,
-        report=lambda state, metrics: reports.append(metrics),
-        sample=None,
-        save=lambda state, loss: None,
-        improves=None,
-    )
-    periods = loop.Periods(log=sys.maxsize, validate=0, sample=0, checkpoint=0)  # one report, at the end
+    state, collected = bench.state, CollectMetrics()
     clock = Clock()
     # The loop leaves its first step out of all reports: so the second pass begins with the last step of the warm-up.
     for total in (state.step + WARM_UP - 1, state.step + WARM_UP + steps):
         schedule = loop.Schedule(
-            total, lambda step: LEARNING_RATE, lambda step: ema_decay(step, bench.config.training.ema_decay)
+            total_steps=total,
+            log_every=sys.maxsize,  # one report, at the end
+            checkpoint_every=0,
+            learning_rate=lambda step: LEARNING_RATE,
+            ema_decay=lambda step: ema_decay(step, bench.config.training.ema_decay),
         )
-        loop.train(state, step, feed, schedule, periods, actions, clock, StopRequest())
-    return reports[-1]
+        loop.train(state, step, feed, schedule, [collected], save_nothing, clock, StopRequest())
+    return collected.metrics
+
+
+class CollectMetrics(Hook):
+    """Keeps the metrics of the newest report; waits for the first step."""
+
+    def __init__(self) -> None:
+        super().__init__(every=0)
+        self.metrics: dict[str, float | str] = {}
+
+    def is_due(self, end: StepEnd) -> bool:
+        return end.is_first or bool(end.metrics)
+
+    def __call__(self, end: StepEnd) -> None:
+        if end.is_first:
+            end.outcome.numpy()
+        self.metrics = end.metrics
 
 
 class TracedStep:

@@ -68,6 +68,10 @@ class Checkpoints:
                 shutil.rmtree(partial_of(folder))
 
 
+def save_nothing(state: TrainingState, validation_loss: float | None = None) -> None:
+    """Stand in for `Checkpoints.save` in a process that writes no checkpoints."""
+
+
 def write_state(target: Path, state: TrainingState, metadata: Mapping[str, Any], replace: bool = False) -> None:
     """Write a state as a checkpoint, with all that `about` says beside what the state itself knows."""
     groups = ((group, state.arrays(group)) for group in state.variables())
@@ -78,7 +82,7 @@ def write_state(target: Path, state: TrainingState, metadata: Mapping[str, Any],
         "audio_s": state.audio_s,
         "audio_s_since_sync": state.audio_s_since_sync,
     }
-    write_checkpoint(target, groups, own | metadata, replace=replace)
+    write_checkpoint(target, groups, {**own, **metadata}, replace=replace)
 
 
 def restore(checkpoint: Path, state: TrainingState) -> None:

@@ -7,67 +7,30 @@ import tensorflow as tf
 
 from myxtts.clock import Clock
 from myxtts.data.pipeline import ReplicaBatches
-from myxtts.errors import TrainingError, UserError
+from myxtts.errors import PlacementError, TrainingError, UserError
+from myxtts.training.hooks import Hook, StepEnd
 from myxtts.training.state import TrainingState
 from myxtts.training.step import Step
 from myxtts.training.stop_request import StopRequest
 
-
-@dataclass(frozen=True)
-class Periods:
-    """Steps between two actions of a kind; 0 turns it off. All are due at the last step."""
-
-    log: int
-    validate: int
-    sample: int
-    checkpoint: int
-
-    def due(self, period: int, step: int, last: bool) -> bool:
-        return period > 0 and (last or step % period == 0)
-
-
-@dataclass(frozen=True)
-class Actions:
-    """What the loop calls between two steps.
-
-    Attributes:
-        first_step: (state, rounds of the step, outcome); looks at the devices.
-        validate: (state) -> losses on held-out utterances, `loss` among them.
-        report: (state, metrics).
-        sample: (state); speaks and draws.
-        save: (state, validation loss or None); writes a checkpoint.
-        improves: (validation loss) -> whether it is the best so far.
-        merge_is_due: (state) -> whether weights are to be merged with those of other jobs.
-        merge: (state, stopped) -> whether they were; not where `stopped()` came to be true while it waited.
-    """
-
-    first_step: Callable[[TrainingState, Sequence[ReplicaBatches], tf.Tensor], None]
-    validate: Callable[[TrainingState], dict[str, float]]
-    report: Callable[[TrainingState, dict[str, float | str]], None]
-    sample: Callable[[TrainingState], None]
-    save: Callable[[TrainingState, float | None], object]
-    improves: Callable[[float], bool]
-    merge_is_due: Callable[[TrainingState], bool] = lambda state: False
-    merge: Callable[[TrainingState, Callable[[], bool]], bool] | None = None
-
-
-def only_steps(first_step) -> Actions:
-    """Of a worker that leaves all else to the chief: nothing but the first look at its devices."""
-    return Actions(
-        first_step=first_step,
-        validate=None,
-        report=lambda state, metrics: None,
-        sample=None,
-        save=lambda state, loss: None,
-        improves=None,
-    )
+Save = Callable[[TrainingState, float | None], object]
+"""(state, validation loss or None): writes a checkpoint."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """What changes with the steps done so far."""
+    """What depends on the step.
+
+    Attributes:
+        total_steps: length of the run.
+        log_every: steps between two reports.
+        checkpoint_every: steps between two checkpoints; 0 writes only those that hooks ask for, and one at the end.
+        learning_rate, ema_decay: by the number of steps done before.
+    """
 
     total_steps: int
+    log_every: int
+    checkpoint_every: int
     learning_rate: Callable[[int], float]
     ema_decay: Callable[[int], float]
 
@@ -77,92 +40,74 @@ def train(
     step: Step,
     feed: Iterator[ReplicaBatches],
     schedule: Schedule,
-    periods: Periods,
-    actions: Actions,
+    hooks: Sequence[Hook],
+    save: Save,
     clock: Clock,
     stop: StopRequest,
 ) -> None:
-    """Train to the end of the schedule or a stop request; leaves a checkpoint of the last step.
+    """Train to the end of the schedule or to a stop request; leave a checkpoint of the last step.
 
-    After a step, in this order: read the losses (a non-finite one is found before anything is
-    written), merge, validate, report, sample, and the checkpoint last, so that it knows whether the
-    validation was the best. The loop waits for the device only where an action needs it.
+    After a step, in this order: read the losses (a non-finite loss is found before anything is
+    written), run the hooks that are due in the order of the list, and save last, since a hook may ask for a
+    checkpoint and only then is it known whether a validation was the best. The loop waits for the device only where a
+    report, a hook or a checkpoint is due.
 
     Raises:
         NonFiniteLoss: the checkpoints before it are intact.
         StepOutOfMemory: likewise.
-        UserError: a batch could not be made; a checkpoint of the steps before it was written.
+        UserError: a batch could not be made or a hook failed; a checkpoint of the steps before it was written.
     """
-    if actions.merge_is_due(state) and actions.merge(state, stop.due):  # the run was stopped while it waited for that
-        actions.save(state, None)
-    started_at = saved_at = state.step
-    while state.step < schedule.total_steps and not stop.due():
-        try:
-            with clock.wait():
-                microbatches = next_step(feed)
-        except UserError:  # an utterance could not be read: what was learnt before it is kept
-            save_unsaved(state, saved_at, actions)
-            raise
-        planned = microbatches[0][0].planned.step
-        learning_rate, ema_decay = schedule.learning_rate(state.step), schedule.ema_decay(state.step)
-        try:
-            outcome = step(batches_of(microbatches), state.step + 1, learning_rate, ema_decay, stop.asked)
-        except tf.errors.ResourceExhaustedError as error:
-            raise StepOutOfMemory(state.step + 1, planned.bucket, error) from error
-        state.advance(planned)
-        stop.look(outcome)
-        clock.finish_step(planned.audio_s, planned.padded_s, [one.times for own in microbatches for one in own])
-        if state.step == started_at + 1:
-            actions.first_step(state, microbatches, outcome)
-
-        log, validate, sample, checkpoint = (
-            periods.due(period, state.step, last=state.step == schedule.total_steps)
-            for period in (periods.log, periods.validate, periods.sample, periods.checkpoint)
-        )
-        if state.step == started_at + 1 and not log:
-            clock.forget()  # most of the first step's time is tracing
-        merge = actions.merge_is_due(state)
-        if not (merge or log or validate or sample or checkpoint):
-            continue
-        require_finite(state)
-        metrics, loss = {}, None
-        if log:
-            metrics = {"epoch": planned.position.epoch, **step.read(outcome), "learning_rate": learning_rate}
-            metrics |= clock.report().metrics()
-        with clock.pause():
-            merged = merge and merge_or_save(state, saved_at, actions, stop)
-            if validate:
-                losses = actions.validate(state)
-                loss = losses["loss"]
-                metrics |= {f"validation_{name}": value for name, value in losses.items()}
-            if metrics:
-                actions.report(state, metrics)
-            if sample:
-                actions.sample(state)
-            if checkpoint or merged or (loss is not None and actions.improves(loss)):
-                actions.save(state, loss)
-                saved_at = state.step
-    save_unsaved(state, saved_at, actions)
-
-
-def merge_or_save(state: TrainingState, saved_at: int, actions: Actions, stop: StopRequest) -> bool:
-    """Whether a merge was taken; what was learnt before one that fails is kept."""
+    first_step, saved_step = state.step + 1, state.step
     try:
-        return actions.merge(state, stop.due)
+        while state.step < schedule.total_steps and not stop.due():
+            with clock.wait():
+                microbatches = next_microbatches(feed)
+            planned = microbatches[0][0].planned.step
+            learning_rate, ema_decay = schedule.learning_rate(state.step), schedule.ema_decay(state.step)
+            try:
+                outcome = step(batches_of(microbatches), state.step + 1, learning_rate, ema_decay, stop.requested)
+            except tf.errors.ResourceExhaustedError as error:
+                raise StepOutOfMemory(state.step + 1, planned.bucket, error) from error
+            state.advance(planned)
+            stop.observe(outcome)
+            times = [device_batch.times for replica_batches in microbatches for device_batch in replica_batches]
+            clock.finish_step(planned.audio_s, planned.padded_s, times)
+
+            is_first, is_last = state.step == first_step, state.step == schedule.total_steps
+            end = StepEnd(state, state.step, outcome, microbatches, is_first, is_last, stop)
+            log, checkpoint = end.is_due(schedule.log_every), end.is_due(schedule.checkpoint_every)
+            if is_first and not log:
+                clock.forget()  # most of the first step's time is tracing
+            if not (log or checkpoint or any(hook.is_due(end) for hook in hooks)):
+                continue
+            require_finite(state)
+            if log:
+                end.metrics = {"epoch": planned.position.epoch, **step.read(outcome), "learning_rate": learning_rate}
+                end.metrics |= clock.report().metrics()
+            with clock.pause():
+                for hook in hooks:
+                    if hook.is_due(end):
+                        hook(end)
+                if checkpoint or end.save:
+                    save(state, end.validation_loss)
+                    saved_step = state.step
+    except (NonFiniteLoss, StepOutOfMemory, PlacementError):
+        raise  # the state is not to be kept
     except UserError:
-        save_unsaved(state, saved_at, actions)
+        save_unsaved(state, saved_step, save)
         raise
+    save_unsaved(state, saved_step, save)
 
 
-def save_unsaved(state: TrainingState, saved_at: int, actions: Actions) -> None:
-    """A checkpoint of the last step, if there is none."""
-    if saved_at < state.step:
+def save_unsaved(state: TrainingState, saved_step: int, save: Save) -> None:
+    """Save the last step, unless there is a checkpoint of it."""
+    if saved_step < state.step:
         require_finite(state)
-        actions.save(state, None)
+        save(state, None)
 
 
-def next_step(feed: Iterator[ReplicaBatches]) -> list[ReplicaBatches]:
-    """The rounds of one step."""
+def next_microbatches(feed: Iterator[ReplicaBatches]) -> list[ReplicaBatches]:
+    """Return the batches of one step: one entry for each accumulated gradient."""
     microbatches = [next(feed)]
     while not microbatches[-1][0].planned.last:
         microbatches.append(next(feed))
@@ -170,16 +115,12 @@ def next_step(feed: Iterator[ReplicaBatches]) -> list[ReplicaBatches]:
 
 
 def batches_of(microbatches: Sequence[ReplicaBatches]) -> list[list[dict[str, tf.Tensor]]]:
-    """What a step takes."""
-    return [[delivery.batch for delivery in one] for one in microbatches]
+    """Return what `Step` takes."""
+    return [[device_batch.batch for device_batch in replica_batches] for replica_batches in microbatches]
 
 
 def require_finite(state: TrainingState) -> None:
-    """Wait for the device, and refuse to go on after a non-finite loss.
-
-    Raises:
-        NonFiniteLoss: with the step where it began.
-    """
+    """Wait for the device and raise NonFiniteLoss with the first step whose loss or gradient was not finite."""
     bad_step = int(state.bad_step.numpy())
     if bad_step:
         raise NonFiniteLoss(bad_step)

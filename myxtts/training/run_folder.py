@@ -60,6 +60,10 @@ class RunFolder:
                 "Go on with it by --resume, or give another name by --run."
             )
 
+    def of_process(self, process: int) -> Path:
+        """Return the folder for caches and the log of a process; the chief is process 0."""
+        return self.path / f"worker-{process}" if process else self.path
+
     def write_config(self, text: str) -> None:
         write_whole(self.config, text.encode())
 

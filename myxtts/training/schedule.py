@@ -1,10 +1,10 @@
-"""What changes with the step: learning rate and decay of the moving average. Plain numbers."""
+"""Learning rate, decay of the moving average and length of a run, as plain numbers."""
 
 from math import cos, pi
 
 
-def learning_rate(step: int, total_steps: int, peak: float, warmup_steps: int, final_share: float) -> float:
-    """Linear warm-up to the peak, then a cosine to `final_share` of it (Loshchilov & Hutter 2017).
+def learning_rate(step: int, total_steps: int, peak: float, warmup_steps: int, final_ratio: float) -> float:
+    """Return the rate of linear warm-up to the peak, then a cosine to `final_ratio` of it (Loshchilov & Hutter 2017).
 
     Args:
         step: steps done so far; any number from 0 on, also beyond `total_steps`.
@@ -12,14 +12,14 @@ def learning_rate(step: int, total_steps: int, peak: float, warmup_steps: int, f
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps
     passed = min((step - warmup_steps) / max(total_steps - 1 - warmup_steps, 1), 1.0)
-    return peak * (final_share + (1.0 - final_share) * 0.5 * (1.0 + cos(pi * passed)))
+    return peak * (final_ratio + (1.0 - final_ratio) * 0.5 * (1.0 + cos(pi * passed)))
 
 
 def ema_decay(step: int, decay: float) -> float:
-    """Decay of the moving average, low at first so that the initial weights are soon forgotten."""
+    """Return the decay of the moving average, low at first so that it soon forgets the initial weights."""
     return min(decay, (1.0 + step) / (10.0 + step))
 
 
 def total_steps(max_steps: int, by_epochs: int) -> int:
-    """Length of the run: the nearer of the two bounds, of which 0 is none."""
-    return min(bound for bound in (max_steps, by_epochs) if bound)
+    """Return the length of the run: the smaller of the two limits; 0 means no limit."""
+    return min(limit for limit in (max_steps, by_epochs) if limit)

@@ -77,7 +77,7 @@ class Step:
         """Take step `number`; gives a float32 vector on the first model device, which `read` names.
 
         Args:
-            stop: whether this process was asked to stop; see `asked_to_stop`.
+            stop: whether this process was asked to stop; see `stop_requested`.
         """
         with tf.device(self._state.device):
             controls = self._controls(number, learning_rate, ema_decay, stop)
@@ -114,7 +114,7 @@ class Step:
         return dict(zip(names, outcome[:-1].numpy().tolist(), strict=True))
 
     @staticmethod
-    def asked_to_stop(outcome: tf.Tensor) -> bool:
+    def stop_requested(outcome: tf.Tensor) -> bool:
         """Whether any process was asked to stop when it took the step: the same in all; waits for the device."""
         return bool(outcome[-1].numpy() > 0)
 

@@ -4,10 +4,11 @@ import signal
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import tensorflow as tf
 
-LAG_STEPS = 4  # a GPU has long done a step that was so many before: nothing waits for its outcome
+LAG_STEPS = 4  # after so many more steps a GPU has finished a step: reading its outcome waits for nothing
 
 
 class StopRequest:
@@ -17,16 +18,16 @@ class StopRequest:
         self.signal: int | None = None
 
     @property
-    def asked(self) -> bool:
-        """Whether this process was."""
+    def requested(self) -> bool:
+        """Whether this process was asked to stop."""
         return self.signal is not None
 
     def due(self) -> bool:
         """Whether to stop before the next step."""
-        return self.asked
+        return self.requested
 
-    def look(self, outcome: tf.Tensor) -> None:
-        """See the outcome of each step."""
+    def observe(self, outcome: tf.Tensor) -> None:
+        """Look at the outcome of each step."""
 
     @property
     def name(self) -> str:
@@ -34,48 +35,50 @@ class StopRequest:
 
     @property
     def exit_code(self) -> int:
-        """0, or 128 + the signal's number as shells have it: 130 for Ctrl-C, 143 for SIGTERM."""
+        """0, or 128 + the signal's number as in shells: 130 for Ctrl-C, 143 for SIGTERM."""
         return 128 + (self.signal or signal.SIGTERM) if self.due() else 0
 
 
 class SharedStopRequest(StopRequest):
-    """The same for one of several processes, of which none takes a step alone: all stop at the same one.
+    """A request to any of several workers: all workers stop after the same step.
 
-    Each step tells all processes whether one was asked. That is looked at some steps later.
+    Each step tells all processes whether one of them was asked to stop. Each process reads that some steps later.
 
     Args:
-        told: reads it from an outcome.
+        stop_requested: reads it from an outcome.
     """
 
-    def __init__(self, told: Callable[[tf.Tensor], bool]) -> None:
+    def __init__(self, stop_requested: Callable[[tf.Tensor], bool]) -> None:
         super().__init__()
-        self._told = told
+        self._stop_requested = stop_requested
         self._outcomes: deque[tf.Tensor] = deque()
         self._due = False
 
     def due(self) -> bool:
         return self._due
 
-    def look(self, outcome: tf.Tensor) -> None:
+    def observe(self, outcome: tf.Tensor) -> None:
         self._outcomes.append(outcome)
         if len(self._outcomes) > LAG_STEPS:
-            self._due |= self._told(self._outcomes.popleft())
+            self._due |= self._stop_requested(self._outcomes.popleft())
 
 
 @contextmanager
 def stop_on_signals(request: StopRequest) -> Iterator[StopRequest]:
     """Turn the first Ctrl-C or SIGTERM into a request; a second one ends the program at once."""
-    before = {}
+    handlers_before: dict[int, Any] = {}
 
-    def ask(number, _frame):
+    def restore_handlers() -> None:
+        for number, handler in handlers_before.items():
+            signal.signal(number, handler)
+
+    def request_stop(number, _frame) -> None:
         request.signal = number
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        restore_handlers()
 
-    for one in (signal.SIGINT, signal.SIGTERM):
-        before[one] = signal.signal(one, ask)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        handlers_before[number] = signal.signal(number, request_stop)
     try:
         yield request
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        restore_handlers()

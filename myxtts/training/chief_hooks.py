@@ -1,0 +1,54 @@
+"""The hooks of the process that writes the run folder."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from myxtts.data.plan_iterator import Position
+from myxtts.observe.advice import LongWait
+from myxtts.observe.report import Reporter
+from myxtts.placement import devices
+from myxtts.tasks.registry import task_of
+from myxtts.training.checkpoint import Checkpoints
+from myxtts.training.hooks import Hook, Report, SyncWeights, Validate, WeightSync, WriteSamples
+from myxtts.training.run_folder import RunFolder
+from myxtts.training.setup import TrainingSetup
+from myxtts.training.validation import Validation
+
+
+@contextmanager
+def chief_hooks(
+    setup: TrainingSetup, folder: RunFolder, checkpoints: Checkpoints, weight_sync: WeightSync | None
+) -> Iterator[list[Hook]]:
+    """Open the reporter of a run; the value is its hooks in the order in which the loop calls them."""
+    config, state = setup.config, setup.state
+    used_devices = config.placement.simulate_gpus or devices.gpu_count()
+    long_wait = LongWait(state.step, config.data, not setup.between_devices, used_devices)
+    with Reporter(folder.metrics, folder.tensorboard, state.step, setup.schedule.total_steps) as reporter:
+        sync = [] if weight_sync is None else [SyncWeights(weight_sync)]
+        validate, sample = validation_hooks(setup, folder, checkpoints, reporter)
+        yield [*sync, *validate, Report(reporter, long_wait), *sample]
+
+
+def validation_hooks(
+    setup: TrainingSetup, folder: RunFolder, checkpoints: Checkpoints, reporter: Reporter
+) -> tuple[list[Hook], list[Hook]]:
+    """Return what is done with held-out utterances before and after a report: validation, and samples."""
+    config, held_out, vocabulary = setup.config, setup.corpora.held_out, setup.corpora.vocabulary
+    run = config.run
+    if held_out is None or not (run.validate_every or run.sample_every):
+        return [], []
+    task, pipeline = task_of(config), setup.validation_pipeline()
+    validation = Validation(
+        setup.state.model,
+        lambda: pipeline.open_feed(Position(), epochs=1, mean_over="epoch"),
+        task.metric(vocabulary),
+    )
+    with pipeline.open_feed(Position(), epochs=1) as feed:
+        (first,) = next(feed)
+    rows, manifest = first.planned.rows, held_out.manifest
+    ids, texts = [manifest.ids[row] for row in rows], [manifest.texts[row] for row in rows]
+    sampler = task.sampler(config, vocabulary, folder.samples, first.batch, ids, texts, reporter.tensorboard)
+    return (
+        [Validate(run.validate_every, validation, checkpoints.improves)],
+        [WriteSamples(run.sample_every, sampler, folder.path)],
+    )

@@ -1,0 +1,123 @@
+"""What a run says of itself: its derived numbers at the start, and the reason when training cannot go on."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.data.dataset import Corpus
+from myxtts.data.plan_iterator import Position, planned_steps
+from myxtts.errors import TrainingError
+from myxtts.models.layers import parameter_count
+from myxtts.placement.routes import Placement
+from myxtts.tasks.registry import task_of
+from myxtts.training.loop import NonFiniteLoss, StepOutOfMemory
+from myxtts.training.setup import TrainingSetup
+from myxtts.training.start import Start
+
+log = logging.getLogger(__name__)
+
+
+def log_start(setup: TrainingSetup, start: Start) -> None:
+    """Log where the weights come from, and the derived numbers of the run."""
+    if start.checkpoint is not None:
+        log.info("resumed        %s", start.checkpoint)
+    elif start.pretrained is not None:
+        log.info("start          %s", start.pretrained.describe(setup.corpora.vocabulary))
+    if setup.replicas.is_chief:
+        for name, text in derived_numbers(setup).items():
+            log.info("%-14s %s", name, text)
+
+
+def derived_numbers(setup: TrainingSetup) -> dict[str, str]:
+    """Return the lines of the log by their names."""
+    config, corpora, schedule = setup.config, setup.corpora, setup.schedule
+    training, data, replicas = config.training, config.data, setup.replicas.count
+    plan, samples, vocabulary = corpora.training.plan, corpora.training.manifest.samples, corpora.vocabulary
+    audio_s = float(samples.sum(dtype=np.int64)) / SAMPLE_RATE_HZ
+    steps, sizes, total = plan.steps_per_epoch, plan.batch_sizes, schedule.total_steps
+    rows = f"{sizes.min()} to {sizes.max()}" if data.batch_seconds else data.batch_size
+    peak = schedule.learning_rate(max(min(training.warmup_steps, total) - 1, 0))
+    held_out = f", {len(corpora.held_out.manifest)} held out" if corpora.held_out else ""
+    utterances, seconds = len(samples) / steps, audio_s / steps
+    per_replica = f"{replicas} replicas with {utterances / replicas:.1f} and {seconds / replicas:.1f}, each "
+    return {
+        "corpus": f"{len(samples)} utterances{held_out}, {audio_s / 60:.1f} min, {len(vocabulary.speakers)} speakers, "
+        f"{len(vocabulary.symbols)} symbols, languages {' '.join(vocabulary.languages)}",
+        "buckets": " ".join(f"{bound / SAMPLE_RATE_HZ:.2f}" for bound in plan.bounds) + " s",
+        "padding": f"{100 * plan.padding:.1f} %",
+        "model": f"{task_of(config).describe(config)}, {parameter_count(setup.state.model):,} parameters, "
+        f"{training.precision}",
+        "step": f"{utterances:.1f} utterances and {seconds:.1f} audio seconds in {per_replica * (replicas > 1)}"
+        f"{training.gradient_accumulation} x {rows} rows",
+        "learning rate": f"{schedule.learning_rate(0):.2g} at first, {peak:.2g} at most, "
+        f"{schedule.learning_rate(total - 1):.2g} at the end",
+        "length": f"{total} steps of {steps} an epoch ({total / steps:.1f} epochs), from step {setup.state.step}",
+    }
+
+
+@contextmanager
+def explained(setup: TrainingSetup, placement: Placement, checkpoints: Path) -> Iterator[None]:
+    """Raise what ends the loop as a TrainingError that says at which utterances, and what to do."""
+    corpus, state = setup.corpora.training, setup.state
+    try:
+        yield
+    except NonFiniteLoss as error:
+        raise TrainingError(explain_non_finite(error, corpus, checkpoints, *state.began)) from error
+    except StepOutOfMemory as error:
+        batch = describe_batch(error, corpus)
+        raise TrainingError(explain_out_of_memory(error.cause, placement, batch)) from error
+
+
+@contextmanager
+def explained_out_of_memory(placement: Placement) -> Iterator[None]:
+    """Raise TensorFlow's out-of-memory error as a TrainingError with the limits and what to do."""
+    try:
+        yield
+    except tf.errors.ResourceExhaustedError as error:
+        raise TrainingError(explain_out_of_memory(error, placement)) from error
+
+
+def explain_non_finite(
+    error: NonFiniteLoss, corpus: Corpus, checkpoints: Path, began_step: int, began: Position
+) -> str:
+    """Return the message of a non-finite loss, with the utterances of its step.
+
+    Args:
+        checkpoints: folder of the run's checkpoints.
+        began_step, began: a step before it and its position, from which the plan was followed without a jump.
+    """
+    taken = error.step - 1 - began_step
+    _, _, step = next(islice(planned_steps(corpus.plan, began), taken, None))
+    names = ", ".join(f"'{corpus.manifest.ids[row]}'" for row in step.utterances[:32])
+    epoch = step.position.epoch + 1
+    return (
+        f"the loss or its gradient was not finite at step {error.step} (epoch {epoch}, utterances {names}). "
+        f"The checkpoints in {checkpoints} are of earlier steps and intact. Listen to these utterances, and "
+        "--resume with a lower --learning-rate or --gradient-clip; or start another run with --precision float32."
+    )
+
+
+def describe_batch(error: StepOutOfMemory, corpus: Corpus) -> str:
+    """Return the step and shape of the batch that did not fit, as a part of a message."""
+    rows, samples, tokens = corpus.plan.shape(error.bucket)
+    return (
+        f" at step {error.step}, with a batch of {rows} utterances of up to {samples / SAMPLE_RATE_HZ:.1f} s and "
+        f"{tokens} tokens (bucket {error.bucket + 1} of {len(corpus.plan.bounds)})"
+    )
+
+
+def explain_out_of_memory(error: tf.errors.ResourceExhaustedError, placement: Placement, batch: str = "") -> str:
+    """Return the message of an out-of-memory error, with the limits of the devices."""
+    limits = "; ".join(f"{d.name} {d.memory_mib or 'unlimited'} MiB" for d in placement.devices)
+    return (
+        f"out of memory{batch}: {error.message.splitlines()[0]} (the model is on {placement.routes[0].model}; limits: "
+        f"{limits}). --resume with a higher --model-gpu-memory or --data-gpu-memory; or start another run with a lower "
+        "--batch-size (and a higher --gradient-accumulation, which keeps the step's size), --max-seconds or "
+        "--model-size, or with --precision mixed_bfloat16 or (text to speech) --gradient-checkpointing."
+    )

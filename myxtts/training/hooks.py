@@ -1,0 +1,175 @@
+"""What happens between two steps: hooks, which the loop calls in the order of a list."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import tensorflow as tf
+
+from myxtts.data.pipeline import ReplicaBatches
+from myxtts.observe.advice import LongWait
+from myxtts.observe.html_report import write_report
+from myxtts.observe.report import Reporter
+from myxtts.placement.audit import require_device
+from myxtts.tasks.base import Sampler
+from myxtts.training.state import TrainingState
+from myxtts.training.stop_request import StopRequest
+from myxtts.training.validation import Validation
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class StepEnd:
+    """A step that was taken, as hooks see it.
+
+    Attributes:
+        state: after the step.
+        step: its number, which stays when a hook moves the state to another step.
+        outcome: what `Step` returned.
+        microbatches: that the step was taken on.
+        is_first, is_last: whether it is the first step of this process, or the last one of the run.
+        stop: whether the run was asked to stop.
+        metrics: of the report that is due; hooks add to it.
+        validation_loss: where this step was validated.
+        save: set by a hook that needs a checkpoint of this step.
+    """
+
+    state: TrainingState
+    step: int
+    outcome: tf.Tensor
+    microbatches: Sequence[ReplicaBatches]
+    is_first: bool
+    is_last: bool
+    stop: StopRequest
+    metrics: dict[str, float | str] = field(default_factory=dict)
+    validation_loss: float | None = None
+    save: bool = False
+
+    def is_due(self, every: int) -> bool:
+        """Whether something with a period of so many steps is due; the last step is. A period of 0 turns it off."""
+        return every > 0 and (self.is_last or self.step % every == 0)
+
+
+class Hook:
+    """Something that is done after some steps. A subclass implements `__call__`.
+
+    Args:
+        every: steps between two calls; it is also called after the last step. 0 turns it off.
+    """
+
+    def __init__(self, every: int):
+        self._every = every
+
+    def is_due(self, end: StepEnd) -> bool:
+        return end.is_due(self._every)
+
+    def __call__(self, end: StepEnd) -> None:
+        raise NotImplementedError
+
+
+class CheckDevices(Hook):
+    """Checks after the first step that everything is on the device that the placement names.
+
+    Args:
+        started_s: when the program started, in seconds of `time.perf_counter`, for the log.
+    """
+
+    def __init__(self, started_s: float):
+        super().__init__(every=0)
+        self._started_s = started_s
+
+    def is_due(self, end: StepEnd) -> bool:
+        return end.is_first
+
+    def __call__(self, end: StepEnd) -> None:
+        """Raise PlacementError if a tensor or variable is not on the device of its replica."""
+        check_devices(end.state, end.microbatches, end.outcome)
+        end.outcome.numpy()  # the step is done
+        log.info("first step     %.1f s after the start", time.perf_counter() - self._started_s)
+
+
+def check_devices(state: TrainingState, microbatches: Sequence[ReplicaBatches], outcome: tf.Tensor) -> None:
+    """Raise PlacementError if a variable, an outcome or a batch is not on the device of its replica."""
+    state.require_devices()
+    require_device(state.device, [("losses", outcome)])
+    for replica_batches in microbatches:
+        for device, device_batch in zip(state.replicas.devices, replica_batches, strict=True):
+            require_device(device, device_batch.batch.items())
+
+
+class WeightSync(Protocol):
+    """See local_sgd/sync.py."""
+
+    def is_due(self, state: TrainingState) -> bool: ...
+
+    def sync(self, state: TrainingState, stop_requested: Callable[[], bool]) -> bool: ...
+
+
+class SyncWeights(Hook):
+    """Averages the weights with those of other jobs (local SGD) and asks for a checkpoint of the result."""
+
+    def __init__(self, weight_sync: WeightSync):
+        super().__init__(every=0)
+        self._weight_sync = weight_sync
+
+    def is_due(self, end: StepEnd) -> bool:
+        return self._weight_sync.is_due(end.state)
+
+    def __call__(self, end: StepEnd) -> None:
+        end.save |= self._weight_sync.sync(end.state, end.stop.due)
+
+
+class Validate(Hook):
+    """Measures the losses on held-out utterances; asks for a checkpoint if the loss is the best so far.
+
+    Args:
+        improves: (validation loss) -> whether it is the best so far.
+    """
+
+    def __init__(self, every: int, validation: Validation, improves: Callable[[float], bool]):
+        super().__init__(every)
+        self._validation, self._improves = validation, improves
+
+    def __call__(self, end: StepEnd) -> None:
+        losses = self._validation(end.state)
+        end.validation_loss = losses["loss"]
+        end.metrics |= {f"validation_{name}": value for name, value in losses.items()}
+        end.save |= self._improves(losses["loss"])
+
+
+class Report(Hook):
+    """Writes the metrics of a step, if there are any."""
+
+    def __init__(self, reporter: Reporter, long_wait: LongWait):
+        super().__init__(every=0)
+        self._reporter, self._long_wait = reporter, long_wait
+
+    def is_due(self, end: StepEnd) -> bool:
+        return bool(end.metrics)
+
+    def __call__(self, end: StepEnd) -> None:
+        self._reporter.write(end.state.step, end.metrics)
+        self._long_wait(end.state.step, end.metrics)
+
+
+class WriteSamples(Hook):
+    """Writes the model's output for some held-out utterances, and report.html.
+
+    Args:
+        sampler: of the task.
+        folder: of the run.
+    """
+
+    def __init__(self, every: int, sampler: Sampler, folder: Path):
+        super().__init__(every)
+        self._sampler, self._folder = sampler, folder
+
+    def __call__(self, end: StepEnd) -> None:
+        state = end.state
+        with state.averaged_weights(), tf.device(state.device):
+            self._sampler(state.model, state.step)
+        write_report(self._folder)

@@ -1,0 +1,243 @@
+"""All that a run has before its first step: devices, corpora, state, and what is made of them."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from myxtts.config.schema import Config
+from myxtts.data.dataset import Corpus, load_corpora
+from myxtts.data.manifest import Vocabulary
+from myxtts.data.pipeline import Pipeline
+from myxtts.data.plan_iterator import steps_left
+from myxtts.distributed.cluster import Cluster
+from myxtts.errors import CheckpointError, ConfigError, DataError, PlacementError
+from myxtts.placement import devices
+from myxtts.placement.replicas import Replicas
+from myxtts.placement.routes import Placement, plan_routes
+from myxtts.tasks.length_rules import length_rule_of
+from myxtts.tasks.registry import task_of
+from myxtts.training import schedule
+from myxtts.training.checkpoint import restore
+from myxtts.training.checkpoint_files import digest_of
+from myxtts.training.init_from import Pretrained, load_pretrained
+from myxtts.training.loop import Schedule
+from myxtts.training.run_folder import check_same_corpus
+from myxtts.training.start import Start
+from myxtts.training.state import TrainingState, make_optimizer
+from myxtts.training.step import Step
+
+
+def configure_devices(config: Config, cluster: Cluster | None = None) -> Placement:
+    """Plan the routes and set up TensorFlow's devices; before the first tensor is made.
+
+    Raises:
+        PlacementError: the devices cannot be had, or the settings do not fit them.
+    """
+    placement = plan_routes(config.placement, devices.gpu_count())
+    if config.training.compile == "xla" and not task_of(config).supports_xla:
+        raise ConfigError(
+            f"--compile xla was asked for, but XLA cannot compile the loss of --task {config.model.task}. Leave it out."
+        )
+    replicas = len(placement.routes) * (cluster.count if cluster else 1)
+    if replicas > 1 and config.training.compile == "xla":
+        raise PlacementError(
+            f"--compile xla was asked for with {replicas} replicas ({placement.name}), but XLA compiles "
+            "for one device. Leave out --compile, or give one GPU by --model-gpu."
+        )
+    devices.configure(placement)
+    if config.training.deterministic:
+        tf.config.experimental.enable_op_determinism()
+    return placement
+
+
+@dataclass(frozen=True)
+class RunCorpora:
+    """The corpora of a run.
+
+    Attributes:
+        folder: of caches and of rejected.csv; each worker has its own.
+    """
+
+    training: Corpus
+    held_out: Corpus | None
+    vocabulary: Vocabulary
+    folder: Path
+
+
+def open_corpora(config: Config, start: Start, replicas: Replicas, folder: Path) -> RunCorpora:
+    """Read the corpora.
+
+    Raises:
+        DataError: a corpus cannot be used, or the workers do not have the same.
+        ConfigError: validation is on, but nothing is held out.
+    """
+    length_rule = length_rule_of(config)
+    corpora = RunCorpora(*load_corpora(config, folder, length_rule, start.vocabulary, replicas.count), folder)
+    check_validation_data(config, corpora)
+    if not replicas.all_equal(corpora.training.manifest.fingerprint):
+        raise DataError(
+            "all workers have to read the same corpus, but not all of them found the "
+            f"{len(corpora.training.manifest)} usable utterances that this worker found. "
+            "Give every host the same files; rejected.csv of each worker lists the rows that it left out."
+        )
+    return corpora
+
+
+def check_validation_data(config: Config, corpora: RunCorpora) -> None:
+    """Raise ConfigError if validation or samples are on, but no utterance is held out."""
+    run = config.run
+    if corpora.held_out is None and (run.validate_every or run.sample_every):
+        raise ConfigError(
+            f"validation and samples were asked for, but none of the {len(corpora.training.manifest)} utterances is "
+            f"held out (validation_fraction is {config.data.validation_fraction}). Give --val-data or a larger "
+            "--validation-fraction, or turn both off by --validate-every 0 --sample-every 0."
+        )
+
+
+@dataclass(frozen=True)
+class TrainingSetup:
+    """A run before its first step.
+
+    Attributes:
+        metadata: what its checkpoints record beside the weights; see `run_metadata`.
+    """
+
+    config: Config
+    replicas: Replicas
+    corpora: RunCorpora
+    state: TrainingState
+    metadata: dict[str, Any]
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The schedule from the state's present step to the end of the run."""
+        return make_schedule(self.config, self.corpora.training, self.state)
+
+    @property
+    def between_devices(self) -> bool:
+        """Whether batches travel from one device to another."""
+        return any(route.data != route.model for route in self.replicas.routes)
+
+    def make_step(self) -> Step:
+        """Make the training step; see `make_step`."""
+        return make_step(self.config, self.state)
+
+    def training_pipeline(self, synchronize: bool, **data_settings: Any) -> Pipeline:
+        """Make the pipeline of this process' training batches.
+
+        Args:
+            synchronize: wait for the data device after each batch, so that times are those of the work done.
+            data_settings: changes of settings of reading.
+        """
+        config, replicas = self.config, self.replicas
+        return Pipeline(
+            self.corpora.training,
+            replicas.routes,
+            task_of(config).extractor(config, training=True),
+            config.data.model_copy(update=data_settings),
+            seed=config.training.seed,
+            cache_folder=self.corpora.folder,
+            synchronize=synchronize,
+            first_replica=replicas.first,
+        )
+
+    def validation_pipeline(self) -> Pipeline:
+        """Make the pipeline of the held-out batches, on the first replica alone."""
+        config, held_out = self.config, self.corpora.held_out
+        assert held_out is not None
+        return Pipeline(
+            held_out,
+            self.replicas.routes[:1],
+            task_of(config).extractor(config, training=False),
+            config.data,
+            seed=config.training.seed,
+            cache_folder=self.corpora.folder,
+        )
+
+
+def set_up(config: Config, start: Start, replicas: Replicas, corpora: RunCorpora) -> TrainingSetup:
+    """Build the state of a run and give it its first weights.
+
+    Raises:
+        CheckpointError: the checkpoint or the pretrained weights do not fit, or the workers start from different ones.
+    """
+    state = build_state(config, corpora.vocabulary, replicas, start.pretrained)
+    digest = start.digest or digest_of(dict(state.arrays("model")))
+    metadata = run_metadata(config, corpora.training, corpora.vocabulary, start.ancestor, digest)
+    if start.checkpoint is not None:
+        check_same_corpus(start.checkpoint, metadata)
+        restore(start.checkpoint, state)
+    if replicas.is_distributed and not replicas.all_equal(digest_of(dict(state.arrays("model")))):
+        raise CheckpointError(
+            "all workers have to start from the same weights, but they do not. Give all of them the same run folder, "
+            "or the same --init-from: a copy on one host may be of another attempt."
+        )
+    return TrainingSetup(config, replicas, corpora, state, metadata)
+
+
+def build_state(
+    config: Config, vocabulary: Vocabulary, replicas: Replicas, pretrained: Pretrained | None = None
+) -> TrainingState:
+    """Build the model, with the weights of a pretrained run if there is one, its optimizer and averages."""
+    training = config.training
+    keras.utils.set_random_seed(training.seed)
+    with replicas.scope():
+        network = task_of(config).build(config, vocabulary)
+        if pretrained is not None:
+            load_pretrained(pretrained, network, vocabulary, training.freeze)
+        optimizer = make_optimizer(training.weight_decay, training.precision)
+        return TrainingState(
+            network, optimizer, averaged=training.ema_decay > 0, replicas=replicas, frozen=training.freeze
+        )
+
+
+def make_step(config: Config, state: TrainingState) -> Step:
+    """Make the training step of a state; it is traced at its first call."""
+    training = config.training
+    return Step(
+        state,
+        training.gradient_clip,
+        training.gradient_accumulation,
+        config.data.enable_static_shapes,
+        compile_xla=training.compile == "xla",
+    )
+
+
+def run_metadata(
+    config: Config, corpus: Corpus, vocabulary: Vocabulary, ancestor: dict[str, Any] | None, start: str
+) -> dict[str, Any]:
+    """Return what a checkpoint records beside the weights: enough to resume, to synthesize and to merge.
+
+    Args:
+        start: SHA-256 of the weights that the run, or the run that it was forked from, started with.
+    """
+    return {
+        "settings": config.model_dump(mode="json"),
+        "symbols": vocabulary.symbols.to_list(),
+        "languages": vocabulary.languages,
+        "speakers": vocabulary.speakers,
+        "corpus": corpus.manifest.fingerprint,
+        "ancestor": ancestor,
+        "start": start,
+    }
+
+
+def make_schedule(config: Config, corpus: Corpus, state: TrainingState) -> Schedule:
+    """Return the schedule of a run, whose length may be given in steps or epochs."""
+    training, replicas = config.training, state.replicas.count
+    by_epochs = state.step + steps_left(corpus.plan, state.position, training.epochs) if training.epochs else 0
+    total = schedule.total_steps(training.max_steps, by_epochs)
+    peak = training.learning_rate * (replicas if training.scale_learning_rate else 1)
+    return Schedule(
+        total_steps=total if training.stop_at_step is None else min(total, training.stop_at_step),
+        log_every=config.run.log_every,
+        checkpoint_every=config.run.checkpoint_every,
+        learning_rate=lambda step: schedule.learning_rate(
+            step, total, peak, training.warmup_steps, training.final_lr_ratio
+        ),
+        ema_decay=lambda step: schedule.ema_decay(step, training.ema_decay),
+    )

@@ -160,7 +160,15 @@ class WholeRun(Case):
         self.assertEqual((finished.code, finished.err), (0, ""))
         self.assertIn("nothing to do  run whole has its 8 steps; --max-steps makes it longer", finished.out)
         after = files_of(self.folder)
-        self.assertEqual({name for name in after if after[name] != before.get(name)}, set())
+        self.assertEqual({name for name in after if after[name] != before.get(name)}, {"log.txt"})
+
+    def test_the_lines_of_the_console_are_in_a_file_with_timestamps(self):
+        lines = (self.folder / "log.txt").read_text(encoding="utf-8").splitlines()
+        for line in lines:
+            self.assertRegex(line, r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ")
+        printed = self.finished.out.splitlines()
+        texts = [line[len("2026-01-31 12:00:00 ") :] for line in lines]
+        self.assertEqual(texts[: len(printed)], printed)  # a test that resumes the run appends to it
 
     def test_resuming_it_with_a_setting_that_a_run_keeps_is_refused(self):
         message = self.refusal("whole", "--resume", *self.flags, "--seed", "1", "--train-data", "not looked at")

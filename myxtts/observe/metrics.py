@@ -26,7 +26,7 @@ class MetricsFile:
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - open as long as the run
 
     def write(self, metrics: dict[str, float | str]) -> None:
-        """Write one line. A number that is not finite (a skipped float16 step has one) becomes null, as JSON requires."""
+        """Write one line. A number that is not finite (a skipped float16 step has one) becomes null, as in JSON."""
         finite = {n: v if isinstance(v, str) or math.isfinite(v) else None for n, v in metrics.items()}
         self._file.write(json.dumps(finite) + "\n")
         self._file.flush()

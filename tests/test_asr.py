@@ -10,7 +10,7 @@ import tensorflow as tf
 from myxtts.batch import ASR_FEATURES
 from myxtts.models.asr import ENCODERS, SIZES, ASRModel, ASRSize, MaskedBatchNorm, ctc_labels, ctc_losses
 from myxtts.models.layers import parameter_count
-from myxtts.placement.audit import audit, knows_gpu_kernels
+from myxtts.placement.audit import audit, has_gpu_kernels
 from myxtts.text.ctc import subsampled_length
 from tests.tiny import SYMBOLS, features, on_device, rows_of
 from tests.two_devices import DATA, MODEL
@@ -222,7 +222,7 @@ class Training(unittest.TestCase):
 class Placement(unittest.TestCase):
     def test_all_operations_but_the_loss_have_gpu_kernels(self):
         """On a GPU TensorFlow substitutes CTCLossV2, cuDNN's kernel, for CTCLoss."""
-        if not knows_gpu_kernels():
+        if not has_gpu_kernels():
             self.skipTest("this TensorFlow holds no GPU kernels")
         for encoder in ENCODERS:
             operations = audit(step_of(encoder).get_concrete_function(SPECS))

@@ -1,8 +1,8 @@
-"""Dual placement, by running it on two logical devices: batches are made on one, the model trains on the other.
+"""Dual placement on two logical devices: one makes batches, the other trains the model.
 
     python -m unittest tests.test_dual_gpu_device_placement -v
 
-Soft placement is off, so an operation or a tensor that strays is an error and not a silent copy.
+Soft placement is off: a misplaced operation or tensor is an error, not a silent copy.
 """
 
 import tempfile
@@ -53,22 +53,22 @@ def device_of(value) -> str:
 
 @contextmanager
 def placed_functions():
-    """Collects the functions that TensorFlow makes ready in its scope: of each its operations and their devices."""
-    found = []
+    """Yield a list that collects, for each function that TensorFlow instantiates, its operations and their devices."""
+    functions = []
     context.context().enable_run_metadata()
     try:
-        yield found
+        yield functions
         for function in context.context().export_run_metadata().function_graphs:
             devices_of = {}
             for node in function.post_optimization_graph.node:
                 devices_of.setdefault(node.op, set()).add(device_of(node))
-            found.append(devices_of)
+            functions.append(devices_of)
     finally:
         context.context().disable_run_metadata()
 
 
-class Run(unittest.TestCase):
-    """One step of the real pipeline, model and optimizer: the network's on one route, the toy's on the other."""
+class RouteOfAStepTest(unittest.TestCase):
+    """One step of the real pipeline, model and optimizer: the network on one route, a toy on the opposite route."""
 
     @classmethod
     def setUpClass(cls):
@@ -77,31 +77,31 @@ class Run(unittest.TestCase):
         cls.manifest = write_corpus(Path(folder.name), SECONDS)
 
     def step(self, model, route, accumulation):
-        """(state, gradient sums, rounds of one full step, outcome, functions that ran)."""
+        """Return (state, gradient sums, microbatches of one full step, outcome, functions that ran)."""
         corpus = planned_corpus(self.manifest, READING, accumulation=accumulation)
         state = training_state(model, device=route.model)
         step = Step(state, 1.0, accumulation, static_shapes=False, compile_xla=False)
         with placed_functions() as functions:
             pipeline = Pipeline(corpus, [route], tts_extractor(), READING, seed=0, cache_folder=Path("unused"))
             with pipeline.open_feed(Position()) as feed:
-                rounds = next_microbatches(feed)
-                while len(rounds) < accumulation:  # one step of an epoch is incomplete
-                    rounds = next_microbatches(feed)
-            outcome = step(batches_of(rounds), 1, 1e-3, 0.9)
-        return state, step._sums, rounds, outcome, functions
+                microbatches = next_microbatches(feed)
+                while len(microbatches) < accumulation:  # one step of an epoch is incomplete
+                    microbatches = next_microbatches(feed)
+            outcome = step(batches_of(microbatches), 1, 1e-3, 0.9)
+        return state, step._sums, microbatches, outcome, functions
 
     def assert_on(self, device, values):
         self.assertEqual({device_of(value) for value in values}, {device})
 
-    def assert_everything_is_where_the_route_says(self, model, route, accumulation, operations):
-        """`operations` are some of the step's; the last is in no other function."""
-        state, sums, rounds, outcome, functions = self.step(model, route, accumulation)
-        self.assertEqual((len(rounds), bool(sums)), (accumulation, accumulation > 1))
+    def assert_on_route(self, model, route, accumulation, operations):
+        """Check the devices of some operations of the step. Only the step has the last operation."""
+        state, sums, microbatches, outcome, functions = self.step(model, route, accumulation)
+        self.assertEqual((len(microbatches), bool(sums)), (accumulation, accumulation > 1))
         self.assert_on(route.model, [outcome, *sums])
         for variables in state.variables().values():  # weights, optimizer, averages
             self.assert_on(route.model, variables.values())
-        self.assert_on(route.model, [tensor for (delivery,) in rounds for tensor in delivery.batch.values()])
-        check_devices(state, rounds, outcome)
+        self.assert_on(route.model, [tensor for (delivery,) in microbatches for tensor in delivery.batch.values()])
+        check_devices(state, microbatches, outcome)
 
         steps = [devices_of for devices_of in functions if operations[-1] in devices_of]
         self.assertEqual(len(steps), 2 if accumulation > 1 else 1)
@@ -114,88 +114,89 @@ class Run(unittest.TestCase):
             for operation in ("RFFT", "Log", "GatherV2"):
                 self.assertEqual(devices_of[operation], {route.data}, operation)
 
-    def test_of_the_network_is_where_the_route_says(self):
+    def test_network_is_on_its_route(self):
         operations = ("Conv2D", "MatMul", "BatchMatMulV2", "Square", "Conv2DBackpropFilter")
         network = build_model(size=BARE, device=MODEL)
-        self.assert_everything_is_where_the_route_says(network, Route(DATA, MODEL), 2, operations)
+        self.assert_on_route(network, Route(DATA, MODEL), 2, operations)
 
-    def test_on_the_opposite_route_is_there_too(self):
+    def test_toy_is_on_the_opposite_route(self):
         operations = ("MatMul", "Square", "AssignSubVariableOp")
-        self.assert_everything_is_where_the_route_says(build_toy(device=DATA), Route(MODEL, DATA), 1, operations)
+        self.assert_on_route(build_toy(device=DATA), Route(MODEL, DATA), 1, operations)
 
 
-class Violations(unittest.TestCase):
-    """What strays is named before it costs a run."""
+class MisplacedValueTest(unittest.TestCase):
+    """Misplaced values are named in an error."""
 
-    def assert_refused(self, message, function, *arguments, **options):
+    def assert_rejected(self, message, function, *arguments, **options):
         with self.assertRaises(PlacementError) as caught:
             function(*arguments, **options)
         self.assertIn(message, str(caught.exception))
         self.assertIn(ADVICE, str(caught.exception))
 
-    def test_model_on_the_other_device(self):
-        self.assert_refused(
-            f"{MODEL} was promised, but found toy/embedding/embeddings on {DATA}",
+    def test_model_on_another_device(self):
+        self.assert_rejected(
+            f"all values must be on {MODEL}, but found toy/embedding/embeddings on {DATA}",
             training_state,
             build_toy(device=DATA),
         )
 
-    def test_optimizer_built_outside_of_the_scope(self):
+    def test_optimizer_built_outside_the_scope(self):
         toy = build_toy()
-        self.assert_refused(
-            f"{MODEL} was promised, but found adamw/iteration on {DATA}",
+        self.assert_rejected(
+            f"all values must be on {MODEL}, but found adamw/iteration on {DATA}",
             lambda: TrainingState(toy, make_optimizer(0.01, "float32"), averaged=False, replicas=replicas_on(MODEL)),
         )
 
-    def test_first_step_looks_at_batches_losses_and_optimizer(self):
+    def test_first_step_checks_batches_losses_and_optimizer(self):
         class Delivered(NamedTuple):
             batch: dict
 
         state = training_state(build_toy())
-        batch, stray = on_device(features([(5, 13)])), on_device(features([(5, 13)]), DATA)
-        good, bad = batch["step_frames"], stray["step_frames"]
-        look = check_devices
-        look(state, [[Delivered(batch)]], good)
-        self.assert_refused(f"losses on {DATA}", look, state, [[Delivered(batch)]], bad)
-        mixed = batch | {"mel": stray["mel"]}
-        self.assert_refused(f"found mel on {DATA}", look, state, [[Delivered(batch)], [Delivered(mixed)]], good)
+        batch, misplaced = on_device(features([(5, 13)])), on_device(features([(5, 13)]), DATA)
+        good, bad = batch["step_frames"], misplaced["step_frames"]
+        check_devices(state, [[Delivered(batch)]], good)
+        self.assert_rejected(f"losses on {DATA}", check_devices, state, [[Delivered(batch)]], bad)
+        mixed = batch | {"mel": misplaced["mel"]}
+        self.assert_rejected(
+            f"found mel on {DATA}", check_devices, state, [[Delivered(batch)], [Delivered(mixed)]], good
+        )
         state.optimizer = training_state(build_toy(device=DATA), device=DATA).optimizer
-        self.assert_refused(f"adamw/iteration on {DATA}", look, state, [[Delivered(batch)]], good)
+        self.assert_rejected(f"adamw/iteration on {DATA}", check_devices, state, [[Delivered(batch)]], good)
 
     def test_more_than_five_are_counted(self):
-        stray = on_device(features([(5, 13)]), DATA)
-        with self.assertRaisesRegex(PlacementError, f" and {len(stray) - 5} more"):
-            require_device(MODEL, stray.items())
+        misplaced = on_device(features([(5, 13)]), DATA)
+        with self.assertRaisesRegex(PlacementError, f" and {len(misplaced) - 5} more"):
+            require_device(MODEL, misplaced.items())
 
-    def test_a_run_whose_model_strays_ends_with_exit_code_2(self):
+    def test_run_with_a_misplaced_model_ends_with_exit_code_2(self):
         with tempfile.TemporaryDirectory() as folder:
             place = Workplace(Path(folder))
             with mock.patch("myxtts.tasks.tts.build_xtts", return_value=build_toy(device=DATA)):
-                finished = place.train("stray", "--data-gpu", "0", "--model-gpu", "1")
+                finished = place.train("misplaced", "--data-gpu", "0", "--model-gpu", "1")
             self.assertEqual(finished.code, 2, finished)
-            self.assertIn(f"error: {MODEL} was promised, but found toy/", finished.err)
+            self.assertIn(f"error: all values must be on {MODEL}, but found toy/", finished.err)
 
-    def test_a_device_that_does_not_exist_is_an_error_and_not_another_device(self):
+    def test_missing_device_is_an_error(self):
         with self.assertRaises((RuntimeError, tf.errors.InvalidArgumentError)), tf.device("/GPU:3"):
             tf.constant([1.0]) + 1.0
 
 
-class Devices(unittest.TestCase):
-    def test_the_same_devices_may_be_configured_again(self):
+class ConfigureTest(unittest.TestCase):
+    def test_same_devices_can_be_configured_again(self):
         for asked in ({}, {"data_gpu": 0, "model_gpu": 1}, {"data_gpu": 1, "model_gpu": 0}):
             devices.configure(plan_routes(Settings(simulate_gpus=SIMULATED, **asked), 0))
 
-    def test_other_devices_are_refused_once_tensorflow_has_started(self):
+    def test_other_devices_are_rejected_after_tensorflow_has_started(self):
         tf.constant(1.0)
         with self.assertRaises(PlacementError) as caught:
             devices.configure(plan_routes(Settings(simulate_gpus=3), 0))
         self.assertRegex(
             str(caught.exception),
-            r"^the devices of this run \(single\) were to be set, but TensorFlow had already started: .*"
+            r"^the devices of this run \(single\) cannot be configured: TensorFlow has already started: .*"
             r"restart the process or notebook kernel\.$",
         )
 
-    def test_the_log_says_which_gpu_became_which_device(self):
+    def test_log_maps_gpus_to_devices(self):
         asked = Settings(data_gpu=3, model_gpu=1, data_gpu_memory=4096, model_gpu_memory=8192)
         self.assertEqual(
             devices.describe(plan_routes(asked, 4)),

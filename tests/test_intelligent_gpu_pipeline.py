@@ -482,7 +482,7 @@ class PipelineTest(PipelineCase):
     def test_a_batch_on_another_device_than_promised_is_refused(self):
         planned = [self.first_epoch[0].planned]
         batches = device_batches(self.silent(planned, MODEL), [ROUTE], PLAIN, trace_produce(DATA, PLAIN))
-        with self.assertRaisesRegex(PlacementError, f"{DATA} was promised, but found .* on {MODEL}"):
+        with self.assertRaisesRegex(PlacementError, f"must be on {DATA}, but found .* on {MODEL}"):
             next(batches)
 
 

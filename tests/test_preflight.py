@@ -23,7 +23,7 @@ from myxtts.data.features import tts_extractor
 from myxtts.data.producer import trace_produce
 from myxtts.errors import PlacementError
 from myxtts.placement import devices
-from myxtts.placement.audit import knows_gpu_kernels
+from myxtts.placement.audit import has_gpu_kernels
 from myxtts.preflight import nvidia, transfer
 from myxtts.preflight.checks import Check, Report, check, lines, refused, remark
 from myxtts.preflight.corpus import check_corpus, load, silent_characters
@@ -103,7 +103,7 @@ class Whole(unittest.TestCase):
         name = self.found("Model", "heaviest step")["name"]
         self.assertIn("1 x 4 utterances of up to 0.8 s", name)  # the longest has 0.76 s, in hops of 12 ms
 
-    @unittest.skipUnless(knows_gpu_kernels(), "this build of TensorFlow has no GPU kernels to look up")
+    @unittest.skipUnless(has_gpu_kernels(), "this build of TensorFlow has no GPU kernels to look up")
     def test_no_operation_lacks_a_gpu_kernel(self):
         for name in ("audit of the producer", "audit of the step"):
             self.assertRegex(self.found("Pipeline and audit", name)["found"], r"^0 of [\d,]+ operations lack one$")
@@ -112,7 +112,7 @@ class Whole(unittest.TestCase):
         with mock.patch("myxtts.tasks.tts.build_xtts", return_value=build_toy(device=DATA)):
             finished = validated(*PLACE.argv("stray"), "--json", str(PLACE.folder / "stray.json"))
         self.assertEqual(finished.code, 1)
-        self.assertIn("was promised, but found toy/", finished.out)
+        self.assertIn("but found toy/", finished.out)
         self.assertIn("not run: the model could not be trained", finished.out)
 
 
@@ -362,7 +362,7 @@ class Overlap(unittest.TestCase):
         self.assertEqual(check_overlap(little, dual=False).state, "holds")
 
 
-@unittest.skipUnless(knows_gpu_kernels(), "this build of TensorFlow has no GPU kernels to look up")
+@unittest.skipUnless(has_gpu_kernels(), "this build of TensorFlow has no GPU kernels to look up")
 class Operations(unittest.TestCase):
     def test_planted_host_operation_in_the_producer_does_not_hold(self):
         with mock.patch(
@@ -373,7 +373,7 @@ class Operations(unittest.TestCase):
         self.assertRegex(made.found, r"^1 of \d+ operations lack one: PyFunc 'PyFunc' in .*produce_on_device")
 
     def test_without_gpu_kernels_it_is_not_known(self):
-        with mock.patch("myxtts.preflight.overlap.knows_gpu_kernels", lambda: False):
+        with mock.patch("myxtts.preflight.overlap.has_gpu_kernels", lambda: False):
             self.assertEqual(check_operations("audit", []).state, "unknown")
 
 

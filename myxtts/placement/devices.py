@@ -1,6 +1,6 @@
-"""Sets TensorFlow's devices up, once, before it starts.
+"""Configures TensorFlow's devices, once, before TensorFlow starts.
 
-Visible devices, memory growth and limits cannot change after TensorFlow has made its first tensor.
+Visible devices, memory growth and memory limits cannot change after the first tensor.
 """
 
 import logging
@@ -14,17 +14,17 @@ log = logging.getLogger(__name__)
 
 
 def gpu_count() -> int:
-    """Physical GPUs that TensorFlow sees; does not start them."""
+    """Return how many physical GPUs TensorFlow sees, without initialising them."""
     return len(tf.config.list_physical_devices("GPU"))
 
 
 def configure(placement: Placement, soft_placement: bool = False) -> None:
-    """Make exactly the devices of the placement visible, with growth or limits.
+    """Make only the devices of the placement visible, with memory growth or limits.
 
     Args:
-        placement: as `plan_routes` gives it.
-        soft_placement: let TensorFlow move an operation that a device cannot run. Off, such an
-            operation is an error, and so is a device that does not exist.
+        placement: as `plan_routes` returns it.
+        soft_placement: let TensorFlow move operations that a device cannot run. Otherwise such an operation, or a
+            device that does not exist, is an error.
 
     Raises:
         PlacementError: TensorFlow has already started with other devices.
@@ -36,8 +36,8 @@ def configure(placement: Placement, soft_placement: bool = False) -> None:
             _configure_cpu(placement)
     except RuntimeError as error:  # "Physical/Virtual/Visible devices cannot be modified after being initialized"
         raise PlacementError(
-            f"the devices of this run ({placement.name}) were to be set, but TensorFlow had already started: {error}. "
-            "Configure devices before the first tensor is made; restart the process or notebook kernel."
+            f"the devices of this run ({placement.name}) cannot be configured: TensorFlow has already started: "
+            f"{error}. Configure devices before the first tensor; restart the process or notebook kernel."
         ) from error
     tf.config.experimental.set_device_policy("silent")
     tf.config.set_soft_device_placement(soft_placement)
@@ -47,36 +47,36 @@ def configure(placement: Placement, soft_placement: bool = False) -> None:
 
 def _configure_gpus(placement: Placement) -> None:
     physical = tf.config.list_physical_devices("GPU")
-    used = sorted({device.physical for device in placement.devices})
+    used = sorted({device.physical for device in placement.devices if device.physical is not None})
     tf.config.set_visible_devices([physical[i] for i in used], "GPU")
     for i in used:
         limits = [device.memory_mib for device in placement.devices if device.physical == i]
         if limits == [None]:
             tf.config.experimental.set_memory_growth(physical[i], True)
         else:
-            parts = [tf.config.LogicalDeviceConfiguration(memory_limit=limit) for limit in limits]
-            tf.config.set_logical_device_configuration(physical[i], parts)
+            logical = [tf.config.LogicalDeviceConfiguration(memory_limit=limit) for limit in limits]
+            tf.config.set_logical_device_configuration(physical[i], logical)
 
 
 def _configure_cpu(placement: Placement) -> None:
-    """The CPU itself, or as many logical CPUs as GPUs are simulated; GPUs stay hidden."""
+    """Use the CPU, split into as many logical devices as there are simulated GPUs; hide all GPUs."""
     tf.config.set_visible_devices([], "GPU")
     cpu = tf.config.list_physical_devices("CPU")[0]
-    parts = [tf.config.LogicalDeviceConfiguration() for _ in placement.devices]
-    tf.config.set_logical_device_configuration(cpu, parts)
+    logical = [tf.config.LogicalDeviceConfiguration() for _ in placement.devices]
+    tf.config.set_logical_device_configuration(cpu, logical)
 
 
 def synchronize(tensor: tf.Tensor) -> None:
-    """Wait until the device of a tensor is done with it, and with what it was told before, by reading one element.
+    """Wait until the tensor's device has computed it and all earlier work, by reading one element.
 
-    Not for int32, which TensorFlow keeps in the host's memory, where it is known before a GPU has done anything.
+    Does not work for int32, which TensorFlow keeps in host memory, ready before the GPU has done anything.
     """
     with tf.device(tensor.device):
         tf.reshape(tensor, [-1])[:1].numpy()
 
 
 def describe(placement: Placement) -> list[str]:
-    """The placement as lines for the log: which GPU became which device, limits, routes."""
+    """Describe the placement for the log: which GPU is which device, limits, routes."""
     lines = [f"placement      {placement.name}" + (" (GPUs simulated on the CPU)" if placement.simulated else "")]
     for device in placement.devices:
         source = "CPU" if device.physical is None else f"GPU {device.physical}"

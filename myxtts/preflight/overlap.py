@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from myxtts.clock import Clock, Interval
 from myxtts.data.plan_iterator import Position
-from myxtts.placement.audit import audit, knows_gpu_kernels
+from myxtts.placement.audit import audit, has_gpu_kernels
 from myxtts.preflight.checks import Check, check, remark
 from myxtts.preflight.model import Bench, take_step
 from myxtts.training import loop
@@ -155,7 +155,7 @@ def run_flow(bench: Bench, steps: int) -> Flow:
 def check_operations(name: str, functions: Sequence) -> Check:
     """No operation of some concrete functions lacks a GPU kernel."""
     expected = "every operation has a GPU kernel for its types"
-    if not knows_gpu_kernels():
+    if not has_gpu_kernels():
         return Check("unknown", name, expected, "this build of TensorFlow has no GPU kernels to look up", "")
     audits = [audit(function) for function in functions]
     lacking = [operation for one in audits for operation in one.host_only]

@@ -7,7 +7,7 @@ import numpy as np
 
 from myxtts.config.schema import Config
 from myxtts.errors import ConfigError
-from myxtts.placement.routes import Placement, only_route, plan_routes
+from myxtts.placement.routes import Placement, plan_routes, single_route
 from myxtts.planner.emulator import EmulatedRun, emulate, precise_sleep
 from myxtts.planner.simulator import QueueDepths
 from myxtts.planner.stage_times import StageTimes
@@ -64,7 +64,7 @@ def emulated_placement(config: Config) -> Placement:
     gpus = max(settings.simulate_gpus, 2, *(gpu + 1 for gpu in named))
     dual = {} if named else {"data_gpu": 0, "model_gpu": 1}
     placement = plan_routes(settings.model_copy(update={"simulate_gpus": gpus, **dual}), gpu_count=0)
-    only_route(placement, "a profile")
+    single_route(placement, "a profile")
     return placement
 
 

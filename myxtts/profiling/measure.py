@@ -22,7 +22,7 @@ from myxtts.errors import TrainingError
 from myxtts.observe.advice import candidates
 from myxtts.placement import devices
 from myxtts.placement.replicas import make_replicas
-from myxtts.placement.routes import Placement, Route, only_route
+from myxtts.placement.routes import Placement, Route, single_route
 from myxtts.planner.emulator import Span
 from myxtts.planner.stage_times import StageProfile, StageTimes
 from myxtts.profiling.analysis import Measurement, TracedRun, Trials
@@ -171,7 +171,7 @@ def open_bench(config: Config) -> Iterator[Bench]:
         run = config.run.model_copy(update={"resume": False, "validate_every": 0, "sample_every": 0})
         config, start = resolve_start(config.model_copy(update={"run": run}), folder)
         placement = configure_devices(config)
-        only_route(placement, "a profile")
+        single_route(placement, "a profile")
         try:
             replicas = make_replicas(placement.routes)
             setup = set_up(config, start, replicas, open_corpora(config, start, replicas, folder.path))

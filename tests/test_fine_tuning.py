@@ -1,4 +1,4 @@
-"""A run that starts from another one: what it keeps, what is new, what stays frozen, and what is refused."""
+"""Runs with --init-from: inherited and new weights, frozen components, rejected combinations."""
 
 import shutil
 import unittest
@@ -32,17 +32,17 @@ from tests.sine_corpus import sine, write_sound
 from tests.tiny import BARE, SYMBOLS, Finished, Workplace, arrays_of, build_model, features, on_device, replicas_on
 from tests.two_devices import MODEL
 
-LETTERS = tuple("abcdefghijklmnop"[: SYMBOLS - 3])  # of `build_model`, beside the 3 ids that are no symbols
+LETTERS = tuple("abcdefghijklmnop"[: SYMBOLS - 3])  # the symbols of `build_model` without the 3 special ids
 
 
-class Parted(keras.Model):
-    """What a run and its base know of a model: two tables, parts and a loss."""
+class ComponentModel(keras.Model):
+    """A model with only what fine-tuning needs: two embeddings, components and a loss."""
 
     LOSS_NAMES = ("mel",)
     BATCH_FIELDS = TTS_FEATURES
 
     def __init__(self, symbols: int, languages: int):
-        super().__init__(name="parted", autocast=False)
+        super().__init__(name="tiny", autocast=False)
         self.symbol_embedding = keras.layers.Embedding(symbols, 80, name="symbol_embedding")
         self.language_embedding = keras.layers.Embedding(languages, 80, name="language_embedding")
         self.decoder = keras.layers.Dense(80, name="decoder")
@@ -62,9 +62,9 @@ class Parted(keras.Model):
         return {"mel": tf.reduce_sum(tf.square(frame - batch["mel"])) / batch["step_frames"]}, {}
 
 
-def build_parted(size: str, symbols: int, languages: int, **settings) -> Parted:
-    """In the place of `build_xtts`."""
-    model = Parted(symbols, languages)
+def build_component_model(size: str, symbols: int, languages: int, **settings) -> ComponentModel:
+    """Replace `build_xtts`."""
+    model = ComponentModel(symbols, languages)
     model(empty_batch(TTS_FEATURES))
     return model
 
@@ -80,7 +80,7 @@ tuned: Finished
 def setUpModule():
     """A run `base` of a model with two tables, and a run `tuned` of it on another language with other letters."""
     global place, tuned
-    models = mock.patch("myxtts.tasks.tts.build_xtts", build_parted)
+    models = mock.patch("myxtts.tasks.tts.build_xtts", build_component_model)
     models.start()
     unittest.addModuleCleanup(models.stop)
     place = Workplace.temporary(unittest.addModuleCleanup)
@@ -119,7 +119,7 @@ class Runs(unittest.TestCase):
 
 
 class Started(Runs):
-    def test_keeps_the_rows_of_its_base_and_adds_new_ones_behind(self):
+    def test_keeps_pretrained_rows_and_appends_new_ones(self):
         self.assertEqual((tuned.code, tuned.err), (0, ""))
         base = read_pretrained(self.base, self.place.folder)
         self.assertIn(
@@ -145,8 +145,8 @@ class Started(Runs):
         self.assertEqual(inherited_vocabulary(metadata), vocabulary("abcdefgh", ["en"]))
         self.assertIsNone(inherited_vocabulary(base.metadata))
 
-    def test_begins_with_the_averaged_weights_of_the_best_checkpoint(self):
-        """Steps whose rate is too small for float32 leave the weights as they were."""
+    def test_starts_from_the_averaged_weights_of_the_best_checkpoint(self):
+        """Steps with a learning rate too small for float32 leave the weights unchanged."""
         best = read_metadata(latest(self.base / "checkpoints"))["best"][0]
         expected = read_arrays(self.base / f"checkpoints/step-{best:06d}/averages.npz")
         still = ("--learning-rate", "1e-30", "--weight-decay", "0", "--max-steps", "1")
@@ -156,7 +156,7 @@ class Started(Runs):
         for name, array in expected.items():
             np.testing.assert_array_equal(found[name][: len(array)], array, err_msg=name)
 
-    def test_takes_size_and_front_end_of_its_base_where_none_is_named(self):
+    def test_inherits_model_size_and_text_front_end_by_default(self):
         named = ("--text-frontend", "characters", "--model-size", "tiny")
         argv = [word for word in self.place.argv("plain") if word not in named]
         argv += ["--train-data", str(self.corpus), "--init-from", str(self.base), "--max-steps", "2"]
@@ -166,7 +166,7 @@ class Started(Runs):
         again = self.place.main(*argv, "--resume")
         self.assertIn("nothing to do", again.out)
 
-    def test_is_resumed_bit_for_bit_without_its_base(self):
+    def test_resumes_bit_for_bit_without_the_pretrained_run(self):
         broken = self.place.copy_run("tuned", "broken", self.addCleanup)
         shutil.rmtree(broken / "checkpoints/step-000006")
         away = self.base.rename(self.base.with_name("away"))
@@ -180,16 +180,16 @@ class Started(Runs):
         self.assertEqual(left.keys(), right.keys())
         for name, array in left.items():
             self.assertEqual(array.tobytes(), right[name].tobytes(), name)
-        abouts = [read_metadata(latest(self.place.run_dir(name) / "checkpoints")) for name in ("tuned", "broken")]
-        self.assertEqual(abouts[0]["ancestor"], abouts[1]["ancestor"])
+        metadata = [read_metadata(latest(self.place.run_dir(name) / "checkpoints")) for name in ("tuned", "broken")]
+        self.assertEqual(metadata[0]["ancestor"], metadata[1]["ancestor"])
 
-    def test_may_be_a_base_itself(self):
+    def test_a_fine_tuned_run_can_be_fine_tuned_again(self):
         finished = tune("second", "--max-steps", "2", base=self.place.run_dir("tuned"))
         self.assertIn("10 symbols kept, 0 new, 2 languages kept, 0 new\n", finished.out)
 
 
 class Frozen(Runs):
-    def test_parts_keep_every_bit_and_have_no_moments(self):
+    def test_frozen_components_keep_every_bit_and_have_no_moments(self):
         flags = ("--freeze", "decoder", "--weight-decay", "0.5", "--gradient-accumulation", "2", "--batch-size", "2")
         self.assertEqual(tune("frozen", *flags).code, 0)
         arrays = dict(arrays_of(latest(self.place.run_dir("frozen") / "checkpoints")))
@@ -200,38 +200,38 @@ class Frozen(Runs):
                 unused = "language" in name  # the new corpus has no English, and embeddings do not decay
                 self.assertEqual((found == array).all(), "decoder" in name or unused, f"{group} {name}")
         moments = [name for name in arrays if name.startswith("optimizer/") and "momentum" in name]
-        self.assertEqual(len(moments), 2)  # of the two tables
+        self.assertEqual(len(moments), 2)  # of the two embeddings
         self.assertFalse(any("decoder" in name for name in moments))
 
-    def test_parts_are_fixed_for_the_life_of_a_run_in_any_order(self):
+    def test_frozen_components_are_fixed_at_resume_in_any_order(self):
         self.assertEqual(tune("order", "--freeze", "decoder", "prosody").code, 0)
         resumed = tune("order", "--freeze", "prosody", "decoder", "--resume")
         self.assertEqual((resumed.code, resumed.err), (0, ""))
         self.assertIn("training.freeze is ", self.refusal("order", "--freeze", "prosody", "--resume"))
         self.assertIn("training.freeze is nothing", self.refusal("order", "--resume"))
 
-    def test_parts_need_a_base_and_something_must_be_left(self):
+    def test_freezing_needs_a_pretrained_run_and_a_trainable_component(self):
         self.assertIn("would stay random", self.place.train("none", "--freeze", "decoder").err)
         self.assertIn("nothing is left to train", self.refusal("all", "--freeze", *TASKS["tts"].components))
         self.assertIn("reference_encoder, text_encoder, prosody, decoder", self.refusal("other", "--freeze", "output"))
         self.assertIn("decoder", self.refusal("typing", "--freeze", "decodr"))
 
-    def test_text_encoder_cannot_learn_new_symbols(self):
+    def test_a_frozen_text_encoder_rejects_new_symbols(self):
         self.assertIn("does not know (ა ბ)", self.refusal("text", "--freeze", "text_encoder"))
         known = self.place.train("known", "--init-from", str(self.base), "--freeze", "text_encoder")
         self.assertEqual((known.code, known.err), (0, ""))
 
 
-class Refused(Runs):
-    def test_base_that_is_missing_or_has_no_checkpoint(self):
+class Rejected(Runs):
+    def test_a_missing_run_or_one_without_a_checkpoint(self):
         self.assertIn("has no checkpoint", self.refusal("a", base=self.place.folder / "nowhere"))
         self.assertIn("has no checkpoint", self.refusal("a", base=self.corpus))
         self.assertFalse(self.place.run_dir("a").exists())
 
-    def test_base_that_is_the_run_itself(self):
+    def test_the_run_itself(self):
         self.assertIn("to start from itself", self.refusal("self", base=self.place.run_dir("self") / ".." / "self"))
 
-    def test_base_that_is_damaged(self):
+    def test_a_damaged_checkpoint(self):
         broken = self.place.folder / "runs" / "damaged"
         shutil.copytree(self.base, broken)
         for path in (broken / "checkpoints").glob("*/averages.npz"):
@@ -241,71 +241,72 @@ class Refused(Runs):
             path.write_text("{")
         self.assertIn("state.json cannot be read", self.refusal("b", base=broken))
 
-    def test_base_of_another_architecture(self):
+    def test_another_architecture(self):
         other = self.place.folder / "runs" / "other"
         shutil.copytree(self.base, other)
         for path in (other / "checkpoints").glob("*/averages.npz"):
             arrays = read_arrays(path)
-            arrays["parted/decoder/kernel"] = np.zeros([80, 81], np.float32)
+            arrays["tiny/decoder/kernel"] = np.zeros([80, 81], np.float32)
             write_arrays(path, arrays.items())
         self.assertIn(
-            "'parted/decoder/kernel' has shape (80, 81), and this version's has (80, 80)", self.refusal("c", base=other)
+            "'tiny/decoder/kernel' has shape (80, 81), and this version's has (80, 80)",
+            self.refusal("c", base=other),
         )
 
-    def test_other_settings_than_the_base_has(self):
-        for flags, said in (
+    def test_another_model_size_or_front_end(self):
+        for flags, expected in (
             (("--model-size", "small"), "model_size small was asked for"),
             (("--text-frontend", "phonemes"), "text_frontend phonemes was asked for"),
         ):
             message = self.refusal("d", *flags)
-            self.assertIn(said, message)
+            self.assertIn(expected, message)
             self.assertIn("the run starts from", message)
             self.assertIn("or start from another by --init-from", message)
 
-    def test_other_settings_at_resume_than_the_run_has(self):
+    def test_another_model_size_at_resume(self):
         message = self.refusal("tuned", "--resume", "--model-size", "small")
         self.assertIn(f"the run goes on from {self.place.run_dir('tuned')}", message)
         self.assertIn("Leave model_size out, or start another run by --run.", message)
 
-    def test_another_base_at_resume(self):
+    def test_another_pretrained_run_at_resume(self):
         self.assertIn("training.init_from is ", self.refusal("tuned", "--resume", base=self.place.folder))
 
 
 class Rows(unittest.TestCase):
-    def test_are_matched_by_name_and_new_ones_lie_around_their_mean(self):
+    def test_rows_are_matched_by_name_and_new_ones_lie_around_their_mean(self):
         known = np.array([[1.0, 0.0], [3.0, 4.0]], np.float32)
         fresh = np.array([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]], np.float32)
-        found = extend_rows(known, fresh, ["a", "b"], ["b", "z", "a"], 0)
-        np.testing.assert_allclose(found, [[3.0, 4.0], [2.3, 2.4], [1.0, 0.0]])
+        rows = extend_rows(known, fresh, ["a", "b"], ["b", "z", "a"], 0)
+        np.testing.assert_allclose(rows, [[3.0, 4.0], [2.3, 2.4], [1.0, 0.0]])
 
-    def test_without_a_name_stay_and_are_not_in_the_mean(self):
+    def test_special_rows_are_kept_and_are_not_in_the_mean(self):
         known = np.array([[90.0], [1.0], [3.0]], np.float32)
         fresh = np.array([[0.1], [0.2], [0.3], [0.5]], np.float32)
-        found = extend_rows(known, fresh, ["a", "b"], ["a", "b", "z"], 1)
-        np.testing.assert_allclose(found, [[90.0], [1.0], [3.0], [2.5]])
+        rows = extend_rows(known, fresh, ["a", "b"], ["a", "b", "z"], 1)
+        np.testing.assert_allclose(rows, [[90.0], [1.0], [3.0], [2.5]])
 
 
 class Network(unittest.TestCase):
-    """The model itself."""
+    """Loading weights into the XTTS network."""
 
     @classmethod
     def setUpClass(cls):
         cls.model = build_model()
 
-    def base_of(self, model, symbols, languages) -> Pretrained:
+    def pretrained_of(self, model, symbols, languages) -> Pretrained:
         random = np.random.default_rng(0)
         weights = {v.path: random.normal(size=v.shape).astype(np.float32) for v in model.trainable_variables}
         metadata = {"symbols": list(symbols), "speakers": [], "languages": list(languages), "step": 1}
         return Pretrained(Path("runs/base"), Path("runs/base/checkpoints/step-000001"), metadata, weights)
 
-    def test_parts_are_those_of_the_setting(self):
+    def test_components_match_the_choices_of_the_setting(self):
         self.assertEqual(set(self.model.component_layers()), set(TASKS["tts"].components))
-        self.assertEqual({part for task in TASKS.values() for part in task.components}, set(SETTINGS["freeze"].choices))
+        self.assertEqual({name for task in TASKS.values() for name in task.components}, set(SETTINGS["freeze"].choices))
 
-    def test_takes_all_weights_and_the_rows_by_name(self):
+    def test_loads_all_weights_and_matches_rows_by_name(self):
         model = self.model
-        base = self.base_of(model, LETTERS, ["ka", "en"])
-        new = vocabulary([*LETTERS[::-1][:-1], "z"], ["en", "fa"])  # `a` is gone, all others have moved
+        base = self.pretrained_of(model, LETTERS, ["ka", "en"])
+        new = vocabulary([*LETTERS[::-1][:-1], "z"], ["en", "fa"])  # `a` is missing, all others have moved
         symbols, languages = model.symbol_embedding.embeddings, model.language_embedding.embeddings
         fresh = symbols.numpy()
         load_pretrained(base, model, new)
@@ -318,12 +319,12 @@ class Network(unittest.TestCase):
         np.testing.assert_allclose(rows[12], old_rows[3:].mean(axis=0) + fresh[12], rtol=1e-5)
         np.testing.assert_array_equal(languages.numpy()[0], base.weights[languages.path][1])
 
-    def test_of_other_shapes_or_with_symbols_that_stay_unlearnt_is_refused_untouched(self):
+    def test_rejected_weights_leave_the_network_unchanged(self):
         model = self.model
         before = [v.numpy() for v in model.trainable_variables]
-        good = self.base_of(model, LETTERS, ["en", "ka"])
+        good = self.pretrained_of(model, LETTERS, ["en", "ka"])
         fewer = dict(list(good.weights.items())[:-1])
-        for base, known, freeze, error, said in (
+        for pretrained, known, freeze, error, expected in (
             (
                 Pretrained(good.run, good.checkpoint, good.metadata, fewer),
                 LETTERS,
@@ -331,23 +332,23 @@ class Network(unittest.TestCase):
                 CheckpointError,
                 "has shape None",
             ),
-            (self.base_of(model, LETTERS[1:], ["en", "ka"]), LETTERS, (), CheckpointError, "symbol_embedding"),
+            (self.pretrained_of(model, LETTERS[1:], ["en", "ka"]), LETTERS, (), CheckpointError, "symbol_embedding"),
             (good, (*LETTERS[1:], "z"), ("text_encoder",), ConfigError, r"does not know \(z\)"),
         ):
-            with self.assertRaisesRegex(error, said):
-                load_pretrained(base, model, vocabulary(known, ["en", "ka"]), freeze)
+            with self.assertRaisesRegex(error, expected):
+                load_pretrained(pretrained, model, vocabulary(known, ["en", "ka"]), freeze)
         for left, variable in zip(before, model.trainable_variables, strict=True):
             np.testing.assert_array_equal(left, variable.numpy())
 
-    def test_trains_what_is_not_frozen_also_where_activations_are_computed_again(self):
+    def test_trains_what_is_not_frozen_also_with_gradient_checkpointing(self):
         frozen = ("reference_encoder", "text_encoder")
         model = build_model(size=BARE, gradient_checkpointing=True, cfg_dropout=0.9)
         replicas = replicas_on(MODEL)
         with replicas.scope():
             state = TrainingState(model, make_optimizer(0.5, "float32"), True, replicas, frozen)
-        kept = {v.path for part in frozen for layer in model.component_layers()[part] for v in layer.variables}
+        frozen_paths = {v.path for name in frozen for layer in model.component_layers()[name] for v in layer.variables}
         random = np.random.default_rng(0)
-        for variable in model.trainable_variables:  # layers that start at 0 pass no gradient on
+        for variable in model.trainable_variables:  # zero-initialised layers block the gradient
             variable.assign_add(random.normal(0.0, 0.05, variable.shape))
         before = {v.path: v.numpy() for v in model.trainable_variables}
         step = Step(state, 1.0, 1, static_shapes=False, compile_xla=False)
@@ -355,8 +356,8 @@ class Network(unittest.TestCase):
             step([[on_device(features([(5, 13), (8, 24), (6, 20), (4, 9)]))]], number, 1e-2, 0.9)
         for variable in model.trainable_variables:
             same = (variable.numpy() == before[variable.path]).all()
-            self.assertEqual(same, variable.path in kept, variable.path)
-        self.assertEqual(len(state.averages), len(before) - len(kept))
+            self.assertEqual(same, variable.path in frozen_paths, variable.path)
+        self.assertEqual(len(state.averages), len(before) - len(frozen_paths))
         self.assertEqual(set(state.variables()["averages"]), set(before))
 
 

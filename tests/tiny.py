@@ -1,4 +1,4 @@
-"""The smallest model, state, batches and runs that still do all that large ones do."""
+"""The smallest models, training states, batches and runs that still have every feature of large ones."""
 
 import atexit
 import contextlib
@@ -30,13 +30,13 @@ from tests.sine_corpus import write_corpus
 from tests.two_devices import MODEL, SIMULATED
 
 SMALLEST = replace(SIZES["tiny"], channels=16, encoder_blocks=1, decoder_blocks=1, flow_blocks=1, latents=2)
-BARE = replace(SMALLEST, encoder_blocks=0, decoder_blocks=0)  # each kind of layer is still there
+BARE = replace(SMALLEST, encoder_blocks=0, decoder_blocks=0)  # still has every kind of layer
 SYMBOLS = 13
 SECONDS = tuple(0.4 + 0.03 * i for i in range(13))  # 12 to train on, 1 held out
 
 
 def small_models(size: XTTSSize = SMALLEST) -> contextlib.AbstractContextManager:
-    """In its scope the size `tiny` is this one, also for runs."""
+    """Return a context in which the size `tiny` is `size`, also for runs."""
     return mock.patch.dict(SIZES, tiny=size)
 
 
@@ -50,7 +50,7 @@ def build_model(
 
 @cache
 def replicas_on(device: str) -> Replicas:
-    """One, the same for all who ask: variables belong to the strategy in whose scope they were made."""
+    """Return one cached replica: variables belong to the strategy in whose scope they were created."""
     return single_replica(device)
 
 
@@ -61,7 +61,7 @@ def training_state(model: keras.Model, precision: str = "float32", averaged: boo
 
 
 class Toy(keras.Model):
-    """What the step knows of a model and nothing more, so that tracing it takes a second: text → one frame for all."""
+    """A model with nothing beyond what the step needs, so that tracing takes a second: text → one frame."""
 
     LOSS_NAMES = ("mel", "duration")
     BATCH_FIELDS = TTS_FEATURES
@@ -90,7 +90,7 @@ def build_toy(precision: str = "float32", device: str = MODEL, seed: int = 0) ->
 
 
 def build_toy_for_run(size: str, symbols: int, languages: int, precision: str = "float32", **settings) -> Toy:
-    """In the place of `build_xtts`."""
+    """Replace `build_xtts`."""
     policy_before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(precision)
     try:
@@ -102,18 +102,18 @@ def build_toy_for_run(size: str, symbols: int, languages: int, precision: str = 
 
 
 def toy_models() -> contextlib.AbstractContextManager:
-    """In its scope runs train the toy, which cannot speak: about 3 s for each instead of 8."""
+    """Return a context in which runs train the toy, which cannot synthesize: 3 s for each instead of 8."""
     return mock.patch("myxtts.tasks.tts.build_xtts", build_toy_for_run)
 
 
 def features(
     rows: Sequence[tuple[int, int]], padded: tuple[int, int] = (8, 24), reference: tuple[int, int] = (20, 24), seed=0
 ) -> dict[str, np.ndarray]:
-    """TTS_FEATURES of random content that does not depend on the padding.
+    """Return TTS_FEATURES of random content that does not depend on the padding.
 
     Args:
         rows: tokens and frames of each utterance.
-        padded: tokens and frames that all are padded to.
+        padded: padded tokens and frames.
         reference: real and padded frames of each reference.
     """
     random = np.random.default_rng(seed)
@@ -139,7 +139,7 @@ def features(
 
 
 def rows_of(batch: dict, rows: slice) -> dict:
-    """Some rows of TTS_FEATURES, which stay shares of the same step."""
+    """Return some rows of TTS_FEATURES, as a microbatch of the same step."""
     whole = ("seed", "step_frames", "step_tokens")
     return {name: value if name in whole else value[rows] for name, value in batch.items()}
 
@@ -156,7 +156,7 @@ class Finished(NamedTuple):
 
 
 class Workplace:
-    """A folder with a corpus, and runs in it by the command line in this process."""
+    """A folder with a corpus, and runs in it that are started through the command line in this process."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -165,21 +165,21 @@ class Workplace:
 
     @classmethod
     def temporary(cls, add_cleanup: Callable) -> "Workplace":
-        """In a temporary folder, for as long as a test, a class or a module lasts, by its way to add a cleanup."""
+        """Create a workplace in a temporary folder, which the `add_cleanup` of a test, class or module removes."""
         folder = tempfile.TemporaryDirectory()
         add_cleanup(folder.cleanup)
         return cls(Path(folder.name))
 
     @classmethod
     def with_toy_models(cls, add_cleanup: Callable) -> "Workplace":
-        """The same, and for as long runs train the toy."""
+        """Do the same as `temporary`; meanwhile runs train the toy."""
         models = toy_models()
         models.start()
         add_cleanup(models.stop)
         return cls.temporary(add_cleanup)
 
     def argv(self, name: str, *flags: str) -> list[str]:
-        """A run of 8 steps in epochs of 3 without validation and samples; `flags` come last, so they win."""
+        """Return flags for 8 steps in epochs of 3 without validation and samples; `flags` override them."""
         fixed = f"--run {name} --runs-dir {self.folder / 'runs'} --train-data {self.corpus}"
         fixed += f" --simulate-gpus {SIMULATED}"
         size = "--text-frontend characters --model-size tiny --batch-size 4 --buckets 2 --validation-fraction 0.07"
@@ -199,7 +199,7 @@ class Workplace:
         return self.folder / "runs" / name
 
     def copy_run(self, run: str, name: str, add_cleanup: Callable) -> Path:
-        """A copy of a run, which a test may change; gone when that ends."""
+        """Copy a run, so that a test may change it; the cleanup removes the copy."""
         add_cleanup(shutil.rmtree, self.run_dir(name))
         return Path(shutil.copytree(self.run_dir(run), self.run_dir(name)))
 
@@ -216,9 +216,9 @@ class WholeRun(NamedTuple):
 
 @cache
 def whole_run() -> WholeRun:
-    """One run of the network for all tests of a process, named `whole`: it takes 20 s. Change a copy of it.
+    """Train the network once for all tests of a process, in 20 s; the run is named `whole`. Change only copies of it.
 
-    8 steps, checkpoints after 5 and 8, validation and samples after 4 and 8; of 13 utterances 3 are held out.
+    It has 8 steps, checkpoints after 5 and 8, validation and samples after 4 and 8, and 3 of 13 utterances held out.
     """
     folder = tempfile.TemporaryDirectory()
     atexit.register(folder.cleanup)
@@ -231,18 +231,18 @@ def whole_run() -> WholeRun:
 
 @cache
 def cached_network(checkpoint: Path, device: str) -> XTTS:
-    """The network of a checkpoint, loaded once for all tests of a process: to load it and to trace speech takes 4 s."""
+    """Load the network of a checkpoint once for all tests of a process: loading and tracing synthesis takes 4 s."""
     with small_models():
         return load_model(checkpoint, read_metadata(checkpoint), device)
 
 
 def cached_networks(module: str) -> contextlib.AbstractContextManager:
-    """In its scope a module of the package gets the networks of `cached_network`."""
+    """Return a context in which a module of the package loads networks with `cached_network`."""
     return mock.patch(f"{module}.load_model", lambda checkpoint, _, device: cached_network(checkpoint, device))
 
 
 def arrays_of(checkpoint: Path) -> Iterator[tuple[str, np.ndarray]]:
-    """Every array of a checkpoint, by group and name."""
+    """Yield every array of a checkpoint by group and name."""
     for path in sorted(checkpoint.glob("*.npz")):
         with np.load(path) as archive:
             yield from ((f"{path.stem}/{name}", archive[name]) for name in sorted(archive.files))

@@ -1,4 +1,4 @@
-"""A run of the smallest recogniser, with its first weights and nothing learnt: it hears letters in any wave."""
+"""A run of the smallest CTC network with its initial weights: it transcribes any wave to letters."""
 
 import atexit
 import contextlib
@@ -27,7 +27,7 @@ SMALLEST = ASRSize(channels=16, blocks=1, memory=4, order=4)
 
 
 def small_asr_models() -> contextlib.AbstractContextManager:
-    """In its scope the size `tiny` of recognisers is this one, also for runs."""
+    """Return a context in which the size `tiny` of CTC networks is SMALLEST, also for runs."""
     return mock.patch.dict(SIZES, tiny=SMALLEST)
 
 
@@ -38,7 +38,7 @@ class ASRRun(NamedTuple):
 
 @cache
 def asr_run() -> ASRRun:
-    """Made once for all tests of a process; 3 of 13 utterances are held out, as of the run `whole`. Change a copy."""
+    """Create the run once for all tests of a process; 3 of 13 utterances are held out, as in `whole`. Change copies."""
     temporary = tempfile.TemporaryDirectory()
     atexit.register(temporary.cleanup)
     place = Workplace(Path(temporary.name))
@@ -49,14 +49,14 @@ def asr_run() -> ASRRun:
     keras.utils.set_random_seed(3)
     with small_asr_models(), replicas_on(MODEL).scope():
         network = task_of(config).build(config, vocabulary)
-    network.out.kernel.assign(20.0 * network.out.kernel)  # sure of each symbol, and not of one alone
+    network.out.kernel.assign(20.0 * network.out.kernel)  # confident, and not always of the same symbol
     metadata = run_metadata(config, corpus, vocabulary, None, digest_of({v.path: v.numpy() for v in network.variables}))
     Checkpoints(run / "checkpoints", 1, metadata).save(training_state(network))
     return ASRRun(place, run)
 
 
 def cached_transcriber(run: Path, beam_width: int = 0) -> Transcriber:
-    """Loaded and traced once for all tests of a process."""
+    """Load and trace a transcriber once for all tests of a process."""
     return _loaded(run, beam_width)
 
 
@@ -68,7 +68,7 @@ def _loaded(run: Path, beam_width: int) -> Transcriber:
 
 @contextlib.contextmanager
 def cached_transcribers(*modules: str) -> Iterator[None]:
-    """In its scope these modules of the package get the listeners of `cached_transcriber`."""
+    """Return a context in which these modules of the package create transcribers with `cached_transcriber`."""
     with contextlib.ExitStack() as patched:
         for module in modules:
             patched.enter_context(

@@ -1,4 +1,4 @@
-"""The check of a cluster: what two workers find, and what it makes of findings."""
+"""check-distributed: two real workers, and the checks of given measurements."""
 
 import json
 import os
@@ -12,15 +12,15 @@ from unittest import mock
 
 from myxtts.commands import check_distributed
 from myxtts.errors import ConfigError
-from myxtts.preflight.distributed import REPETITIONS, Findings, Speed, checks_of, table_of
+from myxtts.preflight.distributed import REPETITIONS, AllReduceTime, ClusterResult, all_reduce_table, cluster_checks
 
 SCRIPT = Path(__file__).parents[1] / "utilities" / "check_distributed.py"
-GOOD = Findings(2, 2, "CPU", 0.0, (Speed(1 << 20, 0.002),), (1e-7, 2e-7), 0.2)
+GOOD = ClusterResult(2, 2, "CPU", 0.0, (AllReduceTime(1 << 20, 0.002),), (1e-7, 2e-7), 0.2)
 
 
 class TwoWorkersTest(unittest.TestCase):
-    def test_two_workers_compute_what_one_does(self):
-        with tempfile.TemporaryDirectory() as folder:  # where it puts its logs
+    def test_two_workers_match_one_process(self):
+        with tempfile.TemporaryDirectory() as folder:  # for its logs
             done = subprocess.run([sys.executable, SCRIPT], cwd=folder, capture_output=True, text=True, timeout=240.0)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertIn("[worker 0] 2 workers, 2 replicas, each on a CPU", done.stdout)
@@ -30,25 +30,25 @@ class TwoWorkersTest(unittest.TestCase):
         self.assertTrue(all(float(row[1]) > 0 for row in rows))
 
 
-class FindingsTest(unittest.TestCase):
-    def test_good_findings_hold(self):
-        self.assertTrue(GOOD.holds)
+class ClusterResultTest(unittest.TestCase):
+    def test_exact_results_pass(self):
+        self.assertTrue(GOOD.passed)
 
     def test_each_fault_fails_its_check(self):
         faults = {
-            "all-reduce": {"wrong_sum": 1.0},
-            "training": {"differences": (1e-7, 2e-5)},  # of one replica among all
+            "all-reduce": {"sum_error": 1.0},
+            "training": {"weight_differences": (1e-7, 2e-5)},  # of one replica
         }
         for name, fault in faults.items():
-            found = GOOD._replace(**fault)
-            self.assertFalse(found.holds)
-            self.assertEqual([made.name for made in checks_of(found) if made.state == "fails"], [name])
-        self.assertFalse(GOOD._replace(differences=(float("nan"), 0.0)).holds)
-        self.assertFalse(GOOD._replace(moved=0.0).holds)  # weights that did not move are equal, too
+            result = GOOD._replace(**fault)
+            self.assertFalse(result.passed)
+            self.assertEqual([check.name for check in cluster_checks(result) if check.status == "failed"], [name])
+        self.assertFalse(GOOD._replace(weight_differences=(float("nan"), 0.0)).passed)
+        self.assertFalse(GOOD._replace(largest_update=0.0).passed)  # weights that did not change are equal, too
 
-    def test_speed_is_of_the_tensor(self):
-        self.assertEqual(GOOD.speeds[0].bytes_per_s, (1 << 20) / 0.002)
-        self.assertEqual(list(table_of(GOOD))[1].split(), ["1,048,576", "2.00", "ms", "0.524"])
+    def test_speed_is_for_the_size_of_the_tensor(self):
+        self.assertEqual(GOOD.all_reduce_times[0].bytes_per_s, (1 << 20) / 0.002)
+        self.assertEqual(list(all_reduce_table(GOOD))[1].split(), ["1,048,576", "2.00", "ms", "0.524"])
 
 
 class MistakeTest(unittest.TestCase):

@@ -1,4 +1,4 @@
-"""The preflight: it holds where a run would work, and each thing that does not hold is a line that says so."""
+"""The preflight passes where a run would work, and reports each fault as a failed check."""
 
 import contextlib
 import io
@@ -7,11 +7,13 @@ import math
 import tempfile
 import unittest
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import tensorflow as tf
+from packaging.requirements import Requirement
 
 from myxtts.clock import Clock
 from myxtts.commands import preflight
@@ -25,13 +27,13 @@ from myxtts.errors import PlacementError
 from myxtts.placement import devices
 from myxtts.placement.audit import has_gpu_kernels
 from myxtts.preflight import nvidia, transfer
-from myxtts.preflight.checks import Check, Report, check, lines, refused, remark
-from myxtts.preflight.corpus import check_corpus, load, silent_characters
-from myxtts.preflight.model import Taken, check_update, device_memory_mib, heaviest_buckets, magnitudes_of
-from myxtts.preflight.overlap import Flow, check_operations, check_overlap, overlap_s
-from myxtts.preflight.placement import check_placement, found_devices
-from myxtts.preflight.prerequisites import check_packages, fault_of_writing, needed_gpus
-from myxtts.preflight.validate import try_load, with_dual
+from myxtts.preflight.checks import Check, Report, check_lines, failed_by, recommended, required
+from myxtts.preflight.corpus import check_corpus, ignored_characters, load_run_corpora
+from myxtts.preflight.model import StepResult, check_update, device_memory_mib, heaviest_buckets, magnitudes_of
+from myxtts.preflight.overlap import Timeline, check_operations, check_overlap, overlap_s
+from myxtts.preflight.placement import check_placement, existing_devices
+from myxtts.preflight.prerequisites import check_packages, package_requirements, required_gpus, write_error
+from myxtts.preflight.validate import try_load, with_default_routes
 from myxtts.training.start import Start
 from tests.sine_corpus import manifest_of, write_corpus
 from tests.tiny import Finished, Workplace, build_toy, small_models, training_state
@@ -56,7 +58,7 @@ Legend:
 """
 
 
-def validated(*argv: str) -> Finished:
+def preflight_of(*argv: str) -> Finished:
     out, err = io.StringIO(), io.StringIO()
     with small_models(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = report_errors(lambda: preflight.main(argv))
@@ -64,130 +66,134 @@ def validated(*argv: str) -> Finished:
 
 
 def setUpModule():
-    """One whole preflight, which the tests look at."""
-    global PLACE, WHOLE, TOLD
+    """Run one complete preflight, which several tests examine."""
+    global PLACE, WHOLE, DOCUMENT
     PLACE = Workplace.temporary(unittest.addModuleCleanup)
     file = PLACE.folder / "preflight.json"
-    WHOLE = validated(*PLACE.argv("new"), "--steps=6", "--json", str(file))
-    TOLD = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+    WHOLE = preflight_of(*PLACE.argv("new"), "--steps=6", "--json", str(file))
+    DOCUMENT = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
 
 
-class Whole(unittest.TestCase):
-    def found(self, title: str, name: str) -> dict:
-        section = next(section for section in TOLD["sections"] if section["title"] == title)
-        return next(one for one in section["checks"] if one["name"].startswith(name))
+class CompletePreflight(unittest.TestCase):
+    def check(self, title: str, name: str) -> dict:
+        section = next(section for section in DOCUMENT["sections"] if section["title"] == title)
+        return next(check for check in section["checks"] if check["name"].startswith(name))
 
-    def test_holds_on_simulated_gpus_and_leaves_nothing(self):
+    def test_passes_on_simulated_gpus_and_leaves_no_files(self):
         self.assertEqual((WHOLE.code, WHOLE.err), (0, ""), WHOLE.out)
-        self.assertRegex(WHOLE.out.splitlines()[-1], r"^all holds \(\d+ ✅, 0 ❌, \d+ ⚠️\)$")
+        self.assertRegex(WHOLE.out.splitlines()[-1], r"^all checks passed \(\d+ ✅, 0 ❌, \d+ ⚠️\)$")
         self.assertFalse(PLACE.run_dir("new").exists())
 
-    def test_json_says_the_same(self):
-        self.assertTrue(TOLD["holds"])
-        titles = [f"{section['number']}  {section['title']}" for section in TOLD["sections"]]
+    def test_json_has_the_same_checks(self):
+        self.assertTrue(DOCUMENT["passed"])
+        titles = [f"{section['number']}  {section['title']}" for section in DOCUMENT["sections"]]
         self.assertEqual(titles, [line for line in WHOLE.out.splitlines() if line[:1].isdigit()])
         self.assertEqual([title[0] for title in titles], list("123456"))
-        for section in TOLD["sections"]:
-            for one in section["checks"]:
-                for line in lines(Check(**one)):
+        for section in DOCUMENT["sections"]:
+            for check in section["checks"]:
+                for line in check_lines(Check(**check)):
                     self.assertIn(line, WHOLE.out)
 
-    def test_gpus_0_and_1_are_meant_where_none_is_named(self):
-        self.assertEqual(self.found("Placement", "GPUs asked for")["expected"], "batches on GPU 0, model on GPU 1")
-        self.assertIn("dual", self.found("Placement", "GPUs asked for")["found"])
+    def test_gpus_0_and_1_are_the_default(self):
+        self.assertEqual(self.check("Placement", "requested devices")["expected"], "batches on GPU 0, model on GPU 1")
+        self.assertIn("dual", self.check("Placement", "requested devices")["found"])
 
-    def test_batches_are_made_while_the_model_is_trained(self):
-        self.assertEqual(self.found("Pipeline and audit", "overlap")["state"], "holds")
+    def test_batches_are_produced_during_steps(self):
+        self.assertEqual(self.check("Pipeline and audit", "overlap")["status"], "passed")
 
-    def test_heaviest_batch_is_the_longest_bucket(self):
-        name = self.found("Model", "heaviest step")["name"]
+    def test_heaviest_step_uses_the_longest_bucket(self):
+        name = self.check("Model", "heaviest step")["name"]
         self.assertIn("1 x 4 utterances of up to 0.8 s", name)  # the longest has 0.76 s, in hops of 12 ms
 
     @unittest.skipUnless(has_gpu_kernels(), "this build of TensorFlow has no GPU kernels to look up")
     def test_no_operation_lacks_a_gpu_kernel(self):
         for name in ("audit of the producer", "audit of the step"):
-            self.assertRegex(self.found("Pipeline and audit", name)["found"], r"^0 of [\d,]+ operations lack one$")
+            self.assertRegex(
+                self.check("Pipeline and audit", name)["found"], r"^0 of [\d,]+ operations have no GPU kernel$"
+            )
 
-    def test_a_model_elsewhere_does_not_hold(self):
+    def test_a_model_on_another_device_fails(self):
         with mock.patch("myxtts.tasks.tts.build_xtts", return_value=build_toy(device=DATA)):
-            finished = validated(*PLACE.argv("stray"), "--json", str(PLACE.folder / "stray.json"))
+            finished = preflight_of(*PLACE.argv("stray"), "--json", str(PLACE.folder / "stray.json"))
         self.assertEqual(finished.code, 1)
         self.assertIn("but found toy/", finished.out)
-        self.assertIn("not run: the model could not be trained", finished.out)
+        self.assertIn("section skipped: the model could not be trained", finished.out)
 
 
 @unittest.skipIf(devices.gpu_count(), "there are GPUs here")
 class WithoutGpu(unittest.TestCase):
-    def test_asked_for_gpus_the_placement_fails_and_the_corpus_is_looked_at_all_the_same(self):
-        finished = validated(
+    def test_the_placement_fails_and_the_corpus_is_checked_anyway(self):
+        finished = preflight_of(
             "--train-data", str(PLACE.corpus), "--text-frontend", "characters", "--validation-fraction=0.1"
         )
         self.assertEqual((finished.code, finished.err), (1, ""))
-        self.assertIn("❌ GPUs asked for: data GPU 0 was asked for, but TensorFlow sees no GPU", finished.out)
-        self.assertEqual(finished.out.count("⚠️ not run: the placement cannot be had"), 3)
+        self.assertIn("❌ requested devices: data GPU 0 was asked for, but TensorFlow sees no GPU", finished.out)
+        self.assertEqual(finished.out.count("⚠️ section skipped: the requested devices are not available"), 3)
         self.assertIn("✅ durations: 13 utterances of 0.40 to 0.76 s", finished.out)
-        self.assertRegex(finished.out.splitlines()[-1], "^does not hold: begin with ")
+        self.assertRegex(finished.out.splitlines()[-1], r"^\d+ failed: start with ")
 
 
-class WrongCalls(unittest.TestCase):
-    def test_end_with_2_before_anything_is_looked_at(self):
-        for argv, told in (
+class Mistakes(unittest.TestCase):
+    def test_mistakes_exit_with_2_before_any_check(self):
+        for argv, expected in (
             (["--data-gpu", "0"], "--data-gpu was given without --model-gpu"),
             (["--simulate-gpus", "2", "--data-gpu", "0", "--model-gpu", "5"], "makes GPUs 0 to 1"),
             (["--stepps", "9"], "Did you mean --steps?"),
             (["--batch-sise", "9"], "Did you mean --batch-size?"),
-            (["--steps", "1"], "1 is not from 4 to 1000"),
+            (["--steps", "1"], "from 4 to 1000"),
             (["--json", "/nowhere/at/all.json"], "there is no folder /nowhere/at"),
             (["--config", "nowhere.yaml"], "cannot be read"),
             (["--init-from", "nowhere"], "nowhere"),
             (["--placement", "auto"], "train_main.py alone can do"),
         ):
             with self.subTest(argv=argv):
-                finished = validated(*argv)
+                finished = preflight_of(*argv)
                 self.assertEqual((finished.code, finished.out), (2, ""))
-                self.assertIn(told, finished.err)
+                self.assertIn(expected, finished.err)
                 self.assertEqual(finished.err.count("\n"), 1)
 
 
 class Checks(unittest.TestCase):
-    def test_marks_and_what_to_do(self):
-        self.assertEqual(list(lines(check(True, "n", "e", "f", "d"))), ["   ✅ n: f", "      expected: e"])
+    def test_failed_checks_are_printed_with_what_to_do(self):
+        self.assertEqual(list(check_lines(required(True, "n", "e", "f", "d"))), ["   ✅ n: f", "      expected: e"])
         self.assertEqual(
-            list(lines(check(False, "n", "e", "f", "d"))), ["   ❌ n: f", "      expected: e", "      do: d"]
+            list(check_lines(required(False, "n", "e", "f", "d"))),
+            ["   ❌ n: f", "      expected: e", "      to do: d"],
         )
-        self.assertEqual(next(lines(remark(False, "n", "e", "f", "d"))), "   ⚠️ n: f")
+        self.assertEqual(next(check_lines(recommended(False, "n", "e", "f", "d"))), "   ⚠️ n: f")
 
-    def test_message_of_a_user_error_is_parted(self):
-        made = refused("n", "e", PlacementError("GPU 1 was asked for, but\n there is none. Buy one. Or do without."))
-        self.assertEqual(made[3:], ("GPU 1 was asked for, but there is none", "Buy one. Or do without."))
+    def test_message_of_a_user_error_is_split(self):
+        check = failed_by(PlacementError("GPU 1 was asked for, but\n there is none. Buy one. Or do without."), "n", "e")
+        self.assertEqual(check[3:], ("GPU 1 was asked for, but there is none", "Buy one. Or do without."))
 
-    def run_quietly(self, report: Report, *arguments):
+    def run_quietly(self, report: Report, title: str, checks: Iterator[Check]):
         with contextlib.redirect_stdout(io.StringIO()):
-            return report.run(*arguments)
+            return report.run(title, checks)
 
-    def test_error_ends_a_section_and_not_the_report(self):
+    def test_an_error_ends_its_section_but_not_the_report(self):
         def broken() -> Iterator[Check]:
-            yield check(True, "first", "", "")
+            yield required(True, "first", "", "")
             raise PlacementError("lost")
 
-        def whole() -> Iterator[Check]:
-            yield remark(False, "second", "", "")
+        def complete() -> Iterator[Check]:
+            yield recommended(False, "second", "", "")
             return 7
 
         report = Report()
         self.assertIsNone(self.run_quietly(report, "A", broken()))
-        self.assertEqual(self.run_quietly(report, "B", whole()), 7)
-        self.assertIsNone(self.run_quietly(report, "C", broken(), "B is missing"))
+        self.assertEqual(self.run_quietly(report, "B", complete()), 7)
+        with contextlib.redirect_stdout(io.StringIO()):
+            report.skip("C", "B is missing")
         self.assertEqual(
-            [[one.state for one in section.checks] for section in report.sections],
-            [["holds", "fails"], ["unknown"], ["unknown"]],
+            [[check.status for check in section.checks] for section in report.sections],
+            [["passed", "failed"], ["warning"], ["warning"]],
         )
-        self.assertFalse(report.holds)
-        self.assertEqual(report.summary(), "does not hold: begin with 'done to its end' (1 ✅, 1 ❌, 2 ⚠️)")
+        self.assertFalse(report.passed)
+        self.assertEqual(report.summary(), "1 failed: start with 'section completed' (1 ✅, 1 ❌, 2 ⚠️)")
 
-    def test_defect_is_raised(self):
+    def test_a_defect_is_raised(self):
         def broken() -> Iterator[Check]:
-            yield check(True, "first", "", "")
+            yield required(True, "first", "", "")
             raise ZeroDivisionError
 
         with self.assertRaises(ZeroDivisionError):
@@ -195,65 +201,74 @@ class Checks(unittest.TestCase):
 
 
 class Prerequisites(unittest.TestCase):
-    def test_gpus_needed_are_those_up_to_the_highest_index(self):
-        for asked, needed in (
+    def test_required_gpus_include_the_highest_index(self):
+        for settings, count in (
             ({}, 0),
             ({"data_gpu": 2, "model_gpu": 3}, 4),
             ({"data_gpu": 2, "model_gpu": 3, "simulate_gpus": 4}, 0),
             ({"model_gpus": (0, 1)}, 2),
         ):
-            self.assertEqual(needed_gpus(PlacementConfig(**asked)), needed)
+            self.assertEqual(required_gpus(PlacementConfig(**settings)), count)
 
-    def test_folder_that_cannot_be_written_is_found_by_writing(self):
+    def test_write_error_is_found_by_writing(self):
         with tempfile.TemporaryDirectory() as folder:
-            self.assertEqual(fault_of_writing(Path(folder)), "")
-            self.assertEqual(fault_of_writing(Path(folder) / "not there"), ": No such file or directory")
+            self.assertEqual(write_error(Path(folder)), "")
+            self.assertEqual(write_error(Path(folder) / "missing"), "No such file or directory")
 
     def test_missing_and_old_packages_are_named(self):
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "requirements.txt"
-            file.write_text("# list\nnumpy>=1.0  # fine\nkeras>=1000\nno-such-package>=1\n")
-            made = check_packages(file)
-        self.assertEqual(made.state, "fails")
-        self.assertRegex(made.found, r"^keras is [\d.]+, not >=1000, no-such-package is missing$")
+        check = check_packages([Requirement(text) for text in ("numpy>=1.0", "keras>=1000", "no-such-package>=1")])
+        self.assertEqual(check.status, "failed")
+        self.assertRegex(check.found, r"^keras is [\d.]+, not >=1000, no-such-package is missing$")
+        self.assertIn('pip install "keras>=1000" "no-such-package>=1"', check.to_do)
+
+    def test_requirements_are_read_from_the_package_or_else_from_the_checkout(self):
+        with mock.patch.object(metadata, "requires", return_value=["numpy>=1.26", "nvidia-ml-py>=12; extra == 'gpu'"]):
+            self.assertEqual([str(requirement) for requirement in package_requirements()], ["numpy>=1.26"])
+        with mock.patch.object(metadata, "requires", side_effect=metadata.PackageNotFoundError):
+            self.assertIn("tensorflow", [requirement.name for requirement in package_requirements()])
 
 
-class Places(unittest.TestCase):
-    def placed(self, **asked) -> list[Check]:
+class Devices(unittest.TestCase):
+    def placement_checks(self, **settings) -> list[Check]:
         checks = []
-        generator = check_placement(with_dual(Config(placement=PlacementConfig(**asked))))
+        generator = check_placement(with_default_routes(Config(placement=PlacementConfig(**settings))))
         with contextlib.suppress(StopIteration), contextlib.redirect_stdout(io.StringIO()):
             while True:
                 checks.append(next(generator))
         return checks
 
-    def test_mapping_is_shown_whichever_way_round(self):
+    def test_data_and_model_device_are_reported(self):
         for data, model in ((0, 1), (1, 0)):
-            checks = {made.name: made for made in self.placed(simulate_gpus=SIMULATED, data_gpu=data, model_gpu=model)}
-            self.assertEqual({made.state for made in checks.values()}, {"holds"})
-            self.assertEqual(checks["batches are made"].found, f"on /CPU:{data}, simulated GPU {data}")
-            self.assertEqual(checks["the model is trained"].found, f"on /CPU:{model}, simulated GPU {model}")
+            checks = {
+                check.name: check
+                for check in self.placement_checks(simulate_gpus=SIMULATED, data_gpu=data, model_gpu=model)
+            }
+            self.assertEqual({check.status for check in checks.values()}, {"passed"})
+            self.assertEqual(checks["data device"].found, f"/CPU:{data}, simulated GPU {data}")
+            self.assertEqual(checks["model device"].found, f"/CPU:{model}, simulated GPU {model}")
 
-    def test_devices_that_tensorflow_did_not_make_do_not_hold(self):
-        with mock.patch("myxtts.preflight.placement.found_devices", lambda placement: found_devices(placement)[:1]):
-            found = self.placed(simulate_gpus=SIMULATED)
+    def test_devices_that_tensorflow_lacks_fail(self):
+        with mock.patch(
+            "myxtts.preflight.placement.existing_devices", lambda placement: existing_devices(placement)[:1]
+        ):
+            checks = self.placement_checks(simulate_gpus=SIMULATED)
         self.assertEqual(
-            [made.name for made in found if made.state == "fails"], [f"device /CPU:{n}" for n in (1, 2, 3)]
+            [check.name for check in checks if check.status == "failed"], [f"device /CPU:{n}" for n in (1, 2, 3)]
         )
 
-    def test_soft_placement_does_not_hold(self):
+    def test_soft_placement_fails(self):
         def configured(config):
             tf.config.set_soft_device_placement(True)
             return TWO
 
         with mock.patch("myxtts.preflight.placement.configure_devices", configured):
-            found = self.placed(simulate_gpus=SIMULATED)
+            checks = self.placement_checks(simulate_gpus=SIMULATED)
         tf.config.set_soft_device_placement(False)
-        self.assertEqual([made.name for made in found if made.state == "fails"], ["soft placement"])
+        self.assertEqual([check.name for check in checks if check.status == "failed"], ["soft placement"])
 
 
 class Peers(unittest.TestCase):
-    def test_matrices_of_nvidia_smi(self):
+    def test_matrix_entries_are_read_by_gpu_number(self):
         self.assertEqual(nvidia.matrix_entry(PEERS, 0, 1), "OK")
         self.assertEqual(nvidia.matrix_entry(PEERS, 2, 1), "NS")
         self.assertEqual(nvidia.matrix_entry(LINKS, 1, 0), "NV12")
@@ -261,124 +276,128 @@ class Peers(unittest.TestCase):
         for matrix, row, column in ((PEERS, 0, 3), (PEERS, 3, 0), ("", 0, 1), ("No devices were found", 0, 1)):
             self.assertIsNone(nvidia.matrix_entry(matrix, row, column))
 
-    def test_gpus_are_those_that_cuda_counts(self):
-        told = {("topo", "-p2p", "r"): PEERS, ("topo", "-m"): LINKS}
-        with mock.patch("myxtts.preflight.nvidia._nvidia_smi", lambda *arguments: told[arguments]):
+    def test_gpus_are_numbered_as_by_cuda(self):
+        outputs = {("topo", "-p2p", "r"): PEERS, ("topo", "-m"): LINKS}
+        with mock.patch("myxtts.preflight.nvidia._nvidia_smi", lambda *arguments: outputs[arguments]):
             for visible, expected in (
-                ("", (True, "OK, joined by NV12")),
-                ("0,2", (False, "NS, joined by SYS")),
+                ("", (True, "OK, connected by NV12")),
+                ("0,2", (False, "NS, connected by SYS")),
                 ("GPU-8932f937,GPU-1", (None, "CUDA_VISIBLE_DEVICES names GPUs by UUID, nvidia-smi by number")),
             ):
                 with mock.patch.dict("os.environ", CUDA_VISIBLE_DEVICES=visible):
                     self.assertEqual(nvidia.peer_access(0, 1), expected)
 
-    def test_without_nvidia_smi_it_is_not_known(self):
+    def test_peer_access_is_unknown_without_nvidia_smi(self):
         with mock.patch.dict("os.environ", PATH=""):
-            self.assertEqual(nvidia.peer_access(0, 1), (None, "nvidia-smi is not there or tells no topology"))
+            self.assertEqual(nvidia.peer_access(0, 1), (None, "nvidia-smi is missing or has no topology"))
 
 
 class Models(unittest.TestCase):
     def plan(self, batch_seconds: float) -> Plan:
-        """Utterances of 1 s and of 1.6 s, in buckets of just these lengths."""
+        """Return a plan of utterances of 1 s and 1.6 s, with buckets of these lengths."""
         samples = np.array([22_050] * 8 + [35_280] * 4, np.int32)
         ones = np.ones(12, np.int32)
         bounds = np.array([22_050, 35_280], np.int32)
         return Plan(samples, ones, ones, bounds=bounds, batch_size=4, batch_seconds=batch_seconds, seed=0)
 
-    def test_heaviest_buckets(self):
+    def test_heaviest_buckets_have_the_longest_utterances_or_the_most_samples(self):
         self.assertEqual(heaviest_buckets(self.plan(0.0)), [1])
-        self.assertEqual(heaviest_buckets(self.plan(3.2)), [1])  # 3 x 1 s against 2 x 1.6 s
-        self.assertEqual(heaviest_buckets(self.plan(3.0)), [1, 0])  # 3 x 1 s against 1 x 1.6 s
+        self.assertEqual(heaviest_buckets(self.plan(3.2)), [1])  # 3 x 1 s is less than 2 x 1.6 s
+        self.assertEqual(heaviest_buckets(self.plan(3.0)), [1, 0])  # 3 x 1 s is more than 1 x 1.6 s
 
-    def test_memory_of_a_device_is_what_tensorflow_says(self):
-        self.assertEqual(device_memory_mib(DATA), 256)  # its figure for any CPU
+    def test_memory_of_a_device_is_tensorflows_figure(self):
+        self.assertEqual(device_memory_mib(DATA), 256)  # TensorFlow's figure for any CPU
         with self.assertRaises(LookupError):
             device_memory_mib("/GPU:7")
 
-    def test_update_that_moves_nothing_or_is_not_finite_does_not_hold(self):
+    def test_an_update_that_changes_nothing_or_is_not_finite_fails(self):
         state = training_state(build_toy())
         before = magnitudes_of(state)
-        self.assertEqual(check_update(state, Taken({"loss": 1.0}, 2.0, 1.0), before, "").state, "fails")
-        self.assertEqual(check_update(state, Taken({"loss": 1.0}, 2.0, 1.0), before + 1.0, "").state, "holds")
-        self.assertEqual(check_update(state, Taken({"loss": math.nan}, 2.0, 1.0), before + 1.0, "").state, "fails")
+        self.assertEqual(check_update(state, StepResult({"loss": 1.0}, 2.0, 1.0), before, "").status, "failed")
+        self.assertEqual(check_update(state, StepResult({"loss": 1.0}, 2.0, 1.0), before + 1.0, "").status, "passed")
+        self.assertEqual(
+            check_update(state, StepResult({"loss": math.nan}, 2.0, 1.0), before + 1.0, "").status, "failed"
+        )
         state.trained[0].assign(tf.fill(state.trained[0].shape, math.inf))
-        self.assertEqual(check_update(state, Taken({"loss": 1.0}, 2.0, 1.0), before, "").state, "fails")
+        self.assertEqual(check_update(state, StepResult({"loss": 1.0}, 2.0, 1.0), before, "").status, "failed")
 
 
 class Transfers(unittest.TestCase):
-    def test_a_bit_that_changes_on_the_way_is_found(self):
-        copied = transfer.copied
+    def test_changed_bits_are_found(self):
+        copy_to = transfer.copy_to
 
         def flipped(tensor, device):
-            copy = copied(tensor, device)
+            copy = copy_to(tensor, device)
             return tf.bitwise.invert(copy) if tensor.dtype == tf.int32 else copy
 
-        with mock.patch("myxtts.preflight.transfer.copied", flipped):  # there and back: inverted twice is the same
-            self.assertEqual(transfer.check_integrity(TWO.routes[0]).state, "holds")
+        with mock.patch("myxtts.preflight.transfer.copy_to", flipped):  # inverted twice, on both ways
+            self.assertEqual(transfer.check_integrity(TWO.routes[0]).status, "passed")
         turns = iter([False, True] * 100)
         with mock.patch(
-            "myxtts.preflight.transfer.copied", lambda t, d: flipped(t, d) if next(turns) else copied(t, d)
+            "myxtts.preflight.transfer.copy_to", lambda t, d: flipped(t, d) if next(turns) else copy_to(t, d)
         ):
-            made = transfer.check_integrity(TWO.routes[0])
-        self.assertEqual(made.state, "fails")
-        self.assertIn("1 x int32, 4095 x int32, 1000003 x int32 came back changed", made.found)
+            check = transfer.check_integrity(TWO.routes[0])
+        self.assertEqual(check.status, "failed")
+        self.assertIn("1 x int32, 4095 x int32, 1000003 x int32 changed", check.found)
 
 
 class Overlap(unittest.TestCase):
-    def flow(self, made, trained, worked=None) -> Flow:
-        return Flow(made, worked or made, trained, [1.0], Clock(now=lambda: 0.0).report())
+    def timeline(self, making, training, producing=None) -> Timeline:
+        return Timeline(making, producing or making, training, [1.0], Clock(now=lambda: 0.0).report())
 
-    def test_waiting_for_a_reader_beside_a_step_is_no_making(self):
-        waited = self.flow([(0, 1), (1, 10)], [(1, 9), (10, 12)], worked=[(0, 1), (9, 10)])
-        self.assertEqual((waited.hidden_s, waited.steps_beside), (0, 0))
-        self.assertEqual(check_overlap(waited, dual=True).state, "fails")
+    def test_waiting_for_a_reader_is_not_overlap(self):
+        waited = self.timeline([(0, 1), (1, 10)], [(1, 9), (10, 12)], producing=[(0, 1), (9, 10)])
+        self.assertEqual((waited.hidden_s, waited.overlapped_steps), (0, 0))
+        self.assertEqual(check_overlap(waited, dual=True).status, "failed")
 
-    def test_seconds_that_two_lists_have_in_common(self):
+    def test_overlap_is_the_common_time_of_two_lists(self):
         self.assertEqual(overlap_s([(0.0, 2.0), (3.0, 5.0)], [(1.0, 4.0)]), 2.0)
         self.assertEqual(overlap_s([(0.0, 1.0)], [(1.0, 2.0)]), 0.0)
         self.assertEqual(overlap_s([], [(1.0, 2.0)]), 0.0)
 
-    def test_one_after_the_other_does_not_hold(self):
-        serial = self.flow([(0, 1), (3, 4), (6, 7)], [(1, 3), (4, 6), (7, 9)])
-        self.assertEqual((serial.hidden_s, serial.steps_beside, serial.window_s), (0, 0, 8))
-        self.assertEqual((serial.made_s, serial.trained_s, serial.efficiency), (2, 6, 0.75))
+    def test_alternating_stages_fail(self):
+        serial = self.timeline([(0, 1), (3, 4), (6, 7)], [(1, 3), (4, 6), (7, 9)])
+        self.assertEqual((serial.hidden_s, serial.overlapped_steps, serial.window_s), (0, 0, 8))
+        self.assertEqual((serial.making_s, serial.training_s, serial.efficiency), (2, 6, 0.75))
         for dual in (True, False):
-            self.assertEqual(check_overlap(serial, dual).state, "fails")
+            self.assertEqual(check_overlap(serial, dual).status, "failed")
 
-    def test_at_the_same_time_holds(self):
-        beside = self.flow([(0, 1), (1, 2), (3, 4)], [(1, 3), (3, 5), (5, 7)])
-        self.assertEqual((beside.hidden_s, beside.steps_beside, beside.efficiency), (2, 2, 1.0))
-        made = check_overlap(beside, dual=True)
-        self.assertEqual((made.state, made.found[:34]), ("holds", "in 2 of 3 steps; 2.00 s, which hid"))
+    def test_simultaneous_stages_pass(self):
+        parallel = self.timeline([(0, 1), (1, 2), (3, 4)], [(1, 3), (3, 5), (5, 7)])
+        self.assertEqual((parallel.hidden_s, parallel.overlapped_steps, parallel.efficiency), (2, 2, 1.0))
+        check = check_overlap(parallel, dual=True)
+        self.assertEqual((check.status, check.found[:34]), ("passed", "in 2 of 3 steps; 2.00 s, which hid"))
 
-    def test_a_slow_producer_hides_what_the_steps_leave_it(self):
-        starved = self.flow([(0, 3), (3, 6), (6, 9)], [(3, 4), (6, 7), (9, 10)])
-        self.assertEqual((starved.hidden_s, starved.trained_s), (2, 3))
-        self.assertEqual(check_overlap(starved, dual=True).state, "holds")
+    def test_a_slow_producer_may_hide_only_the_time_of_the_steps(self):
+        starved = self.timeline([(0, 3), (3, 6), (6, 9)], [(3, 4), (6, 7), (9, 10)])
+        self.assertEqual((starved.hidden_s, starved.training_s), (2, 3))
+        self.assertEqual(check_overlap(starved, dual=True).status, "passed")
 
-    def test_a_little_of_it_is_enough_for_one_device_only(self):
-        little = self.flow([(0, 1), (2, 4)], [(1, 2.2), (4, 5)])
-        self.assertEqual(check_overlap(little, dual=True).state, "fails")
-        self.assertEqual(check_overlap(little, dual=False).state, "holds")
+    def test_a_short_overlap_passes_only_on_one_device(self):
+        little = self.timeline([(0, 1), (2, 4)], [(1, 2.2), (4, 5)])
+        self.assertEqual(check_overlap(little, dual=True).status, "failed")
+        self.assertEqual(check_overlap(little, dual=False).status, "passed")
 
 
 @unittest.skipUnless(has_gpu_kernels(), "this build of TensorFlow has no GPU kernels to look up")
 class Operations(unittest.TestCase):
-    def test_planted_host_operation_in_the_producer_does_not_hold(self):
+    def test_a_host_operation_in_the_producer_fails(self):
         with mock.patch(
             "myxtts.data.features.f0", lambda wave, samples: (tf.numpy_function(abs, [wave], "float32"), 0)
         ):
-            made = check_operations("audit", [trace_produce(DATA, tts_extractor())])
-        self.assertEqual(made.state, "fails")
-        self.assertRegex(made.found, r"^1 of \d+ operations lack one: PyFunc 'PyFunc' in .*produce_on_device")
+            check = check_operations("audit", [trace_produce(DATA, tts_extractor())])
+        self.assertEqual(check.status, "failed")
+        self.assertRegex(
+            check.found, r"^1 of \d+ operations have no GPU kernel: PyFunc 'PyFunc' in .*produce_on_device"
+        )
 
-    def test_without_gpu_kernels_it_is_not_known(self):
+    def test_a_build_without_gpu_kernels_is_a_warning(self):
         with mock.patch("myxtts.preflight.overlap.has_gpu_kernels", lambda: False):
-            self.assertEqual(check_operations("audit", []).state, "unknown")
+            self.assertEqual(check_operations("audit", []).status, "warning")
 
 
 class Corpora(unittest.TestCase):
-    def test_what_is_in_it(self):
+    def test_contents_are_reported(self):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             write_corpus(folder / "corpus", [0.5 + 0.1 * i for i in range(10)])
@@ -387,35 +406,35 @@ class Corpora(unittest.TestCase):
             settings = {"train_data": str(metadata), "text_frontend": "characters", "max_rejected": 0.5}
             config = load_config(None, {**settings, "validation_fraction": 0.2, "batch_size": 4})
             with self.assertLogs("myxtts.data", "WARNING"):
-                loaded = load(config, Start(), folder)
-            checks = {made.name: made for made in check_corpus(loaded)}
+                corpora = load_run_corpora(config, Start(), folder, 1)
+            checks = {check.name: check for check in check_corpus(config.data, corpora)}
         rejected = checks["rejected utterances"]
-        self.assertEqual((rejected.state, rejected.found.split(" (")[0]), ("unknown", "1 of 11"))
+        self.assertEqual((rejected.status, rejected.found.split(" (")[0]), ("warning", "1 of 11"))
         self.assertIn("line 12 missing.wav", rejected.found)
         self.assertIn("10 utterances of 0.50 to 1.40 s, median 0.95 s", checks["durations"].found)
-        self.assertEqual(checks["characters unknown to the text front end"].found, "none")
+        self.assertEqual(checks["characters without symbols"].found, "none")
         self.assertRegex(checks["padding"].found, r"^\d+\.\d % in \d buckets$")
 
-    def test_one_that_no_run_could_start_on_names_its_first_rows(self):
+    def test_an_unusable_corpus_is_reported_with_its_first_rows(self):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             metadata = folder / "corpus.csv"
             metadata.write_text("path,text\n" + "\n".join(f"gone{i}.wav,abc" for i in range(4)), encoding="utf-8")
-            loaded, faults = try_load(load_config(None, {"train_data": str(metadata)}), Start(), folder, None)
-        self.assertIsNone(loaded)
-        self.assertEqual([made.name for made in faults], ["corpus", "rejected utterances"])
-        self.assertNotIn("rejected.csv", faults[0].found)
+            corpora, checks = try_load(load_config(None, {"train_data": str(metadata)}), Start(), folder, None)
+        self.assertIsNone(corpora)
+        self.assertEqual([check.name for check in checks], ["corpus", "rejected utterances"])
+        self.assertNotIn(str(folder / "rejected.csv"), checks[0].found)
         self.assertRegex(
-            faults[1].found, r"^4 \(4 missing file\)\. The first: line 2 gone0\.wav: missing file; line 3 "
+            checks[1].found, r"^4 \(4 missing file\)\. The first: line 2 gone0\.wav: missing file; line 3 "
         )
 
-    def test_characters_that_change_nothing(self):
+    def test_characters_that_change_no_symbol_are_counted(self):
         with tempfile.TemporaryDirectory() as name:
             manifest = write_corpus(Path(name), [0.5, 0.5])
             manifest = manifest_of(Path(name) / "corpus.csv")
         manifest.__dict__["texts"] = ("one ^ two, “three”", "a ^ b − 7 \ue000")
-        self.assertEqual(silent_characters([manifest], ("en",), "phonemes"), {"^": 2, "\ue000": 1})
-        self.assertEqual(silent_characters([manifest], ("en",), "characters"), {})
+        self.assertEqual(ignored_characters([manifest], ("en",), "phonemes"), {"^": 2, "\ue000": 1})
+        self.assertEqual(ignored_characters([manifest], ("en",), "characters"), {})
 
 
 if __name__ == "__main__":

@@ -57,12 +57,12 @@ def start_workers(options: argparse.Namespace) -> int:
 
 def run_worker(cluster: Cluster, gpus: int | None) -> int:
     """Run the checks as one worker; the chief prints the results."""
-    from myxtts.preflight.checks import lines  # imports TensorFlow, which takes seconds
-    from myxtts.preflight.distributed import checks_of, examine, table_of
+    from myxtts.preflight.checks import check_lines  # imports TensorFlow, which takes seconds
+    from myxtts.preflight.distributed import all_reduce_table, check_cluster, cluster_checks
 
-    result = examine(cluster, gpus)
+    result = check_cluster(cluster, gpus)
     if cluster.is_chief:
-        print(f"{result.workers} workers, {result.replicas} replicas, each on a {result.kind}")
-        print("\n".join(line for check in checks_of(result) for line in lines(check)))
-        print("\n".join(table_of(result)))
-    return 0 if result.holds else 1
+        print(f"{result.workers} workers, {result.replicas} replicas, each on a {result.device_type}")
+        print("\n".join(line for check in cluster_checks(result) for line in check_lines(check)))
+        print("\n".join(all_reduce_table(result)))
+    return 0 if result.passed else 1

@@ -39,4 +39,4 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     print(f"\n{report.summary()}")
     if options.json_file is not None:
         write_whole(options.json_file, json.dumps(report.to_json(), ensure_ascii=False, indent=1).encode())
-    return 0 if report.holds else 1
+    return 0 if report.passed else 1

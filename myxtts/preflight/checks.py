@@ -1,4 +1,4 @@
-"""A check of the preflight as data, and the one way in which checks are shown."""
+"""Checks of the preflight as data, and the report that prints them."""
 
 import re
 from collections.abc import Generator, Iterator
@@ -8,41 +8,41 @@ import tensorflow as tf
 
 from myxtts.errors import UserError
 
-State = Literal["holds", "fails", "unknown"]
-MARKS = {"holds": "✅", "fails": "❌", "unknown": "⚠️"}
+Status = Literal["passed", "failed", "warning"]
+MARKS = {"passed": "✅", "failed": "❌", "warning": "⚠️"}
 
 Result = TypeVar("Result")
 
 
 class Check(NamedTuple):
-    """One line of the preflight.
+    """The result of one check.
 
     Attributes:
-        state: `unknown` is what could not be looked at, or should be known; it fails nothing.
-        do: what mends it; empty where nothing is to do.
+        status: `warning` means that the check could not be made, or that its result is worth knowing; it fails nothing.
+        to_do: what the user can do about it; empty if there is nothing to do.
     """
 
-    state: State
+    status: Status
     name: str
     expected: str
     found: str
-    do: str = ""
+    to_do: str = ""
 
 
-def check(holds: bool, name: str, expected: str, found: str, do: str = "") -> Check:
-    """A check that has to hold."""
-    return Check("holds", name, expected, found) if holds else Check("fails", name, expected, found, do)
+def required(condition: bool, name: str, expected: str, found: str, to_do: str = "") -> Check:
+    """Return a check that fails unless the condition is true."""
+    return Check("passed", name, expected, found) if condition else Check("failed", name, expected, found, to_do)
 
 
-def remark(fine: bool, name: str, expected: str, found: str, do: str = "") -> Check:
-    """A check that stops no run where it does not hold."""
-    return Check("holds", name, expected, found) if fine else Check("unknown", name, expected, found, do)
+def recommended(condition: bool, name: str, expected: str, found: str, to_do: str = "") -> Check:
+    """Return a check that is a warning unless the condition is true."""
+    return Check("passed", name, expected, found) if condition else Check("warning", name, expected, found, to_do)
 
 
-def refused(name: str, expected: str, error: Exception) -> Check:
-    """An error as a check that failed. Those of the user say first what was found, and then what to do."""
-    found, *do = re.split(r"(?<=[.:]) (?=[A-Z])", " ".join(str(error).split()), maxsplit=1)
-    return Check("fails", name, expected, found.rstrip("."), do[0] if do else "")
+def failed_by(error: Exception, name: str, expected: str) -> Check:
+    """Return a failed check for an error: its first sentence is what was found, the rest is what to do."""
+    found, *to_do = re.split(r"(?<=[.:]) (?=[A-Z])", " ".join(str(error).split()), maxsplit=1)
+    return Check("failed", name, expected, found.rstrip("."), to_do[0] if to_do else "")
 
 
 class Section(NamedTuple):
@@ -51,69 +51,69 @@ class Section(NamedTuple):
 
 
 class Report:
-    """Runs sections one after the other, prints each check as soon as it is made, and keeps all of them."""
+    """Runs sections of checks, prints each check when it is made, and collects all of them."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.sections: list[Section] = []
 
-    def run(
-        self, title: str, checks: Iterator[Check] | Generator[Check, None, Result], missing: str = ""
-    ) -> Result | None:
-        """What a section returns; None where an error ended it, which becomes its last check.
-
-        Args:
-            missing: why it cannot be run at all; `checks` is then left alone.
-        """
-        self.sections.append(Section(title, []))
-        print(f"\n{len(self.sections)}  {title}", flush=True)
-        if missing:
-            self._add(Check("unknown", "not run", "to be run", missing, "Mend what failed."))
-            return None
+    def run(self, title: str, checks: Iterator[Check] | Generator[Check, None, Result]) -> Result | None:
+        """Run a section; return its result, or None if an error ended it. The error becomes the last check."""
+        self._begin(title)
         try:
             while True:
                 self._add(next(checks))
         except StopIteration as end:
             return end.value
         except (UserError, tf.errors.OpError) as error:
-            self._add(refused("done to its end", "no error", error))
+            self._add(failed_by(error, "section completed", "no error"))
             return None
 
-    def _add(self, made: Check) -> None:
-        self.sections[-1].checks.append(made)
-        for line in lines(made):
+    def skip(self, title: str, reason: str) -> None:
+        """Add a section that cannot run."""
+        self._begin(title)
+        self._add(
+            Check("warning", "section skipped", "the earlier sections pass", reason, "Fix the failed checks above.")
+        )
+
+    def _begin(self, title: str) -> None:
+        self.sections.append(Section(title, []))
+        print(f"\n{len(self.sections)}  {title}", flush=True)
+
+    def _add(self, check: Check) -> None:
+        self.sections[-1].checks.append(check)
+        for line in check_lines(check):
             print(line, flush=True)
 
-    def count(self, state: State) -> int:
-        return sum(made.state == state for section in self.sections for made in section.checks)
+    def count(self, status: Status) -> int:
+        return sum(check.status == status for section in self.sections for check in section.checks)
 
     @property
-    def holds(self) -> bool:
-        return self.count("fails") == 0
+    def passed(self) -> bool:
+        return self.count("failed") == 0
 
     def summary(self) -> str:
-        """The last line."""
-        if not self.holds:
-            first = next(made for section in self.sections for made in section.checks if made.state == "fails")
-            verdict = f"does not hold: begin with '{first.name}'"
-        else:
-            verdict = "all holds"
-        counts = f"{self.count('holds')} ✅, {self.count('fails')} ❌, {self.count('unknown')} ⚠️"
-        return f"{verdict} ({counts})"
+        """Return the last line of the report."""
+        result = "all checks passed"
+        if not self.passed:
+            checks = [check for section in self.sections for check in section.checks]
+            first = next(check for check in checks if check.status == "failed")
+            result = f"{self.count('failed')} failed: start with '{first.name}'"
+        return f"{result} ({self.count('passed')} ✅, {self.count('failed')} ❌, {self.count('warning')} ⚠️)"
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "holds": self.holds,
+            "passed": self.passed,
             "summary": self.summary(),
             "sections": [
-                {"number": number, "title": section.title, "checks": [made._asdict() for made in section.checks]}
+                {"number": number, "title": section.title, "checks": [check._asdict() for check in section.checks]}
                 for number, section in enumerate(self.sections, 1)
             ],
         }
 
 
-def lines(made: Check) -> Iterator[str]:
-    """A check as it is printed."""
-    yield f"   {MARKS[made.state]} {made.name}: {made.found}"
-    yield f"      expected: {made.expected}"
-    if made.do:
-        yield f"      do: {made.do}"
+def check_lines(check: Check) -> Iterator[str]:
+    """Format a check for the console."""
+    yield f"   {MARKS[check.status]} {check.name}: {check.found}"
+    yield f"      expected: {check.expected}"
+    if check.to_do:
+        yield f"      to do: {check.to_do}"

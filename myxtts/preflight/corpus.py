@@ -1,117 +1,120 @@
-"""The corpus: loaded as a run loads it; and section 6, what is in it."""
+"""The corpora, loaded as in a run; and section 6, their contents."""
 
 import csv
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.config.schema import Config
+from myxtts.config.schema import Config, DataConfig
 from myxtts.data.dataset import load_corpora
 from myxtts.data.manifest import Manifest
-from myxtts.preflight.checks import Check, check, remark
+from myxtts.preflight.checks import Check, recommended, required
 from myxtts.tasks.length_rules import length_rule_of
 from myxtts.text.frontend import normalise_text, symbols_of
 from myxtts.training.setup import RunCorpora, check_validation_data
 from myxtts.training.start import Start
 
-MUCH_PADDING = 0.2
-SHOWN = 3  # rejected rows and unknown characters that are named
+MAX_PADDING = 0.2
+EXAMPLES = 3  # rejected rows and unknown characters that are listed
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A corpus with all that it was loaded by. `folder` has its rejected.csv."""
+def load_run_corpora(config: Config, start: Start, folder: Path, replicas: int) -> RunCorpora:
+    """Load the corpora as `open_corpora` does, without the devices.
 
-    config: Config
-    start: Start
-    corpora: RunCorpora
+    Args:
+        folder: gets caches and rejected.csv.
+        replicas: replicas that share each step.
 
-
-def load(config: Config, start: Start, folder: Path, replicas: int = 1) -> Loaded:
-    """Raises UserError where no run could start on this corpus."""
+    Raises:
+        UserError: no run can start with these corpora.
+    """
     corpora = RunCorpora(*load_corpora(config, folder, length_rule_of(config), start.vocabulary, replicas), folder)
     check_validation_data(config, corpora)
-    return Loaded(config, start, corpora)
+    return corpora
 
 
-def check_corpus(loaded: Loaded) -> Iterator[Check]:
-    manifests = [one.manifest for one in (loaded.corpora.training, loaded.corpora.held_out) if one]
-    data = loaded.config.data
-    yield check_rejected(loaded.corpora.folder / "rejected.csv", data.max_rejected, sum(map(len, manifests)))
+def check_corpus(data: DataConfig, corpora: RunCorpora) -> Iterator[Check]:
+    manifests = [corpus.manifest for corpus in (corpora.training, corpora.held_out) if corpus]
+    yield check_rejected(corpora.folder / "rejected.csv", data.max_rejected, sum(map(len, manifests)))
     yield check_durations(manifests, data.min_seconds, data.max_seconds)
-    yield check_characters(manifests, loaded.corpora.vocabulary.languages, data.text_frontend)
-    padding = loaded.corpora.training.plan.padding
-    yield remark(
-        padding <= MUCH_PADDING,
+    yield check_characters(manifests, corpora.vocabulary.languages, data.text_frontend)
+    plan = corpora.training.plan
+    yield recommended(
+        plan.padding <= MAX_PADDING,
         "padding",
-        f"at most {100 * MUCH_PADDING:.0f} % of what is computed",
-        f"{100 * padding:.1f} % in {len(loaded.corpora.training.plan.bounds)} buckets",
-        "More --buckets pad less; a smaller --batch-size leaves fewer rows of the last batch empty.",
+        f"at most {100 * MAX_PADDING:.0f} % of all samples in batches",
+        f"{100 * plan.padding:.1f} % in {len(plan.bounds)} buckets",
+        "Raise --buckets to pad less; a smaller --batch-size leaves fewer empty rows in the last batch.",
     )
 
 
-def check_rejected(listing: Path, most: float, usable: int | None = None) -> Check:
-    """What a run writes into rejected.csv, in a line.
+def check_rejected(listing: Path, max_rejected: float, usable: int | None = None) -> Check:
+    """Summarise rejected.csv.
 
     Args:
-        most: share with which a run still starts.
-        usable: the other utterances, where they are known.
+        max_rejected: a run aborts above this fraction of unusable rows.
+        usable: number of usable utterances, if known.
     """
     with open(listing, encoding="utf-8", errors="surrogateescape", newline="") as file:
         rejected = list(csv.DictReader(file))
     reasons = Counter(row["reason"] for row in rejected)
     found = f"{len(rejected)}" + (f" of {usable + len(rejected)}" if usable is not None else "")
     if rejected:
-        first = "; ".join(
-            f"line {row['line']} {row['audio']}: {row['detail'] or row['reason']}" for row in rejected[:SHOWN]
+        counts = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+        examples = "; ".join(
+            f"line {row['line']} {row['audio']}: {row['detail'] or row['reason']}" for row in rejected[:EXAMPLES]
         )
-        found += f" ({', '.join(f'{count} {reason}' for reason, count in reasons.most_common())}). The first: {first}"
-    expected = f"none; a run starts with up to {100 * most:g} %"
-    do = "Mend these rows, or take them out; rejected.csv in the run folder will list them all."
-    return remark(not rejected, "rejected utterances", expected, found, do)
+        found += f" ({counts}). The first: {examples}"
+    return recommended(
+        not rejected,
+        "rejected utterances",
+        f"none; a run starts with up to {100 * max_rejected:g} %",
+        found,
+        "Fix or remove these rows. A run lists all of them in rejected.csv in its folder.",
+    )
 
 
-def check_durations(manifests: list[Manifest], shortest_s: float, longest_s: float) -> Check:
+def check_durations(manifests: list[Manifest], min_s: float, max_s: float) -> Check:
     seconds = np.concatenate([manifest.samples for manifest in manifests]) / SAMPLE_RATE_HZ
-    return check(
+    return required(
         True,
         "durations",
-        f"{shortest_s:g} to {longest_s:g} s",
+        f"{min_s:g} to {max_s:g} s",
         f"{len(seconds)} utterances of {seconds.min():.2f} to {seconds.max():.2f} s, "
-        f"median {np.median(seconds):.2f} s, {seconds.sum() / 3600:.2f} hours in all",
+        f"median {np.median(seconds):.2f} s, {seconds.sum() / 3600:.2f} hours in total",
     )
 
 
 def check_characters(manifests: list[Manifest], languages: tuple[str, ...], frontend: str) -> Check:
-    unknown = silent_characters(manifests, languages, frontend)
-    named = ", ".join(f"{c!r} (U+{ord(c):04X}) in {count} texts" for c, count in unknown.most_common(SHOWN))
-    more = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
-    return remark(
-        not unknown,
-        "characters unknown to the text front end",
-        f"none: the front end '{frontend}' makes symbols of all",
-        f"{named}{more}" if unknown else "none",
-        "They are left out of what is learnt: spell them as they are spoken, or correct the texts.",
+    ignored = ignored_characters(manifests, languages, frontend)
+    examples = ", ".join(f"{c!r} (U+{ord(c):04X}) in {count} texts" for c, count in ignored.most_common(EXAMPLES))
+    more = f" and {len(ignored) - EXAMPLES} more" if len(ignored) > EXAMPLES else ""
+    return recommended(
+        not ignored,
+        "characters without symbols",
+        f"none: the text front end '{frontend}' makes symbols of all characters",
+        f"{examples}{more}" if ignored else "none",
+        "The model does not learn these characters: spell them as they are spoken, or correct the texts.",
     )
 
 
-def silent_characters(manifests: list[Manifest], languages: tuple[str, ...], frontend: str) -> Counter:
-    """Texts that hold each character that changes nothing in what the front end makes of a text.
+def ignored_characters(manifests: list[Manifest], languages: tuple[str, ...], frontend: str) -> Counter[str]:
+    """Count the texts with each character that does not change the symbols of a text.
 
-    Punctuation, quotes, spaces and combining marks are left aside.
+    Punctuation, quotes, spaces and combining marks are not counted.
     """
-    texts_with: Counter = Counter()
+    texts_with: Counter[tuple[str, str]] = Counter()
     for manifest in manifests:
         for text, language in zip(manifest.texts, manifest.language, strict=True):
             texts_with.update((character, languages[language]) for character in set(normalise_text(text)))
-    silent: Counter = Counter()
+    ignored: Counter[str] = Counter()
     for (character, language), count in texts_with.items():
-        counts = unicodedata.category(character)[0] not in "PZM"
-        if counts and symbols_of(f"a {character} a", language, frontend) == symbols_of("a a", language, frontend):
-            silent[character] += count
-    return silent
+        is_letter_or_symbol = unicodedata.category(character)[0] not in "PZM"
+        with_character, without = (symbols_of(text, language, frontend) for text in (f"a {character} a", "a a"))
+        if is_letter_or_symbol and with_character == without:
+            ignored[character] += count
+    return ignored

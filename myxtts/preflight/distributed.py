@@ -1,6 +1,6 @@
-"""Whether the workers of a cluster compute together what one computes alone, and how fast they add up.
+"""Check of a cluster: the workers' results compared with one process, and the speed of their all-reduce.
 
-Every worker runs `examine` at the same time.
+All workers run `check_cluster` at the same time.
 """
 
 import statistics
@@ -15,21 +15,21 @@ import tensorflow as tf
 from myxtts.distributed.cluster import Cluster
 from myxtts.distributed.worker_group import worker_group
 from myxtts.errors import PlacementError
-from myxtts.preflight.checks import Check, check
+from myxtts.preflight.checks import Check, required
 
 TOLERANCE = 1e-5
 STEPS = 20
 ROWS, WIDTH = 32, 16  # of the global batch
-WARM_UP = 3  # all-reduces of a size before its times count
+WARM_UP = 3  # untimed all-reduces of each size
 REPETITIONS = {4: 50, 1 << 12: 50, 1 << 16: 50, 1 << 20: 30, 1 << 24: 10, 1 << 26: 5}  # by bytes
 
 
-class Speed(NamedTuple):
-    """All-reduces of a float32 tensor.
+class AllReduceTime(NamedTuple):
+    """Time of all-reduces of a float32 tensor.
 
     Attributes:
-        size_bytes: of the tensor.
-        median_s: of one, from the call until the sum can be read.
+        size_bytes: size of the tensor.
+        median_s: median time from the call until the sum can be read.
     """
 
     size_bytes: int
@@ -37,74 +37,75 @@ class Speed(NamedTuple):
 
     @property
     def bytes_per_s(self) -> float:
-        """Of the tensor that is summed; a ring sends 2 (n - 1) / n as much over each link."""
+        """Bytes of the summed tensor per second. A ring sends 2 (n - 1) / n times as many over each link."""
         return self.size_bytes / self.median_s
 
 
-class Findings(NamedTuple):
-    """What was found; the same on all workers.
+class ClusterResult(NamedTuple):
+    """Measurements of a cluster, the same on all workers.
 
     Attributes:
-        workers: that took part.
-        replicas: of all of them.
-        kind: of their devices, `CPU` or `GPU`.
-        wrong_sum: largest difference between a sum of known numbers and what it has to be.
-        speeds: by size.
-        differences: of each replica, the largest between a weight that all trained together and the same weight as
-            this one's process trained it alone.
-        moved: the largest change of a weight by training.
+        workers: number of workers.
+        replicas: number of replicas of all workers.
+        device_type: `CPU` or `GPU`.
+        sum_error: largest difference between an all-reduced sum of known numbers and its true value.
+        all_reduce_times: by size.
+        weight_differences: for each replica, the largest difference between a weight trained by all workers together
+            and the same weight trained by its process alone.
+        largest_update: the largest change of a weight by training.
     """
 
     workers: int
     replicas: int
-    kind: str
-    wrong_sum: float
-    speeds: tuple[Speed, ...]
-    differences: tuple[float, ...]
-    moved: float
+    device_type: str
+    sum_error: float
+    all_reduce_times: tuple[AllReduceTime, ...]
+    weight_differences: tuple[float, ...]
+    largest_update: float
 
     @property
-    def holds(self) -> bool:
-        return all(made.state == "holds" for made in checks_of(self))
+    def passed(self) -> bool:
+        return all(check.status == "passed" for check in cluster_checks(self))
 
 
-def examine(cluster: Cluster, gpus: int | None) -> Findings:
-    """Join the other workers, and measure.
+def check_cluster(cluster: Cluster, gpus: int | None) -> ClusterResult:
+    """Join the other workers and measure.
 
     Args:
-        gpus: of this worker that take part; None takes all that TensorFlow sees.
+        gpus: number of GPUs to use on this worker; None uses all that TensorFlow sees.
 
     Raises:
-        UserError: the workers do not come together, or one is lost.
+        UserError: a worker is missing or was lost.
     """
-    gpus = _show_gpus(gpus)
+    gpus = _configure_gpus(gpus)
     with worker_group(cluster, gpus) as strategy:
         replicas = strategy.num_replicas_in_sync
-        wrong_sum = _wrong_sum(strategy)
-        speeds = tuple(_speed(strategy, *one) for one in REPETITIONS.items())
-        difference, moved = _train_both_ways(strategy)
-        differences = _sum(strategy, lambda replica: tf.one_hot(replica, replicas, difference, 0.0))
-    kind = "GPU" if gpus else "CPU"
-    return Findings(cluster.count, replicas, kind, wrong_sum, speeds, tuple(differences.numpy().tolist()), moved)
+        sum_error = _sum_error(strategy)
+        times = tuple(_time_all_reduce(strategy, *size_and_repetitions) for size_and_repetitions in REPETITIONS.items())
+        difference, largest_update = _train_both_ways(strategy)
+        differences = _all_reduce_sum(strategy, lambda replica: tf.one_hot(replica, replicas, difference, 0.0))
+    device_type = "GPU" if gpus else "CPU"
+    differences = tuple(differences.numpy().tolist())
+    return ClusterResult(cluster.count, replicas, device_type, sum_error, times, differences, largest_update)
 
 
-def _show_gpus(gpus: int | None) -> int:
-    """Make so many GPUs visible, before TensorFlow starts."""
-    found = tf.config.list_physical_devices("GPU")
-    gpus = len(found) if gpus is None else gpus
-    if gpus > len(found):
+def _configure_gpus(count: int | None) -> int:
+    """Make the first GPUs visible with memory growth, before TensorFlow starts; return their number."""
+    gpus = tf.config.list_physical_devices("GPU")
+    count = len(gpus) if count is None else count
+    if count > len(gpus):
         raise PlacementError(
-            f"{gpus} GPUs of this worker were to take part, but TensorFlow sees {len(found)}. "
-            "Give fewer by --gpus-per-worker; 0 checks with the CPU."
+            f"--gpus-per-worker asks for {count} GPUs, but TensorFlow sees {len(gpus)} on this worker. "
+            "Give a smaller number; 0 checks with the CPU."
         )
-    tf.config.set_visible_devices(found[:gpus], "GPU")
-    for gpu in found[:gpus]:
+    tf.config.set_visible_devices(gpus[:count], "GPU")
+    for gpu in gpus[:count]:
         tf.config.experimental.set_memory_growth(gpu, True)
-    return gpus
+    return count
 
 
-def _sum(strategy: tf.distribute.Strategy, value: Callable[[Any], tf.Tensor]) -> tf.Tensor:
-    """All-reduced sum of a value of each replica, which is told its number among all."""
+def _all_reduce_sum(strategy: tf.distribute.Strategy, value: Callable[[Any], tf.Tensor]) -> tf.Tensor:
+    """Return the all-reduced sum of `value(replica id)` over all replicas."""
 
     def reduced():
         context = tf.distribute.get_replica_context()
@@ -113,41 +114,45 @@ def _sum(strategy: tf.distribute.Strategy, value: Callable[[Any], tf.Tensor]) ->
     return strategy.experimental_local_results(tf.function(strategy.run)(reduced))[0]
 
 
-def _wrong_sum(strategy: tf.distribute.Strategy) -> float:
+def _sum_error(strategy: tf.distribute.Strategy) -> float:
     numbers, replicas = tf.range(1024.0), strategy.num_replicas_in_sync
-    total = _sum(strategy, lambda replica: numbers * tf.cast(replica + 1, tf.float32))
+    total = _all_reduce_sum(strategy, lambda replica: numbers * tf.cast(replica + 1, tf.float32))
     return float(tf.reduce_max(tf.abs(total - numbers * (replicas * (replicas + 1) / 2))))
 
 
-def _speed(strategy: tf.distribute.Strategy, size_bytes: int, repetitions: int) -> Speed:
+def _time_all_reduce(strategy: tf.distribute.Strategy, size_bytes: int, repetitions: int) -> AllReduceTime:
     with strategy.scope():
         numbers = tf.Variable(tf.ones([size_bytes // 4]))  # on the device of each replica
 
     @tf.function
-    def reduce_once():
+    def all_reduce_once():
         return strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("SUM", numbers.read_value())[:1])
 
     times_s = []
     for _ in range(WARM_UP + repetitions):
-        began_s = time.perf_counter()
-        strategy.experimental_local_results(reduce_once())[0].numpy()
-        times_s.append(time.perf_counter() - began_s)
-    return Speed(size_bytes, statistics.median(times_s[WARM_UP:]))
+        started_s = time.perf_counter()
+        strategy.experimental_local_results(all_reduce_once())[0].numpy()
+        times_s.append(time.perf_counter() - started_s)
+    return AllReduceTime(size_bytes, statistics.median(times_s[WARM_UP:]))
 
 
 def _train_both_ways(strategy: tf.distribute.Strategy) -> tuple[float, float]:
-    """Largest difference of a weight between training with all workers and alone, on the same batches; and its move."""
+    """Train on the same batches with all workers and alone.
+
+    Returns:
+        The largest difference of a weight between the two, and the largest change of a weight by training.
+    """
     tf.config.experimental.enable_tensor_float_32_execution(False)  # a GPU would round to 10 bits
     with strategy.scope():
-        together = _network()
+        distributed = _network()
     with tf.device(strategy.extended.worker_devices[0]):
-        alone = _network()
-        alone.set_weights(together.get_weights())
-        before = alone.get_weights()
-        _train(alone, None)
-    _train(together, strategy)
-    after = together.get_weights()
-    return _largest_difference(after, alone.get_weights()), _largest_difference(after, before)
+        single = _network()
+        single.set_weights(distributed.get_weights())
+        initial = single.get_weights()
+        _train(single, None)
+    _train(distributed, strategy)
+    trained = distributed.get_weights()
+    return _largest_difference(trained, single.get_weights()), _largest_difference(trained, initial)
 
 
 def _network() -> keras.Model:
@@ -160,13 +165,14 @@ def _network() -> keras.Model:
 
 
 def _train(network: keras.Model, strategy: tf.distribute.Strategy | None) -> None:
-    """Take steps on a batch of which each replica has its share of rows, or on the whole of it alone.
+    """Train on a global batch, with a share of its rows on each replica, or alone on all rows.
 
-    A loss is a sum over rows divided by those of all, so that the sum of the gradients is that of the whole batch.
+    The loss of a replica is the sum over its rows divided by the number of all rows, so the sum of the gradients is
+    the gradient of the global batch.
     """
-    numbers = np.random.default_rng(1)
-    inputs = tf.constant(numbers.normal(size=(ROWS, WIDTH)), tf.float32)
-    targets = tf.constant(numbers.normal(size=(ROWS, 1)), tf.float32)
+    random = np.random.default_rng(1)
+    inputs = tf.constant(random.normal(size=(ROWS, WIDTH)), tf.float32)
+    targets = tf.constant(random.normal(size=(ROWS, 1)), tf.float32)
 
     def step():
         first, stride = 0, 1
@@ -179,36 +185,36 @@ def _train(network: keras.Model, strategy: tf.distribute.Strategy | None) -> Non
         gradients = tape.gradient(loss, network.trainable_variables)
         network.optimizer.apply(gradients, network.trainable_variables)
 
-    take = tf.function(step if strategy is None else lambda: strategy.run(step))
+    traced = tf.function(step if strategy is None else lambda: strategy.run(step))
     for _ in range(STEPS):
-        take()
+        traced()
 
 
-def _largest_difference(some: list[np.ndarray], others: list[np.ndarray]) -> float:
-    return max(float(np.abs(one - other).max()) for one, other in zip(some, others, strict=True))
+def _largest_difference(left: list[np.ndarray], right: list[np.ndarray]) -> float:
+    return max(float(np.abs(a - b).max()) for a, b in zip(left, right, strict=True))
 
 
-def checks_of(found: Findings) -> Iterator[Check]:
-    """What has to hold."""
-    yield check(
-        found.wrong_sum == 0.0,
+def cluster_checks(result: ClusterResult) -> Iterator[Check]:
+    """Compare the measurements with what they must be."""
+    yield required(
+        result.sum_error == 0.0,
         "all-reduce",
-        f"the exact sum of known numbers of {found.replicas} replicas",
-        "exact" if found.wrong_sum == 0.0 else f"off by up to {found.wrong_sum:g}",
-        "Give all workers the same TensorFlow and NCCL.",
+        f"the exact sum of known numbers of {result.replicas} replicas",
+        "exact" if result.sum_error == 0.0 else f"off by up to {result.sum_error:g}",
+        "Install the same versions of TensorFlow and NCCL on all workers.",
     )
-    difference = max(found.differences)
-    yield check(
-        difference <= TOLERANCE < found.moved,
+    difference = max(result.weight_differences)
+    yield required(
+        difference <= TOLERANCE < result.largest_update,
         "training",
-        f"weights after {STEPS} steps as if one process had trained on the whole batch, within {TOLERANCE:g}",
-        f"largest difference {difference:.1e}, after a change of up to {found.moved:.2g}",
-        "Give all workers the same TensorFlow, Keras and kind of device.",
+        f"after {STEPS} steps, the weights of one process trained on the global batch, within {TOLERANCE:g}",
+        f"largest difference {difference:.1e}, largest update {result.largest_update:.2g}",
+        "Use the same versions of TensorFlow and Keras and the same type of device on all workers.",
     )
 
 
-def table_of(found: Findings) -> Iterator[str]:
-    """The all-reduce by size, as lines."""
+def all_reduce_table(result: ClusterResult) -> Iterator[str]:
+    """Format the all-reduce times by size."""
     yield f"{'bytes':>12} {'median':>12} {'GB/s':>8}"
-    for speed in found.speeds:
-        yield f"{speed.size_bytes:>12,} {1e3 * speed.median_s:>9.2f} ms {speed.bytes_per_s / 1e9:>8.3f}"
+    for row in result.all_reduce_times:
+        yield f"{row.size_bytes:>12,} {1e3 * row.median_s:>9.2f} ms {row.bytes_per_s / 1e9:>8.3f}"

@@ -1,4 +1,4 @@
-"""Section 3: the model of the configuration on its device, and the heaviest batches that the plan can ask for."""
+"""Section 3: the model on its device, and training steps on the heaviest batches of the plan."""
 
 import math
 import resource
@@ -24,29 +24,29 @@ from myxtts.models.layers import parameter_count
 from myxtts.placement.audit import require_device
 from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Placement
-from myxtts.preflight.checks import Check, check, remark
-from myxtts.preflight.corpus import Loaded
+from myxtts.preflight.checks import Check, recommended, required
+from myxtts.preflight.prerequisites import existing_parent
 from myxtts.tf_internals import device_memory_mib
 from myxtts.training import loop
 from myxtts.training.diagnostics import describe_batch, explain_out_of_memory
-from myxtts.training.setup import TrainingSetup, set_up
+from myxtts.training.setup import RunCorpora, TrainingSetup, set_up
+from myxtts.training.start import Start
 from myxtts.training.state import TrainingState
 from myxtts.training.step import Step, is_scaled
 
-WITH_LOSS_SCALE = 12  # a scale of 2^15 is halved at each step that overflows, until one does not
-HEADROOM = 0.05  # of a GPU's memory: fragments that no allocation of a longer run can use
+MAX_SCALED_STEPS = 12  # each step that overflows halves the initial loss scale of 2^15
+HEADROOM = 0.05  # of a GPU's memory, for fragmentation in longer runs
 
 
 @dataclass(frozen=True)
-class Bench:
-    """All that a run has when its first step comes, and what the heaviest step took.
+class Trial:
+    """A run that has trained on its heaviest batches.
 
     Attributes:
-        step_s: seconds of a heaviest step, traced and warm.
-        batches: of its last round, one on each model device.
+        step_s: seconds of the last heavy step, without tracing.
+        batches: the last microbatch of this step, one on each model device.
     """
 
-    placement: Placement
     setup: TrainingSetup
     pipeline: Pipeline
     step: Step
@@ -54,197 +54,206 @@ class Bench:
     batches: list[dict[str, tf.Tensor]]
 
 
-class Taken(NamedTuple):
-    """Some steps on one batch: the losses and norm of the last, and seconds of the first and the last."""
+class StepResult(NamedTuple):
+    """Several steps on one batch: losses and norm of the last step, seconds of the first and of the last step."""
 
-    outcome: dict[str, float]
+    metrics: dict[str, float]
     first_s: float
     last_s: float
 
 
-def check_model(loaded: Loaded, placement: Placement) -> Generator[Check, None, Bench | None]:
-    """Builds what a run builds, and takes steps on the heaviest batches; gives None where that failed."""
-    config, corpus = loaded.config, loaded.corpora.training
-    used_before_mib = process_peak_mib()
-    replicas = make_replicas(placement.routes)
-    setup = set_up(config, loaded.start, replicas, loaded.corpora)
+def check_model(
+    config: Config, start: Start, corpora: RunCorpora, placement: Placement
+) -> Generator[Check, None, Trial | None]:
+    """Set up a run and train on the heaviest batches; returns the trial."""
+    initial_mib = process_peak_mib()
+    plan = corpora.training.plan
+    setup = set_up(config, start, make_replicas(placement.routes), corpora)
     state = setup.state
     yield check_variables(state, config.model.model_size)
     yield check_outputs(state)
-    yield check_checkpoint_room(state, config)
+    yield check_checkpoint_space(state, config)
     pipeline = setup.training_pipeline(synchronize=True)
     step = setup.make_step()
-    for name in used_devices(placement) if placement.on_gpu else ():
+    for name in device_roles(placement) if placement.on_gpu else ():
         tf.config.experimental.reset_memory_stats(name[1:])
     built_mib = process_peak_mib()
-    for bucket in heaviest_buckets(corpus.plan):
-        rounds = full_step(bucket, corpus.plan, pipeline, config.training.gradient_accumulation)
+    for bucket in heaviest_buckets(plan):
+        microbatches = full_step(bucket, plan, pipeline, config.training.gradient_accumulation)
         try:
             magnitudes = magnitudes_of(state)
-            taken = take_steps(state, step, rounds, setup.schedule)
+            result = take_steps(state, step, microbatches, setup.schedule)
         except tf.errors.ResourceExhaustedError as error:
-            refused = loop.StepOutOfMemory(state.step + 1, bucket, error)
-            raise TrainingError(explain_out_of_memory(error, placement, describe_batch(refused, corpus))) from error
-        rows, samples, tokens = corpus.plan.shape(bucket)
-        shape = f"{len(rounds)} x {rows} utterances of up to {samples / SAMPLE_RATE_HZ:.1f} s and {tokens} tokens"
-        yield check_update(state, taken, magnitudes, shape)
+            failure = loop.StepOutOfMemory(state.step + 1, bucket, error)
+            batch = describe_batch(failure, corpora.training)
+            raise TrainingError(explain_out_of_memory(error, placement, batch)) from error
+        rows, samples, tokens = plan.shape(bucket)
+        shape = f"{len(microbatches)} x {rows} utterances of up to {samples / SAMPLE_RATE_HZ:.1f} s and {tokens} tokens"
+        yield check_update(state, result, magnitudes, shape)
     if placement.on_gpu:
         yield from check_gpu_memory(placement)
     else:
-        yield check_process_memory(used_before_mib, built_mib)
-    return Bench(placement, setup, pipeline, step, taken.last_s, loop.batches_of(rounds)[-1])
+        yield check_process_memory(initial_mib, built_mib)
+    return Trial(setup, pipeline, step, result.last_s, loop.batches_of(microbatches)[-1])
 
 
 def check_variables(state: TrainingState, size: str) -> Check:
-    """Everything that a step changes lies on the model devices, or `set_up` had raised PlacementError."""
+    """Check that everything a step changes is on the model devices; raises PlacementError if not."""
     groups = {"variables": state.model.variables, "optimizer slots": state.optimizer.variables}
     groups["averages"] = state.averages
     state.require_devices()
-    models = " and ".join(state.replicas.devices)
+    devices = " and ".join(state.replicas.devices)
     counts = ", ".join(f"{len(group)} {name}" for name, group in groups.items() if group)
-    return check(
+    return required(
         True,
         "variables",
-        f"the model '{size}', its optimizer and averages on {models}",
-        f"{parameter_count(state.model):,} parameters; {counts}, all on {models}",
+        f"the model '{size}', its optimizer and averages are on {devices}",
+        f"{parameter_count(state.model):,} parameters; {counts}, all on {devices}",
     )
 
 
 def check_outputs(state: TrainingState) -> Check:
-    """A forward pass op by op, so that each output has a device that can be asked."""
+    """Check the devices of the outputs of an eager forward pass."""
     with tf.device(state.device):
         losses, outputs = state.model(empty_batch(state.model.BATCH_FIELDS))
-    named = {**losses, **outputs}
-    require_device(state.device, named.items())
-    return check(True, "outputs", f"those of a forward pass on {state.device}", f"{', '.join(named)}, all there")
+    tensors = {**losses, **outputs}
+    require_device(state.device, tensors.items())
+    return required(
+        True, "outputs", f"the outputs of a forward pass are on {state.device}", f"{', '.join(tensors)}, all there"
+    )
 
 
-def check_checkpoint_room(state: TrainingState, config: Config) -> Check:
-    """All checkpoints that a run keeps, the best one, and the one that is being written."""
+def check_checkpoint_space(state: TrainingState, config: Config) -> Check:
+    """Check the disk space for the checkpoints that a run keeps, the best one and the one that is being written."""
     groups = state.variables()
-    one = sum(v.shape.num_elements() * v.dtype.size for group in groups.values() for v in group.values())
-    needed_mib = (config.run.keep_checkpoints + 2) * one / 2**20
-    runs = Path(config.run.runs_dir).resolve()
-    there = next(folder for folder in (runs, *runs.parents) if folder.exists())
-    free_mib = shutil.disk_usage(there).free / 2**20
-    return check(
-        free_mib > needed_mib,
-        "room for checkpoints",
-        f"{needed_mib:,.0f} MiB: {config.run.keep_checkpoints + 2} of {one / 2**20:,.1f} MiB",
+    size_mib = sum(v.shape.num_elements() * v.dtype.size for group in groups.values() for v in group.values()) / 2**20
+    count = config.run.keep_checkpoints + 2
+    free_mib = shutil.disk_usage(existing_parent(Path(config.run.runs_dir))).free / 2**20
+    return required(
+        free_mib > count * size_mib,
+        "disk space for checkpoints",
+        f"{count * size_mib:,.0f} MiB: {count} checkpoints of {size_mib:,.1f} MiB",
         f"{free_mib:,.0f} MiB free",
-        "Make room, choose another --runs-dir, or keep fewer by --keep-checkpoints.",
+        "Free some disk space, choose another --runs-dir, or keep fewer checkpoints with --keep-checkpoints.",
     )
 
 
 def heaviest_buckets(plan: Plan) -> list[int]:
-    """The bucket of the longest utterances, which attention finds heaviest; after it the one of the most samples in
-    all, where that is another: with --batch-seconds short buckets may hold more."""
+    """Return the buckets with the heaviest batches.
+
+    The first has the longest utterances, which are the heaviest for attention. The second, if it is another one, has
+    the most samples per batch: with --batch-seconds, short buckets may have more.
+    """
     used = np.unique(plan.epoch(0).step_bucket)
     rows, samples = zip(*(plan.shape(int(bucket))[:2] for bucket in used), strict=True)
-    longest, most = used[np.argmax(samples)], used[np.argmax(np.multiply(rows, samples))]
-    most = longest if np.multiply(rows, samples).max() == math.prod(plan.shape(int(longest))[:2]) else most
-    return [int(longest)] if longest == most else [int(longest), int(most)]
+    longest, largest = used[np.argmax(samples)], used[np.argmax(np.multiply(rows, samples))]
+    if np.multiply(rows, samples).max() == math.prod(plan.shape(int(longest))[:2]):
+        largest = longest
+    return [int(longest)] if longest == largest else [int(longest), int(largest)]
 
 
 def full_step(bucket: int, plan: Plan, pipeline: Pipeline, accumulation: int) -> list[ReplicaBatches]:
-    """The rounds of a step of a bucket, one of them several times where the corpus has no complete step of it."""
+    """Return the microbatches of a full step of a bucket; they are repeated if the corpus has no full step of it."""
     epoch = plan.epoch(0)
     utterances = np.where(epoch.step_bucket == bucket, np.diff(epoch.step_start), -1)
     with pipeline.open_feed(Position(0, int(utterances.argmax()))) as feed:
-        rounds = loop.next_microbatches(feed)
-    return [rounds[number % len(rounds)] for number in range(accumulation)]
+        microbatches = loop.next_microbatches(feed)
+    return [microbatches[number % len(microbatches)] for number in range(accumulation)]
 
 
-def take_steps(state: TrainingState, step: Step, rounds: Sequence[ReplicaBatches], schedule: loop.Schedule) -> Taken:
-    """Two steps, or as many as a loss scale takes to settle; the first of them may trace."""
+def take_steps(
+    state: TrainingState, step: Step, microbatches: Sequence[ReplicaBatches], schedule: loop.Schedule
+) -> StepResult:
+    """Take two steps, or more until a loss scale no longer overflows. The first step may trace."""
     seconds = []
-    for _ in range(WITH_LOSS_SCALE if is_scaled(state.optimizer) else 2):
-        started_s, done = time.perf_counter(), int(state.optimizer.iterations)
-        outcome = take_step(state, step, rounds, schedule)
+    for _ in range(MAX_SCALED_STEPS if is_scaled(state.optimizer) else 2):
+        started_s, updates = time.perf_counter(), int(state.optimizer.iterations)
+        metrics = take_step(state, step, microbatches, schedule)
         seconds.append(time.perf_counter() - started_s)
-        if len(seconds) > 1 and int(state.optimizer.iterations) > done:
+        if len(seconds) > 1 and int(state.optimizer.iterations) > updates:
             break
-    return Taken(outcome, seconds[0], seconds[-1])
+    return StepResult(metrics, seconds[0], seconds[-1])
 
 
 def take_step(
-    state: TrainingState, step: Step, rounds: Sequence[ReplicaBatches], schedule: loop.Schedule
+    state: TrainingState, step: Step, microbatches: Sequence[ReplicaBatches], schedule: loop.Schedule
 ) -> dict[str, float]:
-    """One step at the learning rate of a run's first, until its losses are read."""
+    """Take one step at the initial learning rate of the run, and wait for its losses."""
     rate, decay = schedule.learning_rate(0), schedule.ema_decay(0)
-    outcome = step.read(step(loop.batches_of(rounds), state.step + 1, rate, decay))
-    state.advance(rounds[0][0].planned.step)
-    return outcome
+    metrics = step.read(step(loop.batches_of(microbatches), state.step + 1, rate, decay))
+    state.advance(microbatches[0][0].planned.step)
+    return metrics
 
 
 def magnitudes_of(state: TrainingState) -> np.ndarray:
-    """float64 [trained variables]: the sum of each one's absolute values, not finite where one of them is not.
+    """Return the sum of the absolute values of each trained variable, float64 [trained variables].
 
-    In float32 a first step's change, 1e-6 of a weight, would be lost in the sum.
+    A sum is not finite if one of the values is not. In float32, the first update of a weight, 1e-6, would be lost.
     """
     with tf.device(state.device):
         return np.array([tf.reduce_sum(tf.abs(tf.cast(v.value, tf.float64))).numpy() for v in state.trained])
 
 
-def check_update(state: TrainingState, taken: Taken, before: np.ndarray, shape: str) -> Check:
-    after = magnitudes_of(state)
-    finite = all(map(math.isfinite, taken.outcome.values())) and bool(np.isfinite(after).all())
-    moved = int((after != before).sum())
-    losses = ", ".join(f"{name} {value:.3g}" for name, value in taken.outcome.items())
-    return check(
-        finite and moved > 0,
+def check_update(state: TrainingState, result: StepResult, magnitudes_before: np.ndarray, shape: str) -> Check:
+    magnitudes = magnitudes_of(state)
+    finite = all(map(math.isfinite, result.metrics.values())) and bool(np.isfinite(magnitudes).all())
+    changed = int((magnitudes != magnitudes_before).sum())
+    losses = ", ".join(f"{name} {value:.3g}" for name, value in result.metrics.items())
+    return required(
+        finite and changed > 0,
         f"heaviest step, {shape}",
-        "losses, gradient and weights are finite after an update that moves the weights",
-        f"{losses}; {moved} of {len(after)} weights moved; {taken.first_s:.1f} s at first, then {taken.last_s:.2f} s",
+        "losses, gradient and weights are finite, and the update changes weights",
+        f"{losses}; {changed} of {len(magnitudes)} variables changed; "
+        f"first step {result.first_s:.1f} s, last step {result.last_s:.2f} s",
         "Listen to the longest utterances; try --precision float32 or a lower --learning-rate.",
     )
 
 
-def used_devices(placement: Placement) -> dict[str, str]:
-    """Name of each device of the routes, and what it does."""
+def device_roles(placement: Placement) -> dict[str, str]:
+    """Return the devices of the routes by name, with their roles."""
     roles: dict[str, list[str]] = {}
     for route in placement.routes:
         roles.setdefault(route.data, []).append("batches")
         roles.setdefault(route.model, []).append("model")
-    return {name: " and ".join(dict.fromkeys(own)) for name, own in roles.items()}
+    return {device: " and ".join(dict.fromkeys(device_roles)) for device, device_roles in roles.items()}
 
 
 def check_gpu_memory(placement: Placement) -> Iterator[Check]:
-    """The most that was in use on each device while the heaviest steps were made and taken."""
-    for name, role in used_devices(placement).items():
-        peak_mib = tf.config.experimental.get_memory_info(name[1:])["peak"] / 2**20
-        limit_mib = device_memory_mib(name)
+    """Check the peak of the memory in use on each device during the heaviest steps."""
+    for device, role in device_roles(placement).items():
+        peak_mib = tf.config.experimental.get_memory_info(device[1:])["peak"] / 2**20
+        limit_mib = device_memory_mib(device)
         headroom_mib = limit_mib - peak_mib
-        yield remark(
+        yield recommended(
             headroom_mib > HEADROOM * limit_mib,
-            f"memory of {name} ({role})",
-            f"{100 * HEADROOM:.0f} % of {limit_mib:,.0f} MiB or more left",
-            f"peak {peak_mib:,.0f} MiB, {headroom_mib:,.0f} MiB left",
+            f"memory of {device} ({role})",
+            f"{100 * HEADROOM:.0f} % of {limit_mib:,.0f} MiB or more are free",
+            f"peak {peak_mib:,.0f} MiB, {headroom_mib:,.0f} MiB free",
             "Lower --batch-size or --max-seconds, or add --gradient-checkpointing.",
         )
 
 
-def check_process_memory(before_mib: float, built_mib: float) -> Check:
-    """On the CPU: the peak of the whole process, in which all logical devices share one memory."""
+def check_process_memory(initial_mib: float, built_mib: float) -> Check:
+    """Check the peak memory of the process. On the CPU, all logical devices share one memory."""
     peak_mib, free_mib = process_peak_mib(), free_memory_mib()
-    left = "what is left is not known here" if free_mib is None else f"{free_mib:,.0f} MiB left on this machine"
-    return remark(
+    free = "the free memory of this machine is unknown" if free_mib is None else f"{free_mib:,.0f} MiB free"
+    return recommended(
         free_mib is None or free_mib > HEADROOM * peak_mib,
         "memory of the process",
-        f"{100 * HEADROOM:.0f} % of its peak or more left",
-        f"peak {peak_mib:,.0f} MiB, of it {built_mib - before_mib:,.0f} for the model "
-        f"and {peak_mib - built_mib:,.0f} for the heaviest steps with their tracing; {left}",
+        f"{100 * HEADROOM:.0f} % of its peak or more are free",
+        f"peak {peak_mib:,.0f} MiB, of which {built_mib - initial_mib:,.0f} for the model "
+        f"and {peak_mib - built_mib:,.0f} for the heaviest steps with tracing; {free}",
         "Lower --batch-size or --max-seconds, or add --gradient-checkpointing.",
     )
 
 
 def process_peak_mib() -> float:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10  # bytes there, KiB on Linux
+    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10  # bytes on macOS, KiB on Linux
 
 
 def free_memory_mib() -> float | None:
-    """Memory that could be had without swapping; None where the system does not tell."""
+    """Return the memory available without swapping, or None if the system has no such figure."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:

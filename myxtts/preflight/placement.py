@@ -1,72 +1,77 @@
-"""Section 2: which device became what, read back from TensorFlow and not from what it was told."""
+"""Section 2: the devices, configured as in a run and then read back from TensorFlow."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 
 import tensorflow as tf
 
-from myxtts.config.schema import Config
+from myxtts.config.schema import Config, PlacementConfig
 from myxtts.errors import PlacementError
 from myxtts.placement.audit import require_device
 from myxtts.placement.routes import LogicalDevice, Placement
-from myxtts.preflight.checks import Check, check, refused
+from myxtts.preflight.checks import Check, failed_by, required
 from myxtts.training.setup import configure_devices
+
+CONFIGURED_ELSEWHERE = "Configure devices only with myxtts.placement.devices."
 
 
 def check_placement(config: Config) -> Generator[Check, None, Placement | None]:
-    """Sets the devices up as a run does; gives the placement, or None where it cannot be had."""
-    asked = describe_asked(config)
+    """Configure the devices as a run does; returns the placement, or None if it is impossible."""
+    expected = describe_request(config.placement)
     try:
         placement = configure_devices(config)
     except PlacementError as error:
-        yield refused("GPUs asked for", asked, error)
+        yield failed_by(error, "requested devices", expected)
         return None
     simulated = ", simulated on the CPU" if placement.simulated else ""
-    yield check(True, "GPUs asked for", asked, f"placement {placement.name}{simulated}")
-    found = found_devices(placement)
+    yield required(True, "requested devices", expected, f"placement {placement.name}{simulated}")
+    existing = {device.name: device for device in existing_devices(placement)}
     for device in placement.devices:
-        same = next((one for one in found if one.name == device.name), None)
-        yield check(
-            same == device,
+        match = existing.get(device.name)
+        yield required(
+            match == device,
             f"device {device.name}",
             describe(device, placement),
-            describe(same, placement) if same else "no such device",
+            describe(match, placement) if match else "no such device",
             "This is a defect of the program: report it with this output.",
         )
-    roles = [("batches are made", route.data) for route in placement.routes]
-    roles += [("the model is trained", route.model) for route in placement.routes]
+    roles = [("data device", route.data) for route in placement.routes]
+    roles += [("model device", route.model) for route in placement.routes]
     for role, name in dict.fromkeys(roles):
-        yield from check_alive(role, name, placement)
+        yield check_matrix_product(role, name, placement)
     policy, soft = tf.config.experimental.get_device_policy(), tf.config.get_soft_device_placement()
-    do = "Configure devices by myxtts.placement.devices alone."
-    yield check(policy == "silent", "device policy", "silent", policy, do)
-    yield check(not soft, "soft placement", "off, so that no operation moves unseen", "on" if soft else "off", do)
+    yield required(policy == "silent", "device policy", "silent", policy, CONFIGURED_ELSEWHERE)
+    yield required(
+        not soft,
+        "soft placement",
+        "off, so that TensorFlow moves no operation to another device",
+        "on" if soft else "off",
+        CONFIGURED_ELSEWHERE,
+    )
     return placement
 
 
-def describe_asked(config: Config) -> str:
-    asked = config.placement
-    models = asked.model_gpus or (() if asked.model_gpu is None else (asked.model_gpu,))
-    model = f"model on GPU {' '.join(map(str, models))}" if models else "the model on GPU 0, or on the CPU without one"
-    return model if asked.data_gpu is None else f"batches on GPU {asked.data_gpu}, {model}"
+def describe_request(placement: PlacementConfig) -> str:
+    gpus = placement.model_gpus or (() if placement.model_gpu is None else (placement.model_gpu,))
+    model = f"model on GPU {' '.join(map(str, gpus))}" if gpus else "model on GPU 0, or on the CPU without a GPU"
+    return model if placement.data_gpu is None else f"batches on GPU {placement.data_gpu}, {model}"
 
 
-def found_devices(placement: Placement) -> list[LogicalDevice]:
-    """The logical devices that TensorFlow has, in its own numbering: visible GPUs by physical index."""
-    if not placement.on_gpu:
-        there = {f"/CPU:{number}" for number in range(len(tf.config.list_logical_devices("CPU")))}
-        return [device for device in placement.devices if device.name in there]  # simulated: no more can be read back
+def existing_devices(placement: Placement) -> list[LogicalDevice]:
+    """Return TensorFlow's logical devices in its own numbering: visible GPUs by physical index."""
+    if not placement.on_gpu:  # simulated devices have no other properties that could be read back
+        names = {f"/CPU:{number}" for number in range(len(tf.config.list_logical_devices("CPU")))}
+        return [device for device in placement.devices if device.name in names]
     visible = tf.config.get_visible_devices("GPU")
-    found = []
+    existing: list[LogicalDevice] = []
     for number, physical in enumerate(tf.config.list_physical_devices("GPU")):
-        if physical not in visible:
-            continue
-        for limit_mib in limits_of(physical):
-            found.append(LogicalDevice(f"/GPU:{len(found)}", number, limit_mib))
-    return found[: len(tf.config.list_logical_devices("GPU"))]
+        if physical in visible:
+            for limit_mib in memory_limits(physical):
+                existing.append(LogicalDevice(f"/GPU:{len(existing)}", number, limit_mib))
+    return existing[: len(tf.config.list_logical_devices("GPU"))]
 
 
-def limits_of(physical) -> list[int | None]:
-    """The memory limit in MiB of each part of a GPU; None is one that grows, -1 one that takes all at once."""
+def memory_limits(physical) -> list[int | None]:
+    """Return the memory limit in MiB of each part of a GPU; None means memory growth, -1 all memory at once."""
     parts = tf.config.get_logical_device_configuration(physical)
     if parts:
         return [part.memory_limit for part in parts]
@@ -82,18 +87,18 @@ def describe(device: LogicalDevice, placement: Placement) -> str:
     return f"GPU {device.physical}, {memory}"
 
 
-def check_alive(role: str, name: str, placement: Placement) -> Iterator[Check]:
-    """A small matrix product on the device: right, and there."""
+def check_matrix_product(role: str, name: str, placement: Placement) -> Check:
+    """Check that a small matrix product is correct and is placed on the device."""
     with tf.device(name):
         product = tf.linalg.matmul(tf.ones([64, 64]), tf.ones([64, 64]))
     require_device(name, [("a matrix product", product)])
     physical = next(device.physical for device in placement.devices if device.name == name)
     gpu = "the CPU" if physical is None else f"{'simulated ' if placement.simulated else ''}GPU {physical}"
-    right = bool(tf.reduce_all(product == 64.0))
-    yield check(
-        right,
+    correct = bool(tf.reduce_all(product == 64.0))
+    return required(
+        correct,
         role,
-        "a matrix product comes out right and lies there",
-        f"on {name}, {gpu}" if right else f"on {name} it came out wrong",
-        "Test the GPU with NVIDIA's own tools.",
+        "a matrix product is correct and on this device",
+        f"{name}, {gpu}" if correct else f"a matrix product on {name}, {gpu}, is wrong",
+        "Test the GPU with NVIDIA's tools.",
     )

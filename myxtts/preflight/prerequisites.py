@@ -1,8 +1,8 @@
-"""Section 1: what must be there before TensorFlow starts its devices."""
+"""Section 1: driver, GPUs, packages and disk, before TensorFlow initialises its devices."""
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -12,44 +12,51 @@ from packaging.requirements import Requirement
 from myxtts.config.schema import Config, PlacementConfig
 from myxtts.errors import ConfigError
 from myxtts.preflight import nvidia
-from myxtts.preflight.checks import Check, check, refused, remark
+from myxtts.preflight.checks import Check, failed_by, recommended, required
 from myxtts.training.run_folder import RunFolder
 
-REQUIREMENTS = Path(__file__).parents[2] / "requirements.txt"
-LEAST_FREE_MIB = 1024  # logs, samples and cached manifests; checkpoints are counted where the model is known
-NO_GPU = "To try the pipeline without a GPU: --simulate-gpus 2."
+REQUIREMENTS_FILE = Path(__file__).parents[2] / "requirements.txt"  # in a checkout
+MIN_FREE_MIB = 1024  # for logs, samples and cached manifests; section 3 counts the checkpoints
+TRY_WITHOUT_GPU = "To try the pipeline without a GPU: --simulate-gpus 2."
+NO_GPU_NEEDED = "none is needed: the settings name no real GPU"
 
 
 def check_prerequisites(config: Config) -> Iterator[Check]:
-    """Driver, GPUs, TensorFlow, packages, disk. Starts no device."""
-    needed = needed_gpus(config.placement)
-    yield check_driver(needed)
-    yield check_gpus(needed)
-    yield check_tensorflow(needed)
-    yield check_packages(REQUIREMENTS)
+    """Check driver, GPUs, TensorFlow, packages and disk without starting a device."""
+    gpu_count = required_gpus(config.placement)
+    yield check_driver(gpu_count)
+    yield check_gpus(gpu_count)
+    yield check_tensorflow(gpu_count)
+    yield check_packages(package_requirements())
     yield from check_disk(config)
 
 
-def needed_gpus(placement: PlacementConfig) -> int:
-    """How many physical GPUs must be there; 0 where they are simulated or none is asked for."""
-    asked = [gpu for gpu in (placement.data_gpu, placement.model_gpu, *placement.model_gpus) if gpu is not None]
-    return 0 if placement.simulate_gpus or not asked else max(asked) + 1
+def required_gpus(placement: PlacementConfig) -> int:
+    """Return how many physical GPUs the settings need; 0 if GPUs are simulated or none is named."""
+    gpus = [gpu for gpu in (placement.data_gpu, placement.model_gpu, *placement.model_gpus) if gpu is not None]
+    return 0 if placement.simulate_gpus or not gpus else max(gpus) + 1
 
 
-def check_driver(needed: int) -> Check:
+def check_driver(gpu_count: int) -> Check:
     version = nvidia.driver_version()
-    expected = "a driver of NVIDIA's" if needed else "none: no real GPU is asked for"
-    do = f"Install NVIDIA's driver, and restart. {NO_GPU}"
-    return check(version is not None or not needed, "driver", expected, version or "no NVIDIA driver", do)
+    expected = "an NVIDIA driver" if gpu_count else NO_GPU_NEEDED
+    to_do = f"Install the NVIDIA driver and restart. {TRY_WITHOUT_GPU}"
+    return required(version is not None or not gpu_count, "driver", expected, version or "no NVIDIA driver", to_do)
 
 
-def check_gpus(needed: int) -> Check:
-    found = [describe_gpu(gpu) for gpu in tf.config.list_physical_devices("GPU")]
-    expected = f"at least {needed} that TensorFlow sees" if needed else "none: no real GPU is asked for"
-    words = "; ".join(f"{number}: {name}" for number, name in enumerate(found)) or "TensorFlow sees no GPU"
-    do = "Run nvidia-smi: a GPU that it lists and TensorFlow does not see lacks CUDA libraries (pip install -r "
-    do += f"requirements-gpu.txt) or is hidden by CUDA_VISIBLE_DEVICES. {NO_GPU}"
-    return check(len(found) >= needed, "GPUs", expected, words, do)
+def check_gpus(gpu_count: int) -> Check:
+    gpus = [describe_gpu(gpu) for gpu in tf.config.list_physical_devices("GPU")]
+    expected = f"TensorFlow sees {gpu_count} GPUs or more" if gpu_count else NO_GPU_NEEDED
+    found = "; ".join(f"{number}: {gpu}" for number, gpu in enumerate(gpus)) or "TensorFlow sees no GPU"
+    to_do = (
+        "Run nvidia-smi. A GPU that nvidia-smi lists and TensorFlow does not see is hidden by CUDA_VISIBLE_DEVICES, "
+    )
+    to_do += f"or CUDA libraries are missing ({install_cuda()}). {TRY_WITHOUT_GPU}"
+    return required(len(gpus) >= gpu_count, "GPUs", expected, found, to_do)
+
+
+def install_cuda() -> str:
+    return f'pip install "tensorflow[and-cuda]=={tf.__version__}"'
 
 
 def describe_gpu(gpu) -> str:
@@ -58,31 +65,38 @@ def describe_gpu(gpu) -> str:
     return f"{details.get('device_name', 'unnamed')} (compute capability {capability})"
 
 
-def check_tensorflow(needed: int) -> Check:
+def check_tensorflow(gpu_count: int) -> Check:
     build = tf.sysconfig.get_build_info()
     cuda = build["is_cuda_build"]
-    expected = "built with CUDA" if needed else "any build: no real GPU is asked for"
-    built = f"for CUDA {build['cuda_version']}, cuDNN {build['cudnn_version']}" if cuda else "without CUDA"
-    do = "Install the build with CUDA: pip install -r requirements-gpu.txt."
-    return check(cuda or not needed, "TensorFlow", expected, f"{tf.__version__}, built {built}", do)
+    expected = "a build with CUDA" if gpu_count else "any build: the settings name no real GPU"
+    built = f"with CUDA {build['cuda_version']} and cuDNN {build['cudnn_version']}" if cuda else "without CUDA"
+    to_do = f"Install a build with CUDA: {install_cuda()}."
+    return required(cuda or not gpu_count, "TensorFlow", expected, f"{tf.__version__}, built {built}", to_do)
 
 
-def check_packages(requirements: Path) -> Check:
-    """Installed versions against the one list of what is required."""
-    wanted = [Requirement(text) for text in requirement_lines(requirements)]
-    faults = [fault for one in wanted if (fault := fault_of(one))]
-    found = ", ".join(faults) or f"{len(wanted)} of {len(wanted)}"
-    do = f"Install them: pip install -r {requirements.name}."
-    return check(not faults, "packages", f"the {len(wanted)} of {requirements.name}", found, do)
+def package_requirements() -> list[Requirement]:
+    """Read the requirements of MyXTTS from the installed package, or from requirements.txt in a plain checkout."""
+    try:
+        lines = metadata.requires("myxtts") or []
+    except metadata.PackageNotFoundError:
+        text = REQUIREMENTS_FILE.read_text(encoding="utf-8")
+        lines = [requirement for line in text.splitlines() if (requirement := line.partition("#")[0].strip())]
+    requirements = map(Requirement, lines)
+    return [item for item in requirements if item.marker is None or item.marker.evaluate({"extra": ""})]
 
 
-def requirement_lines(requirements: Path) -> list[str]:
-    bare = (line.partition("#")[0].strip() for line in requirements.read_text(encoding="utf-8").splitlines())
-    return [line for line in bare if line]
+def check_packages(requirements: Sequence[Requirement]) -> Check:
+    """Compare the installed versions with the requirements."""
+    faults = {requirement: fault for requirement in requirements if (fault := package_fault(requirement))}
+    found = ", ".join(faults.values()) or f"{len(requirements)} of {len(requirements)}"
+    to_do = "Install them: pip install " + " ".join(
+        f'"{requirement.name}{requirement.specifier}"' for requirement in faults
+    )
+    return required(not faults, "packages", f"the {len(requirements)} packages that MyXTTS requires", found, to_do)
 
 
-def fault_of(requirement: Requirement) -> str:
-    """What is wrong with an installed package; empty where nothing is."""
+def package_fault(requirement: Requirement) -> str:
+    """Return what is wrong with an installed package, or an empty string."""
     try:
         version = metadata.version(requirement.name)
     except metadata.PackageNotFoundError:
@@ -92,28 +106,34 @@ def fault_of(requirement: Requirement) -> str:
 
 
 def check_disk(config: Config) -> Iterator[Check]:
-    runs = Path(config.run.runs_dir)
-    there = next(folder for folder in (runs.resolve(), *runs.resolve().parents) if folder.exists())
-    fault = fault_of_writing(there)
-    found = f"{there} {'cannot' if fault else 'can'} be written{fault}"
-    yield check(not fault, "run folder", f"{runs} can be written", found, "Choose another --runs-dir.")
-    free_mib = shutil.disk_usage(there).free / 2**20
-    expected = f"{LEAST_FREE_MIB} MiB or more under {runs}, and the checkpoints (section 3)"
-    do = "Make room there, or choose another --runs-dir."
-    yield check(free_mib >= LEAST_FREE_MIB, "free disk", expected, f"{free_mib:,.0f} MiB", do)
+    runs_dir = Path(config.run.runs_dir)
+    folder = existing_parent(runs_dir)
+    error = write_error(folder)
+    found = f"{folder} is not writable: {error}" if error else f"{folder} is writable"
+    yield required(not error, "run folder", f"{runs_dir} is writable", found, "Choose another --runs-dir.")
+    free_mib = shutil.disk_usage(folder).free / 2**20
+    expected = f"{MIN_FREE_MIB} MiB or more in {runs_dir}, plus the checkpoints (section 3)"
+    to_do = "Free some disk space, or choose another --runs-dir."
+    yield required(free_mib >= MIN_FREE_MIB, "free disk space", expected, f"{free_mib:,.0f} MiB", to_do)
+    name, expected = "name of the run", "no run has this name, or --resume is given"
     try:
-        RunFolder(runs / config.run.run).check_not_existing(config.run.resume)
+        RunFolder(runs_dir / config.run.run).check_not_existing(config.run.resume)
     except ConfigError as error:
-        made = refused("name of the run", "no run of that name, or --resume", error)
-        yield made._replace(state="unknown")
+        yield failed_by(error, name, expected)._replace(status="warning")
     else:
-        yield remark(True, "name of the run", "no run of that name, or --resume", config.run.run)
+        yield recommended(True, name, expected, config.run.run)
 
 
-def fault_of_writing(folder: Path) -> str:
-    """Why nothing can be written into a folder, tried out; empty where something can."""
+def existing_parent(path: Path) -> Path:
+    """Return the path, or its closest parent that exists."""
+    path = path.resolve()
+    return next(folder for folder in (path, *path.parents) if folder.exists())
+
+
+def write_error(folder: Path) -> str:
+    """Try to write into a folder; return the reason of the failure, or an empty string."""
     try:
         with tempfile.TemporaryFile(dir=folder):
             return ""
     except OSError as error:
-        return f": {error.strerror}"
+        return error.strerror or str(error)

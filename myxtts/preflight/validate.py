@@ -1,4 +1,4 @@
-"""The preflight: everything that a run does, once and on a small scale, each thing as a line that holds or does not."""
+"""The preflight: runs every part of training once on a small scale, and reports each result as a check."""
 
 import tempfile
 from pathlib import Path
@@ -6,68 +6,84 @@ from pathlib import Path
 from myxtts.config.schema import Config
 from myxtts.errors import UserError
 from myxtts.placement.routes import Placement, plan_routes
-from myxtts.preflight.checks import Check, Report, refused
-from myxtts.preflight.corpus import Loaded, check_corpus, check_rejected, load
+from myxtts.preflight.checks import Check, Report, failed_by
+from myxtts.preflight.corpus import check_corpus, check_rejected, load_run_corpora
 from myxtts.preflight.model import check_model
-from myxtts.preflight.overlap import check_flow
+from myxtts.preflight.overlap import check_pipeline
 from myxtts.preflight.placement import check_placement
 from myxtts.preflight.prerequisites import check_prerequisites
 from myxtts.preflight.transfer import check_transfer
 from myxtts.training.run_folder import RunFolder
+from myxtts.training.setup import RunCorpora
 from myxtts.training.start import Start, resolve_start
 
-MOST_GPUS = 1024  # an index is below it
+MAX_GPUS = 1024  # no machine has more, so settings that need more are mistakes
 
 
 def validate(config: Config, steps: int) -> Report:
-    """Check a run with these settings, printing as it goes. Nothing that it writes stays, but for the demo corpus.
+    """Check a run with these settings and print the checks. Nothing written remains, except the demo corpus.
 
     Args:
-        config: a placement without GPUs asks for `dual`, batches on GPU 0 and the model on GPU 1.
-        steps: the most to send through the pipeline.
+        config: settings of a run. If they name no GPU, batches are made on GPU 0 and the model is on GPU 1.
+        steps: largest number of steps to send through the pipeline.
 
     Raises:
-        UserError: settings that no machine and no corpus could mend.
+        UserError: the settings are wrong for any machine and any corpus.
     """
-    config = with_dual(config)
-    plan_routes(config.placement, MOST_GPUS)
+    config = with_default_routes(config)
+    plan_routes(config.placement, MAX_GPUS)
     report = Report()
     with tempfile.TemporaryDirectory(prefix="myxtts-preflight-") as name:
-        config, start = resolve_start(config, RunFolder(Path(name)))
+        folder = Path(name)
+        config, start = resolve_start(config, RunFolder(folder))
         report.run("Prerequisites", check_prerequisites(config))
         placement = report.run("Placement", check_placement(config))
-        missing = "" if placement else "the placement cannot be had"
 
-        asked = config.data.train_data is not None
-        loaded, faults = try_load(config, start, Path(name), placement) if placement or asked else (None, [])
-        missing = missing or ("" if loaded else "the corpus cannot be used")
-        bench = report.run("Model", check_model(loaded, placement), missing)
-        missing = missing or ("" if bench else "the model could not be trained")
-        report.run("Transfer", check_transfer(bench, placement), missing)
-        report.run("Pipeline and audit", check_flow(bench, steps), missing)
-        if faults:
-            report.run("Corpus", iter(faults))
-        elif asked:
-            report.run("Corpus", check_corpus(loaded))
+        has_corpus = config.data.train_data is not None
+        corpora, corpus_errors = None, []
+        if placement or has_corpus:
+            corpora, corpus_errors = try_load(config, start, folder, placement)
+        train_briefly(report, config, start, placement, corpora, steps)
+        if corpus_errors:
+            report.run("Corpus", iter(corpus_errors))
+        elif has_corpus and corpora:
+            report.run("Corpus", check_corpus(config.data, corpora))
     return report
 
 
-def with_dual(config: Config) -> Config:
-    """The settings with GPUs 0 and 1 where they name none."""
-    asked = config.placement
-    if (asked.data_gpu, asked.model_gpu, asked.model_gpus) != (None, None, ()):
+def train_briefly(
+    report: Report, config: Config, start: Start, placement: Placement | None, corpora: RunCorpora | None, steps: int
+) -> None:
+    """Run the sections that need devices and a corpus, or skip them."""
+    if placement is None or corpora is None:
+        for title in ("Model", "Transfer", "Pipeline and audit"):
+            report.skip(title, "the corpus is unusable" if placement else "the requested devices are not available")
+        return
+    trial = report.run("Model", check_model(config, start, corpora, placement))
+    if trial is None:
+        for title in ("Transfer", "Pipeline and audit"):
+            report.skip(title, "the model could not be trained")
+        return
+    report.run("Transfer", check_transfer(trial, placement))
+    report.run("Pipeline and audit", check_pipeline(trial, steps))
+
+
+def with_default_routes(config: Config) -> Config:
+    """Return the settings, with batches on GPU 0 and the model on GPU 1 if they name no GPU."""
+    placement = config.placement
+    if (placement.data_gpu, placement.model_gpu, placement.model_gpus) != (None, None, ()):
         return config
-    return config.model_copy(update={"placement": asked.model_copy(update={"data_gpu": 0, "model_gpu": 1})})
+    return config.model_copy(update={"placement": placement.model_copy(update={"data_gpu": 0, "model_gpu": 1})})
 
 
 def try_load(
     config: Config, start: Start, folder: Path, placement: Placement | None
-) -> tuple[Loaded | None, list[Check]]:
-    """The corpus, or what is wrong with it."""
+) -> tuple[RunCorpora | None, list[Check]]:
+    """Load the corpora, or return the checks that failed."""
     try:
-        return load(config, start, folder, len(placement.routes) if placement else 1), []
+        return load_run_corpora(config, start, folder, len(placement.routes) if placement else 1), []
     except UserError as error:
         listing = folder / "rejected.csv"
-        told = str(error).replace(f"; {listing} lists them", "")  # it does not stay
-        faults = [refused("corpus", "one that a run could start on", UserError(told))]
-        return None, faults + ([check_rejected(listing, config.data.max_rejected)] if listing.exists() else [])
+        message = str(error).replace(str(listing), "rejected.csv of the run folder")  # the listing here is temporary
+        checks = [failed_by(UserError(message), "corpus", "a corpus that a run can start with")]
+        return None, checks + ([check_rejected(listing, config.data.max_rejected)] if listing.exists() else [])

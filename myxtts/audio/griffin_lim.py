@@ -24,7 +24,7 @@ def inverse_mel_scale(log_mel):
     Returns:
         float32 [batch, frames, 513]; 1e-6 in the bins above the highest band.
     """
-    bins = int(mel_filters().any(axis=1).nonzero()[0][-1]) + 1  # 372 bins of 513, up to 8 kHz
+    bins = int(np.flatnonzero(mel_filters().any(axis=1))[-1]) + 1  # 372 bins of 513, up to 8 kHz
     filters = tf.constant(mel_filters()[:bins])  # [bins, bands]
     mel = tf.exp(log_mel)
     target = tf.matmul(mel, filters, transpose_b=True)

@@ -14,7 +14,7 @@ from myxtts.data.dataset import load_corpora
 from myxtts.data.manifest import Manifest
 from myxtts.preflight.checks import Check, recommended, required
 from myxtts.tasks.length_rules import length_rule_of
-from myxtts.text.frontend import normalise_text, symbols_of
+from myxtts.text.frontend import Frontend, normalise_text, symbols_of
 from myxtts.training.setup import RunCorpora, check_validation_data
 from myxtts.training.start import Start
 
@@ -89,7 +89,7 @@ def check_durations(manifests: list[Manifest], min_s: float, max_s: float) -> Ch
     )
 
 
-def check_characters(manifests: list[Manifest], languages: tuple[str, ...], frontend: str) -> Check:
+def check_characters(manifests: list[Manifest], languages: tuple[str, ...], frontend: Frontend) -> Check:
     ignored = ignored_characters(manifests, languages, frontend)
     examples = ", ".join(f"{c!r} (U+{ord(c):04X}) in {count} texts" for c, count in ignored.most_common(EXAMPLES))
     more = f" and {len(ignored) - EXAMPLES} more" if len(ignored) > EXAMPLES else ""
@@ -102,7 +102,7 @@ def check_characters(manifests: list[Manifest], languages: tuple[str, ...], fron
     )
 
 
-def ignored_characters(manifests: list[Manifest], languages: tuple[str, ...], frontend: str) -> Counter[str]:
+def ignored_characters(manifests: list[Manifest], languages: tuple[str, ...], frontend: Frontend) -> Counter[str]:
     """Count the texts with each character that does not change the symbols of a text.
 
     Punctuation, quotes, spaces and combining marks are not counted.

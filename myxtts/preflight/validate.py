@@ -40,9 +40,8 @@ def validate(config: Config, steps: int) -> Report:
         placement = report.run("Placement", check_placement(config))
 
         has_corpus = config.data.train_data is not None
-        corpora, corpus_errors = None, []
-        if placement or has_corpus:
-            corpora, corpus_errors = try_load(config, start, folder, placement)
+        can_load = has_corpus or placement is not None
+        corpora, corpus_errors = try_load(config, start, folder, placement) if can_load else (None, [])
         train_briefly(report, config, start, placement, corpora, steps)
         if corpus_errors:
             report.run("Corpus", iter(corpus_errors))

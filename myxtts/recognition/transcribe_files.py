@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -43,7 +44,7 @@ def write_transcripts(
     devices.configure(placement)
     transcriber = Transcriber(run, placement.routes[0].model, checkpoint, beam_width)
     started_s = time.perf_counter()
-    transcripts = []
+    transcripts: list[dict[str, Any]] = []
     lengths_s: list[float] = []
 
     def waves() -> Iterator[np.ndarray]:

@@ -15,7 +15,7 @@ def choose_language(language: str | None, trained: Sequence[str]) -> str:
     """
     if language is None and len(trained) == 1:
         return trained[0]
-    if language not in trained:
+    if language is None or language not in trained:
         requested = "no language" if language is None else f"language '{language}'"
         raise DataError(
             f"{requested} was given, but this run was trained on {', '.join(trained)}. Give one of these by --language."

@@ -9,6 +9,8 @@ from myxtts.text import espeak
 PUNCTUATION = ",.;:!?…"  # kept as symbols, from which the model learns pauses
 STRESS_AND_LENGTH = "ˈˌːˑ"
 
+Frontend = Literal["phonemes", "characters"]
+
 _JOINERS = "\u200c\u200d"  # zero width, but they change Persian and Indic words
 _SPELLINGS = str.maketrans(
     {
@@ -41,7 +43,7 @@ def normalise_text(text: str) -> str:
     return " ".join(re.sub(rf"\s+([{PUNCTUATION}])(?!\w)", r"\1", text).split())
 
 
-def symbols_of(text: str, language: str, frontend: Literal["phonemes", "characters"]) -> list[str]:
+def symbols_of(text: str, language: str, frontend: Frontend) -> list[str]:
     """Return the symbols of `text`; [] if nothing in it can be spoken.
 
     Args:

@@ -89,13 +89,14 @@ def _sentences(paragraph: str) -> Iterator[str]:
 
 def _ends_sentence(paragraph: str, begin: int, stop: re.Match) -> bool:
     """Return whether a stop ends the sentence that begins at `begin`."""
-    following = _NEXT_WORD.match(paragraph, stop.end())[1] or ""
+    next_word = _NEXT_WORD.match(paragraph, stop.end())
+    following = (next_word and next_word[1]) or ""
     if following != following.title():  # "Stop!" he said. (Georgian sentences begin with lower case)
         return False
     if not stop[0].startswith(".") or stop[0].startswith(".."):
         return True
     before = paragraph[max(begin, stop.start() - _LONGEST_WORD) : stop.start()].strip()
-    word = _LAST_WORD.search(before)[0]
+    word = _LAST_WORD.findall(before)[0]
     if word == before and (word.isdecimal() or len(word) == 1):  # 1. First
         return False
     if _BEFORE_A_NUMBER.fullmatch(word):

@@ -10,11 +10,12 @@ import tensorflow as tf
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.config.schema import Config, PlacementConfig
 from myxtts.data.dataset import Corpus
+from myxtts.data.manifest import Manifest
 from myxtts.data.pipeline import Pipeline
 from myxtts.data.plan_iterator import Position
 from myxtts.data.producer import DeviceBatch
-from myxtts.evaluation.held_out import Utterance, load_again, read_utterances
-from myxtts.evaluation.speech import speak
+from myxtts.evaluation.held_out import Utterance, load_run_corpora, load_utterances
+from myxtts.evaluation.speech import synthesize
 from myxtts.placement import devices
 from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Placement as Devices
@@ -42,7 +43,7 @@ def speed_of(run: Path, utterances: int, iterations: int, steps: int) -> dict[st
     route = placement.routes[0]
     checkpoint = select_checkpoint(run)
     metadata = read_metadata(checkpoint)
-    config, corpus, held_out = load_again(checkpoint, metadata, run)
+    config, corpus, held_out = load_run_corpora(checkpoint, metadata, run)
     with tf.device(route.model):
         rate = matmul_flops_per_s()
     figures = step_speed(config, corpus, metadata, placement, run, steps)
@@ -81,7 +82,7 @@ def middle_batch(config: Config, corpus: Corpus, route: Route, run: Path) -> Dev
 
 def speaking_speed(
     config: Config,
-    held_out: Corpus,
+    held_out: Manifest,
     checkpoint: Path,
     metadata: dict,
     route: Route,
@@ -91,14 +92,14 @@ def speaking_speed(
 ) -> dict[str, float]:
     """Seconds of computing for a second of speech, from text to wave, after all of it was said once."""
     network = load_model(checkpoint, metadata, route.model)
-    found = read_utterances(network, held_out.manifest, config, route, run, utterances)
+    found = load_utterances(network, held_out, config, route, run, utterances)
     options = synthesis_options(config.model)
 
     def say(part: Sequence[Utterance]) -> float:
         """Seconds of speech."""
         texts, languages = [one.text for one in part], [one.language for one in part]
         references = [one.reference for one in part]
-        waves = speak(network, metadata, texts, languages, references, options, route.model, iterations)
+        waves = synthesize(network, metadata, texts, languages, references, options, route.model, iterations)
         return sum(map(len, waves)) / SAMPLE_RATE_HZ
 
     figures = {}

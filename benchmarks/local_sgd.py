@@ -142,7 +142,7 @@ def main(arguments: list[str] | None = None) -> int:
 def measure(cases: dict[str, list[Path]]) -> dict:
     """The mean of each case's checkpoints, by the audio that each has heard, on the same held-out utterances."""
     from myxtts.config.schema import PlacementConfig
-    from myxtts.evaluation.held_out import load_again
+    from myxtts.evaluation.held_out import load_run_corpora
     from myxtts.local_sgd.averaging import normalised
     from myxtts.local_sgd.interpolation import make_evaluator
     from myxtts.local_sgd.merge_inputs import merge_weights, read_input
@@ -153,8 +153,8 @@ def measure(cases: dict[str, list[Path]]) -> dict:
     devices.configure(placement)
     parts = [read_input(path) for path in dict.fromkeys(path for checkpoints in cases.values() for path in checkpoints)]
     first = parts[0]
-    config, _, held_out = load_again(first.checkpoint, first.metadata, first.checkpoint.parents[1])
-    evaluate = make_evaluator(parts, held_out.manifest, config, placement.routes[0], first.checkpoint.parents[1])
+    config, _, held_out = load_run_corpora(first.checkpoint, first.metadata, first.checkpoint.parents[1])
+    evaluate = make_evaluator(parts, held_out, config, placement.routes[0], first.checkpoint.parents[1])
     measured = {}
     for name, checkpoints in cases.items():
         own = [part.checkpoint in checkpoints for part in parts]

@@ -24,7 +24,7 @@ from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded
 from myxtts.data.audio_file import read_wave
-from myxtts.evaluation.boundaries import Phoneme, class_of, read_alignments
+from myxtts.evaluation.boundaries import Phoneme, phoneme_class, read_alignments
 
 AROUND_MS = 30
 MILLISECOND = SAMPLE_RATE_HZ // 1000
@@ -68,7 +68,7 @@ def offsets(wave: np.ndarray, phonemes: list[Phoneme]) -> Iterator[tuple[tuple[s
     lasting = [phoneme for phoneme in phonemes if phoneme.end_s > phoneme.start_s]
     spectra = log_spectra(wave)
     for left, right in itertools.pairwise(lasting):
-        pair = class_of(left.symbol), class_of(right.symbol)
+        pair = phoneme_class(left.symbol), phoneme_class(right.symbol)
         if pair == ("silence", "silence"):
             continue
         if "silence" in pair:

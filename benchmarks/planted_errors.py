@@ -21,7 +21,7 @@ from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded
 from myxtts.data.demo_corpus import load_grammar, speak_trimmed
 from myxtts.evaluation.boundaries import Phoneme, word_spans
-from myxtts.evaluation.planted_errors import drawn_word, plant
+from myxtts.evaluation.planted_errors import plant_errors, random_word
 from myxtts.text.espeak import EspeakVoice, isolated_copy
 
 RECORDED = EspeakVoice("en", "", 50, 165)
@@ -41,16 +41,16 @@ def main() -> int:
     parser.add_argument("--sentences", type=bounded(int, 1), default=150, help="(default 150)")
     asked = parser.parse_args()
     from myxtts.evaluation.acoustic_metrics import utterance_metrics  # and TensorFlow
-    from myxtts.evaluation.speech import copy_synthesis, transcribe_waves
+    from myxtts.evaluation.speech import acoustic_features, copy_synthesis
 
     texts = load_grammar("en").draw(asked.sentences, random.Random(0))
     with isolated_copy() as espeak:
         said = {name: [_said(espeak, text, voice) for text in texts] for name, voice in AGAIN.items()}
-        recorded = transcribe_waves([wave for wave, _ in (_said(espeak, text, RECORDED) for text in texts)], "/CPU:0")
+        recorded = acoustic_features([wave for wave, _ in (_said(espeak, text, RECORDED) for text in texts)], "/CPU:0")
 
     def faults(waves) -> np.ndarray:
         """bool [sentences, 2]: skipped, repeated."""
-        found = (utterance_metrics(*pair) for pair in zip(recorded, transcribe_waves(waves, "/CPU:0"), strict=True))
+        found = (utterance_metrics(*pair) for pair in zip(recorded, acoustic_features(waves, "/CPU:0"), strict=True))
         return np.array([(one.has_deletion, one.has_insertion) for one in found])
 
     alarms = faults(copy_synthesis([sound.mel for sound in recorded], "/CPU:0"))
@@ -59,10 +59,10 @@ def main() -> int:
     words_ms, cut_found, doubled_found = [], [], []
     for name, ones in said.items():
         waves, phonemes = [wave for wave, _ in ones], [known for _, known in ones]
-        alarms, (cut, doubled) = faults(waves), plant(waves, phonemes)
+        alarms, (cut, doubled) = faults(waves), plant_errors(waves, phonemes)
         cut_found.append(faults(cut)[:, 0])
         doubled_found.append(faults(doubled)[:, 1])
-        words_ms += [1000 * np.diff(drawn_word(number, word_spans(known)))[0] for number, known in enumerate(phonemes)]
+        words_ms += [1000 * np.diff(random_word(number, word_spans(known)))[0] for number, known in enumerate(phonemes)]
         counts = (alarms[:, 0], alarms[:, 1], cut_found[-1], doubled_found[-1])
         print(f"| {name} | {' | '.join(str(count.sum()) for count in counts)} |")
     lengths, cut_found, doubled_found = np.array(words_ms), np.concatenate(cut_found), np.concatenate(doubled_found)

@@ -107,7 +107,7 @@ def targets(kind: str, minutes: float) -> dict[str, Target]:
     if kind == "one":
         best = 1.9 if minutes >= 45 else 2.8
         voice = {
-            "relative_distortion": Target(distortion, "×", maximum=best),
+            "mel_cepstral_distortion_ratio": Target(distortion, "×", maximum=best),
             "duration_ratio": Target("duration ratio", "s/s", minimum=0.95, maximum=1.05),
             "utterances_with_deletions": Target(f"with deletions, of {UTTERANCES} sentences", maximum=0),
             "utterances_with_insertions": Target(f"with insertions, of {UTTERANCES} sentences", maximum=0),
@@ -121,7 +121,8 @@ def targets(kind: str, minutes: float) -> dict[str, Target]:
                 "speaker accuracy, two that are not in the training data", "%", minimum=0.6
             ),
             **{
-                f"{code}_relative_distortion": Target(f"{code}: {distortion}", "×", maximum=3) for code in LANGUAGES[1:]
+                f"{code}_mel_cepstral_distortion_ratio": Target(f"{code}: {distortion}", "×", maximum=3)
+                for code in LANGUAGES[1:]
             },
             "utterances_with_deletions": Target(f"with deletions, of {UTTERANCES} sentences"),
             "utterances_with_insertions": Target(f"with insertions, of {UTTERANCES} sentences"),
@@ -267,7 +268,7 @@ def evaluate(run: Path, *flags: str) -> dict:
 
 
 def voices(metrics: dict[str, dict]) -> dict[str, float]:
-    return {key: metric["voice"] for key, metric in metrics.items() if metric["voice"] is not None}
+    return {key: metric["synthesized"] for key, metric in metrics.items() if metric["synthesized"] is not None}
 
 
 def training_figures(run: Path) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The score of a voice: measures on signals with known answers, and a whole evaluation of a small run."""
+"""Evaluation: metrics of signals with known answers, and a complete evaluation of a small run."""
 
 import contextlib
 import io
@@ -34,27 +34,28 @@ from myxtts.evaluation.acoustic_metrics import (
 from myxtts.evaluation.boundaries import (
     Boundary,
     Phoneme,
+    aligned_s,
     boundaries,
-    boundary_figures,
-    class_of,
-    found_s,
+    boundary_metrics,
+    phoneme_class,
     read_alignments,
     word_spans,
 )
+from myxtts.evaluation.evaluate import evaluate_run
 from myxtts.evaluation.held_out import Utterance
-from myxtts.evaluation.planted_errors import plant
-from myxtts.evaluation.report import SHOWN, Metric, Score
-from myxtts.evaluation.speakers import NearestSpeaker, voice_print
-from myxtts.evaluation.speech import copy_synthesis, transcribe_waves
+from myxtts.evaluation.options import EvaluationOptions
+from myxtts.evaluation.planted_errors import plant_errors
+from myxtts.evaluation.report import METRICS, Metric, TTSScore
+from myxtts.evaluation.speakers import SpeakerClassifier, speaker_embedding
+from myxtts.evaluation.speech import acoustic_features, copy_synthesis
 from myxtts.evaluation.tts_score import (
-    Choice,
-    another_text_each,
-    figures_of,
-    languages_of,
-    phoneme_boundaries,
-    planted_faults,
-    score_of,
-    write_score,
+    alignment_metrics,
+    column_metrics,
+    metrics_by_language,
+    override,
+    planted_errors_note,
+    score_tts,
+    shuffle_texts,
 )
 from myxtts.models.xtts import SynthesisOptions
 from myxtts.profiling.flops import contraction_flops
@@ -66,7 +67,7 @@ from tests.tiny_asr import asr_run, cached_transcriber, cached_transcribers
 
 
 def glide(semitones: float = 0.0, seconds: float = 1.0, swing_hz: float = 40.0) -> np.ndarray:
-    """A vowel that goes from 100 to 140 Hz and back while its colour changes; float32."""
+    """Return a vowel that goes from 100 to 140 Hz and back while its timbre changes; float32."""
     place = np.arange(round(seconds * SAMPLE_RATE_HZ)) / (seconds * SAMPLE_RATE_HZ)
     hz = (100 + swing_hz * np.sin(np.pi * place)) * 2 ** (semitones / 12)
     phase = 2 * np.pi * np.cumsum(hz) / SAMPLE_RATE_HZ
@@ -74,19 +75,19 @@ def glide(semitones: float = 0.0, seconds: float = 1.0, swing_hz: float = 40.0) 
     return (0.1 * wave).astype(np.float32)
 
 
-def heard(*waves: np.ndarray) -> list[AcousticFeatures]:
-    return transcribe_waves([wave.astype(np.float32) for wave in waves], MODEL)
+def features(*waves: np.ndarray) -> list[AcousticFeatures]:
+    return acoustic_features([wave.astype(np.float32) for wave in waves], MODEL)
 
 
-def figures(recorded: AcousticFeatures, spoken: AcousticFeatures) -> dict[str, float | None]:
-    return corpus_metrics([utterance_metrics(recorded, spoken)])
+def metrics_of(recorded: AcousticFeatures, synthesized: AcousticFeatures) -> dict[str, float | None]:
+    return corpus_metrics([utterance_metrics(recorded, synthesized)])
 
 
 class DistortionTest(unittest.TestCase):
-    def test_a_wave_is_equal_to_itself(self):
-        (sound,) = heard(glide())
+    def test_a_wave_has_no_distance_from_itself(self):
+        (sound,) = features(glide())
         self.assertEqual(
-            figures(sound, sound),
+            metrics_of(sound, sound),
             {
                 "mel_cepstral_distortion": 0.0,
                 "log_f0_rmse": 0.0,
@@ -98,92 +99,92 @@ class DistortionTest(unittest.TestCase):
             },
         )
 
-    def test_a_known_difference_of_one_coefficient_has_the_known_decibels(self):
+    def test_a_known_difference_of_one_coefficient_has_the_known_distortion(self):
         # c3 is 0.5 higher in all frames: log|H| gains 0.5 cos(3ω), and the distortion is 10√2/ln 10 · 0.5 dB.
-        (sound,) = heard(glide())
+        (sound,) = features(glide())
         ripple = 0.5 * np.cos(np.pi * 3 * (np.arange(80) + 0.5) / 80)
         other = AcousticFeatures((sound.mel + ripple).astype(np.float32), sound.f0_hz, sound.voiced)
         difference = mel_cepstrum(other.mel) - mel_cepstrum(sound.mel)
         np.testing.assert_allclose(difference, np.eye(13)[[2]].repeat(len(sound.mel), 0) * 0.5, atol=1e-5)
         self.assertAlmostEqual(MCD_FACTOR * 0.5, 3.0709, places=4)
         self.assertAlmostEqual(MCD_FACTOR * np.linalg.norm(difference, axis=1).mean(), 3.0709, places=3)
-        self.assertLessEqual(utterance_metrics(sound, other).mcd_db, 3.0710)  # the warping may only make it less
+        self.assertLessEqual(utterance_metrics(sound, other).mcd_db, 3.0710)  # warping can only reduce it
 
-    def test_over_all_coefficients_it_is_the_root_mean_square_in_decibels(self):
+    def test_distortion_over_all_coefficients_is_the_rms_difference_in_decibels(self):
         x, y = np.random.default_rng(0).normal(0, 1, (2, 1, 80))
         x, y = x - x.mean(), y - y.mean()
         decibels = 20 / np.log(10) * np.sqrt(np.mean((x - y) ** 2))
         self.assertAlmostEqual(MCD_FACTOR * np.linalg.norm(mel_cepstrum(x, 1, 79) - mel_cepstrum(y, 1, 79)), decibels)
 
-    def test_loudness_does_not_count(self):
-        (sound,) = heard(glide())
+    def test_loudness_does_not_matter(self):
+        (sound,) = features(glide())
         louder = AcousticFeatures(sound.mel + np.float32(np.log(2)), sound.f0_hz, sound.voiced)
         self.assertAlmostEqual(utterance_metrics(sound, louder).mcd_db, 0.0, places=4)
 
-    def test_a_stretched_copy_is_near_and_has_its_duration(self):
-        sound, slow = heard(glide(), glide(seconds=1.5))
-        found = utterance_metrics(sound, slow)
-        self.assertLess(found.mcd_db, 0.5)
-        self.assertAlmostEqual(found.duration_ratio, 1.5, delta=0.02)
+    def test_a_stretched_copy_has_a_low_distortion_and_its_duration_ratio(self):
+        sound, slow = features(glide(), glide(seconds=1.5))
+        metrics = utterance_metrics(sound, slow)
+        self.assertLess(metrics.mcd_db, 0.5)
+        self.assertAlmostEqual(metrics.duration_ratio, 1.5, delta=0.02)
 
-    def test_copy_synthesis_is_between_the_wave_and_noise_or_silence(self):
+    def test_copy_synthesis_is_closer_than_noise_and_silence(self):
         random = np.random.default_rng(0)
-        (sound,) = heard(glide())
-        copy, noise, silence = heard(
+        (sound,) = features(glide())
+        copy, noise, silence = features(
             *copy_synthesis([sound.mel], MODEL), random.uniform(-0.3, 0.3, SAMPLE_RATE_HZ), np.zeros(SAMPLE_RATE_HZ)
         )
         copied = utterance_metrics(sound, copy).mcd_db
         self.assertGreater(copied, 0.0)
         self.assertGreater(utterance_metrics(sound, noise).mcd_db, 3 * copied)
         self.assertGreater(utterance_metrics(sound, silence).mcd_db, 3 * copied)
-        self.assertGreater(figures(sound, noise)["voicing_error"], 0.8)
-        self.assertIsNone(figures(sound, silence)["log_f0_rmse"])
+        self.assertGreater(metrics_of(sound, noise)["voicing_error"], 0.8)
+        self.assertIsNone(metrics_of(sound, silence)["log_f0_rmse"])
 
-    def test_the_path_goes_from_both_beginnings_to_both_ends(self):
+    def test_the_warping_path_connects_both_starts_and_both_ends(self):
         x, y = np.array([[0.0], [1.0], [5.0]]), np.array([[0.0], [0.0], [1.0], [5.0]])
         np.testing.assert_array_equal(warping_path(x, y), [[0, 0], [0, 1], [1, 2], [2, 3]])
 
 
 class PitchErrorTest(unittest.TestCase):
     def test_a_semitone_is_a_twelfth_of_the_logarithm_of_two(self):
-        (sound,) = heard(glide())
+        (sound,) = features(glide())
         higher = AcousticFeatures(sound.mel, sound.f0_hz * 2 ** (1 / 12), sound.voiced)
-        self.assertAlmostEqual(figures(sound, higher)["log_f0_rmse"], np.log(2) / 12, places=5)
+        self.assertAlmostEqual(metrics_of(sound, higher)["log_f0_rmse"], np.log(2) / 12, places=5)
 
-    def test_a_wave_a_semitone_higher_is_measured_so(self):
-        sound, higher = heard(glide(swing_hz=0.0), glide(semitones=1.0, swing_hz=0.0))
-        self.assertAlmostEqual(figures(sound, higher)["log_f0_rmse"], np.log(2) / 12, delta=0.002)
+    def test_a_wave_a_semitone_higher_has_that_error(self):
+        sound, higher = features(glide(swing_hz=0.0), glide(semitones=1.0, swing_hz=0.0))
+        self.assertAlmostEqual(metrics_of(sound, higher)["log_f0_rmse"], np.log(2) / 12, delta=0.002)
 
-    def test_voicing_error_is_the_share_of_pairs_that_differ(self):
+    def test_voicing_error_is_the_fraction_of_pairs_that_differ(self):
         mel = np.random.default_rng(0).normal(-5, 2, (4, 80)).astype(np.float32)
         voiced = np.array([True, True, False, False])
-        other = np.array([True, False, True, False])
-        one, two = (AcousticFeatures(mel, np.where(v, 100.0, 0.0), v) for v in (voiced, other))
-        self.assertEqual(figures(one, two)["voicing_error"], 0.5)
-        self.assertEqual(len(utterance_metrics(one, two).log_f0_errors), 1)
+        shifted = np.array([True, False, True, False])
+        first, second = (AcousticFeatures(mel, np.where(v, 100.0, 0.0), v) for v in (voiced, shifted))
+        self.assertEqual(metrics_of(first, second)["voicing_error"], 0.5)
+        self.assertEqual(len(utterance_metrics(first, second).log_f0_errors), 1)
 
     def test_durations_outside_the_bounds_are_counted(self):
         mel = np.full((100, 80), SILENCE, np.float32)
         sounds = [AcousticFeatures(mel[:n], np.zeros(n), np.zeros(n, bool)) for n in (100, 96, 94)]
-        found = corpus_metrics([utterance_metrics(sounds[0], other) for other in sounds])
-        self.assertAlmostEqual(found["duration_ratio"], (1 + 0.96 + 0.94) / 3)
-        self.assertAlmostEqual(found["duration_within_bounds"], 2 / 3)
+        metrics = corpus_metrics([utterance_metrics(sounds[0], sound) for sound in sounds])
+        self.assertAlmostEqual(metrics["duration_ratio"], (1 + 0.96 + 0.94) / 3)
+        self.assertAlmostEqual(metrics["duration_within_bounds"], 2 / 3)
 
 
 class SpeakerTest(unittest.TestCase):
-    def test_the_nearest_of_three_voices_is_named(self):
+    def test_three_speakers_are_told_apart(self):
         random = np.random.default_rng(0)
-        colour = random.normal(0, 1, (3, 80))
-        mels = [(colour[i % 3] + random.normal(-5, 1, (50, 80))).astype(np.float32) for i in range(18)]
+        timbre = random.normal(0, 1, (3, 80))
+        mels = [(timbre[i % 3] + random.normal(-5, 1, (50, 80))).astype(np.float32) for i in range(18)]
         speakers = np.arange(18) % 3 + 4
-        prints = np.stack([voice_print(mel) for mel in mels])
-        nearest = NearestSpeaker(prints[:12], speakers[:12])
-        self.assertEqual(nearest.accuracy(mels[12:], speakers[12:]), 1.0)
-        self.assertEqual(nearest.accuracy(mels[12:], np.roll(speakers[12:], 1)), 0.0)
+        embeddings = np.stack([speaker_embedding(mel) for mel in mels])
+        classifier = SpeakerClassifier(embeddings[:12], speakers[:12])
+        self.assertEqual(classifier.accuracy(mels[12:], speakers[12:]), 1.0)
+        self.assertEqual(classifier.accuracy(mels[12:], np.roll(speakers[12:], 1)), 0.0)
 
 
-class FaultTest(unittest.TestCase):
-    """Ten vowels of 0.1 s, each of another colour; the recording says each once."""
+class DeletionInsertionTest(unittest.TestCase):
+    """Ten vowels of 0.1 s with different timbres; the recording has each vowel once."""
 
     @classmethod
     def setUpClass(cls):
@@ -196,57 +197,58 @@ class FaultTest(unittest.TestCase):
         mel = np.concatenate(list(vowels))
         return AcousticFeatures(mel, np.zeros(len(mel)), np.zeros(len(mel), bool))
 
-    def faults(self, vowels) -> tuple[int, int]:
-        found = corpus_metrics([utterance_metrics(self.recorded, self.sound(vowels))])
-        return found["utterances_with_deletions"], found["utterances_with_insertions"]
+    def errors(self, vowels) -> tuple[bool, bool]:
+        metrics = utterance_metrics(self.recorded, self.sound(vowels))
+        return metrics.has_deletion, metrics.has_insertion
 
-    def test_a_missing_vowel_is_skipped_and_a_doubled_one_repeated(self):
-        self.assertEqual(self.faults(self.vowels), (0, 0))
-        self.assertEqual(self.faults(np.delete(self.vowels, 4, axis=0)), (1, 0))
-        self.assertEqual(self.faults([*self.vowels[:5], self.vowels[3], *self.vowels[4:]]), (0, 1))
+    def test_a_missing_vowel_is_a_deletion_and_a_doubled_one_an_insertion(self):
+        self.assertEqual(self.errors(self.vowels), (False, False))
+        self.assertEqual(self.errors(np.delete(self.vowels, 4, axis=0)), (True, False))
+        self.assertEqual(self.errors([*self.vowels[:5], self.vowels[3], *self.vowels[4:]]), (False, True))
 
     def test_longer_and_shorter_vowels_are_neither(self):
         shorter = [vowel[: 4 + 5 * (number % 2)] for number, vowel in enumerate(self.vowels)]
         longer = [np.repeat(vowel, 1 + number % 2, axis=0) for number, vowel in enumerate(self.vowels)]
-        self.assertEqual(self.faults(shorter), (0, 0))
-        self.assertEqual(self.faults(longer), (0, 0))
+        self.assertEqual(self.errors(shorter), (False, False))
+        self.assertEqual(self.errors(longer), (False, False))
 
-    def test_a_missing_pause_is_not_skipped(self):
+    def test_a_missing_pause_is_no_deletion(self):
         pause = np.full((30, 80), SILENCE, np.float32)
         with_pause = self.sound([*self.vowels[:5], pause, *self.vowels[5:]])
         self.assertLess(utterance_metrics(with_pause, self.recorded).deleted_s, MIN_UNMATCHED_S / 10)
         self.assertLess(utterance_metrics(self.recorded, with_pause).inserted_s, MIN_UNMATCHED_S / 10)
 
-    def test_the_unmatched_stretch_is_summed_by_hand(self):
-        # Frames 1 and 2 of the first stand alone, 30 dB and 3 dB from what they are matched to; frame 3 is silent.
+    def test_the_longest_unmatched_stretch_has_the_known_length(self):
+        # Frames 1 and 2 of the first have no counterpart, at 30 dB and 3 dB from their match; frame 3 is silent.
         path = np.array([[0, 0], [1, 0], [2, 0], [3, 0], [4, 1]])
         distortion_db = np.array([2.0, 30.0, 3.0, 30.0, 2.0])
         loud = np.array([True, True, True, False, True])
         self.assertAlmostEqual(longest_unmatched_s(path, distortion_db, loud), 1.5 * HOP_SAMPLES / SAMPLE_RATE_HZ)
         self.assertEqual(longest_unmatched_s(path[:, ::-1], distortion_db, loud), 0.0)
 
-    def test_planted_words_are_cut_and_doubled_at_their_times(self):
+    def test_planted_errors_delete_and_insert_a_word_at_its_time(self):
         wave = np.repeat(np.float32([0, 1, 0, 2, 0]), SAMPLE_RATE_HZ // 10)
-        phonemes = [Phoneme(*one) for one in (("", 0, 0.1), ("a", 0.1, 0.2), (" ", 0.2, 0.3), ("e", 0.3, 0.4))]
+        phonemes = [Phoneme(*span) for span in (("", 0, 0.1), ("a", 0.1, 0.2), (" ", 0.2, 0.3), ("e", 0.3, 0.4))]
         self.assertEqual(word_spans(phonemes), [(0.1, 0.2), (0.3, 0.4)])
-        (cut,), (doubled,) = plant([wave], [phonemes])
-        word = next(level for level in (1, 2) if level not in cut)
-        self.assertEqual(len(wave) - len(cut), SAMPLE_RATE_HZ // 10)
-        self.assertEqual(np.count_nonzero(doubled == word), 2 * np.count_nonzero(wave == word))
+        (deleted,), (inserted,) = plant_errors([wave], [phonemes])
+        word = next(level for level in (1, 2) if level not in deleted)
+        self.assertEqual(len(wave) - len(deleted), SAMPLE_RATE_HZ // 10)
+        self.assertEqual(np.count_nonzero(inserted == word), 2 * np.count_nonzero(wave == word))
 
-    def test_utterances_without_a_word_are_not_tried(self):
-        found = [BoundaryTest.utterance(name, np.zeros(0, int), np.arange(10)) for name in ("x.wav", "y.wav")]
+    def test_utterances_without_words_are_left_out(self):
+        utterances = [BoundaryTest.utterance(name, np.zeros(0, int), np.arange(10)) for name in ("x.wav", "y.wav")]
         wave = glide(seconds=0.5)
-        recorded = heard(wave, wave)
+        recorded = features(wave, wave)
         alignments = {"x": [Phoneme("", 0.0, 0.5)], "y": [Phoneme("", 0.0, 0.1), Phoneme("a", 0.1, 0.3)]}
-        self.assertIn("of 1 copies with a word cut out", planted_faults(found, recorded, [wave] * 2, alignments, MODEL))
+        note = planted_errors_note(utterances, recorded, [wave] * 2, alignments, MODEL)
+        self.assertIn("of 1 copies with a word deleted", note)
         alignments["y"] = []
-        self.assertIn("is not tried", planted_faults(found, recorded, [wave] * 2, alignments, MODEL))
+        self.assertIn("is not tested", planted_errors_note(utterances, recorded, [wave] * 2, alignments, MODEL))
 
 
 class BoundaryTest(unittest.TestCase):
     #            0    1     2    3    4    5    6    7    8    9
-    SPELLING = ("", "t", "ˈ", "u", "ː", " ", "s", "ɪ", "s", "")
+    TOKEN_SYMBOLS = ("", "t", "ˈ", "u", "ː", " ", "s", "ɪ", "s", "")
 
     def phonemes(self, *spans) -> list[Phoneme]:
         return [Phoneme(*span) for span in spans]
@@ -256,16 +258,15 @@ class BoundaryTest(unittest.TestCase):
             *(("", "silence"), (" ", "silence"), ("ˈuː", "vowel"), ("ˌɛɹ", "vowel"), ("dʒ", "affricate")),
             *(("d", "stop"), ("ʒ", "fricative"), ("ŋ", "nasal"), ("ɹ", "approximant")),
         ):
-            self.assertEqual(class_of(symbol), name, symbol)
+            self.assertEqual(phoneme_class(symbol), name, symbol)
 
-    def test_boundaries_have_the_tokens_of_their_phonemes(self):
-        heard = self.phonemes(
+    def test_boundaries_are_at_the_tokens_of_their_phonemes(self):
+        phonemes = self.phonemes(
             *(("", 0, 0.1), ("t", 0.1, 0.2), ("ˈuː", 0.2, 0.3), (" ", 0.3, 0.35)),
             *(("s", 0.35, 0.4), ("ɪ", 0.4, 0.5), ("s", 0.5, 0.6), ("", 0.6, 0.7)),
         )
-        found = [(one.left, one.right, one.true_s, one.token, one.behind) for one in boundaries(self.SPELLING, heard)]
         self.assertEqual(
-            found,
+            [tuple(boundary) for boundary in boundaries(self.TOKEN_SYMBOLS, phonemes)],
             [
                 ("silence", "stop", 0.1, 1, False),
                 ("stop", "vowel", 0.2, 2, False),
@@ -277,7 +278,7 @@ class BoundaryTest(unittest.TestCase):
             ],
         )
         self.assertEqual(
-            [(one.kind, one.sound) for one in boundaries(self.SPELLING, heard)],
+            [(boundary.kind, boundary.is_reliable) for boundary in boundaries(self.TOKEN_SYMBOLS, phonemes)],
             [
                 *(("onset", True), ("between", False), ("offset", True), ("onset", True)),
                 *(("between", True), ("between", True), ("offset", True)),
@@ -285,30 +286,32 @@ class BoundaryTest(unittest.TestCase):
         )
 
     def test_gaps_and_phonemes_of_0_s_are_left_out(self):
-        heard = self.phonemes(
+        phonemes = self.phonemes(
             *(("t", 0.1, 0.2), ("ˈuː", 0.2, 0.3), (" ", 0.3, 0.3)),
             *(("s", 0.3, 0.4), ("ɪ", 0.4, 0.4), ("s", 0.4, 0.6)),
         )
-        self.assertEqual([one.true_s for one in boundaries(self.SPELLING, heard)], [0.1, 0.2, 0.6])
+        self.assertEqual([boundary.true_s for boundary in boundaries(self.TOKEN_SYMBOLS, phonemes)], [0.1, 0.2, 0.6])
 
-    def test_length_marks_may_be_missing_and_other_letters_may_not(self):
-        self.assertIsNone(boundaries(self.SPELLING, self.phonemes(("t", 0, 1), ("ˈu", 1, 2), ("s", 2, 3))))
+    def test_length_marks_may_be_missing_but_no_other_letters(self):
+        self.assertIsNone(boundaries(self.TOKEN_SYMBOLS, self.phonemes(("t", 0, 1), ("ˈu", 1, 2), ("s", 2, 3))))
         whole = (("t", 0, 1), ("ˈu", 1, 2), ("s", 2, 3), ("ɪ", 3, 4), ("s", 4, 5))
-        self.assertEqual([one.token for one in boundaries(self.SPELLING, self.phonemes(*whole))], [1, 2, 7, 8, 8])
-        self.assertIsNone(boundaries(self.SPELLING, ()))
+        self.assertEqual(
+            [boundary.token for boundary in boundaries(self.TOKEN_SYMBOLS, self.phonemes(*whole))], [1, 2, 7, 8, 8]
+        )
+        self.assertIsNone(boundaries(self.TOKEN_SYMBOLS, ()))
 
-    def test_boundaries_are_found_where_the_path_passes_their_tokens(self):
+    def test_aligned_times_are_where_the_path_passes_the_tokens(self):
         path, frame_s = np.array([0, 1, 1, 2, 3, 3, 4, 4, 5]), HOP_SAMPLES / SAMPLE_RATE_HZ
-        self.assertAlmostEqual(found_s(path, Boundary("silence", "vowel", 0.0, 2, False)), 3 * frame_s)
-        self.assertAlmostEqual(found_s(path, Boundary("vowel", "silence", 0.0, 3, True)), 6 * frame_s)
+        self.assertAlmostEqual(aligned_s(path, Boundary("silence", "vowel", 0.0, 2, False)), 3 * frame_s)
+        self.assertAlmostEqual(aligned_s(path, Boundary("vowel", "silence", 0.0, 3, True)), 6 * frame_s)
 
-    def test_figures_of_known_errors(self):
-        found = boundary_figures("boundary", np.array([-30.0, -10.0, 20.0]))
-        self.assertEqual(found["boundary_signed_median"], -10.0)
-        self.assertEqual(found["boundary_absolute_median"], 20.0)
-        self.assertAlmostEqual(found["boundary_within_20_ms"], 2 / 3)
+    def test_metrics_of_known_errors(self):
+        metrics = boundary_metrics("boundary", np.array([-30.0, -10.0, 20.0]))
+        self.assertEqual(metrics["boundary_signed_median"], -10.0)
+        self.assertEqual(metrics["boundary_absolute_median"], 20.0)
+        self.assertAlmostEqual(metrics["boundary_within_20_ms"], 2 / 3)
 
-    def test_alignments_are_read_and_damage_is_named_by_its_line(self):
+    def test_alignments_are_read_and_a_malformed_line_is_named(self):
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "alignments.jsonl"
             good = {"id": "a", "phonemes": [["", 0, 0.1], ["t", 0.1, 0.2]]}
@@ -324,22 +327,22 @@ class BoundaryTest(unittest.TestCase):
             with self.assertRaisesRegex(DataError, "cannot be read: No such file"):
                 read_alignments(file.with_name("none.jsonl"))
 
-    def test_only_sound_boundaries_of_texts_that_agree_are_measured(self):
+    def test_only_reliable_boundaries_of_matching_texts_are_measured(self):
         symbols = SymbolTable(("a", "n"))
         tokens = np.array([1, 4, 3, 2])  # begin, n, a, end
-        found = [self.utterance(name, tokens, np.arange(4)) for name in ("x.wav", "y.wav", "z.wav")]
+        utterances = [self.utterance(name, tokens, np.arange(4)) for name in ("x.wav", "y.wav", "z.wav")]
         alignments = {
             "x": self.phonemes(("", 0, 0.02), ("n", 0.02, 0.03), ("a", 0.03, 0.04), ("", 0.04, 0.05)),
             "y": self.phonemes(("", 0, 0.02), ("m", 0.02, 0.03)),
         }
-        metrics, note = phoneme_boundaries(found, alignments, symbols)
+        metrics, note = alignment_metrics(utterances, alignments, symbols)
         frame_ms = 1000 * HOP_SAMPLES / SAMPLE_RATE_HZ
-        self.assertAlmostEqual(metrics["boundary_onset_signed_median"].voice, frame_ms - 20)
-        self.assertAlmostEqual(metrics["boundary_offset_signed_median"].voice, 3 * frame_ms - 40)
+        self.assertAlmostEqual(metrics["boundary_onset_signed_median"].synthesized, frame_ms - 20)
+        self.assertAlmostEqual(metrics["boundary_offset_signed_median"].synthesized, 3 * frame_ms - 40)
         self.assertNotIn("boundary_between_signed_median", metrics)
-        self.assertIn("2 phoneme boundaries (1 offset, 1 onset); 1 more are left out", note)
-        self.assertIn("2 recordings, whose text and truth differ", note)
-        self.assertEqual(phoneme_boundaries(found, {}, symbols)[0], {})
+        self.assertIn("2 phoneme boundaries (1 offset, 1 onset); left out are 1 more", note)
+        self.assertIn("2 recordings whose text and phonemes differ", note)
+        self.assertEqual(alignment_metrics(utterances, {}, symbols)[0], {})
 
     @staticmethod
     def utterance(name: str, tokens: np.ndarray, path: np.ndarray) -> Utterance:
@@ -347,146 +350,150 @@ class BoundaryTest(unittest.TestCase):
         return Utterance(name, "a a", 0, 0, tokens, np.zeros(0, np.float32), mel, mel, path)
 
 
-class TableTest(unittest.TestCase):
-    def test_shares_are_percentages_in_the_table_and_shares_in_json(self):
+class TTSScoreTest(unittest.TestCase):
+    def test_fractions_are_percentages_in_the_table_only(self):
         metrics = {"voicing_error": Metric(0.125, 0.0625)}
         by_language = {"ka": {"utterances_with_deletions": Metric(3, 0)}}
-        score = Score("runs/x", "step-000001", 2, metrics, by_language, ("a note",))
+        score = TTSScore("runs/x", "step-000001", 2, metrics, by_language, ("a note",))
         self.assertIn("| voicing error | 12.5 | 6.2 | – | % |", score.table())
         self.assertIn("| ka: utterances with deletions | 3 | 0 | – | count |", score.table())
         self.assertIn("- a note", score.table())
         self.assertEqual(
             score.to_json()["metrics"]["voicing_error"],
-            {"voice": 0.125, "copy_synthesis": 0.0625, "shuffled_texts": None, "unit": "share"},
+            {"synthesized": 0.125, "copy_synthesis": 0.0625, "shuffled_texts": None, "unit": "fraction"},
         )
         self.assertEqual(score.to_json()["languages"]["ka"]["utterances_with_deletions"]["unit"], "count")
 
 
-class MisheardTest(unittest.TestCase):
-    """Two utterances, each of another language: the first is heard right, of the second one letter of four is wrong."""
+class ColumnMetricsTest(unittest.TestCase):
+    """Two utterances in two languages; the second one is transcribed with one wrong letter of four."""
 
     @classmethod
     def setUpClass(cls):
-        recorded = heard(glide(seconds=0.5), glide(seconds=0.4))
-        said = {"voice": ["ab", "abcx"], "copy_synthesis": ["ab", "abcd"], "shuffled_texts": ["abcd", "ab"]}
-        sounds = dict.fromkeys(said, recorded)
-        cls.figures = staticmethod(figures_of(recorded, sounds, ["ab", "abcd"], said))
+        cls.recorded = features(glide(seconds=0.5), glide(seconds=0.4))
+        cls.hypotheses = {
+            "synthesized": ["ab", "abcx"],
+            "copy_synthesis": ["ab", "abcd"],
+            "shuffled_texts": ["abcd", "ab"],
+        }
 
-    def test_each_column_is_held_to_the_true_texts(self):
-        found = self.figures([0, 1])
-        self.assertEqual(found["character_error_rate"], Metric(1 / 6, 0.0, 4 / 6))
-        self.assertEqual(found["word_error_rate"], Metric(1 / 2, 0.0, 1.0))
-        self.assertEqual(found["mel_cepstral_distortion"].voice, 0.0)
+    def measure(self, rows) -> dict[str, Metric]:
+        columns = dict.fromkeys(self.hypotheses, self.recorded)
+        return column_metrics(rows, self.recorded, columns, ["ab", "abcd"], self.hypotheses)
 
-    def test_each_language_has_its_own_figures(self):
-        tokens, path = np.zeros(0, int), np.arange(4)
-        found = [replace(BoundaryTest.utterance("x.wav", tokens, path), language=language) for language in (1, 0)]
-        of = languages_of(found, ("en", "ka"), self.figures)
-        self.assertEqual(list(of), ["en", "ka"])
-        self.assertEqual(of["ka"]["character_error_rate"].voice, 0.0)
-        self.assertEqual(of["en"]["character_error_rate"].voice, 1 / 4)
-        self.assertEqual(list(of["en"]), [key for key in SHOWN if key in of["en"]])
-        self.assertEqual(languages_of(found[:1], ("en", "ka"), self.figures), {})
+    def test_each_column_is_compared_with_the_references(self):
+        metrics = self.measure([0, 1])
+        self.assertEqual(metrics["character_error_rate"], Metric(1 / 6, 0.0, 4 / 6))
+        self.assertEqual(metrics["word_error_rate"], Metric(1 / 2, 0.0, 1.0))
+        self.assertEqual(metrics["mel_cepstral_distortion"].synthesized, 0.0)
+
+    def test_each_language_has_its_own_metrics(self):
+        by_language = metrics_by_language(("ka", "en"), self.measure)
+        self.assertEqual(list(by_language), ["en", "ka"])
+        self.assertEqual(by_language["ka"]["character_error_rate"].synthesized, 0.0)
+        self.assertEqual(by_language["en"]["character_error_rate"].synthesized, 1 / 4)
+        self.assertEqual(list(by_language["en"]), [key for key in METRICS if key in by_language["en"]])
+        self.assertEqual(metrics_by_language(("ka",), self.measure), {})
 
     def test_without_a_recogniser_there_are_no_error_rates(self):
-        recorded = heard(glide(seconds=0.5))
-        found = figures_of(recorded, {"voice": recorded, "copy_synthesis": recorded}, [], {})([0])
-        self.assertNotIn("character_error_rate", found)
+        columns = {"synthesized": self.recorded, "copy_synthesis": self.recorded}
+        self.assertNotIn("character_error_rate", column_metrics([0], self.recorded, columns, [], {}))
 
 
-class WholeEvaluation(unittest.TestCase):
-    """The whole run, on 13 sinusoids of two speakers, 3 held out."""
+class CompleteEvaluation(unittest.TestCase):
+    """A complete run on 13 sinusoids of two speakers, 3 of them held out."""
 
     @classmethod
     def setUpClass(cls):
         cls.place, cls.run_folder = whole_run().place, whole_run().folder
         folder = tempfile.TemporaryDirectory()
         cls.addClassCleanup(folder.cleanup)
-        cls.pictures = Path(folder.name) / "pictures"
+        cls.plots = Path(folder.name) / "plots"
         cls.checkpoint = select_checkpoint(cls.run_folder)
-        cls.score = cls.measure(recogniser=asr_run().folder)
+        cls.score = cls.measure(asr_run=asr_run().folder)
 
     @classmethod
-    def measure(cls, run: Path | None = None, pictures: Path | None = None, **choice) -> Score:
-        run, pictures = run or cls.run_folder, pictures or cls.pictures
+    def measure(cls, run: Path | None = None, plots: Path | None = None, **options) -> TTSScore:
+        run, plots = run or cls.run_folder, plots or cls.plots
         with (
             cached_networks("myxtts.evaluation.tts_score"),
             cached_transcribers("myxtts.evaluation.tts_score"),
             contextlib.redirect_stdout(io.StringIO()),
         ):
-            return score_of(run, select_checkpoint(run), Choice(**{"steps": 1, **choice}), TWO.routes[0], pictures)
+            evaluation_options = EvaluationOptions(**{"ode_steps": 1, **options})
+            return score_tts(run, select_checkpoint(run), evaluation_options, TWO.routes[0], plots)
 
     def copy_run(self, name: str) -> Path:
         return self.place.copy_run("whole", name, self.addCleanup)
 
-    def test_every_metric_is_there_and_finite(self):
-        expected = {key for key in SHOWN if not key.startswith(("boundary", "speaker_accuracy_unseen"))}
+    def test_every_metric_is_present_and_finite(self):
+        expected = {key for key in METRICS if not key.startswith(("boundary", "speaker_accuracy_unseen"))}
         self.assertEqual(set(self.score.metrics), expected)
         self.assertEqual(
             (self.score.utterances, self.score.checkpoint), (round(0.25 * len(SECONDS)), self.checkpoint.name)
         )
         for key, metric in self.score.metrics.items():
-            if key != "log_f0_rmse":  # an untrained voice may have no voiced frame
-                self.assertTrue(np.isfinite(metric.voice), key)
+            if key != "log_f0_rmse":  # an untrained network may synthesize no voiced frame
+                self.assertTrue(np.isfinite(metric.synthesized), key)
         self.assertTrue(json.loads(json.dumps(self.score.to_json())))
 
-    def test_copy_synthesis_is_better_than_an_untrained_voice(self):
+    def test_copy_synthesis_is_better_than_an_untrained_network(self):
         distortion = self.score.metrics["mel_cepstral_distortion"]
-        self.assertLess(distortion.copy_synthesis, distortion.voice)
+        self.assertLess(distortion.copy_synthesis, distortion.synthesized)
         self.assertLess(distortion.copy_synthesis, distortion.shuffled_texts)
         self.assertEqual(self.score.metrics["duration_within_bounds"].copy_synthesis, 1.0)
-        self.assertEqual(self.score.metrics["relative_distortion"].copy_synthesis, 1.0)
+        self.assertEqual(self.score.metrics["mel_cepstral_distortion_ratio"].copy_synthesis, 1.0)
 
-    def test_the_recogniser_is_named_and_its_kindness_told(self):
+    def test_notes_name_the_recogniser_and_its_bias(self):
         table = self.score.table()
         self.assertIn("| character error rate, by the recogniser | ", table)
-        self.assertRegex(table, r"the recogniser is .*heard, step-000000; of the recordings .* of \d+\.\d% and a word")
-        self.assertIn("its figures are optimistic", table)
+        self.assertRegex(table, r"the recogniser is .*heard, step-000000; on the recordings .* of \d+\.\d% and a word")
+        self.assertIn("its error rates are optimistic", table)
 
-    def test_what_is_no_recogniser_is_refused(self):
-        choice = Choice(recogniser=self.run_folder)
+    def test_a_tts_run_as_recogniser_is_rejected(self):
+        options = EvaluationOptions(asr_run=self.run_folder)
         with (
             cached_networks("myxtts.evaluation.tts_score"),
-            self.assertRaisesRegex(CheckpointError, "to be used as a recogniser, but it is a voice"),
+            self.assertRaisesRegex(CheckpointError, "Give a run that was trained with --task asr"),
         ):
-            score_of(self.run_folder, self.checkpoint, choice, TWO.routes[0], self.pictures.with_name("refused"))
+            score_tts(self.run_folder, self.checkpoint, options, TWO.routes[0], self.plots.with_name("refused"))
 
-    def test_a_text_that_the_recogniser_cannot_know_is_refused_before_anything_is_spoken(self):
+    def test_a_language_unknown_to_the_recogniser_is_rejected_before_synthesis(self):
         run = asr_run().folder
         transcriber = cached_transcriber(run)
         foreign = replace(transcriber.vocabulary, languages=("ka",))
         with (
-            mock.patch.object(transcriber, "tables", foreign),
-            mock.patch("myxtts.evaluation.tts_score.spoken") as spoken,
+            mock.patch.object(transcriber, "vocabulary", foreign),
+            mock.patch("myxtts.evaluation.tts_score.synthesize_columns") as synthesis,
             self.assertRaisesRegex(DataError, "the text has language 'en', but .*heard was trained on ka"),
         ):
-            self.measure(recogniser=run, pictures=self.pictures.with_name("foreign"))
-        spoken.assert_not_called()
+            self.measure(asr_run=run, plots=self.plots.with_name("foreign"))
+        synthesis.assert_not_called()
 
-    def test_a_run_of_a_recogniser_is_measured_as_such(self):
-        run, file = asr_run().folder, self.pictures.with_name("rates.json")
+    def test_an_asr_run_is_measured_by_error_rates(self):
+        run, file = asr_run().folder, self.plots.with_name("rates.json")
         with (
             cached_transcribers("myxtts.evaluation.asr_score"),
-            mock.patch("myxtts.placement.devices.configure"),  # this process has its devices
-            contextlib.redirect_stdout(io.StringIO()) as told,
+            mock.patch("myxtts.placement.devices.configure"),  # this process has configured its devices
+            contextlib.redirect_stdout(io.StringIO()) as output,
         ):
             evaluate.main(["--run", str(run), "--json", str(file), "--utterances", "2"])
-        self.assertIn("| all | 2 |", told.getvalue())
+        self.assertIn("| all | 2 |", output.getvalue())
         self.assertEqual(json.loads(file.read_text(encoding="utf-8"))["checkpoint"], "step-000000")
-        with self.assertRaisesRegex(ConfigError, "--steps, --asr was asked for, but .* is a recogniser itself"):
-            write_score(run, None, Choice(steps=4, recogniser=run), None, None)
+        with self.assertRaisesRegex(ConfigError, "--ode-steps, --asr was given, but .* is a recogniser"):
+            evaluate_run(run, None, EvaluationOptions(ode_steps=4, asr_run=run))
 
-    def test_pictures_are_drawn(self):
-        names = sorted(path.name for path in self.pictures.iterdir())
+    def test_plots_are_written(self):
+        names = sorted(path.name for path in self.plots.iterdir())
         self.assertEqual(len(names), 6)
         self.assertTrue(names[0].startswith("1-u") and names[0].endswith("-f0.png"), names)
 
-    def test_it_is_the_same_again(self):
+    def test_a_second_evaluation_has_the_same_metrics(self):
         again = self.measure().metrics
         del again["real_time_factor"]
         self.assertEqual(again, {key: again[key] and self.score.metrics[key] for key in again})
 
-    def test_one_utterance_has_no_shuffled_text(self):
+    def test_a_single_utterance_has_no_shuffled_texts(self):
         score = self.measure(utterances=1)
         self.assertIsNone(score.metrics["mel_cepstral_distortion"].shuffled_texts)
         self.assertIn("shuffled texts are left out", score.table())
@@ -496,7 +503,7 @@ class WholeEvaluation(unittest.TestCase):
         for variable in network.trainable_variables:
             np.testing.assert_array_equal(variable.numpy(), saved[f"averages/{variable.path}"])
 
-    def test_a_checkpoint_is_chosen_by_its_name(self):
+    def test_a_checkpoint_is_selected_by_name(self):
         self.assertEqual(select_checkpoint(self.run_folder, "step-000005").name, "step-000005")
         for wrong in ("step-000003", "../checkpoints/step-000005", "", "config.yaml"):
             with self.assertRaisesRegex(CheckpointError, "step-000005, step-000008"):
@@ -504,60 +511,61 @@ class WholeEvaluation(unittest.TestCase):
         with self.assertRaisesRegex(CheckpointError, "has no checkpoint"):
             select_checkpoint(self.run_folder / "checkpoints")
 
-    def test_outputs_that_cannot_be_are_refused_first(self):
-        missing = self.run_folder / "no" / "score.json"
-        with self.assertRaisesRegex(ConfigError, "there is no folder"):
-            write_score(self.run_folder, None, Choice(), missing, None)
-        with self.assertRaisesRegex(ConfigError, "that is a folder"):
-            write_score(self.run_folder, None, Choice(), self.run_folder, None)
-        with self.assertRaisesRegex(ConfigError, "that is a file"):
-            write_score(self.run_folder, None, Choice(), None, self.run_folder / "config.yaml")
+    def test_unusable_outputs_are_rejected_first(self):
+        for message, options in (
+            ("there is no folder", {"json_file": self.run_folder / "no" / "score.json"}),
+            ("that is a folder", {"json_file": self.run_folder}),
+            ("that is a file", {"out": self.run_folder / "config.yaml"}),
+        ):
+            with self.assertRaisesRegex(ConfigError, message):
+                evaluate_run(self.run_folder, None, EvaluationOptions(**options))
 
-    def test_a_corpus_that_has_changed_is_refused(self):
+    def test_a_changed_corpus_is_rejected(self):
         text = self.place.corpus.read_text(encoding="utf-8")
         self.addCleanup(self.place.corpus.write_text, text, encoding="utf-8")
         self.place.corpus.write_text(text.replace("abc,", "cba,"), encoding="utf-8")
         with self.assertRaisesRegex(CheckpointError, "another corpus"):
             self.measure(self.copy_run("changed"))
 
-    def test_a_corpus_that_is_gone_is_named(self):
+    def test_a_missing_corpus_is_named(self):
         away = self.place.corpus.with_name("elsewhere.csv")
         self.place.corpus.rename(away)
         self.addCleanup(away.rename, self.place.corpus)
         with self.assertRaisesRegex(DataError, "is not found from"):
             self.measure(self.copy_run("gone"))
 
-    def test_nothing_held_out_is_said(self):
+    def test_a_run_without_held_out_utterances_is_rejected(self):
         run = self.copy_run("all")
         self.rewrite(run, lambda settings: settings["data"].update(validation_fraction=0.0))
         with self.assertRaisesRegex(DataError, "none was held out"):
             self.measure(run)
 
-    def test_other_recordings_are_measured_and_their_speakers_are_unseen(self):
+    def test_another_corpus_is_measured_and_its_speakers_are_unseen(self):
         lines = self.place.corpus.read_text(encoding="utf-8").splitlines()
         speaker = lines[0].split(",").index("speaker")
         rows = [line.split(",") for line in lines[1:7]]
         others = [[*row[:speaker], f"new-{number % 2}", *row[speaker + 1 :]] for number, row in enumerate(rows)]
         file = self.place.corpus.with_name("others.csv")
         file.write_text("\n".join([lines[0], *map(",".join, others)]), encoding="utf-8")
-        score = self.measure(pictures=self.pictures.with_name("others"), data=file, utterances=2)
+        score = self.measure(plots=self.plots.with_name("others"), data=file, utterances=2)
         self.assertEqual(score.utterances, 2)
         self.assertIn(f"2 utterances of {file}", score.notes[0])
         self.assertIn("speaker_accuracy_unseen", score.metrics)
         self.assertNotIn("speaker_accuracy_seen", score.metrics)
         self.assertIn("among 4 speakers (chance 25.0%)", score.table())
-        with self.assertRaisesRegex(DataError, "nothing can be found"):
+        with self.assertRaisesRegex(DataError, "does not exist"):
             self.measure(data=file.with_name("nowhere"))
         file.write_text("\n".join([lines[0], *map(",".join, others)]).replace("abc", "xyz"), encoding="utf-8")
         with self.assertRaisesRegex(DataError, "symbol unknown to the training corpus"):
-            self.measure(pictures=self.pictures.with_name("unknown"), data=file)
+            self.measure(plots=self.plots.with_name("unknown"), data=file)
 
-    def test_steps_and_guidance_are_those_of_the_run_unless_given(self):
-        own = synthesis_options(ModelConfig(ode_steps=5, guidance=2.0))
-        self.assertEqual(Choice().options(own), SynthesisOptions(ode_steps=5, guidance=2.0))
-        self.assertEqual(Choice(steps=3, guidance=1.0).options(own), SynthesisOptions(ode_steps=3, guidance=1.0))
+    def test_ode_steps_and_guidance_are_the_runs_unless_given(self):
+        run_options = synthesis_options(ModelConfig(ode_steps=5, guidance=2.0))
+        self.assertEqual(override(run_options, EvaluationOptions()), SynthesisOptions(ode_steps=5, guidance=2.0))
+        given = EvaluationOptions(ode_steps=3, guidance=1.0)
+        self.assertEqual(override(run_options, given), SynthesisOptions(ode_steps=3, guidance=1.0))
 
-    def test_flags_out_of_bounds_are_refused_by_the_parser(self):
+    def test_flags_out_of_bounds_are_rejected(self):
         for flag, value in (
             *(("--ode-steps", "0"), ("--ode-steps", "1001"), ("--guidance", "-1"), ("--guidance", "11")),
             *(("--guidance", "nan"), ("--utterances", "0")),
@@ -579,18 +587,18 @@ class WholeEvaluation(unittest.TestCase):
         file.write_text(json.dumps(metadata), encoding="utf-8")
 
 
-class TextTest(unittest.TestCase):
-    def test_another_text_stands_in_each_place(self):
+class ShuffledTextsTest(unittest.TestCase):
+    def test_every_utterance_gets_another_text_of_its_language_where_possible(self):
         class Named:
             def __init__(self, name: str, language: int):
                 self.name, self.language = name, language
 
-        ones = [Named(name, language) for name, language in (("a", 0), ("x", 1), ("b", 0), ("c", 0), ("y", 1))]
-        others = another_text_each(ones)
-        self.assertEqual({one.name for one in others}, {one.name for one in ones})
-        self.assertTrue(all(one.name != other.name for one, other in zip(ones, others, strict=True)))
-        same = sum(one.language == other.language for one, other in zip(ones, others, strict=True))
-        self.assertEqual(same, 3)
+        utterances = [Named(name, language) for name, language in (("a", 0), ("x", 1), ("b", 0), ("c", 0), ("y", 1))]
+        shuffled = shuffle_texts(utterances)
+        self.assertEqual({source.name for source in shuffled}, {utterance.name for utterance in utterances})
+        pairs = list(zip(utterances, shuffled, strict=True))
+        self.assertTrue(all(utterance.name != source.name for utterance, source in pairs))
+        self.assertEqual(sum(utterance.language == source.language for utterance, source in pairs), 3)
 
 
 class ContractionTest(unittest.TestCase):
@@ -617,7 +625,7 @@ class ContractionTest(unittest.TestCase):
         self.assertEqual(einsum, 2 * 20 * 4 * 7)
         self.assertEqual(contraction_flops(lambda x: x + 1.0, x), 0)
 
-    def test_a_product_in_a_loop_is_refused(self):
+    def test_a_product_in_a_loop_is_rejected(self):
         square = tf.zeros([3, 3])
         with self.assertRaisesRegex(ValueError, "cannot be counted"):
             contraction_flops(lambda x: tf.map_fn(lambda row: tf.linalg.matmul(square, row), x), tf.zeros([2, 3, 3]))

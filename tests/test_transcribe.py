@@ -20,7 +20,8 @@ import numpy as np
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.commands import transcribe
 from myxtts.errors import CheckpointError, DataError
-from myxtts.evaluation.asr_score import Transcript, rates_by, write_asr_score
+from myxtts.evaluation.asr_score import Transcript, error_rates_by, evaluate_asr
+from myxtts.evaluation.options import EvaluationOptions
 from myxtts.recognition.audio_chunks import (
     BATCH_S,
     BUCKETS_S,
@@ -238,9 +239,10 @@ class CommandTest(RecogniserCase):
         self.assertRegex(output, r"\| all \| 13 \| [\d.]+ \| [\d.]+ \|\n\| speaker s0 \| 7 \|.*\n\| speaker s1 \| 6 \|")
         self.assertIn(f"13 utterances of {self.place.corpus}", output)
         document = json.loads(file.read_text(encoding="utf-8"))
-        references, hypotheses = zip(*((item["text"], item["heard"]) for item in document["transcripts"]), strict=True)
-        self.assertEqual(references[:2], ("a", "ab"))
-        self.assertEqual(document["rates"], {"utterances": 13, **error_rates(references, hypotheses)})
+        transcripts = document["transcripts"]
+        references, hypotheses = ([item[name] for item in transcripts] for name in ("reference", "hypothesis"))
+        self.assertEqual(references[:2], ["a", "ab"])
+        self.assertEqual(document["overall"], {"utterances": 13, **error_rates(references, hypotheses)})
         self.assertEqual(document["languages"], {})
 
     def test_held_out_utterances_of_the_run_are_the_default(self):
@@ -250,9 +252,9 @@ class CommandTest(RecogniserCase):
             cached_transcribers("myxtts.evaluation.asr_score"),
             contextlib.redirect_stdout(io.StringIO()) as output,
         ):
-            write_asr_score(self.run_folder, json_file=file)
+            evaluate_asr(self.run_folder, None, EvaluationOptions(json_file=file))
         self.assertIn("3 held-out utterances", output.getvalue())
-        self.assertEqual(json.loads(file.read_text(encoding="utf-8"))["rates"]["utterances"], 3)
+        self.assertEqual(json.loads(file.read_text(encoding="utf-8"))["overall"]["utterances"], 3)
 
 
 class RateTest(unittest.TestCase):
@@ -268,8 +270,8 @@ class RateTest(unittest.TestCase):
             Transcript("2", "s0", "en", "ab", "a"),
             Transcript("3", "s0", "en", "abcd", ""),
         ]
-        self.assertEqual(rates_by("language", transcripts), {})
-        rates = rates_by("speaker", transcripts)
+        self.assertEqual(error_rates_by("language", transcripts), {})
+        rates = error_rates_by("speaker", transcripts)
         self.assertEqual(list(rates), ["s0", "s1"])
         self.assertEqual([group.utterances for group in rates.values()], [2, 1])
         self.assertAlmostEqual(rates["s0"].character_error_rate, 5 / 6)

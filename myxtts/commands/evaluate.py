@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from myxtts.commands.parser import CommandParser, bounded
+from myxtts.evaluation.options import EvaluationOptions
 
 NAME = "evaluate"
 HELP = "Measure the quality of a trained run on its held-out utterances or on another corpus."
@@ -25,11 +26,13 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
         help="most utterances to measure; by default 50 for synthesis, and all for a recogniser",
     )
     parser.add_argument(
-        "--asr", metavar="RUN", type=Path, help="run of a recogniser that transcribes the synthesized speech"
+        "--asr",
+        dest="asr_run",
+        metavar="RUN",
+        type=Path,
+        help="run of a recogniser that transcribes the synthesized speech",
     )
-    parser.add_argument(
-        "--ode-steps", dest="steps", type=bounded(int, 1, 1000), help="ODE steps of synthesis; by default the run's"
-    )
+    parser.add_argument("--ode-steps", type=bounded(int, 1, 1000), help="ODE steps of synthesis; by default the run's")
     parser.add_argument(
         "--guidance", type=bounded(float, 0.0, 10.0), help="guidance of synthesis (0 to 10); by default the run's"
     )
@@ -39,9 +42,9 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
 
 
 def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
-    options = parse(argv, prog)
-    from myxtts.evaluation.tts_score import Choice, write_score  # imports TensorFlow, which takes seconds
+    options = vars(parse(argv, prog))
+    from myxtts.evaluation.evaluate import evaluate_run  # imports TensorFlow, which takes seconds
 
-    choice = Choice(options.utterances, options.data, options.steps, options.guidance, options.asr)
-    write_score(options.run, options.checkpoint, choice, options.json_file, options.out)
+    run, checkpoint = options.pop("run"), options.pop("checkpoint")
+    evaluate_run(run, checkpoint, EvaluationOptions(**options))
     return 0

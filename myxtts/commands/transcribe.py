@@ -46,7 +46,9 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     from myxtts.data.metadata_file import read_corpus
 
     read_corpus(corpus, "en")  # reports mistakes before TensorFlow is imported, which takes seconds
-    from myxtts.evaluation.asr_score import write_asr_score
+    from myxtts.evaluation.asr_score import evaluate_asr
+    from myxtts.evaluation.options import EvaluationOptions
 
-    write_asr_score(data=corpus, **options)
+    run, checkpoint = options.pop("run"), options.pop("checkpoint")
+    evaluate_asr(run, checkpoint, EvaluationOptions(data=corpus, **options))
     return 0

@@ -1,4 +1,4 @@
-"""How well a recogniser hears: error rates of a corpus, and of each of its languages and speakers."""
+"""Error rates of a recogniser: of a corpus, and of each of its languages and speakers."""
 
 import time
 from collections import defaultdict
@@ -12,8 +12,10 @@ import numpy as np
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.config.schema import PlacementConfig
 from myxtts.data.manifest import Manifest
-from myxtts.evaluation.held_out import load_again, other_recordings, spread, wave_of
-from myxtts.evaluation.report import folder_for, tell
+from myxtts.errors import ConfigError
+from myxtts.evaluation.held_out import evenly_spaced, load_other_corpus, load_run_corpora, read_row
+from myxtts.evaluation.options import EvaluationOptions
+from myxtts.evaluation.report import output_folder, print_score
 from myxtts.files import check_writable
 from myxtts.placement import devices
 from myxtts.placement.routes import plan_routes
@@ -24,18 +26,18 @@ from myxtts.training.select_checkpoint import select_checkpoint, settings_of
 
 
 class Transcript(NamedTuple):
-    """An utterance, what is said in it and what was heard; both as the run writes texts."""
+    """The true text of an utterance and the recogniser's text; both as normalised by the run's front end."""
 
     id: str
     speaker: str
     language: str
-    text: str
-    heard: str
+    reference: str
+    hypothesis: str
 
 
 @dataclass(frozen=True)
 class ErrorRates:
-    """Edits over the length of the true texts, in characters and in words, of so many utterances."""
+    """Edits over the length of the references, in characters and in words."""
 
     utterances: int
     character_error_rate: float
@@ -44,16 +46,16 @@ class ErrorRates:
 
 @dataclass(frozen=True)
 class ASRScore:
-    """What was measured of a recogniser's checkpoint.
+    """The metrics of a recogniser's checkpoint.
 
     Attributes:
-        languages, speakers: where there are several.
-        notes: what the figures rest on.
+        languages, speakers: error rates of each, if there are several.
+        notes: the conditions of the measurement.
     """
 
     run: str
     checkpoint: str
-    rates: ErrorRates
+    overall: ErrorRates
     languages: dict[str, ErrorRates]
     speakers: dict[str, ErrorRates]
     real_time_factor: float
@@ -61,104 +63,103 @@ class ASRScore:
     transcripts: tuple[Transcript, ...]
 
     def table(self) -> str:
-        """Markdown."""
-        named = {"all": self.rates}
-        named |= {f"language {name}": rates for name, rates in self.languages.items()}
-        named |= {f"speaker {name}": rates for name, rates in self.speakers.items()}
+        """Return a Markdown table."""
+        rows = {"all": self.overall}
+        rows |= {f"language {name}": rates for name, rates in self.languages.items()}
+        rows |= {f"speaker {name}": rates for name, rates in self.speakers.items()}
         lines = ["| | utterances | character error rate, % | word error rate, % |", "|---|---|---|---|"]
         lines += [
             f"| {name} | {rates.utterances} | {100 * rates.character_error_rate:.2f} | "
             f"{100 * rates.word_error_rate:.2f} |"
-            for name, rates in named.items()
+            for name, rates in rows.items()
         ]
         return "\n".join([*lines, "", *(f"- {note}" for note in self.notes)])
 
     def to_json(self) -> dict[str, Any]:
-        """The same, rates as shares, and every text."""
-        return asdict(self) | {"transcripts": [one._asdict() for one in self.transcripts]}
+        """Return the same and all transcripts, with rates as fractions."""
+        return asdict(self) | {"transcripts": [transcript._asdict() for transcript in self.transcripts]}
 
 
-def write_asr_score(
-    run: Path,
-    checkpoint: str | None = None,
-    data: Path | None = None,
-    utterances: int | None = None,
-    beam_width: int = 0,
-    json_file: Path | None = None,
-    out: Path | None = None,
-) -> None:
-    """Measure a recogniser on GPU 0 or, without one, on the CPU; print a table, write JSON.
-
-    Args:
-        data: a corpus as of --train-data; the held-out utterances of the run without it.
-        utterances: the most to measure; all of them without it.
-        out: gets the list of what cannot be used of `data`.
+def evaluate_asr(run: Path, checkpoint: str | None, options: EvaluationOptions) -> None:
+    """Measure a recogniser on GPU 0 or else on the CPU; print a table, and write JSON.
 
     Raises:
-        UserError: the run, a corpus or an output cannot be used.
+        UserError: the run, a corpus, an output or an option cannot be used.
     """
-    chosen = select_checkpoint(run, checkpoint)
-    check_writable("--json", json_file)
-    folder = folder_for(run, chosen, data, out)
+    check_options(run, options)
+    selected = select_checkpoint(run, checkpoint)
+    check_writable("--json", options.json_file)
+    folder = output_folder(run, selected, options)
     placement = plan_routes(PlacementConfig(), devices.gpu_count())
     devices.configure(placement)
-    transcriber = Transcriber(run, placement.routes[0].model, chosen.name, beam_width)
-    metadata = read_metadata(chosen)
-    if data is None:
-        _, _, held_out = load_again(chosen, metadata, run)
-        manifest, speakers, source = held_out.manifest, tuple(metadata["speakers"]), "held-out utterances"
+    transcriber = Transcriber(run, placement.routes[0].model, selected.name, options.beam_width)
+    metadata = read_metadata(selected)
+    if options.data is None:
+        _, _, manifest = load_run_corpora(selected, metadata, run)
+        speakers, source = tuple(metadata["speakers"]), "held-out utterances"
     else:
-        manifest, vocabulary = other_recordings(data, settings_of(chosen, metadata), metadata, folder)
-        speakers, source = vocabulary.speakers, f"utterances of {data}"
-    tell(asr_score(transcriber, manifest, speakers, utterances or len(manifest), source), json_file)
+        manifest, vocabulary = load_other_corpus(options.data, settings_of(selected, metadata), metadata, folder)
+        speakers, source = vocabulary.speakers, f"utterances of {options.data}"
+    count = options.utterances or len(manifest)
+    print_score(score_asr(transcriber, manifest, speakers, count, source), options.json_file)
 
 
-def asr_score(
-    transcriber: Transcriber, manifest: Manifest, speakers: Sequence[str], most: int, source: str
+def check_options(run: Path, options: EvaluationOptions) -> None:
+    """Raise ConfigError if an option was given that only synthesis has."""
+    values = {"--ode-steps": options.ode_steps, "--guidance": options.guidance, "--asr": options.asr_run}
+    if given := [flag for flag, value in values.items() if value is not None]:
+        raise ConfigError(
+            f"{', '.join(given)} was given, but {run} is a recogniser, and only synthesis has that option. Omit it."
+        )
+
+
+def score_asr(
+    transcriber: Transcriber, manifest: Manifest, speakers: Sequence[str], count: int, source: str
 ) -> ASRScore:
-    """Measure at most so many utterances, spread over a manifest.
+    """Measure at most `count` utterances, evenly spaced in a manifest.
 
     Args:
-        manifest: whose languages are the transcriber's.
-        speakers: their names.
-        source: what the utterances are, for the notes.
+        manifest: has the languages of the transcriber.
+        speakers: names of the manifest's speakers.
+        source: description of the utterances, for the notes.
 
     Raises:
         DataError: a file cannot be read.
     """
-    rows = spread(np.arange(len(manifest)), most)
+    rows = evenly_spaced(np.arange(len(manifest)), count)
     started_s = time.perf_counter()
-    heard = list(transcriber.transcribe(wave_of(manifest, row) for row in rows))
-    took_s, speech_s = time.perf_counter() - started_s, float(manifest.samples[rows].sum()) / SAMPLE_RATE_HZ
+    hypotheses = list(transcriber.transcribe(read_row(manifest, row) for row in rows.tolist()))
+    elapsed_s, audio_s = time.perf_counter() - started_s, float(manifest.samples[rows].sum()) / SAMPLE_RATE_HZ
     transcripts = []
-    for row, said in zip(rows, heard, strict=True):
+    for row, hypothesis in zip(rows, hypotheses, strict=True):
         language = transcriber.vocabulary.languages[manifest.language[row]]
-        text = transcriber.normalise_reference(manifest.texts[row], language)
-        transcripts.append(Transcript(manifest.ids[row], speakers[manifest.speaker[row]], language, text, said))
+        reference = transcriber.normalise_reference(manifest.texts[row], language)
+        speaker = speakers[manifest.speaker[row]]
+        transcripts.append(Transcript(manifest.ids[row], speaker, language, reference, hypothesis))
     return ASRScore(
         run=str(transcriber.run),
         checkpoint=transcriber.checkpoint.name,
-        rates=rates_of(transcripts),
-        languages=rates_by("language", transcripts),
-        speakers=rates_by("speaker", transcripts),
-        real_time_factor=took_s / speech_s,
+        overall=error_rates_of(transcripts),
+        languages=error_rates_by("language", transcripts),
+        speakers=error_rates_by("speaker", transcripts),
+        real_time_factor=elapsed_s / audio_s,
         notes=(
-            f"{len(rows)} {source}, {speech_s:.1f} s of speech, {transcriber.decoding}",
-            f"from file to text in {took_s:.2f} s on {transcriber.device}, after a warm-up: "
-            f"real-time factor {took_s / speech_s:.4f}",
+            f"{len(rows)} {source}, {audio_s:.1f} s of speech, {transcriber.decoding}",
+            f"{elapsed_s:.2f} s from file to text on {transcriber.device}, after a warm-up: "
+            f"real-time factor {elapsed_s / audio_s:.4f}",
         ),
         transcripts=tuple(transcripts),
     )
 
 
-def rates_by(name: str, transcripts: Sequence[Transcript]) -> dict[str, ErrorRates]:
-    """The rates of each `language` or `speaker`, by its name; nothing where there is only one."""
+def error_rates_by(field: str, transcripts: Sequence[Transcript]) -> dict[str, ErrorRates]:
+    """Return the error rates of each `language` or `speaker` by name; empty if there is only one."""
     groups = defaultdict(list)
-    for one in transcripts:
-        groups[getattr(one, name)].append(one)
-    return {group: rates_of(own) for group, own in sorted(groups.items())} if len(groups) > 1 else {}
+    for transcript in transcripts:
+        groups[getattr(transcript, field)].append(transcript)
+    return {name: error_rates_of(group) for name, group in sorted(groups.items())} if len(groups) > 1 else {}
 
 
-def rates_of(transcripts: Sequence[Transcript]) -> ErrorRates:
-    figures = error_rates([one.text for one in transcripts], [one.heard for one in transcripts])
-    return ErrorRates(len(transcripts), **figures)
+def error_rates_of(transcripts: Sequence[Transcript]) -> ErrorRates:
+    references, hypotheses = ([getattr(item, field) for item in transcripts] for field in ("reference", "hypothesis"))
+    return ErrorRates(len(transcripts), **error_rates(references, hypotheses))

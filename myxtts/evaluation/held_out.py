@@ -1,4 +1,4 @@
-"""The utterances that a run is measured on, with what its model finds in them."""
+"""The utterances that a run is measured on."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,16 +28,16 @@ from myxtts.training.setup import run_metadata
 
 @dataclass(frozen=True, eq=False)
 class Utterance:
-    """A recording that was not trained on.
+    """A recording that the run was not trained on.
 
     Attributes:
-        id, text: of the corpus.
-        language, speaker: indices in the run's tables.
+        id, text: from the corpus.
+        language, speaker: indices in the vocabulary.
         tokens: int32 [N].
         wave: float32 [samples] in [-1, 1].
         mel: float32 [frames, 80].
-        reference: float32 [reference frames, 80], another utterance of the speaker where there is one.
-        path: int32 [frames], the token that the model aligned each frame to.
+        reference: float32 [reference frames, 80], another utterance of the speaker if there is one.
+        path: int32 [frames], the model's alignment: token of each frame.
     """
 
     id: str
@@ -51,74 +51,86 @@ class Utterance:
     path: np.ndarray
 
 
-def load_again(
-    checkpoint: Path, metadata: dict[str, Any], run: Path, needs_held_out: bool = True
-) -> tuple[Config, Corpus, Corpus | None]:
-    """The settings, the training corpus and the held-out corpus that a checkpoint was made with.
+def load_run_corpora(checkpoint: Path, metadata: dict[str, Any], run: Path) -> tuple[Config, Corpus, Manifest]:
+    """Return the settings, the training corpus and the held-out utterances of a checkpoint.
 
     Raises:
-        DataError: the corpus is gone, or nothing was held out of it where that is needed.
-        CheckpointError: it has changed since.
+        DataError: the corpus is missing, or nothing was held out.
+        CheckpointError: the corpus has changed since.
     """
+    config, corpus, held_out, vocabulary = _load_corpora(checkpoint, metadata, run)
+    if held_out is None:
+        raise DataError(
+            f"{run} is to be measured on utterances that it was not trained on, but none was held out "
+            f"(validation_fraction {config.data.validation_fraction}). Train with --validation-fraction or --val-data, "
+            "or give another corpus by --data."
+        )
+    check_same_corpus(checkpoint, run_metadata(config, corpus, vocabulary, metadata["ancestor"], metadata["start"]))
+    return config, corpus, held_out.manifest
+
+
+def load_training_corpus(checkpoint: Path, metadata: dict[str, Any], run: Path) -> tuple[Config, Corpus]:
+    """Return the settings and the training corpus of a checkpoint; raises like `load_run_corpora`."""
+    config, corpus, _, vocabulary = _load_corpora(checkpoint, metadata, run)
+    check_same_corpus(checkpoint, run_metadata(config, corpus, vocabulary, metadata["ancestor"], metadata["start"]))
+    return config, corpus
+
+
+def _load_corpora(
+    checkpoint: Path, metadata: dict[str, Any], run: Path
+) -> tuple[Config, Corpus, Corpus | None, Vocabulary]:
     config = settings_of(checkpoint, metadata)
-    # How its batches were read was a matter of the machine.
+    # How batches were read depended on the machine.
     data = config.data.model_copy(update={"data_service": None, "cache_dataset": False})
     config = config.model_copy(update={"data": data})
     for path in filter(None, (data.train_data, data.val_data, data.audio_root)):
         if not Path(path).exists():
             raise DataError(
-                f"{run} was trained on {path}, which is not found from {Path.cwd()}. Put it back, or work in "
-                "the folder in which the run was started."
+                f"{run} was trained on {path}, which is not found from {Path.cwd()}. Restore it, or work in the folder "
+                "in which the run was started."
             )
-    known = inherited_vocabulary(metadata)
-    corpus, held_out, vocabulary = load_corpora(config, run, length_rule_of(config), known)
-    if needs_held_out and held_out is None:
-        raise DataError(
-            f"{run} is to be measured on utterances that it was not trained on, but none was held out "
-            f"(validation_fraction {data.validation_fraction}). Train with --validation-fraction or --val-data, or "
-            "give other recordings by --data."
-        )
-    check_same_corpus(checkpoint, run_metadata(config, corpus, vocabulary, metadata["ancestor"], metadata["start"]))
-    return config, corpus, held_out
+    return config, *load_corpora(config, run, length_rule_of(config), inherited_vocabulary(metadata))
 
 
-def other_recordings(path: Path, config: Config, metadata: dict[str, Any], folder: Path) -> tuple[Manifest, Vocabulary]:
-    """The recordings of another corpus, and the tables of a run with speakers that it never heard behind its own.
+def load_other_corpus(
+    path: Path, config: Config, metadata: dict[str, Any], folder: Path
+) -> tuple[Manifest, Vocabulary]:
+    """Return the utterances of another corpus, and the vocabulary of a run extended by this corpus' new speakers.
 
     Args:
-        path: as of --train-data.
+        path: a corpus, as --train-data takes it.
         folder: gets rejected.csv.
 
     Raises:
-        DataError: the corpus cannot be used, or too many of its rows.
+        DataError: the corpus, or too many of its rows, cannot be used.
     """
     data = config.data
     rows = read_corpus(path, data.language)
-    manifest, vocabulary, rejected = manifest_of(rows, config.data, length_rule_of(config), vocabulary_of(metadata))
+    manifest, vocabulary, rejected = manifest_of(rows, data, length_rule_of(config), vocabulary_of(metadata))
     folder.mkdir(parents=True, exist_ok=True)
     report_rejected([*rows.rejected, *rejected], [(rows, manifest)], data.max_rejected, folder / "rejected.csv")
     return manifest, vocabulary
 
 
-def read_utterances(
-    network: XTTS, manifest: Manifest, config: Config, route: Route, folder: Path, most: int
+def load_utterances(
+    network: XTTS, manifest: Manifest, config: Config, route: Route, folder: Path, count: int
 ) -> list[Utterance]:
-    """At most `most` utterances, drawn by the run's seed and aligned by the network."""
-    data, seed = config.data, config.training.seed
-    # One bucket: XLA compiles the search once.
+    """Return at most `count` utterances, selected by the run's seed and aligned by the network."""
+    # One bucket: XLA compiles the alignment search once.
     plan = make_plan(manifest, bucket_bounds(manifest.samples, 1), config)
     extractor = task_of(config).extractor(config, training=False)
-    pipeline = Pipeline(Corpus(manifest, plan), [route], extractor, data, seed=seed, cache_folder=folder)
-    found: list[Utterance] = []
+    corpus, seed = Corpus(manifest, plan), config.training.seed
+    pipeline = Pipeline(corpus, [route], extractor, config.data, seed=seed, cache_folder=folder)
+    utterances: list[Utterance] = []
     with pipeline.open_feed(Position(), epochs=1) as feed:
         for ((planned, batch, _),) in feed:
             with tf.device(route.model):
                 _, outputs = network(batch, training=False)
             arrays = {name: value.numpy() for name, value in (batch | {"path": outputs["path"]}).items()}
-            found += [_utterance(manifest, arrays, number, row) for number, row in enumerate(planned.rows)]
-            if len(found) >= most:
+            utterances += [_utterance(manifest, arrays, number, row) for number, row in enumerate(planned.rows)]
+            if len(utterances) >= count:
                 break
-    return found[:most]
+    return utterances[:count]
 
 
 def _utterance(manifest: Manifest, arrays: dict[str, np.ndarray], number: int, row: int) -> Utterance:
@@ -129,25 +141,26 @@ def _utterance(manifest: Manifest, arrays: dict[str, np.ndarray], number: int, r
         language=int(manifest.language[row]),
         speaker=int(manifest.speaker[row]),
         tokens=arrays["tokens"][number, : arrays["token_count"][number]],
-        wave=wave_of(manifest, row),
+        wave=read_row(manifest, row),
         mel=arrays["mel"][number, :frames],
         reference=arrays["reference"][number, : arrays["reference_frames"][number]],
         path=arrays["path"][number, :frames],
     )
 
 
-def wave_of(manifest: Manifest, row: int) -> np.ndarray:
-    """float32 [samples] in [-1, 1]. Raises DataError where the file cannot be read."""
+def read_row(manifest: Manifest, row: int) -> np.ndarray:
+    """Read the wave of an utterance, float32 [samples] in [-1, 1]. Raises DataError if the file cannot be read."""
     return read_wave(manifest.paths[row], int(manifest.samples[row]))
 
 
-def natural_speech(manifest: Manifest, rows: np.ndarray, each: int) -> tuple[list[np.ndarray], np.ndarray]:
-    """At most `each` waves of every speaker of these rows, spread over them, and int [waves], their speakers."""
-    chosen = [spread(rows[manifest.speaker[rows] == one], each) for one in np.unique(manifest.speaker[rows])]
-    chosen = np.concatenate([np.zeros(0, int), *chosen])
-    return [wave_of(manifest, row) for row in chosen], manifest.speaker[chosen]
+def speaker_recordings(manifest: Manifest, rows: np.ndarray, count: int) -> tuple[list[np.ndarray], np.ndarray]:
+    """Return at most `count` waves of every speaker of some rows, and the speaker of each wave, int [waves]."""
+    speakers = manifest.speaker[rows]
+    selected = [evenly_spaced(rows[speakers == speaker], count) for speaker in np.unique(speakers)]
+    selected_rows = np.concatenate([np.zeros(0, int), *selected])
+    return [read_row(manifest, row) for row in selected_rows.tolist()], manifest.speaker[selected_rows]
 
 
-def spread(rows: np.ndarray, most: int) -> np.ndarray:
-    """At most `most` of the rows, evenly spaced: a corpus may be ordered by language."""
-    return rows[np.linspace(0, len(rows) - 1, min(most, len(rows))).round().astype(int)]
+def evenly_spaced(rows: np.ndarray, count: int) -> np.ndarray:
+    """Return at most `count` evenly spaced rows: a corpus may be sorted by language."""
+    return rows[np.linspace(0, len(rows) - 1, min(count, len(rows))).round().astype(int)]

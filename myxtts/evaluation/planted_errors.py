@@ -1,4 +1,4 @@
-"""Words cut out of waves and said twice in them: what a measure of skipped and repeated words has to find."""
+"""Waves with one word deleted or inserted: a test of the metrics that count deletions and insertions."""
 
 import random
 from collections.abc import Sequence
@@ -9,21 +9,23 @@ from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.evaluation.boundaries import Phoneme, word_spans
 
 
-def plant(waves: Sequence[np.ndarray], spoken: Sequence[Sequence[Phoneme]]) -> tuple[list[np.ndarray], ...]:
-    """Each wave without a word of its own, and each with one said twice; the words are drawn at random.
+def plant_errors(
+    waves: Sequence[np.ndarray], alignments: Sequence[Sequence[Phoneme]]
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Return each wave without one random word, and each wave with that word said twice.
 
     Args:
         waves: float32 [samples] each.
-        spoken: the phonemes of each; one word at least.
+        alignments: the phonemes of each wave, with at least one word.
     """
-    cut, doubled = [], []
-    for number, (wave, phonemes) in enumerate(zip(waves, spoken, strict=True)):
-        start, end = (round(s * SAMPLE_RATE_HZ) for s in drawn_word(number, word_spans(phonemes)))
-        cut.append(np.concatenate([wave[:start], wave[end:]]))
-        doubled.append(np.concatenate([wave[:end], wave[start:]]))
-    return cut, doubled
+    deleted, inserted = [], []
+    for number, (wave, phonemes) in enumerate(zip(waves, alignments, strict=True)):
+        start, end = (round(s * SAMPLE_RATE_HZ) for s in random_word(number, word_spans(phonemes)))
+        deleted.append(np.concatenate([wave[:start], wave[end:]]))
+        inserted.append(np.concatenate([wave[:end], wave[start:]]))
+    return deleted, inserted
 
 
-def drawn_word(number: int, spans: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """One of the words of utterance `number`, always the same."""
+def random_word(number: int, spans: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return the span of a word of utterance `number`, always the same one."""
     return random.Random(number).choice(spans)

@@ -1,4 +1,4 @@
-"""Who is heard: the nearest centroid of MFCC statistics. Free of TensorFlow."""
+"""Speaker classification by the nearest centroid of cepstral statistics. No TensorFlow."""
 
 from collections.abc import Sequence
 
@@ -9,30 +9,31 @@ from myxtts.evaluation.acoustic_metrics import mel_cepstrum
 COEFFICIENTS = 19
 
 
-def voice_print(log_mel: np.ndarray) -> np.ndarray:
-    """Mean and standard deviation over frames of the mel_cepstrum 1 to 19: [T, 80] -> [38]."""
+def speaker_embedding(log_mel: np.ndarray) -> np.ndarray:
+    """Return the mean and standard deviation over frames of cepstra 1 to 19: [T, 80] -> [38]."""
     coefficients = mel_cepstrum(log_mel, 1, COEFFICIENTS)
     return np.concatenate([coefficients.mean(axis=0), coefficients.std(axis=0)])
 
 
-class NearestSpeaker:
-    """Names the speaker whose natural speech is nearest.
+class SpeakerClassifier:
+    """Classifies speech by the nearest centroid of its speakers' recordings.
 
     Args:
-        prints: [U, 38], voice prints of natural utterances.
-        speakers: int [U], who spoke them.
+        embeddings: [U, 38], of recordings.
+        speakers: int [U], speaker of each recording.
     """
 
-    def __init__(self, prints: np.ndarray, speakers: np.ndarray):
-        self._spread = np.maximum(prints.std(axis=0), 1e-6)
-        self.speakers = np.unique(speakers)
-        centroids = np.stack([prints[speakers == speaker].mean(axis=0) for speaker in self.speakers])
-        self._centroids = centroids / self._spread
+    def __init__(self, embeddings: np.ndarray, speakers: np.ndarray):
+        self._scale = np.maximum(embeddings.std(axis=0), 1e-6)
+        self._speakers = np.unique(speakers)
+        centroids = np.stack([embeddings[speakers == speaker].mean(axis=0) for speaker in self._speakers])
+        self._centroids = centroids / self._scale
 
-    def __call__(self, log_mel: np.ndarray) -> int:
-        away = np.linalg.norm(self._centroids - voice_print(log_mel) / self._spread, axis=1)
-        return int(self.speakers[away.argmin()])
+    def predict(self, log_mel: np.ndarray) -> int:
+        distances = np.linalg.norm(self._centroids - speaker_embedding(log_mel) / self._scale, axis=1)
+        return int(self._speakers[distances.argmin()])
 
     def accuracy(self, log_mels: Sequence[np.ndarray], speakers: Sequence[int]) -> float:
-        """Share of the utterances whose speaker is named."""
-        return float(np.mean([self(mel) == speaker for mel, speaker in zip(log_mels, speakers, strict=True)]))
+        """Return the fraction of utterances whose speaker is predicted."""
+        pairs = zip(log_mels, speakers, strict=True)
+        return float(np.mean([self.predict(log_mel) == speaker for log_mel, speaker in pairs]))

@@ -1,4 +1,4 @@
-"""Waves from texts and from mels, and what is heard in them, in batches on a device."""
+"""Synthesis, copy synthesis and feature extraction in batches on a device."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -21,7 +21,7 @@ _log_mel = tf.function(log_mel, input_signature=[tf.TensorSpec([None, None]), tf
 _f0 = tf.function(f0, input_signature=[tf.TensorSpec([None, None]), tf.TensorSpec([None], tf.int32)])
 
 
-def speak(
+def synthesize(
     network: XTTS,
     metadata: dict[str, Any],
     texts: Sequence[str],
@@ -31,60 +31,62 @@ def speak(
     device: str,
     iterations: int = ITERATIONS,
 ) -> list[np.ndarray]:
-    """What the network says of texts: front end, network and Griffin-Lim.
+    """Synthesize texts: front end, network and Griffin-Lim.
 
     Args:
-        about: state.json of the network's checkpoint, for its front end and tables.
+        metadata: of the network's checkpoint, for its front end and vocabulary.
         languages: index of each text's language.
-        references: float32 [frames, 80] of each.
+        references: float32 [frames, 80] each.
         iterations: of Griffin-Lim.
 
     Returns:
         float32 [samples] for each text.
     """
     vocabulary, frontend = vocabulary_of(metadata), metadata["settings"]["data"]["text_frontend"]
-    spoken = zip(texts, languages, strict=True)
-    tokens = [vocabulary.symbols.encode(symbols_of(text, vocabulary.languages[row], frontend)) for text, row in spoken]
+    tokens = [
+        vocabulary.symbols.encode(symbols_of(text, vocabulary.languages[language], frontend))
+        for text, language in zip(texts, languages, strict=True)
+    ]
     waves: list[np.ndarray] = []
-    for part in _parts(len(tokens)):
-        ids, counts = _padded(tokens[part], 0)
-        mels, frames = _padded(references[part], SILENCE)
+    for rows in _batches(len(tokens)):
+        ids, counts = _pad(tokens[rows], 0)
+        mels, frames = _pad(references[rows], SILENCE)
         with tf.device(device):
-            mel, lengths, _ = network.synthesize(ids, counts, tf.constant(languages[part]), mels, frames, options)
+            mel, lengths, _ = network.synthesize(ids, counts, tf.constant(languages[rows]), mels, frames, options)
             waves += griffin_lim_waves(mel, lengths, iterations=iterations)
     return waves
 
 
 def copy_synthesis(mels: Sequence[np.ndarray], device: str) -> list[np.ndarray]:
-    """The waves that Griffin-Lim makes of recorded mels: the best that a model before it could reach."""
+    """Return Griffin-Lim's waves of recorded mels: the best result that a model in front of this vocoder can reach."""
     waves: list[np.ndarray] = []
-    for part in _parts(len(mels)):
-        mel, frames = _padded(mels[part], SILENCE)
+    for rows in _batches(len(mels)):
+        mel, frames = _pad(mels[rows], SILENCE)
         with tf.device(device):
             waves += griffin_lim_waves(mel, frames)
     return waves
 
 
-def transcribe_waves(waves: Sequence[np.ndarray], device: str) -> list[AcousticFeatures]:
-    """Log-mel and F0 of waves."""
-    sounds: list[AcousticFeatures] = []
-    for part in _parts(len(waves)):
-        batch, samples = _padded(waves[part], 0.0)
+def acoustic_features(waves: Sequence[np.ndarray], device: str) -> list[AcousticFeatures]:
+    """Return log-mel and F0 of each wave."""
+    features: list[AcousticFeatures] = []
+    for rows in _batches(len(waves)):
+        batch, samples = _pad(waves[rows], 0.0)
         with tf.device(device):
-            heard = [value.numpy() for value in (_log_mel(batch, samples), *_f0(batch, samples))]
-        lengths = samples.numpy() // HOP_SAMPLES
-        sounds += [AcousticFeatures(*(value[row, :length] for value in heard)) for row, length in enumerate(lengths)]
-    return sounds
+            values = [value.numpy() for value in (_log_mel(batch, samples), *_f0(batch, samples))]
+        frames = samples.numpy() // HOP_SAMPLES
+        features += [AcousticFeatures(*(value[row, :count] for value in values)) for row, count in enumerate(frames)]
+    return features
 
 
-def _parts(count: int) -> Iterator[slice]:
+def _batches(count: int) -> Iterator[slice]:
     return (slice(begin, begin + BATCH_UTTERANCES) for begin in range(0, count, BATCH_UTTERANCES))
 
 
-def _padded(arrays: Sequence[np.ndarray], padding: float) -> tuple[tf.Tensor, tf.Tensor]:
-    """Arrays [n, …] as one [batch, longest n, …] and int32 [batch], each n."""
+def _pad(arrays: Sequence[np.ndarray], padding: float) -> tuple[tf.Tensor, tf.Tensor]:
+    """Stack arrays [n, …] as one [batch, longest n, …], and return it with the lengths, int32 [batch]."""
     lengths = [len(array) for array in arrays]
     batch = np.full((len(arrays), max(lengths), *arrays[0].shape[1:]), padding, arrays[0].dtype)
-    for to, array in zip(batch, arrays, strict=True):
-        to[: len(array)] = array
+    for row, array in zip(batch, arrays, strict=True):
+        row[: len(array)] = array
     return tf.constant(batch), tf.constant(lengths)

@@ -1,12 +1,12 @@
-"""The honest score of a voice: each figure between copy synthesis and shuffled texts."""
+"""Metrics of a TTS run, each between copy synthesis (its best value) and shuffled texts (its worst value)."""
 
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,21 +14,28 @@ from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.config.schema import PlacementConfig
 from myxtts.data.dataset import corpus_folder
 from myxtts.data.manifest import Manifest
-from myxtts.errors import ConfigError
 from myxtts.evaluation.acoustic_metrics import AcousticFeatures, corpus_metrics, utterance_metrics
-from myxtts.evaluation.asr_score import write_asr_score
-from myxtts.evaluation.boundaries import Phoneme, boundaries, boundary_figures, found_s, read_alignments, word_spans
+from myxtts.evaluation.boundaries import (
+    Phoneme,
+    aligned_s,
+    boundaries,
+    boundary_metrics,
+    read_alignments,
+    word_spans,
+)
 from myxtts.evaluation.held_out import (
     Utterance,
-    load_again,
-    natural_speech,
-    other_recordings,
-    read_utterances,
+    load_other_corpus,
+    load_run_corpora,
+    load_training_corpus,
+    load_utterances,
+    speaker_recordings,
 )
-from myxtts.evaluation.planted_errors import plant
-from myxtts.evaluation.report import SHOWN, Metric, Score, draw, folder_for, tell
-from myxtts.evaluation.speakers import NearestSpeaker, voice_print
-from myxtts.evaluation.speech import BATCH_UTTERANCES, copy_synthesis, speak, transcribe_waves
+from myxtts.evaluation.options import EvaluationOptions
+from myxtts.evaluation.planted_errors import plant_errors
+from myxtts.evaluation.report import METRICS, Metric, TTSScore, output_folder, print_score, write_plots
+from myxtts.evaluation.speakers import SpeakerClassifier, speaker_embedding
+from myxtts.evaluation.speech import BATCH_UTTERANCES, acoustic_features, copy_synthesis, synthesize
 from myxtts.files import check_writable
 from myxtts.models.xtts import XTTS, SynthesisOptions
 from myxtts.placement import devices
@@ -39,326 +46,292 @@ from myxtts.text.edit_distance import error_rates
 from myxtts.text.symbols import FIRST_SYMBOL_ID, SymbolTable
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.load_model import load_model
-from myxtts.training.select_checkpoint import select_checkpoint, settings_of, vocabulary_of
+from myxtts.training.select_checkpoint import select_checkpoint, vocabulary_of
 
-MOST_SPOKEN = 50
-DRAWN = 4
-NATURAL_UTTERANCES = 20  # of each speaker, for its centroid
+MAX_UTTERANCES = 50
+PLOTTED_UTTERANCES = 4
+RECORDINGS_PER_SPEAKER = 20  # for its centroid
+
+Item = TypeVar("Item")
+Columns = Mapping[str, Sequence[Item]]  # by the columns of the table: an item for each utterance
+Metrics = dict[str, Metric]
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Choice:
-    """What to measure, and how it is said.
-
-    Attributes:
-        utterances: the most to measure; without it MOST_SPOKEN of a voice, and all of a recogniser.
-        data: a corpus as of --train-data; the held-out utterances of the run without it.
-        steps, guidance: of synthesis; those of the run without them.
-        recogniser: run of one that is to hear the voice.
-    """
-
-    utterances: int | None = None
-    data: Path | None = None
-    steps: int | None = None
-    guidance: float | None = None
-    recogniser: Path | None = None
-
-    def options(self, own: SynthesisOptions) -> SynthesisOptions:
-        """The run's own manner with what was chosen."""
-        chosen = {"ode_steps": self.steps, "guidance": self.guidance}
-        return replace(own, **{name: value for name, value in chosen.items() if value is not None})
-
-    def check_asr_options(self, run: Path) -> None:
-        """Raises ConfigError where something is chosen that only a voice has."""
-        asked = {"--ode-steps": self.steps, "--guidance": self.guidance, "--asr": self.recogniser}
-        wrong = [flag for flag, value in asked.items() if value is not None]
-        if wrong:
-            raise ConfigError(f"{', '.join(wrong)} was asked for, but {run} is a recogniser itself. Leave that out.")
-
-
-def write_score(run: Path, checkpoint: str | None, choice: Choice, json_file: Path | None, out: Path | None) -> None:
-    """Measure a run on GPU 0 or, without one, on the CPU; print a table, write JSON and pictures.
-
-    A run of a recogniser is measured as `write_hearing` does.
+def evaluate_tts(run: Path, checkpoint: str | None, options: EvaluationOptions) -> None:
+    """Measure a TTS run on GPU 0 or else on the CPU; print a table, and write JSON and plots.
 
     Raises:
         UserError: the run, a corpus or an output cannot be used.
     """
-    chosen = select_checkpoint(run, checkpoint)
-    if settings_of(chosen, read_metadata(chosen)).model.task == "asr":
-        choice.check_asr_options(run)
-        write_asr_score(run, chosen.name, choice.data, choice.utterances, json_file=json_file, out=out)
-        return
-    check_writable("--json", json_file)
-    folder = folder_for(run, chosen, choice.data, out)
+    selected = select_checkpoint(run, checkpoint)
+    check_writable("--json", options.json_file)
+    folder = output_folder(run, selected, options)
     placement = plan_routes(PlacementConfig(), devices.gpu_count())
     devices.configure(placement)
-    tell(score_of(run, chosen, choice, placement.routes[0], folder), json_file)
-    log.info("pictures       %s", folder)
+    print_score(score_tts(run, selected, options, placement.routes[0], folder), options.json_file)
+    log.info("plots          %s", folder)
 
 
-def score_of(run: Path, checkpoint: Path, choice: Choice, route: Route, pictures: Path) -> Score:
-    """Measure a checkpoint.
+def score_tts(run: Path, checkpoint: Path, options: EvaluationOptions, route: Route, folder: Path) -> TTSScore:
+    """Measure a checkpoint, and write plots.
 
     Raises:
-        CheckpointError: it is damaged, or its corpus has changed since.
-        DataError: a corpus is gone or cannot be used, nothing was held out, or a file cannot be read.
+        CheckpointError: the checkpoint is damaged, or its corpus has changed since.
+        DataError: a corpus is missing or cannot be used, nothing was held out, or a file cannot be read.
     """
-    metadata = read_metadata(checkpoint)
-    config, corpus, held_out = load_again(checkpoint, metadata, run, needs_held_out=choice.data is None)
-    manifest = other_recordings(choice.data, config, metadata, pictures)[0] if choice.data else held_out.manifest
-    network = load_model(checkpoint, metadata, route.model)
-    device, options = route.model, choice.options(synthesis_options(config.model))
-    transcriber = Transcriber(choice.recogniser, device) if choice.recogniser else None
-    found = read_utterances(network, manifest, config, route, run, choice.utterances or MOST_SPOKEN)
-    texts = (
-        [transcriber.normalise_reference(one.text, metadata["languages"][one.language]) for one in found]
-        if transcriber
-        else []
-    )
-    log.info("evaluation     %s, %d utterances", checkpoint, len(found))
-    waves, real_time_factor = spoken(network, found, metadata, options, device)
-    source = f"utterances of {choice.data}" if choice.data else "held-out utterances"
+    metadata, device = read_metadata(checkpoint), route.model
+    if options.data is None:
+        config, corpus, manifest = load_run_corpora(checkpoint, metadata, run)
+    else:
+        config, corpus = load_training_corpus(checkpoint, metadata, run)
+        manifest, _ = load_other_corpus(options.data, config, metadata, folder)
+    network = load_model(checkpoint, metadata, device)
+    how = override(synthesis_options(config.model), options)
+    transcriber = Transcriber(options.asr_run, device) if options.asr_run else None
+    utterances = load_utterances(network, manifest, config, route, run, options.utterances or MAX_UTTERANCES)
+    languages = [metadata["languages"][utterance.language] for utterance in utterances]
+    references: list[str] = []
+    if transcriber:  # rejects a text in another language before anything is synthesized
+        texts = (utterance.text for utterance in utterances)
+        references = [transcriber.normalise_reference(*pair) for pair in zip(texts, languages, strict=True)]
+    log.info("evaluation     %s, %d utterances", checkpoint, len(utterances))
+    waves, real_time_factor = synthesize_columns(network, utterances, metadata, how, device)
     notes = [
-        f"{len(found)} {source}, {sum(len(one.wave) for one in found) / SAMPLE_RATE_HZ:.1f} s of speech; "
-        f"{options.ode_steps} steps of synthesis, guidance {options.guidance:g}",
-        f"the real-time factor is that of batches of {BATCH_UTTERANCES} on {device}, after a warm-up",
+        f"{len(utterances)} {f'utterances of {options.data}' if options.data else 'held-out utterances'}, "
+        f"{sum(len(utterance.wave) for utterance in utterances) / SAMPLE_RATE_HZ:.1f} s of speech; "
+        f"{how.ode_steps} ODE steps, guidance {how.guidance:g}",
+        f"the real-time factor is for batches of {BATCH_UTTERANCES} on {device}, after a warm-up",
     ]
     if "shuffled_texts" not in waves:
-        notes.append("shuffled texts are left out: one utterance has no other's text")
+        notes.append("shuffled texts are left out: one utterance has no other utterance's text")
 
-    recorded = transcribe_waves([one.wave for one in found], device)
-    sounds = {column: transcribe_waves(wave, device) for column, wave in waves.items()}
-    draw(pictures, found[:DRAWN], recorded[:DRAWN], sounds["voice"][:DRAWN])
-    said = {column: list(transcriber.transcribe(wave)) for column, wave in waves.items()} if transcriber else {}
+    recorded = acoustic_features([utterance.wave for utterance in utterances], device)
+    features = {column: acoustic_features(column_waves, device) for column, column_waves in waves.items()}
+    plotted = slice(PLOTTED_UTTERANCES)
+    write_plots(folder, utterances[plotted], recorded[plotted], features["synthesized"][plotted])
+    hypotheses: dict[str, list[str]] = {}
     if transcriber:
-        notes += recogniser_notes(transcriber, texts, found)
-    figures = figures_of(recorded, sounds, texts, said)
-    metrics = figures(range(len(found))) | {"real_time_factor": Metric(real_time_factor)}
-    held = config.data.audio_root or config.data.val_data or config.data.train_data
-    alignments = alignments_of(corpus_folder(choice.data or held))
-    notes.append(planted_faults(found, recorded, waves["copy_synthesis"], alignments, device))
+        hypotheses = {column: list(transcriber.transcribe(column_waves)) for column, column_waves in waves.items()}
+        notes += recogniser_notes(transcriber, references, utterances)
+
+    def measure(rows: Iterable[int]) -> Metrics:
+        return column_metrics(rows, recorded, features, references, hypotheses)
+
+    metrics = measure(range(len(utterances))) | {"real_time_factor": Metric(real_time_factor)}
+    run_data = config.data.audio_root or config.data.val_data or config.data.train_data
+    alignments = alignments_of(corpus_folder(options.data or run_data))
+    notes.append(planted_errors_note(utterances, recorded, waves["copy_synthesis"], alignments, device))
     for more, note in (
-        speaker_accuracy(corpus.manifest, manifest, found, {"natural": recorded, **sounds}, device),
-        phoneme_boundaries(found, alignments, vocabulary_of(metadata).symbols),
+        speaker_accuracy(corpus.manifest, manifest, utterances, {"recorded": recorded, **features}, device),
+        alignment_metrics(utterances, alignments, vocabulary_of(metadata).symbols),
     ):
         metrics |= more
         notes.append(note)
-    by_language = languages_of(found, metadata["languages"], figures)
-    return Score(str(run), checkpoint.name, len(found), in_order(metrics), by_language, tuple(notes))
+    by_language = metrics_by_language(languages, measure)
+    return TTSScore(str(run), checkpoint.name, len(utterances), in_table_order(metrics), by_language, tuple(notes))
 
 
-def spoken(
-    network: XTTS, found: Sequence[Utterance], metadata: dict[str, Any], options: SynthesisOptions, device: str
+def override(run_options: SynthesisOptions, options: EvaluationOptions) -> SynthesisOptions:
+    """Return the run's synthesis options with those that were given in their place."""
+    ode_steps = run_options.ode_steps if options.ode_steps is None else options.ode_steps
+    guidance = run_options.guidance if options.guidance is None else options.guidance
+    return replace(run_options, ode_steps=ode_steps, guidance=guidance)
+
+
+def synthesize_columns(
+    network: XTTS, utterances: Sequence[Utterance], metadata: dict[str, Any], options: SynthesisOptions, device: str
 ) -> tuple[dict[str, list[np.ndarray]], float]:
-    """The waves of each column, and the seconds that a second of the voice's speech takes.
+    """Return the waves of each column, and the real-time factor of synthesis.
 
-    One utterance alone has no shuffled text.
+    A single utterance has no shuffled texts.
     """
+    references = [utterance.reference for utterance in utterances]
 
-    def say(utterances: Sequence[Utterance]) -> list[np.ndarray]:
-        """The text of each in the voice of the utterance that stands in its place in `found`."""
-        texts, languages = [one.text for one in utterances], [one.language for one in utterances]
-        return speak(network, metadata, texts, languages, [one.reference for one in found], options, device)
+    def synthesize_texts(sources: Sequence[Utterance]) -> list[np.ndarray]:
+        """Synthesize the text of each source with the reference of the utterance at the same index."""
+        texts, languages = [source.text for source in sources], [source.language for source in sources]
+        return synthesize(network, metadata, texts, languages, references, options, device)
 
-    waves = {"shuffled_texts": say(another_text_each(found))}  # first, which warms up for the one that is timed
+    waves = {"shuffled_texts": synthesize_texts(shuffle_texts(utterances))}  # also the warm-up of the timed synthesis
     started_s = time.perf_counter()
-    waves["voice"] = say(found)
+    waves["synthesized"] = synthesize_texts(utterances)
     elapsed_s = time.perf_counter() - started_s
-    waves["copy_synthesis"] = copy_synthesis([one.mel for one in found], device)
-    if len(found) == 1:
+    waves["copy_synthesis"] = copy_synthesis([utterance.mel for utterance in utterances], device)
+    if len(utterances) == 1:
         del waves["shuffled_texts"]
-    return waves, elapsed_s * SAMPLE_RATE_HZ / sum(map(len, waves["voice"]))
+    return waves, elapsed_s * SAMPLE_RATE_HZ / sum(map(len, waves["synthesized"]))
 
 
-def in_order(metrics: dict[str, Metric]) -> dict[str, Metric]:
-    """As in SHOWN."""
-    return {key: metrics[key] for key in SHOWN if key in metrics}
+def in_table_order(metrics: Metrics) -> Metrics:
+    return {key: metrics[key] for key in METRICS if key in metrics}
 
 
-def another_text_each(utterances: Sequence[Utterance]) -> list[Utterance]:
-    """In the place of each utterance another one, of the same language as far as that goes."""
-    by_language = sorted(range(len(utterances)), key=lambda place: utterances[place].language)
+def shuffle_texts(utterances: Sequence[Utterance]) -> list[Utterance]:
+    """Return another utterance for each one, of the same language where possible."""
+    by_language = sorted(range(len(utterances)), key=lambda index: utterances[index].language)
     shuffled = list(utterances)
-    for place, other in zip(by_language, by_language[1:] + by_language[:1], strict=True):
-        shuffled[place] = utterances[other]
+    for index, other_index in zip(by_language, by_language[1:] + by_language[:1], strict=True):
+        shuffled[index] = utterances[other_index]
     return shuffled
 
 
-def figures_of(
+def column_metrics(
+    rows: Iterable[int],
     recorded: Sequence[AcousticFeatures],
-    sounds: dict[str, list[AcousticFeatures]],
-    texts: Sequence[str],
-    said: dict[str, list[str]],
-) -> Callable[[Sequence[int]], dict[str, Metric]]:
-    """What gives the figures of the utterances in some places: see `distances` and, where there is one, `misheard`."""
-
-    def chosen(items: Sequence, places: Sequence[int]) -> list:
-        return [items[place] for place in places]
-
-    def figures(places: Sequence[int]) -> dict[str, Metric]:
-        found = distances(chosen(recorded, places), {column: chosen(own, places) for column, own in sounds.items()})
-        if not said:
-            return found
-        return found | misheard(chosen(texts, places), {column: chosen(own, places) for column, own in said.items()})
-
-    return figures
-
-
-def distances(recorded: Sequence[AcousticFeatures], sounds: dict[str, list[AcousticFeatures]]) -> dict[str, Metric]:
-    """What tells each column's sounds from the recorded ones."""
-    by_column = {
-        column: corpus_metrics([utterance_metrics(*pair) for pair in zip(recorded, spoken, strict=True)])
-        for column, spoken in sounds.items()
+    features: Columns[AcousticFeatures],
+    references: Sequence[str],
+    hypotheses: Columns[str],
+) -> Metrics:
+    """Return the acoustic metrics of some utterances and, if there are hypotheses, their error rates."""
+    rows = list(rows)
+    by_column: dict[str, dict[str, float | None]] = {}
+    for column, synthesized in features.items():
+        pairs = ((recorded[row], synthesized[row]) for row in rows)
+        by_column[column] = corpus_metrics([utterance_metrics(*pair) for pair in pairs])
+    best = by_column["copy_synthesis"]["mel_cepstral_distortion"]
+    for values in by_column.values():
+        distortion = values["mel_cepstral_distortion"]
+        values["mel_cepstral_distortion_ratio"] = distortion / best if distortion is not None and best else None
+    for column, texts in hypotheses.items():
+        by_column[column] |= error_rates([references[row] for row in rows], [texts[row] for row in rows])
+    return {
+        key: Metric(**{column: values[key] for column, values in by_column.items()}) for key in by_column["synthesized"]
     }
-    ceiling = by_column["copy_synthesis"]["mel_cepstral_distortion"]
-    for figures in by_column.values():
-        figures["relative_distortion"] = figures["mel_cepstral_distortion"] / ceiling if ceiling else None
-    return metrics_of(by_column)
 
 
-def misheard(texts: Sequence[str], said: dict[str, list[str]]) -> dict[str, Metric]:
-    """What tells the texts that a recogniser hears in each column from the true ones."""
-    return metrics_of({column: error_rates(texts, heard) for column, heard in said.items()})
-
-
-def metrics_of(by_column: dict[str, dict[str, float | None]]) -> dict[str, Metric]:
-    """The figures of each column as the columns of each figure."""
-    keys = by_column["voice"]
-    return {key: Metric(**{column: figures[key] for column, figures in by_column.items()}) for key in keys}
-
-
-def recogniser_notes(transcriber: Transcriber, texts: Sequence[str], found: Sequence[Utterance]) -> list[str]:
-    """Who hears, how well it hears the recordings themselves, and for whom it is too kind."""
-    rates = error_rates(texts, list(transcriber.transcribe(one.wave for one in found)))
+def recogniser_notes(transcriber: Transcriber, references: Sequence[str], utterances: Sequence[Utterance]) -> list[str]:
+    """Return notes on the recogniser, its error rates on the recordings, and its bias."""
+    rates = error_rates(references, list(transcriber.transcribe(utterance.wave for utterance in utterances)))
     characters, words = rates["character_error_rate"], rates["word_error_rate"]
     return [
-        f"the recogniser is {transcriber.run}, {transcriber.checkpoint.name}; of the recordings it has a character "
+        f"the recogniser is {transcriber.run}, {transcriber.checkpoint.name}; on the recordings it has a character "
         f"error rate of {characters:.1%} and a word error rate of {words:.1%}",
-        "its figures are optimistic where it was trained on the corpus of the voice or on speech of the same "
-        "synthesiser: compare voices by one recogniser only",
+        "its error rates are optimistic if it was trained on the same corpus or on speech of the same synthesizer: "
+        "compare TTS runs with one recogniser only",
     ]
 
 
-def languages_of(
-    found: Sequence[Utterance], names: Sequence[str], figures: Callable[[Sequence[int]], dict[str, Metric]]
-) -> dict[str, dict[str, Metric]]:
-    """The figures of each language, where there are several.
+def metrics_by_language(languages: Sequence[str], measure: Callable[[Iterable[int]], Metrics]) -> dict[str, Metrics]:
+    """Return the metrics of each language; empty if there is only one.
 
     Args:
-        names: of the languages.
-        figures: of the utterances in these places of `found`.
+        languages: of each utterance.
+        measure: returns the metrics of the utterances with these indices.
     """
-    places = defaultdict(list)
-    for place, one in enumerate(found):
-        places[names[one.language]].append(place)
-    if len(places) < 2:
+    rows = defaultdict(list)
+    for row, language in enumerate(languages):
+        rows[language].append(row)
+    if len(rows) < 2:
         return {}
-    return {language: in_order(figures(own)) for language, own in sorted(places.items())}
+    return {language: in_table_order(measure(own_rows)) for language, own_rows in sorted(rows.items())}
 
 
 def alignments_of(folder: Path) -> dict[str, list[Phoneme]]:
-    """What the corpus tells of its phonemes' times; nothing where it has no alignments.jsonl."""
+    """Return the phoneme times that a corpus provides; empty if it has no alignments.jsonl."""
     file = folder / "alignments.jsonl"
     return read_alignments(file) if file.exists() else {}
 
 
-def planted_faults(
-    found: Sequence[Utterance],
+def planted_errors_note(
+    utterances: Sequence[Utterance],
     recorded: Sequence[AcousticFeatures],
     copies: Sequence[np.ndarray],
     alignments: dict[str, list[Phoneme]],
     device: str,
 ) -> str:
-    """A note on how many words that were cut out of copy synthesis, or said twice in it, are found."""
-    known = [place for place, one in enumerate(found) if word_spans(alignments.get(Path(one.id).stem, ()))]
-    if not known:
-        return "the finding of skipped and repeated words is not tried: no alignments.jsonl tells the times of words"
-    cut, doubled = plant([copies[i] for i in known], [alignments[Path(found[i].id).stem] for i in known])
-    missed = [
-        sum(not getattr(utterance_metrics(recorded[i], sound), which) for i, sound in zip(known, heard, strict=True))
-        for which, heard in (
-            ("has_deletion", transcribe_waves(cut, device)),
-            ("has_insertion", transcribe_waves(doubled, device)),
-        )
-    ]
+    """Return a note on how many words deleted from copy synthesis, or inserted into it, are detected."""
+    phonemes = [alignments.get(Path(utterance.id).stem, []) for utterance in utterances]
+    rows = [row for row, utterance_phonemes in enumerate(phonemes) if word_spans(utterance_phonemes)]
+    if not rows:
+        return "the detection of deletions and insertions is not tested: no alignments.jsonl has the times of words"
+    deleted, inserted = (
+        acoustic_features(waves, device)
+        for waves in plant_errors([copies[row] for row in rows], [phonemes[row] for row in rows])
+    )
+    deletions, insertions = (
+        [utterance_metrics(recorded[row], features) for row, features in zip(rows, column, strict=True)]
+        for column in (deleted, inserted)
+    )
     return (
-        f"of {len(known)} copies with a word cut out {len(known) - missed[0]} are found, "
-        f"of {len(known)} with one said twice {len(known) - missed[1]}"
+        f"of {len(rows)} copies with a word deleted {sum(metrics.has_deletion for metrics in deletions)} are detected, "
+        f"of {len(rows)} with a word inserted {sum(metrics.has_insertion for metrics in insertions)}"
     )
 
 
 def speaker_accuracy(
     training: Manifest,
     measured: Manifest,
-    found: Sequence[Utterance],
-    sounds: dict[str, list[AcousticFeatures]],
+    utterances: Sequence[Utterance],
+    features: Columns[AcousticFeatures],
     device: str,
-) -> tuple[dict[str, Metric], str]:
-    """How often the nearest natural speaker is the right one, where there are several; and a note on it.
+) -> tuple[Metrics, str]:
+    """Return the fraction of utterances that are classified as their speaker, and a note; needs several speakers.
 
     Args:
-        training: gives the natural speech of the speakers that were trained on.
-        measured: gives that of the others, by its recordings that are not in `found`.
-        sounds: by column, and "natural": the recordings of `found`.
+        training: has the recordings of the speakers seen in training.
+        measured: has the recordings of the other speakers; those of `utterances` are left out.
+        features: of `utterances` by column, with the column "recorded".
     """
-    unheard = ~np.isin(measured.speaker, training.speaker) & ~np.isin(measured.ids, [one.id for one in found])
-    waves, speakers = natural_speech(training, np.arange(len(training)), NATURAL_UTTERANCES)
-    more_waves, more_speakers = natural_speech(measured, np.flatnonzero(unheard), NATURAL_UTTERANCES)
-    speakers = np.concatenate([speakers, more_speakers])
+    unseen = ~np.isin(measured.speaker, training.speaker)
+    unseen &= ~np.isin(measured.ids, [utterance.id for utterance in utterances])
+    seen_waves, seen_speakers = speaker_recordings(training, np.arange(len(training)), RECORDINGS_PER_SPEAKER)
+    unseen_waves, unseen_speakers = speaker_recordings(measured, np.flatnonzero(unseen), RECORDINGS_PER_SPEAKER)
+    speakers = np.concatenate([seen_speakers, unseen_speakers])
     count = len(np.unique(speakers))
     if count < 2:
-        return {}, "speaker accuracy is left out: there is one speaker"
-    prints = [voice_print(sound.mel) for sound in transcribe_waves(waves + more_waves, device)]
-    nearest = NearestSpeaker(np.stack(prints), speakers)
-    metrics, parts = {}, []
-    for group, members in (("seen", np.unique(training.speaker)), ("unseen", np.unique(more_speakers))):
-        places = [place for place, one in enumerate(found) if one.speaker in members]
-        if places:
-            wanted = [found[place].speaker for place in places]
-            shares = {
-                column: nearest.accuracy([heard[place].mel for place in places], wanted)
-                for column, heard in sounds.items()
+        return {}, "speaker accuracy is left out: there is only one speaker"
+    recordings = acoustic_features(seen_waves + unseen_waves, device)
+    classifier = SpeakerClassifier(np.stack([speaker_embedding(recording.mel) for recording in recordings]), speakers)
+    metrics, groups = {}, []
+    for group, members in (("seen", np.unique(training.speaker)), ("unseen", np.unique(unseen_speakers))):
+        rows = [row for row, utterance in enumerate(utterances) if utterance.speaker in members]
+        if rows:
+            targets = [utterances[row].speaker for row in rows]
+            accuracy = {
+                column: classifier.accuracy([column_features[row].mel for row in rows], targets)
+                for column, column_features in features.items()
             }
-            parts.append(f"{len(places)} utterances of {group} ones ({shares.pop('natural'):.0%} of their recordings)")
-            metrics[f"speaker_accuracy_{group}"] = Metric(**shares)
-    if not parts:
-        return {}, "speaker accuracy is left out: no utterance is by a speaker whose natural speech is known"
-    note = f"speaker accuracy is among {count} speakers (chance {1 / count:.1%}), of {' and '.join(parts)}"
+            recorded = accuracy.pop("recorded")
+            groups.append(f"{len(rows)} utterances of {group} speakers ({recorded:.0%} of their recordings)")
+            metrics[f"speaker_accuracy_{group}"] = Metric(**accuracy)
+    if not groups:
+        return {}, "speaker accuracy is left out: there are no other recordings of the utterances' speakers"
+    note = f"speaker accuracy is among {count} speakers (chance {1 / count:.1%}), for {' and '.join(groups)}"
     return metrics, note
 
 
-def phoneme_boundaries(
-    found: Sequence[Utterance], alignments: dict[str, list[Phoneme]], symbols: SymbolTable
-) -> tuple[dict[str, Metric], str]:
-    """The alignment search against the synthesiser's own times where these are sound; and a note on it."""
+def alignment_metrics(
+    utterances: Sequence[Utterance], alignments: dict[str, list[Phoneme]], symbols: SymbolTable
+) -> tuple[Metrics, str]:
+    """Return the errors of the model's alignment against reliable times of the synthesizer, and a note."""
     if not alignments:
         return {}, "phoneme boundaries are left out: the corpus has no alignments.jsonl"
-    errors_ms, unsound, left_out = defaultdict(list), 0, 0
-    for one in found:
-        known = boundaries(spelling_of(one, symbols), alignments.get(Path(one.id).stem, ()))
-        left_out += known is None
-        for boundary in known or ():
-            unsound += not boundary.sound
-            if boundary.sound:
-                error_ms = 1000.0 * (found_s(one.path, boundary) - boundary.true_s)
+    errors_ms: dict[str, list[float]] = defaultdict(list)
+    unreliable, different = 0, 0
+    for utterance in utterances:
+        true_boundaries = boundaries(token_symbols(utterance, symbols), alignments.get(Path(utterance.id).stem, ()))
+        different += true_boundaries is None
+        for boundary in true_boundaries or ():
+            unreliable += not boundary.is_reliable
+            if boundary.is_reliable:
+                error_ms = 1000.0 * (aligned_s(utterance.path, boundary) - boundary.true_s)
                 errors_ms["boundary"].append(error_ms)
                 errors_ms[f"boundary_{boundary.kind}"].append(error_ms)
-    figures = {}
-    for name, errors in errors_ms.items():
-        figures |= boundary_figures(name, errors)
-    counts = Counter({name.removeprefix("boundary_"): len(errors) for name, errors in errors_ms.items()})
+    metrics: Metrics = {}
+    for prefix, errors in errors_ms.items():
+        metrics |= {key: Metric(value) for key, value in boundary_metrics(prefix, errors).items()}
+    counts = Counter({prefix.removeprefix("boundary_"): len(errors) for prefix, errors in errors_ms.items()})
     note = (
         f"{counts.pop('boundary', 0)} phoneme boundaries "
-        f"({', '.join(f'{count} {kind}' for kind, count in sorted(counts.items()))}); {unsound} more are left out, "
-        f"whose true times are not sound, and {left_out} recordings, whose text and truth differ"
+        f"({', '.join(f'{count} {kind}' for kind, count in sorted(counts.items()))}); left out are {unreliable} more "
+        f"whose true times are unreliable, and {different} recordings whose text and phonemes differ"
     )
-    return {key: Metric(value) for key, value in figures.items()}, note
+    return metrics, note
 
 
-def spelling_of(utterance: Utterance, symbols: SymbolTable) -> list[str]:
-    """The symbol of each token, "" for the begin and the end."""
+def token_symbols(utterance: Utterance, symbols: SymbolTable) -> list[str]:
+    """Return the symbol of each token, "" for the begin and end tokens."""
     inner = (symbols.symbols[token - FIRST_SYMBOL_ID] for token in utterance.tokens[1:-1])
     return ["", *inner, ""]

@@ -1,7 +1,7 @@
-# make demo       a voice trained before your eyes, from nothing but Python and make
-# make test       the test suite, as .ci/run does
-# make test-long  the same with proofs that take many seconds each
-# make lint       ruff
+# make demo       train a tiny voice and let it speak; needs Python and make only
+# make test       the test suite
+# make test-long  the test suite with the tests that take many seconds each
+# make lint       ruff and mypy
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -29,6 +29,7 @@ test-long: $(INSTALLED)
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 $(INSTALLED): requirements.txt requirements-dev.txt
 	$(PYTHON) -m venv .venv

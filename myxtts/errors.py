@@ -1,27 +1,27 @@
-"""The errors that a user can mend, as one tree.
+"""User-fixable errors (exit code 2).
 
-    UserError               shown as its message alone; exit code 2
+    UserError               printed as its message alone
     ├── ConfigError         a flag, a YAML file or a combination of settings
-    ├── PlacementError      devices asked for against devices found
-    ├── DataError           a corpus, an utterance, a text
+    ├── PlacementError      the devices that were asked for, or the workers
+    ├── DataError           a corpus, an utterance or a text
     ├── CheckpointError     a run folder or a checkpoint
-    └── TrainingError       a run that cannot go on: non-finite loss, out of memory
+    └── TrainingError       a run that cannot continue: non-finite loss, out of memory
 
-Each message says what was asked, what was found and what to do. Everything else is a
-defect: it keeps its traceback and exits with 1.
+Each message says what was asked for, what was found and what to do. Any other error is a defect: it keeps its traceback
+and exits with code 1.
 """
 
 
 class UserError(Exception):
-    """A condition that the user can mend."""
+    """A condition that the user can fix."""
 
 
 class ConfigError(UserError):
-    """Settings that are unknown, out of bounds or contradict each other."""
+    """Settings are unknown, out of bounds or contradictory."""
 
 
 class PlacementError(UserError):
-    """Devices that were asked for cannot be had."""
+    """The requested devices or workers are not available."""
 
 
 class DataError(UserError):
@@ -29,8 +29,8 @@ class DataError(UserError):
 
 
 class CheckpointError(UserError):
-    """A run folder or a checkpoint is missing, damaged or of another kind."""
+    """A run folder or a checkpoint is missing, damaged or of the wrong kind."""
 
 
 class TrainingError(UserError):
-    """Training cannot go on."""
+    """Training cannot continue."""

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Atomic writes, with errors that name the file."""
 
 import os
 import shutil
@@ -9,29 +9,40 @@ from pathlib import Path
 from myxtts.errors import ConfigError
 
 
+@contextmanager
+def name_in_errors(path: Path) -> Iterator[None]:
+    """Make an OSError of the scope name `path`; errors of `write` and `fsync` name no file."""
+    try:
+        yield
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None
+        raise
+
+
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file under a temporary name, to the disk, then rename it.
+    """Write a file under a temporary name, flush it to the disk, and rename it.
 
     Raises:
-        OSError: the disk refuses; `path` is then as it was.
+        OSError: names `path`, which is unchanged.
     """
     partial = path.with_name(f".{path.name}.partial")
     try:
-        with open(partial, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
+        with name_in_errors(path):
+            with open(partial, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
     except OSError:
         partial.unlink(missing_ok=True)
         raise
 
 
 def check_writable(flag: str, path: Path | None) -> None:
-    """Before minutes are spent on what could not be written.
+    """Check that a file can be written, before minutes of work.
 
     Raises:
-        ConfigError: the file that a flag names is a folder, or in a folder that is not there.
+        ConfigError: the path of the flag is a folder, or its folder does not exist.
     """
     if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
         fault = "that is a folder" if path.is_dir() else f"there is no folder {path.parent}"
@@ -39,17 +50,18 @@ def check_writable(flag: str, path: Path | None) -> None:
 
 
 def fsync_folder(folder: Path) -> None:
-    """Bring a folder's own entries (names, renames) to the disk; a power cut may lose them otherwise."""
+    """Flush a folder's entries (names, renames) to the disk; a power cut may lose them otherwise."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with name_in_errors(folder):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
 @contextmanager
 def replaced_folder(folder: Path) -> Iterator[Path]:
-    """Give a new folder that takes the place of `folder` when the scope ends without an error."""
+    """Yield a new folder, which replaces `folder` if the scope ends without an error."""
     partial = folder.with_name(f".partial-{folder.name}")
     partial.mkdir(parents=True, exist_ok=True)
     try:

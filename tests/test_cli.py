@@ -1,8 +1,11 @@
 """The command line: flags, messages, exit codes, and what --help costs."""
 
 import contextlib
+import errno
 import io
 import os
+import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -12,12 +15,14 @@ from pathlib import Path
 from unittest import mock
 
 import myxtts
-from myxtts.commands import train
+from myxtts.commands import main, train
 from myxtts.commands.console import report_errors
 from myxtts.config.load import load
 from myxtts.config.schema import Config
 from myxtts.config.settings import SECTIONS, SETTINGS
 from myxtts.errors import ConfigError, DataError
+from myxtts.files import write_whole
+from tests.sine_corpus import write_corpus
 
 ROOT = Path(__file__).parents[1]
 
@@ -176,6 +181,22 @@ class FreshInterpreterTest(unittest.TestCase):
                 used_s = after.children_user + after.children_system - before.children_user - before.children_system
                 self.assertLess(used_s, 1.0)
 
+    def test_list_of_commands_takes_under_a_second_and_no_tensorflow(self):
+        code = (
+            "import atexit, sys\n"
+            "atexit.register(lambda: print({'tensorflow', 'keras'} & set(sys.modules), file=sys.stderr))\n"
+            "from myxtts.commands import main\n"
+            "sys.exit(main.run(['--help']))\n"
+        )
+        before = os.times()
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+        after = os.times()
+        self.assertEqual((done.returncode, done.stderr), (0, "set()\n"))
+        self.assertEqual(re.findall(r"^  ([a-z-]+)  +[A-Z].*\.$", done.stdout, re.MULTILINE), list(main.COMMANDS))
+        self.assertLess(
+            after.children_user + after.children_system - before.children_user - before.children_system, 1.5
+        )
+
     def test_mistake_makes_nothing_and_shows_no_traceback(self):
         with tempfile.TemporaryDirectory() as folder:
             argv = [sys.executable, str(ROOT / "train_main.py"), "--config", "nowhere.yaml"]
@@ -183,6 +204,143 @@ class FreshInterpreterTest(unittest.TestCase):
             self.assertEqual(done.returncode, 2)
             self.assertRegex(done.stderr, r"\Aerror: nowhere\.yaml: the configuration cannot be read: .*\n\Z")
             self.assertEqual(list(Path(folder).iterdir()), [])
+
+
+class CommandTest(unittest.TestCase):
+    def help_of(self, *argv: str) -> str:
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out), self.assertRaises(SystemExit) as stop:
+            main.run(argv)
+        self.assertEqual(stop.exception.code, 0)
+        return out.getvalue()
+
+    def test_every_command_has_a_name_a_line_of_help_and_flags(self):
+        modules = {path.stem for path in (ROOT / "myxtts" / "commands").glob("*.py")}
+        shared = {"__init__", "main", "parser", "console", "tensorflow_log"}
+        self.assertEqual({name.replace("-", "_") for name in main.COMMANDS}, modules - shared)
+        for name in main.COMMANDS:
+            with self.subTest(name=name):
+                command = main.load_command(name)
+                self.assertEqual(command.NAME, name)
+                self.assertIn(f"usage: myxtts {name} ", self.help_of(name, "--help"))
+
+    def test_unknown_command_is_rejected_with_the_nearest(self):
+        with self.assertRaisesRegex(ConfigError, "'trian' is not a command. Did you mean train?"):
+            main.run(["trian"])
+
+    def test_help_of_a_script_has_the_name_that_the_user_typed(self):
+        for script in ("train_main.py", "utilities/plan_placement.py"):
+            done = subprocess.run([sys.executable, script, "--help"], cwd=ROOT, capture_output=True, text=True)
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            self.assertTrue(done.stdout.startswith(f"usage: python {script} "), done.stdout[:200])
+
+    def test_flags_of_every_command_are_suggested(self):
+        for argv, message in (
+            (("evaluate", "--run", "x", "--utterence", "3"), "'--utterence' is not a flag. Did you mean --utterances?"),
+            (("evaluate", "--run", "x", "--recogniser=y"), "'--recogniser' is not a flag: it was renamed to --asr."),
+            (("synthesize", "--run", "x", "--steps", "3"), "'--steps' is not a flag: it was renamed to --ode-steps."),
+            (
+                ("shard", "--input", "x", "--out", "y", "--parts", "2"),
+                "'--parts' is not a flag: it was renamed to --shards.",
+            ),
+            (("jobs", "--rounds", "5"), "'--rounds' is not a flag: it was renamed to --num-syncs."),
+            (("train", "--no-recompute_activations"), "renamed to --no-gradient-checkpointing."),
+            (("serve-data", "dispatcher", "--prot", "1"), "'--prot' is not a flag. Did you mean --port?"),
+            (("plan", "--gpus", "99"), "--gpus is '99', but must be a whole number from 1 to 16."),
+            (
+                ("launch", "--worker", "2", "--", "x.py", "--worker"),
+                "'--worker' is not a flag. Did you mean --workers?",
+            ),
+        ):
+            with self.subTest(argv=argv), self.assertRaises(ConfigError) as caught:
+                main.run(argv)
+            self.assertIn(message, str(caught.exception))
+
+    def test_package_has_one_console_script_its_types_and_its_data(self):
+        """The configuration that a wheel is built from."""
+        text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+        self.assertIn('[project.scripts]\nmyxtts = "myxtts.commands.main:main"\n', text)
+        patterns = dict(re.findall(r'^"?(myxtts[.\w]*)"? = \["(.+)"\]$', text, re.MULTILINE))
+        shipped = {
+            path for package, pattern in patterns.items() for path in ROOT.joinpath(*package.split(".")).glob(pattern)
+        }
+        data = {path for path in (ROOT / "myxtts").rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+        self.assertEqual(data - shipped, set())
+        self.assertIn(ROOT / "myxtts" / "py.typed", shipped)
+
+
+class DiskErrorTest(unittest.TestCase):
+    def test_full_disk_names_the_file_and_the_folder(self):
+        with tempfile.TemporaryDirectory() as name:
+            path = Path(name, "report.json")
+            full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            err = io.StringIO()
+            with mock.patch("os.fsync", side_effect=full), contextlib.redirect_stderr(err):
+                self.assertEqual(report_errors(lambda: write_whole(path, b"x")), 2)
+            self.assertEqual(list(Path(name).iterdir()), [])
+        folder = path.parent
+        self.assertEqual(
+            err.getvalue(),
+            f"error: {path}: No space left on device. Free some disk space or fix the permissions of {folder}.\n",
+        )
+
+
+NOISY_RUN = """
+import ctypes, os, sys
+from myxtts.commands.tensorflow_log import prepare_tensorflow
+prepare_tensorflow()
+from tests.tiny import small_models
+from myxtts.commands import main, synthesize, train
+from myxtts.commands.console import report_errors
+*argv, run, out = sys.argv[1:]
+with small_models():
+    codes = [report_errors(lambda: train.main(argv))]
+    codes.append(report_errors(lambda: synthesize.main(["--run", run, "--text", "abc", "--out", out])))
+if os.environ.get("ABORT"):
+    print(codes, file=sys.stderr)
+    os.write(2, b"E0000 00:00:1.5  1 cuda_driver.cc:1] out of memory\\nF0000 the last line")
+    os.abort()
+sys.exit(max(codes))
+"""
+
+
+class TensorFlowLogTest(unittest.TestCase):
+    def test_training_and_synthesis_write_nothing_to_stderr_and_real_errors_arrive(self):
+        with tempfile.TemporaryDirectory() as name:
+            write_corpus(Path(name, "corpus"), [0.4 + 0.03 * i for i in range(8)])
+            argv = f"--run a --runs-dir {name} --train-data {name}/corpus/corpus.csv"
+            argv += " --text-frontend characters --model-size tiny --batch-size 4 --buckets 1 --max-steps 1"
+            argv += " --validate-every 1 --sample-every 0 --validation-fraction 0.2"
+            environ = {key: value for key, value in os.environ.items() if not key.startswith("TF_CPP")}
+            done = subprocess.run(
+                [sys.executable, "-c", NOISY_RUN, *argv.split(), f"{name}/a", f"{name}/a.wav"],
+                cwd=ROOT,
+                env=environ | {"ABORT": "1"},
+                capture_output=True,
+                text=True,
+            )
+        self.assertEqual(done.returncode, -signal.SIGABRT, done.stderr)
+        real = "E0000 00:00:1.5  1 cuda_driver.cc:1] out of memory\nF0000 the last line"
+        self.assertEqual(done.stderr, f"[0, 0]\n{real}", done.stdout)
+
+    def test_each_line_of_the_list_is_dropped_and_others_pass(self):
+        noise = """\
+WARNING: All log messages before absl::InitializeLog() is called are written to STDERR
+I0000 00:00:1.1   1 port.cc:153] oneDNN custom operations are on. You may see slightly different numerical results.
+I0000 00:00:1.1   1 cudart_stub.cc:31] Could not find cuda drivers on your machine, GPU will not be used.
+E0000 00:00:1.1   1 cuda_platform.cc:52] failed call to cuInit: INTERNAL: CUDA error: UNKNOWN ERROR (303)
+I0000 00:00:1.1   1 service.cc:153] XLA service 0x5 initialized for platform Host (this does not guarantee it). Devices:
+I0000 00:00:1.1   1 service.cc:161]   StreamExecutor [0]: Host, Default Version
+"""
+        real = """\
+E0000 00:00:1.1   1 cuda_platform.cc:52] failed call to cuInit: INTERNAL: CUDA error: CUDA_ERROR_NO_DEVICE (100)
+W0000 00:00:1.1   1 service.cc:153] XLA service is slow
+Traceback (most recent call last):
+"""
+        code = "import os, sys\nfrom myxtts.commands.tensorflow_log import filter_stderr\nfilter_stderr()\n"
+        code += "os.write(2, sys.argv[1].encode())"
+        done = subprocess.run([sys.executable, "-c", code, noise + real], cwd=ROOT, capture_output=True, text=True)
+        self.assertEqual((done.returncode, done.stderr), (0, real))
 
 
 if __name__ == "__main__":

@@ -447,7 +447,7 @@ class CompleteEvaluation(unittest.TestCase):
     def test_notes_name_the_recogniser_and_its_bias(self):
         table = self.score.table()
         self.assertIn("| character error rate, by the recogniser | ", table)
-        self.assertRegex(table, r"the recogniser is .*heard, step-000000; on the recordings .* of \d+\.\d% and a word")
+        self.assertRegex(table, r"the recogniser is .*asr, step-000000; on the recordings .* of \d+\.\d% and a word")
         self.assertIn("its error rates are optimistic", table)
 
     def test_a_tts_run_as_recogniser_is_rejected(self):

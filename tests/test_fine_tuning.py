@@ -151,10 +151,10 @@ class Started(Runs):
         expected = read_arrays(self.base / f"checkpoints/step-{best:06d}/averages.npz")
         still = ("--learning-rate", "1e-30", "--weight-decay", "0", "--max-steps", "1")
         self.assertEqual(tune("still", *still).code, 0)
-        found = read_arrays(self.place.run_dir("still") / "checkpoints/step-000001/model.npz")
-        self.assertEqual(found.keys(), expected.keys())
+        weights = read_arrays(self.place.run_dir("still") / "checkpoints/step-000001/model.npz")
+        self.assertEqual(weights.keys(), expected.keys())
         for name, array in expected.items():
-            np.testing.assert_array_equal(found[name][: len(array)], array, err_msg=name)
+            np.testing.assert_array_equal(weights[name][: len(array)], array, err_msg=name)
 
     def test_inherits_model_size_and_text_front_end_by_default(self):
         named = ("--text-frontend", "characters", "--model-size", "tiny")
@@ -196,9 +196,9 @@ class Frozen(Runs):
         start = read_pretrained(self.base, self.place.folder).weights
         for name, array in start.items():
             for group in ("model", "averages"):
-                found = arrays[f"{group}/{name}"][: len(array)]
+                weights = arrays[f"{group}/{name}"][: len(array)]
                 unused = "language" in name  # the new corpus has no English, and embeddings do not decay
-                self.assertEqual((found == array).all(), "decoder" in name or unused, f"{group} {name}")
+                self.assertEqual((weights == array).all(), "decoder" in name or unused, f"{group} {name}")
         moments = [name for name in arrays if name.startswith("optimizer/") and "momentum" in name]
         self.assertEqual(len(moments), 2)  # of the two embeddings
         self.assertFalse(any("decoder" in name for name in moments))

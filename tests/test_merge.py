@@ -419,7 +419,7 @@ class ASRRuns(unittest.TestCase):
 
     def make_run(self, name: str, blank: float) -> Path:
         """Copy the run with a higher bias of the blank symbol."""
-        run = self.place.copy_run("heard", name, self.addCleanup)
+        run = self.place.copy_run("asr", name, self.addCleanup)
         for group in ("model", "averages"):
             file = latest(run / "checkpoints") / f"{group}.npz"
             weights = read_arrays(file)

@@ -42,7 +42,7 @@ def asr_run() -> ASRRun:
     temporary = tempfile.TemporaryDirectory()
     atexit.register(temporary.cleanup)
     place = Workplace(Path(temporary.name))
-    run = place.run_dir("heard")
+    run = place.run_dir("asr")
     data = DataConfig(train_data=str(place.corpus), text_frontend="characters", validation_fraction=0.25)
     config = Config(data=data, model=ModelConfig(task="asr", model_size="tiny"))
     corpus, _, vocabulary = load_corpora(config, run, length_rule_of(config))

@@ -1,11 +1,11 @@
-"""Replicas against one device: the same batches, taken by several replicas at once or by one device one after another.
+"""Compare replicas with a single device on the same batches, which the device accumulates one after another.
 
     python benchmarks/replicas.py
-    python benchmarks/replicas.py --tasks recogniser --replicas 2 --precisions mixed_bfloat16 --accumulations 2
+    python benchmarks/replicas.py --tasks asr --replicas 2 --precisions mixed_bfloat16 --accumulations 2
 
-Trains 20 steps of each case on the demo corpus, on simulated GPUs, and prints by how much weights, averages and losses
-differ at most. The corpus is so small that some steps are incomplete: batches in them are shorter or empty.
-Exit code 1 where weights of float32 differ by more than 1e-5.
+Trains 20 steps of each case on the demo corpus, on simulated GPUs, and prints the largest differences of weights,
+averages and losses. The corpus is so small that some steps are incomplete: some of their batches are shorter or empty.
+Exit code 1 if float32 weights differ by more than 1e-5.
 """
 
 import argparse
@@ -24,13 +24,13 @@ from myxtts.config.load import load
 from myxtts.config.schema import Config
 
 STEPS = 20
-MOST = 1e-5
+TOLERANCE = 1e-5
 BATCH_SIZE = 3
-SECONDS = 2.6  # utterances up to so long: 84 of the demo corpus, which make 2 to 14 steps an epoch
+MAX_SECONDS = 2.6  # keeps 84 utterances of the demo corpus, which make 2 to 14 steps an epoch
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Replicas against one device, on the same batches.")
+    parser = argparse.ArgumentParser(description="Compare replicas with a single device on the same batches.")
     parser.add_argument("--tasks", nargs="+", choices=("tts", "asr"), default=("tts", "asr"))
     parser.add_argument("--replicas", nargs="+", type=int, choices=range(2, 9), default=(2, 4))
     parser.add_argument(
@@ -41,31 +41,32 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    asked = parse(arguments)
+    options = parse(arguments)
     logging.getLogger("myxtts").setLevel(logging.ERROR)
     from myxtts.config.schema import PlacementConfig
     from myxtts.placement import devices
     from myxtts.placement.routes import plan_routes
 
-    devices.configure(plan_routes(PlacementConfig(simulate_gpus=max(asked.replicas)), 0))
+    devices.configure(plan_routes(PlacementConfig(simulate_gpus=max(options.replicas)), 0))
     print("| task | replicas | accumulation | precision | weights | averages | loss |\n|---|---|---|---|---|---|---|")
     failed = False
-    for case in itertools.product(asked.tasks, asked.replicas, asked.accumulations, asked.precisions):
+    for case in itertools.product(options.tasks, options.replicas, options.accumulations, options.precisions):
         weights, averages, loss = differences(*case)
         print(f"| {' | '.join(map(str, case))} | {weights:.1e} | {averages:.1e} | {loss:.1e} |", flush=True)
-        failed |= case[-1] == "float32" and weights > MOST
+        failed |= case[-1] == "float32" and weights > TOLERANCE
     return int(failed)
 
 
 def differences(task: str, replicas: int, accumulation: int, precision: str) -> tuple[float, float, float]:
-    """The largest difference after STEPS steps, of weights, of averages and of losses on the way."""
+    """Return the largest differences of weights, averages and losses in STEPS steps."""
     config = settings(task, accumulation, precision)
     several = trained(config, replicas, together=True)
-    alone = trained(config, replicas, together=False)
-    return tuple(
-        max(float(np.abs(one - other).max()) for one, other in zip(*pair, strict=True))
-        for pair in zip(several, alone, strict=True)
+    single = trained(config, replicas, together=False)
+    weights, averages, losses = (
+        max(float(np.abs(value - expected).max()) for value, expected in zip(*pair, strict=True))
+        for pair in zip(several, single, strict=True)
     )
+    return weights, averages, losses
 
 
 def settings(task: str, accumulation: int, precision: str) -> Config:
@@ -77,11 +78,11 @@ def settings(task: str, accumulation: int, precision: str) -> Config:
             "text_frontend": "characters",
             "batch_size": BATCH_SIZE,
             "buckets": 2,
-            "max_seconds": SECONDS,
+            "max_seconds": MAX_SECONDS,
             "max_rejected": 1.0,
             "gradient_accumulation": accumulation,
             "precision": precision,
-            # At the full rate after 5 steps the voice is unstable: within three steps a last bit became 2.8e-4.
+            # With 5 steps the voice is unstable: a difference in the last bit grew to 2.8e-4 in three steps.
             "warmup_steps": 40,
             "ema_decay": 0.9,
         },
@@ -89,10 +90,10 @@ def settings(task: str, accumulation: int, precision: str) -> Config:
 
 
 def trained(config: Config, replicas: int, together: bool) -> tuple[list[np.ndarray], ...]:
-    """Weights, averages and losses of STEPS steps of a plan for some replicas.
+    """Train STEPS steps of a plan for several replicas; return weights, averages and losses.
 
     Args:
-        together: on as many devices; else the first one takes the batches of all, one after another.
+        together: use one device for each replica; otherwise one device accumulates the batches of all replicas.
     """
     from myxtts.data.dataset import load_corpora
     from myxtts.data.pipeline import Pipeline
@@ -109,7 +110,7 @@ def trained(config: Config, replicas: int, together: bool) -> tuple[list[np.ndar
     with tempfile.TemporaryDirectory() as folder:
         corpus, _, vocabulary = load_corpora(config, Path(folder), length_rule_of(config), replicas=replicas)
         state = build_state(config, vocabulary, make_replicas(routes if together else routes[:1]))
-        if not together:  # every batch of a step is a round
+        if not together:  # every batch of a step is a microbatch
             accumulated = config.training.model_copy(update={"gradient_accumulation": 2})
             step = make_step(config.model_copy(update={"training": accumulated}), state)
         else:
@@ -119,10 +120,10 @@ def trained(config: Config, replicas: int, together: bool) -> tuple[list[np.ndar
         pipeline = Pipeline(corpus, routes, extractor, config.data, seed=0, cache_folder=Path(folder))
         with pipeline.open_feed(Position()) as feed:
             for number in range(STEPS):
-                rounds = loop.batches_of(loop.next_microbatches(feed))
-                if not together:  # replica by replica, as one device accumulates them
-                    rounds = [[batch] for own in zip(*rounds, strict=True) for batch in own]
-                outcome = step(rounds, number + 1, schedule.learning_rate(number), schedule.ema_decay(number))
+                microbatches = loop.batches_of(loop.next_microbatches(feed))
+                if not together:  # replica by replica
+                    microbatches = [[batch] for replica in zip(*microbatches, strict=True) for batch in replica]
+                outcome = step(microbatches, number + 1, schedule.learning_rate(number), schedule.ema_decay(number))
                 losses.append(np.array(step.read(outcome)["loss"]))
     weights = [state.replicas.local_results(v.value)[-1].numpy() for v in state.trained]
     return weights, [state.replicas.local_results(v)[-1].numpy() for v in state.averages], losses

@@ -1,12 +1,12 @@
-"""What workers gain: some against one, each pinned to a core of its own, on the same batches a worker.
+"""Measure how much several workers gain over one, each pinned to its own core, with the same batch size per worker.
 
     python benchmarks/scaling.py
-    python benchmarks/scaling.py --tasks recogniser --workers 2 --num-syncs 3 --steps 200
+    python benchmarks/scaling.py --tasks asr --workers 2 --repeats 3 --steps 200
 
-Trains on the demo corpus by utilities/launch_workers.py, one worker and several by turns, and as many runs at the same
-time that do not talk to each other ("apart"): what the machine itself allows, whose cores share memory and cache.
-Compares how many audio seconds are trained on in a second: medians over the reports of all rounds, the first of each
-run left out. The all-reduce is measured on tensors of the model's size.
+Trains on the demo corpus with utilities/launch_workers.py: by turns with one worker, with several workers, and with as
+many independent runs at the same time ("apart"). The independent runs show what the machine allows, since its cores
+share memory and cache. Compares audio seconds trained per second: medians over the reports of all repeats, without the
+first report of each run. The all-reduce is measured on tensors of the model's size.
 """
 
 import argparse
@@ -27,53 +27,55 @@ from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded
 from myxtts.errors import TrainingError
 
-TARGET = 1.8  # of two workers
+TARGET_GAIN = 1.8  # of two workers
 LOG_EVERY = 20
-BYTES_A_PARAMETER = 4
+BYTES_PER_PARAMETER = 4
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Some workers against one, each on a core of its own.")
+    parser = argparse.ArgumentParser(description="Compare several workers with one, each on its own core.")
     parser.add_argument("--tasks", nargs="+", choices=("tts", "asr"), default=("tts", "asr"))
-    parser.add_argument("--workers", type=bounded(int, 2, 64), default=2, help="that train together (default 2)")
-    parser.add_argument(
-        "--num-syncs", type=bounded(int, 1, 20), default=2, help="runs of each kind, by turns (default 2)"
-    )
-    parser.add_argument("--steps", type=bounded(int, 40), default=160, help="of each run (default 160)")
-    parser.add_argument("--batch-size", type=bounded(int, 1), default=16, help="of each worker (default 16)")
+    parser.add_argument("--workers", type=bounded(int, 2, 64), default=2, help="number of workers (default 2)")
+    parser.add_argument("--repeats", type=bounded(int, 1, 20), default=2, help="runs of each kind (default 2)")
+    parser.add_argument("--steps", type=bounded(int, 40), default=160, help="steps of each run (default 160)")
+    parser.add_argument("--batch-size", type=bounded(int, 1), default=16, help="batch size of each worker (default 16)")
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    asked, reached = parse(arguments), []
+    options, gains = parse(arguments), []
     print("| task | workers | audio s/s | steps/s | gain | all-reduce | of the step |\n|---|---|---|---|---|---|---|")
-    for task in asked.tasks:
-        runs, apart = {1: [], asked.workers: []}, []
-        for _ in range(asked.rounds):
-            for workers, found in runs.items():
-                found.append(trained(task, workers, asked.steps, asked.batch_size))
-            with ThreadPoolExecutor(asked.workers) as pool:
-                cores = sorted(os.sched_getaffinity(0))[: asked.workers]
-                apart.append([*pool.map(partial(trained, task, 1, asked.steps, asked.batch_size), cores)])
+    for task in options.tasks:
+        runs: dict[int, list[dict]] = {1: [], options.workers: []}
+        apart: list[list[dict]] = []
+        for _ in range(options.repeats):
+            for workers, results in runs.items():
+                results.append(trained(task, workers, options.steps, options.batch_size))
+            with ThreadPoolExecutor(options.workers) as pool:
+                cores = sorted(os.sched_getaffinity(0))[: options.workers]
+                apart.append([*pool.map(partial(trained, task, 1, options.steps, options.batch_size), cores)])
         parameters = runs[1][0]["parameters"]
-        reduce_s = all_reduce_s(asked.workers, BYTES_A_PARAMETER * parameters)
+        reduce_s = all_reduce_s(options.workers, BYTES_PER_PARAMETER * parameters)
         alone = median(speed for run in runs[1] for speed in run["audio_seconds_per_s"])
-        for workers, found in runs.items():
-            speed = median(speed for run in found for speed in run["audio_seconds_per_s"])
-            steps = median(speed for run in found for speed in run["steps_per_s"])
-            told = f"{1e3 * reduce_s:.0f} ms | {100 * reduce_s * steps:.1f} %" if workers > 1 else "– | –"
-            print(f"| {task} | {workers} | {speed:.1f} | {steps:.2f} | {speed / alone:.2f} | {told} |", flush=True)
-        reached.append(speed / alone)
+        for workers, results in runs.items():
+            speed = median(speed for run in results for speed in run["audio_seconds_per_s"])
+            steps = median(speed for run in results for speed in run["steps_per_s"])
+            all_reduce = f"{1e3 * reduce_s:.0f} ms | {100 * reduce_s * steps:.1f} %" if workers > 1 else "– | –"
+            print(
+                f"| {task} | {workers} | {speed:.1f} | {steps:.2f} | {speed / alone:.2f} | {all_reduce} |", flush=True
+            )
+        gains.append(speed / alone)
         ceiling = sum(
-            median(speed for run in place for speed in run["audio_seconds_per_s"]) for place in zip(*apart, strict=True)
+            median(speed for run in core_runs for speed in run["audio_seconds_per_s"])
+            for core_runs in zip(*apart, strict=True)
         )
-        print(f"| {task} | {asked.workers} apart | {ceiling:.1f} | – | {ceiling / alone:.2f} | – | – |", flush=True)
-    return int(asked.workers == 2 and min(reached) < TARGET)
+        print(f"| {task} | {options.workers} apart | {ceiling:.1f} | – | {ceiling / alone:.2f} | – | – |", flush=True)
+    return int(options.workers == 2 and min(gains) < TARGET_GAIN)
 
 
 def trained(task: str, workers: int, steps: int, batch_size: int, core: int | None = None) -> dict:
-    """Parameters of the model, and by name the figures of a run's reports but the first; on one core if it is given."""
+    """Train a run, on one core if given; return the number of parameters, and figures of all reports but the first."""
     with tempfile.TemporaryDirectory() as folder:
         flags = f"--task {task} --model-size tiny --text-frontend characters --run run --runs-dir {folder}"
         flags += f" --batch-size {batch_size} --max-steps {steps} --log-every {LOG_EVERY} --validate-every 0"
@@ -88,18 +90,18 @@ def trained(task: str, workers: int, steps: int, batch_size: int, core: int | No
 
 
 def all_reduce_s(workers: int, size_bytes: int) -> float:
-    """Seconds of an all-reduce of a tensor of this size, between the sizes that check_distributed.py measures."""
+    """Return the seconds of an all-reduce of this size, interpolated between the sizes of check_distributed.py."""
     printed = launched(workers, "utilities/check_distributed.py", "--gpus-per-worker", "0")
-    found = re.findall(r"([0-9,]+) +([0-9.]+) ms +[0-9.]+", printed)
-    points = sorted((int(size.replace(",", "")), float(ms) / 1e3) for size, ms in found)
+    rows = re.findall(r"([0-9,]+) +([0-9.]+) ms +[0-9.]+", printed)
+    points = sorted((int(size.replace(",", "")), float(ms) / 1e3) for size, ms in rows)
     lower = max(point for point in points if point[0] <= size_bytes)
     upper = min(point for point in points if point[0] > size_bytes)
-    share = (size_bytes - lower[0]) / (upper[0] - lower[0])
-    return lower[1] + share * (upper[1] - lower[1])
+    fraction = (size_bytes - lower[0]) / (upper[0] - lower[0])
+    return lower[1] + fraction * (upper[1] - lower[1])
 
 
 def pinned(core: int, *command: str) -> str:
-    """What a run on one core printed. Raises TrainingError where it failed."""
+    """Return the output of a run on one core. Raise TrainingError if it fails."""
     code = f"import os, runpy, sys; os.sched_setaffinity(0, {{{core}}}); sys.argv.pop(0)"
     code += "; runpy.run_path(sys.argv[0], run_name='__main__')"
     done = subprocess.run([sys.executable, "-c", code, *command], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -109,7 +111,7 @@ def pinned(core: int, *command: str) -> str:
 
 
 def launched(workers: int, *command: str) -> str:
-    """What the workers printed. Raises TrainingError where they failed."""
+    """Return the output of the workers. Raise TrainingError if they fail."""
     with tempfile.TemporaryDirectory() as logs:
         launcher = f"utilities/launch_workers.py --workers {workers} --cores-per-worker 1 --logs {logs} --"
         done = subprocess.run(

@@ -1,6 +1,6 @@
-"""Import this before anything of TensorFlow runs: the CPU becomes four logical devices, without soft placement.
+"""Splits the CPU into four logical devices, without soft placement. Import this module before TensorFlow starts.
 
-All tests of one process share them: `/CPU:0` makes batches, `/CPU:1` holds models, and replicas are on all four.
+All tests of a process share the devices: `/CPU:0` makes batches, `/CPU:1` holds models, and replicas use all four.
 """
 
 import os

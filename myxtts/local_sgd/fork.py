@@ -1,4 +1,4 @@
-"""The first checkpoint of a job that goes on from a common start. No TensorFlow."""
+"""Forks a run: writes the first checkpoint of a job that continues from the warm start. No TensorFlow."""
 
 from pathlib import Path
 
@@ -12,24 +12,24 @@ from myxtts.training.checkpoint_files import (
     write_checkpoint,
 )
 
-OF_A_MERGE = ("merge_inputs", "kept_input")  # what a merged start says of itself
+MERGE_KEYS = ("merge_inputs", "kept_input")  # metadata of a merged checkpoint, which a fork does not inherit
 
 
 def fork(start: Path, run: Path, config: Config) -> Path:
-    """Let a run begin with the weights, optimizer and step of a checkpoint, and at the beginning of its own corpus.
+    """Start a run from the weights, optimizer and step of a checkpoint, at the beginning of the run's own corpus.
 
-    Does nothing where the run has a checkpoint already.
+    Does nothing if the run already has a checkpoint.
 
     Args:
-        start: a checkpoint, whose tables have all symbols, languages and speakers of the run's corpus.
+        start: a checkpoint whose vocabulary has all symbols, languages and speakers of the run's corpus.
         run: folder of the new run, which `--resume` then trains.
         config: of the new run.
 
     Returns:
-        its newest checkpoint.
+        the newest checkpoint of the run.
 
     Raises:
-        CheckpointError: the start is damaged.
+        CheckpointError: `start` is damaged.
     """
     checkpoints = run / "checkpoints"
     if newest := latest(checkpoints):
@@ -48,12 +48,12 @@ def fork(start: Path, run: Path, config: Config) -> Path:
             "run": str(start.parents[1]),
             "step": metadata["step"],
             "weights": digest,
-            **{table: len(metadata[table]) for table in ("symbols", "languages", "speakers")},
+            **{name: len(metadata[name]) for name in ("symbols", "languages", "speakers")},
         },
     }
-    kept = {name: value for name, value in metadata.items() if name not in OF_A_MERGE}
+    inherited = {name: value for name, value in metadata.items() if name not in MERGE_KEYS}
     target = checkpoint_of(checkpoints, metadata["step"])
-    write_checkpoint(target, ((path.stem, _arrays(path)) for path in sorted(start.glob("*.npz"))), kept | changed)
+    write_checkpoint(target, ((path.stem, _arrays(path)) for path in sorted(start.glob("*.npz"))), inherited | changed)
     return target
 
 

@@ -144,7 +144,7 @@ class Mistakes(unittest.TestCase):
             (["--json", "/nowhere/at/all.json"], "there is no folder /nowhere/at"),
             (["--config", "nowhere.yaml"], "cannot be read"),
             (["--init-from", "nowhere"], "nowhere"),
-            (["--placement", "auto"], "train_main.py alone can do"),
+            (["--placement", "auto"], "only train_main.py supports it"),
         ):
             with self.subTest(argv=argv):
                 finished = preflight_of(*argv)

@@ -98,16 +98,18 @@ def check_pipeline(trial: Trial, steps: int) -> Iterator[Check]:
     yield recommended(
         timeline.efficiency >= MIN_EFFICIENCY or not dual,
         "efficiency",
-        f"{100 * MIN_EFFICIENCY:.0f} % of the slower stage's rate or more" if dual else "any: one device does both",
+        f"at least {100 * MIN_EFFICIENCY:.0f} % of the slower stage's rate" if dual else "any: one device does both",
         f"{100 * timeline.efficiency:.0f} %: {timeline.making_s:.2f} s of making batches and "
         f"{timeline.training_s:.2f} s of training took {timeline.window_s:.2f} s",
         "The stages wait for each other in turn: try --prefetch-buffer-size 8, or more --buckets.",
     )
+    wait_share, bottleneck = timeline.interval.wait_share, timeline.interval.bottleneck
+    slowest = "batches are made fast enough" if bottleneck == "step" else f"the slowest stage is {bottleneck}"
     yield recommended(
-        timeline.interval.wait_share <= MAX_WAIT_SHARE,
+        wait_share <= MAX_WAIT_SHARE,
         "wait for batches",
         f"the model device waits at most {100 * MAX_WAIT_SHARE:.0f} % of the time",
-        f"{100 * timeline.interval.wait_share:.1f} %; the slowest stage is {timeline.interval.bottleneck}",
+        f"{100 * wait_share:.1f} %; {slowest}",
         "utilities/dual_gpu_bottleneck_profiler.py measures each stage and recommends changes.",
     )
     producers = [producer.produce for producer in trial.pipeline.producers]
@@ -118,12 +120,12 @@ def check_pipeline(trial: Trial, steps: int) -> Iterator[Check]:
 def check_overlap(timeline: Timeline, dual: bool) -> Check:
     shorter_s = min(timeline.producing_s, timeline.training_s)
     min_hidden_s = MIN_OVERLAP * shorter_s if dual else 0.0
-    minimum = f", for {100 * MIN_OVERLAP:.0f} % of the shorter of both times or more" if dual else ""
+    minimum = f", for at least {100 * MIN_OVERLAP:.0f} % of the shorter of both times" if dual else ""
     hidden = timeline.hidden_s / timeline.producing_s if timeline.producing_s else 0.0
     return required(
         timeline.hidden_s > min_hidden_s,
         "overlap",
-        f"batch n+1 is produced while step n runs{minimum}",
+        f"batch n+1 is produced during step n{minimum}",
         f"in {timeline.overlapped_steps} of {len(timeline.training)} steps; {timeline.hidden_s:.2f} s, "
         f"which hide {100 * hidden:.0f} % of the time of producing",
         "utilities/dual_gpu_bottleneck_profiler.py draws a timeline of all stages.",

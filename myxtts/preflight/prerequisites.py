@@ -88,11 +88,17 @@ def package_requirements() -> list[Requirement]:
 def check_packages(requirements: Sequence[Requirement]) -> Check:
     """Compare the installed versions with the requirements."""
     faults = {requirement: fault for requirement in requirements if (fault := package_fault(requirement))}
-    found = ", ".join(faults.values()) or f"{len(requirements)} of {len(requirements)}"
+    found = ", ".join(faults.values()) or f"{len(requirements)} of {len(requirements)} installed"
     to_do = "Install them: pip install " + " ".join(
         f'"{requirement.name}{requirement.specifier}"' for requirement in faults
     )
-    return required(not faults, "packages", f"the {len(requirements)} packages that MyXTTS requires", found, to_do)
+    return required(
+        not faults,
+        "packages",
+        f"the {len(requirements)} packages that MyXTTS requires, in suitable versions",
+        found,
+        to_do,
+    )
 
 
 def package_fault(requirement: Requirement) -> str:

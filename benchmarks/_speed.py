@@ -1,4 +1,4 @@
-"""How fast a run's network trains and speaks here: what benchmarks/voice.py asks for. Run by it, in one process."""
+"""Speed of a run's network in training and synthesis on this machine, for benchmarks/voice.py."""
 
 import time
 from collections.abc import Sequence
@@ -31,12 +31,12 @@ from myxtts.training.step import Step
 
 
 def speed_of(run: Path, utterances: int, iterations: int, steps: int) -> dict[str, float]:
-    """Real-time factors of held-out texts, and what the training step makes of the machine.
+    """Return real-time factors of held-out texts, and the training step's share of the machine's matrix-product rate.
 
     Args:
-        utterances: texts that are spoken.
-        iterations: of Griffin-Lim.
-        steps: of training that are timed.
+        utterances: number of texts to synthesize.
+        iterations: Griffin-Lim iterations.
+        steps: number of training steps to time.
     """
     placement = plan_routes(PlacementConfig(), devices.gpu_count())
     devices.configure(placement)
@@ -48,19 +48,19 @@ def speed_of(run: Path, utterances: int, iterations: int, steps: int) -> dict[st
         rate = matmul_flops_per_s()
     figures = step_speed(config, corpus, metadata, placement, run, steps)
     figures |= {"rate_share": figures["step_flops_per_s"] / rate, "matmul_gflops": rate / 1e9}
-    return figures | speaking_speed(config, held_out, checkpoint, metadata, route, run, utterances, iterations)
+    return figures | synthesis_speed(config, held_out, checkpoint, metadata, route, run, utterances, iterations)
 
 
 def step_speed(
     config: Config, corpus: Corpus, metadata: dict, placement: Devices, run: Path, steps: int
 ) -> dict[str, float]:
-    """Time and matrix products of the training step on one batch of a middle length, taken again and again."""
+    """Return time and matrix products of the training step, repeated on one batch of medium length."""
     state = build_state(config, vocabulary_of(metadata), make_replicas(placement.routes))
     training = config.training
     step = Step(
         state, training.gradient_clip, 1, config.data.enable_static_shapes, compile_xla=training.compile == "xla"
     )
-    batch = middle_batch(config, corpus, placement.routes[0], run).batch
+    batch = medium_batch(config, corpus, placement.routes[0], run).batch
     times_s = []
     for number in range(1, steps + 3):
         started_s = time.perf_counter()
@@ -71,16 +71,16 @@ def step_speed(
     return {"step_gflop": flops / 1e9, "step_s": step_s, "step_flops_per_s": flops / step_s}
 
 
-def middle_batch(config: Config, corpus: Corpus, route: Route, run: Path) -> DeviceBatch:
-    """The first batch of the bucket in the middle."""
+def medium_batch(config: Config, corpus: Corpus, route: Route, run: Path) -> DeviceBatch:
+    """Return the first batch of the bucket in the middle."""
     middle = len(corpus.plan.bounds) // 2
     extractor = task_of(config).extractor(config, training=False)
     pipeline = Pipeline(corpus, [route], extractor, config.data, seed=config.training.seed, cache_folder=run)
     with pipeline.open_feed(Position(), epochs=1) as feed:
-        return next(delivery for (delivery,) in feed if delivery.planned.step.bucket == middle)
+        return next(batch for (batch,) in feed if batch.planned.step.bucket == middle)
 
 
-def speaking_speed(
+def synthesis_speed(
     config: Config,
     held_out: Manifest,
     checkpoint: Path,
@@ -90,24 +90,24 @@ def speaking_speed(
     utterances: int,
     iterations: int,
 ) -> dict[str, float]:
-    """Seconds of computing for a second of speech, from text to wave, after all of it was said once."""
+    """Return the seconds of computation per second of speech, from text to wave, after one warm-up pass."""
     network = load_model(checkpoint, metadata, route.model)
-    found = load_utterances(network, held_out, config, route, run, utterances)
+    loaded = load_utterances(network, held_out, config, route, run, utterances)
     options = synthesis_options(config.model)
 
-    def say(part: Sequence[Utterance]) -> float:
-        """Seconds of speech."""
-        texts, languages = [one.text for one in part], [one.language for one in part]
-        references = [one.reference for one in part]
+    def synthesize_batch(batch: Sequence[Utterance]) -> float:
+        """Synthesize a batch and return the seconds of speech."""
+        texts, languages = [utterance.text for utterance in batch], [utterance.language for utterance in batch]
+        references = [utterance.reference for utterance in batch]
         waves = synthesize(network, metadata, texts, languages, references, options, route.model, iterations)
         return sum(map(len, waves)) / SAMPLE_RATE_HZ
 
     figures = {}
-    for name, parts in (("single", [[one] for one in found]), ("batch", [found])):
+    for name, batches in (("single", [[utterance] for utterance in loaded]), ("batch", [loaded])):
         factors = []
-        for _ in range(2):  # the first warms up
+        for _ in range(2):  # the first pass is the warm-up
             started_s = time.perf_counter()
-            speech_s = sum(map(say, parts))
+            speech_s = sum(map(synthesize_batch, batches))
             factors.append((time.perf_counter() - started_s) / speech_s)
         figures[f"real_time_factor_{name}"] = factors[-1]
     return figures

@@ -1,5 +1,7 @@
-"""The documentation against the program: its links lead somewhere, its flags and commands exist."""
+"""The documentation: its links have targets, and its flags and commands exist."""
 
+import contextlib
+import io
 import re
 import shlex
 import subprocess
@@ -10,20 +12,22 @@ from functools import cache
 from pathlib import Path
 
 from myxtts.commands import train
+from myxtts.commands.main import COMMANDS, run
 from myxtts.config.settings import SETTINGS
 from myxtts.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
-OWN_FLAGS = {"--help", "--config", "--print-config"}  # of train_main.py, beside the settings
-FOREIGN_FLAGS = {"--logdir"}  # of tensorboard
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+FOREIGN_FLAGS = {"--logdir", "--no-deps", "--wheel-dir"}  # of tensorboard and pip
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z_-]*")
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 SCRIPT = r"(?:train_main|validate_dual_gpu_pipeline|utilities/\w+|benchmarks/\w+)\.py"
-COMMAND = re.compile(rf"^(?:\w+=\S+ )?python3? +({SCRIPT})(.*)$", re.MULTILINE)
+COMMAND = re.compile(
+    rf"^(?:\w+=\S+ )?(?:python3? +({SCRIPT})|(?:python3? -m |bin/)?myxtts ([a-z-]+))(.*)$", re.MULTILINE
+)
 ABSOLUTE_PATH = re.compile(r"(?<![\w.:/>])/(?!corpora/)[A-Za-z]\w*/\w|\b[A-Z]:\\|file:/")  # /corpora/ is the example
 
 
@@ -33,38 +37,56 @@ def setting_flags() -> set[str]:
 
 
 @cache
-def script_flags(script: str) -> set[str]:
-    """What the --help of a script names."""
-    told = help_of(script)
-    commands = re.findall(r"^  \{([\w,]+)\}", told, re.MULTILINE)
-    return set(FLAG.findall("".join([told, *(help_of(script, one) for names in commands for one in names.split(","))])))
+def flags_of(program: str) -> set[str]:
+    """The flags in the --help of a script or a command, and of its subcommands."""
+    text = help_of(program)
+    subcommands = re.findall(r"^  \{([\w,]+)\}", text, re.MULTILINE)
+    texts = [help_of(program, name) for names in subcommands for name in names.split(",")]
+    return set(FLAG.findall("".join([text, *texts])))
 
 
-def help_of(script: str, *command: str) -> str:
-    line = [sys.executable, ROOT / script, *command, "--help"]
-    return subprocess.run(line, capture_output=True, text=True, check=True).stdout
+def help_of(program: str, *subcommand: str) -> str:
+    command = command_of(program)
+    if command is None:
+        line = [sys.executable, ROOT / program, *subcommand, "--help"]
+        return subprocess.run(line, capture_output=True, text=True, check=True).stdout
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
+        run([command, *subcommand, "--help"])
+    return out.getvalue()
 
 
-def scripts() -> list[str]:
-    found = [*ROOT.glob("validate_*.py"), *ROOT.glob("utilities/[!_]*.py"), *ROOT.glob("benchmarks/[!_]*.py")]
-    return sorted(path.relative_to(ROOT).as_posix() for path in found)
+def command_of(program: str) -> str | None:
+    """The command of a name or of a script; None for a benchmark."""
+    if program in COMMANDS or program.startswith("benchmarks/"):
+        return program if program in COMMANDS else None
+    module = re.search(
+        r"^from myxtts.commands import (\w+)$", (ROOT / program).read_text(encoding="utf-8"), re.MULTILINE
+    )
+    return module[1].replace("_", "-") if module else None
+
+
+def programs() -> list[str]:
+    scripts = [ROOT / "train_main.py", *ROOT.glob("validate_*.py")]
+    scripts += [*ROOT.glob("utilities/[!_]*.py"), *ROOT.glob("benchmarks/[!_]*.py")]
+    return [*COMMANDS, *sorted(path.relative_to(ROOT).as_posix() for path in scripts)]
 
 
 def commands(text: str) -> Iterator[tuple[str, list[str]]]:
-    """(script, arguments) of each command in the code blocks of a page, and of what a command launches behind --."""
+    """(script or command, arguments) of each command line in the code blocks of a page, and of what follows --."""
     for block in FENCED.findall(text.replace("\\\n", " ")):
-        for script, arguments in COMMAND.findall(block):
-            own, launched = shlex.split(arguments, comments=True), []
-            if "--" in own:
-                at = own.index("--")
-                own, launched = own[:at], own[at + 1 :]
-            yield script, own
+        for script, name, rest in COMMAND.findall(block):
+            arguments, launched = shlex.split(rest, comments=True), []
+            if "--" in arguments:
+                end = arguments.index("--")
+                arguments, launched = arguments[:end], arguments[end + 1 :]
+            yield script or name, arguments
             if launched:
                 yield launched[0], launched[1:]
 
 
 def with_shipped_files(arguments: list[str]) -> list[str]:
-    """The arguments without the --config of a file that is the reader's own; shipped ones lie under ROOT."""
+    """Return the arguments with --config files of the project under ROOT, and without those of the reader."""
     if "--config" not in arguments:
         return arguments
     at = arguments.index("--config")
@@ -80,7 +102,7 @@ def anchors(text: str) -> set[str]:
 
 
 class LinkTest(unittest.TestCase):
-    def test_relative_links_lead_to_files_and_headings(self):
+    def test_relative_links_have_targets(self):
         for page in PAGES:
             for link in LINK.findall(FENCED.sub("", page.read_text(encoding="utf-8"))):
                 if re.match(r"https?:|mailto:", link):
@@ -88,8 +110,8 @@ class LinkTest(unittest.TestCase):
                 name, _, anchor = link.partition("#")
                 target = page.parent / name if name else page
                 with self.subTest(page=page.name, link=link):
-                    self.assertTrue(target.exists(), "leads nowhere")
-                    self.assertTrue(target.resolve().is_relative_to(ROOT), "leads out of the project")
+                    self.assertTrue(target.exists(), "no such file")
+                    self.assertTrue(target.resolve().is_relative_to(ROOT), "outside the project")
                     if anchor:
                         self.assertIn(anchor, anchors(target.read_text(encoding="utf-8")))
 
@@ -98,25 +120,25 @@ class LinkTest(unittest.TestCase):
         pages = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")} - {"README.md"}
         self.assertEqual(pages - linked, set())
 
-    def test_no_page_names_an_absolute_path(self):
+    def test_pages_have_no_absolute_paths(self):
         for page in PAGES:
             with self.subTest(page=page.name):
                 self.assertIsNone(ABSOLUTE_PATH.search(page.read_text(encoding="utf-8")))
 
 
 class FlagTest(unittest.TestCase):
-    def test_every_flag_named_exists(self):
-        known = setting_flags() | OWN_FLAGS | FOREIGN_FLAGS | set().union(*map(script_flags, scripts()))
+    def test_every_flag_in_the_documentation_exists(self):
+        known = setting_flags() | FOREIGN_FLAGS | set().union(*map(flags_of, programs()))
         for page in PAGES:
             named = {flag.replace("_", "-") for flag in FLAG.findall(page.read_text(encoding="utf-8"))}
             with self.subTest(page=page.name):
                 self.assertEqual(named - known, set())
 
-    def test_train_main_accepts_its_commands(self):
+    def test_train_accepts_its_command_lines(self):
         accepted = 0
         for page in PAGES:
-            for script, arguments in commands(page.read_text(encoding="utf-8")):
-                if script != "train_main.py" or arguments == ["--help"]:
+            for program, arguments in commands(page.read_text(encoding="utf-8")):
+                if program not in ("train", "train_main.py") or arguments == ["--help"]:
                     continue
                 with self.subTest(page=page.name, arguments=arguments):
                     try:
@@ -124,16 +146,20 @@ class FlagTest(unittest.TestCase):
                     except ConfigError as error:
                         self.fail(str(error))
                     accepted += 1
-        self.assertGreater(accepted, 10)  # or the pattern finds no commands any more
+        self.assertGreater(accepted, 10)  # or the pattern no longer finds the command lines
 
-    def test_other_scripts_have_the_flags_of_their_commands(self):
+    def test_programs_have_the_flags_of_their_command_lines(self):
         for page in PAGES:
-            for script, arguments in commands(page.read_text(encoding="utf-8")):
-                if script != "train_main.py":
-                    with self.subTest(page=page.name, script=script):
-                        self.assertIn(script, scripts())
-                        given = {argument for argument in arguments if argument.startswith("--")}
-                        self.assertEqual(given - script_flags(script), set())
+            for program, arguments in commands(page.read_text(encoding="utf-8")):
+                with self.subTest(page=page.name, program=program):
+                    self.assertIn(program, programs())
+                    flags = {argument.partition("=")[0] for argument in arguments if argument.startswith("--")}
+                    known = (
+                        flags_of(program) | setting_flags()
+                        if program in ("train", "train_main.py")
+                        else flags_of(program)
+                    )
+                    self.assertEqual({flag.replace("_", "-") for flag in flags} - known, set())
 
 
 if __name__ == "__main__":

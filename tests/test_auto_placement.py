@@ -19,7 +19,7 @@ from myxtts.placement.routes import plan_routes
 from myxtts.planner import auto
 from myxtts.planner.auto import choose_placement, measure_in_subprocess, rank_placements
 from myxtts.planner.stage_times import StageProfile, StageTimes
-from myxtts.profiling.measure import measure_stage_times
+from myxtts.profiling.isolated_stages import measure_stage_times
 from tests.tiny import Workplace, toy_models
 
 
@@ -105,7 +105,7 @@ class ChoosePlacementTest(unittest.TestCase):
             choose_placement(self.AUTO, not_called)
 
     def test_auto_is_no_placement_until_it_is_chosen(self):
-        with self.assertRaisesRegex(PlacementError, "train_main.py alone"):
+        with self.assertRaisesRegex(PlacementError, "only train_main.py"):
             plan_routes(PlacementConfig(placement="auto"), 2)
 
 

@@ -1,4 +1,4 @@
-"""Queues of a placement by hand, placements and their ranking, and the same queues with threads that sleep."""
+"""Simulation of placements against hand-computed times, their ranking, and emulation with threads that sleep."""
 
 import contextlib
 import io
@@ -13,7 +13,7 @@ from unittest import mock
 
 import numpy as np
 
-from myxtts.commands import plan as plan_placement
+from myxtts.commands import plan as plan_command
 from myxtts.commands import train
 from myxtts.commands.console import report_errors
 from myxtts.errors import ConfigError, PlacementError
@@ -41,7 +41,7 @@ REPLICATED = [("0", "0"), ("1", "1")]
 
 
 def stages(produce_s, step_s, transfer_s=0.0, read_s=0.0) -> StageTimes:
-    """Of 12 batches where every time is a number: that of every batch."""
+    """Return times of batches; a number stands for all batches, of which there are 12 if all times are numbers."""
     columns = read_s, produce_s, transfer_s, step_s
     n = max((len(column) for column in columns if np.ndim(column)), default=12)
     return StageTimes(*(np.full(n, column, float) for column in columns))
@@ -52,46 +52,46 @@ def seconds(routes, times: StageTimes, *args, **kwargs) -> float:
 
 
 class SimulationTest(unittest.TestCase):
-    """12 batches, in times that can be added up by hand."""
+    """12 batches with times that can be added up by hand."""
 
     def test_single_takes_the_sum_of_both_stages(self):
         self.assertAlmostEqual(seconds(SINGLE, stages(2, 3)), 12 * (2 + 3))
 
-    def test_dual_takes_the_slower_stage_and_one_filling(self):
-        for produce_s, step_s, found_s in ((2, 2, 2 + 24), (0.1, 3, 0.1 + 36), (3, 0.5, 36 + 0.5)):
+    def test_dual_takes_the_slower_stage_plus_filling_the_pipeline(self):
+        for produce_s, step_s, expected_s in ((2, 2, 2 + 24), (0.1, 3, 0.1 + 36), (3, 0.5, 36 + 0.5)):
             with self.subTest(produce_s=produce_s):
-                self.assertAlmostEqual(seconds(DUAL, stages(produce_s, step_s)), found_s)
+                self.assertAlmostEqual(seconds(DUAL, stages(produce_s, step_s)), expected_s)
 
-    def test_transfer_keeps_the_producer_but_not_its_device_and_is_nothing_on_one_device(self):
+    def test_transfer_occupies_the_producer_but_not_its_device_and_is_free_on_one_device(self):
         outcome = simulate(DUAL, stages(2, 1, transfer_s=3))
         self.assertAlmostEqual(outcome.duration_s, 12 * 5 + 1)
         self.assertAlmostEqual(outcome.busy_s["0"], 24)
         self.assertAlmostEqual(seconds(SINGLE, stages(2, 1, transfer_s=3)), 36)
 
-    def test_deep_feed_hides_a_slow_batch_where_a_feed_of_one_cannot(self):
+    def test_deep_feed_hides_a_slow_batch_that_a_shallow_feed_does_not(self):
         times = stages([1, 1, 1, 1, 8], 2)
         deep, shallow = (simulate(DUAL, times, QueueDepths(feed=depth)) for depth in (8, 1))
         # Deep: batches ready at 1 2 3 4 12. Of depth 1, the fourth finds the feed full from 4 to 5: the last is at 13.
         self.assertEqual((deep.duration_s, deep.blocked_s, deep.wait_s), (14, 0, 1 + 3))
         self.assertEqual((shallow.duration_s, shallow.blocked_s, shallow.wait_s), (15, 1, 1 + 4))
 
-    def test_replicas_that_make_their_own_batches_share_the_work_and_pay_the_all_reduce(self):
+    def test_replicated_placement_shares_the_work_and_pays_the_all_reduce(self):
         self.assertAlmostEqual(seconds(REPLICATED, stages(2, 3), all_reduce_s=0.5), 6 * (2 + 3 + 0.5))
 
-    def test_each_replica_gets_every_second_batch_of_two(self):
+    def test_two_replicas_take_batches_alternately(self):
         outcome = simulate(REPLICATED, stages([1, 5] * 6, [2, 3] * 6))
         self.assertEqual(outcome.busy_s, {"0": 6 * (1 + 2), "1": 6 * (5 + 3)})
 
-    def test_one_producer_for_three_makes_a_round_of_three(self):
+    def test_one_producer_for_three_replicas_makes_three_batches_per_step(self):
         routes = [("0", model) for model in "123"]
         self.assertAlmostEqual(seconds(routes, stages(2, 3, transfer_s=1)), 4 * 3 * (2 + 1) + 3)
         self.assertAlmostEqual(seconds(routes, stages(0.5, 3), all_reduce_s=1), 1.5 + 4 * (3 + 1))
 
-    def test_two_producers_for_four_are_two_pairs(self):
+    def test_two_producers_for_four_replicas_are_two_pairs(self):
         routes = [("0", "2"), ("0", "3"), ("1", "4"), ("1", "5")]
         self.assertAlmostEqual(seconds(routes, stages(2, 3)), 3 * 2 * 2 + 3)
 
-    def test_data_device_that_trains_too_does_one_thing_at_a_time(self):
+    def test_data_device_that_also_trains_does_one_thing_at_a_time(self):
         outcome = simulate([("0", "0"), ("0", "1")], stages(1, 3))
         self.assertAlmostEqual(outcome.busy_s["0"], 12 + 18)
         self.assertGreaterEqual(outcome.duration_s, 30)
@@ -100,20 +100,20 @@ class SimulationTest(unittest.TestCase):
         routes = [("0", "1"), ("2", "3")]
         self.assertAlmostEqual(seconds(routes, stages(0, [1, 4, 5, 2])), 4 + 5)
 
-    def test_readers_work_at_the_same_time_and_deliver_in_order(self):
+    def test_readers_run_in_parallel_and_deliver_in_order(self):
         times = stages(0, 1, read_s=[6, 1, 1, 1])
         # Two readers: the second batch is read at 1 but leaves after the first, at 6; then comes the fourth, at 7.
         self.assertAlmostEqual(seconds(DUAL, times, QueueDepths(workers=2)), 6 + 4)
         self.assertAlmostEqual(seconds(DUAL, stages(0, 1, read_s=4), QueueDepths(workers=2)), 6 * 4 + 2)
 
-    def test_each_data_device_has_readers_of_its_own(self):
-        for routes, found_s in (
+    def test_each_data_device_has_its_own_readers(self):
+        for routes, expected_s in (
             (REPLICATED, 6 * 4 + 1),
             ([("0", "1"), ("0", "2")], 12 * 4 + 1),
             ([("0", "1"), ("0", "2"), ("3", "3")], 8 * 4 + 1),  # each round waits for the two that are read for 0
         ):
             with self.subTest(routes=routes):
-                self.assertAlmostEqual(seconds(routes, stages(0, 1, read_s=4), QueueDepths(workers=1)), found_s)
+                self.assertAlmostEqual(seconds(routes, stages(0, 1, read_s=4), QueueDepths(workers=1)), expected_s)
 
     def test_link_is_shared_by_the_readers_of_all_data_devices(self):
         self.assertAlmostEqual(seconds(REPLICATED, stages(0, 1, read_s=1), link_s=2), 1 + 12 * 2 + 1)
@@ -121,16 +121,16 @@ class SimulationTest(unittest.TestCase):
     def test_link_carries_one_batch_at_a_time(self):
         self.assertAlmostEqual(seconds(DUAL, stages(0, 1, read_s=1), QueueDepths(workers=8), link_s=2), 1 + 12 * 2 + 1)
 
-    def test_batches_beyond_the_last_round_are_left_out(self):
+    def test_batches_beyond_the_last_step_are_left_out(self):
         outcome = simulate([("0", model) for model in "12345"], stages(1, 1))
         self.assertEqual((outcome.steps, outcome.batches), (2, 10))
 
-    def test_utilisation_is_the_mean_share_of_time_that_model_devices_work(self):
+    def test_utilisation_is_the_mean_busy_fraction_of_model_devices(self):
         outcome = RunResult(10.0, 1, 2, 0.0, 0.0, {"0": 10.0, "1": 8.0, "2": 4.0}, ("1", "2"))
         self.assertAlmostEqual(outcome.utilisation, 0.6)
         self.assertAlmostEqual(outcome.batches_per_s, 0.2)
 
-    def test_a_thousand_devices_take_seconds(self):
+    def test_simulation_of_a_thousand_devices_takes_seconds(self):
         devices = [str(device) for device in range(1024)]
         times = StageTimes.constant(20 * 1024, 0.0, 0.002, 0.0, 0.02, variation=0.25)
         start_s = time.process_time()
@@ -138,7 +138,7 @@ class SimulationTest(unittest.TestCase):
         self.assertLess(time.process_time() - start_s, 5.0)  # 0.4 s on 2 cores
         self.assertEqual(outcome.batches, 20 * 1024)
 
-    def test_impossible_calls_are_refused(self):
+    def test_impossible_arguments_are_rejected(self):
         times = stages(1, 1)
         for routes in ([], [("0", "1"), ("2", "1")], [("0", str(model)) for model in range(13)]):
             with self.subTest(routes=len(routes)), self.assertRaises(ValueError):
@@ -147,8 +147,8 @@ class SimulationTest(unittest.TestCase):
             QueueDepths(feed=0)
 
 
-class StagesTest(unittest.TestCase):
-    def test_times_have_exactly_the_mean_and_the_variation_asked_for(self):
+class StageTimesTest(unittest.TestCase):
+    def test_times_have_exactly_the_requested_mean_and_variation(self):
         for variation in (0.0, 0.25, 1.0, 3.0):
             step_s = StageTimes.constant(60, 0.0, 0.01, 0.0, 0.02, variation).step_s
             with self.subTest(variation=variation):
@@ -156,42 +156,42 @@ class StagesTest(unittest.TestCase):
                 self.assertAlmostEqual(step_s.std() / step_s.mean(), variation)
                 self.assertGreaterEqual(step_s.min(), 0.0)
 
-    def test_stages_vary_each_by_itself_and_the_same_for_a_seed(self):
-        first, again, other = (StageTimes.constant(60, 0.01, 0.01, 0.01, 0.01, 0.5, seed) for seed in (0, 0, 1))
-        np.testing.assert_array_equal(first.step_s, again.step_s)
-        self.assertFalse(np.allclose(first.step_s, other.step_s))
+    def test_stages_vary_independently_and_depend_on_the_seed_only(self):
+        first, repeated, other_seed = (StageTimes.constant(60, 0.01, 0.01, 0.01, 0.01, 0.5, seed) for seed in (0, 0, 1))
+        np.testing.assert_array_equal(first.step_s, repeated.step_s)
+        self.assertFalse(np.allclose(first.step_s, other_seed.step_s))
         self.assertFalse(np.allclose(first.step_s, first.produce_s))
 
-    def test_impossible_times_are_refused(self):
-        one = np.ones(3)
-        for step_s in (np.ones(2), -one, one * np.nan, one[:0], np.ones((3, 1))):
+    def test_impossible_times_are_rejected(self):
+        ones = np.ones(3)
+        for step_s in (np.ones(2), -ones, ones * np.nan, ones[:0], np.ones((3, 1))):
             with self.subTest(step_s=step_s), self.assertRaises(ValueError):
-                StageTimes(one, one, one, step_s)
+                StageTimes(ones, ones, ones, step_s)
         with self.assertRaisesRegex(ValueError, "3 times cannot"):
             StageTimes.constant(3, 0.0, 1.0, 0.0, 1.0, variation=2.0)
 
-    def test_drawn_batches_keep_their_times_together(self):
+    def test_resampled_batches_keep_their_times_together(self):
         n = np.arange(5.0)
-        drawn = resample_steps(StageTimes(n, 2 * n, 3 * n, 4 * n), np.zeros(5, int), replicas=3, steps=100)
-        np.testing.assert_array_equal(drawn.step_s, 4 * drawn.read_s)
-        self.assertEqual(set(drawn.read_s), set(n))
+        sample = resample_steps(StageTimes(n, 2 * n, 3 * n, 4 * n), np.zeros(5, int), replicas=3, steps=100)
+        np.testing.assert_array_equal(sample.step_s, 4 * sample.read_s)
+        self.assertEqual(set(sample.read_s), set(n))
 
-    def test_drawn_rounds_are_each_of_one_bucket_and_begin_with_all_batches_equally_often(self):
+    def test_resampled_steps_have_one_bucket_and_start_with_every_batch_equally_often(self):
         step_s, bucket = np.arange(5.0), np.array([2, 0, 2, 1, 2])
         for replicas in (1, 2, 4):
-            drawn = (
+            sample = (
                 resample_steps(stages(0, step_s), bucket, replicas, steps=98).step_s.reshape(-1, replicas).astype(int)
             )
-            self.assertEqual(np.bincount(drawn[:, 0]).tolist(), [20] * 5)  # 98 rounds are not a whole number of fives
-            self.assertTrue((bucket[drawn] == bucket[drawn[:, :1]]).all())
-            self.assertEqual(set(drawn[bucket[drawn] == 2].tolist()), {0, 2, 4})
+            self.assertEqual(np.bincount(sample[:, 0]).tolist(), [20] * 5)  # 98 steps are not a whole number of fives
+            self.assertTrue((bucket[sample] == bucket[sample[:, :1]]).all())
+            self.assertEqual(set(sample[bucket[sample] == 2].tolist()), {0, 2, 4})
 
 
 class PlannerTest(unittest.TestCase):
-    def test_placements_are_all_that_so_many_gpus_allow(self):
-        found = [(one.name, one.flags) for one in candidate_placements(3)]
+    def test_candidates_are_all_placements_that_the_gpus_allow(self):
+        candidates = [(candidate.name, candidate.flags) for candidate in candidate_placements(3)]
         self.assertCountEqual(
-            found,
+            candidates,
             [
                 ("single", "none"),
                 ("replicated", "--model-gpus 0 1"),
@@ -202,15 +202,15 @@ class PlannerTest(unittest.TestCase):
                 ("dual, 3 replicas, data GPU trains too", "--data-gpu 0 --model-gpus 0 1 2"),
             ],
         )
-        self.assertEqual([one.name for one in candidate_placements(1)], ["single"])
+        self.assertEqual([candidate.name for candidate in candidate_placements(1)], ["single"])
 
-    def test_flags_ask_the_program_for_the_placement_that_was_simulated(self):
-        for one in candidate_placements(4) + candidate_placements(3, MemoryBudget(1, 2, (1, 2, 3))):
-            with self.subTest(flags=one.flags):
-                config = train.parse([] if one.flags == "none" else one.flags.split())[0]
-                self.assertEqual(plan_routes(config.placement, 4).routes, one.placement.routes)
+    def test_flags_select_the_simulated_placement(self):
+        for candidate in candidate_placements(4) + candidate_placements(3, MemoryBudget(1, 2, (1, 2, 3))):
+            with self.subTest(flags=candidate.flags):
+                config = train.parse([] if candidate.flags == "none" else candidate.flags.split())[0]
+                self.assertEqual(plan_routes(config.placement, 4).routes, candidate.placement.routes)
 
-    def test_dual_beats_two_replicas_exactly_where_the_all_reduce_of_a_batch_costs_more_than_half_the_difference(self):
+    def test_dual_beats_two_replicas_where_the_all_reduce_per_batch_exceeds_half_the_difference(self):
         for produce_s, step_s in ((1, 3), (3, 1), (2, 2), (0.5, 5)):
             crossing_s = abs(produce_s - step_s) / 2
             for of_batch_s in {0.8 * crossing_s, 1.2 * crossing_s + 0.01} - {0.0}:
@@ -220,61 +220,63 @@ class PlannerTest(unittest.TestCase):
                     expected = "dual" if of_batch_s > crossing_s else "replicated"
                     self.assertEqual(best.candidate.name, expected)
 
-    def test_among_equals_with_as_many_gpus_the_smaller_step_ranks_first(self):
+    def test_tie_on_equally_many_gpus_goes_to_the_smaller_step(self):
         # P = C and A = 0: but for filling the queues, both take 1 s for a batch.
         ranked = predict_all(candidate_placements(2), StageTimes.constant(4000, 0.0, 1, 0.0, 1))
-        self.assertEqual([one.candidate.name for one in ranked[:2]], ["dual", "replicated"])
+        self.assertEqual([prediction.candidate.name for prediction in ranked[:2]], ["dual", "replicated"])
 
-    def test_faster_ranks_first_and_among_equals_the_one_with_fewer_gpus(self):
+    def test_faster_ranks_first_and_a_tie_goes_to_fewer_gpus(self):
         ranked = predict_all(candidate_placements(2), StageTimes.constant(600, 0.0, 0.0, 0.0, 1))
-        self.assertEqual([one.candidate.name for one in ranked[-2:]], ["single", "dual"])  # both 1 batch a second
+        self.assertEqual(
+            [prediction.candidate.name for prediction in ranked[-2:]], ["single", "dual"]
+        )  # both 1 batch a second
         self.assertAlmostEqual(ranked[-1].batches_per_s, ranked[-2].batches_per_s)
-        rates = [one.batches_per_s for one in ranked]
+        rates = [prediction.batches_per_s for prediction in ranked]
         self.assertEqual(rates, sorted(rates, reverse=True))
 
-    def test_arithmetic_is_told_in_words_and_bounds_the_simulation(self):
+    def test_analytic_bound_has_a_formula_and_bounds_the_simulation(self):
         times = StageTimes.constant(400, 0.0, 0.02, 0.002, 0.02)
-        told = {
+        formulas = {
             tuple(SINGLE): "P + C = 40 ms",
             tuple(DUAL): "max(P + T, C) = max(22, 20) = 22 ms",
             tuple(REPLICATED): "(P + C + A) / 2 = 44 / 2 = 22 ms",
             (("0", "1"), ("0", "2")): "max(2 P + 2 T, C + A) / 2 = max(44, 24) / 2 = 22 ms",
             (("0", "0"), ("0", "1")): "max(2 P + C + A, 2 P + T) / 2 = max(64, 42) / 2 = 32 ms",
         }
-        for routes, words in told.items():
-            with self.subTest(words=words):
-                found, bound_s = analytic_bound(routes, times, all_reduce_s=0.004)
-                self.assertEqual(found, words)
+        for routes, expected in formulas.items():
+            with self.subTest(expected=expected):
+                formula, bound_s = analytic_bound(routes, times, all_reduce_s=0.004)
+                self.assertEqual(formula, expected)
                 rate = simulate(routes, times, all_reduce_s=0.004).batches_per_s
                 self.assertLessEqual(rate * bound_s, 1.0 + 1e-9)
         read = StageTimes.constant(10, 0.09, 0.02, 0.0, 0.02)
         self.assertEqual(analytic_bound(DUAL, read)[0], "max(P, C, R / 2) = max(20, 20, 45) = 45 ms")
         self.assertEqual(analytic_bound(REPLICATED, read)[0], "max(P + C, R / 2) / 2 = max(40, 45) / 2 = 22.5 ms")
-        fed = analytic_bound([("0", "1"), ("0", "2"), ("3", "3")], read)[0]
-        self.assertEqual(fed, "max(2 P, P + C, 2 R / 2, R / 2) / 3 = max(40, 40, 90, 45) / 3 = 30 ms")
+        mixed = analytic_bound([("0", "1"), ("0", "2"), ("3", "3")], read)[0]
+        self.assertEqual(mixed, "max(2 P, P + C, 2 R / 2, R / 2) / 3 = max(40, 40, 90, 45) / 3 = 30 ms")
 
-    def test_deep_queues_reach_the_arithmetic_where_nothing_varies(self):
+    def test_deep_queues_reach_the_bound_where_nothing_varies(self):
         times = StageTimes.constant(2400, 0.0, 0.005, 0.001, 0.02)
-        for one in predict_all(candidate_placements(4), times, all_reduce_s=0.004):
-            if "trains too" not in one.candidate.name:
-                with self.subTest(flags=one.candidate.flags):
-                    self.assertGreater(one.efficiency, 0.99)
+        for prediction in predict_all(candidate_placements(4), times, all_reduce_s=0.004):
+            if "trains too" not in prediction.candidate.name:
+                with self.subTest(flags=prediction.candidate.flags):
+                    self.assertGreater(prediction.efficiency, 0.99)
 
-    def test_ring_sends_twice_the_gradient_less_what_a_device_keeps(self):
+    def test_ring_sends_twice_the_gradient_minus_one_share(self):
         self.assertEqual([ring_all_reduce_s(1.0, replicas) for replicas in (1, 2, 4)], [0.0, 1.0, 1.5])
 
     def test_placements_that_do_not_fit_are_left_out_with_a_reason(self):
-        found = candidate_placements(2, MemoryBudget(produce_mib=6, replica_mib=10, limits_mib=(12, 12)))
-        self.assertEqual([one.name for one in found if not one.memory_shortage], ["dual"])
-        shortages = [one.memory_shortage for one in found]
+        candidates = candidate_placements(2, MemoryBudget(produce_mib=6, replica_mib=10, limits_mib=(12, 12)))
+        self.assertEqual([candidate.name for candidate in candidates if not candidate.memory_shortage], ["dual"])
+        shortages = [candidate.memory_shortage for candidate in candidates]
         self.assertIn("GPU 0 has 12 MiB and needs 16 (6 to produce and 10 to train)", shortages)
-        ranked = predict_all(found, stages(1, 1))
-        self.assertEqual([one.candidate.name for one in ranked], ["dual"])
-        self.assertIn("left out: single", "\n".join(format_table(ranked, found)))
+        ranked = predict_all(candidates, stages(1, 1))
+        self.assertEqual([prediction.candidate.name for prediction in ranked], ["dual"])
+        self.assertIn("left out: single", "\n".join(format_table(ranked, candidates)))
 
-    def test_roles_that_need_more_memory_get_the_gpu_that_has_more(self):
-        found = candidate_placements(3, MemoryBudget(produce_mib=6, replica_mib=10, limits_mib=(10, 6, 16)))
-        fitting = {one.flags for one in found if not one.memory_shortage}
+    def test_roles_that_need_more_memory_get_larger_gpus(self):
+        candidates = candidate_placements(3, MemoryBudget(produce_mib=6, replica_mib=10, limits_mib=(10, 6, 16)))
+        fitting = {candidate.flags for candidate in candidates if not candidate.memory_shortage}
         expected = {
             "--data-gpu 2 --model-gpu 2",
             "--data-gpu 0 --model-gpu 2",
@@ -283,35 +285,35 @@ class PlannerTest(unittest.TestCase):
         }
         self.assertEqual(fitting, expected)
 
-    def test_nothing_that_fits_is_an_error_with_the_reasons(self):
-        found = candidate_placements(1, MemoryBudget(6, 10, (8,)))
+    def test_no_fitting_placement_is_an_error_with_the_reasons(self):
+        candidates = candidate_placements(1, MemoryBudget(6, 10, (8,)))
         with self.assertRaisesRegex(PlacementError, "No placement fits the memory: GPU 0 has 8 MiB and needs 16"):
-            format_table([], found)
+            format_table([], candidates)
 
-    def test_best_is_named_with_the_flags_that_ask_for_it(self):
-        found = candidate_placements(4)
-        lines = format_table(predict_all(found, StageTimes.constant(400, 0.0, 1, 0.0, 4)), found)
+    def test_table_ends_with_the_best_placement_and_its_flags(self):
+        candidates = candidate_placements(4)
+        lines = format_table(predict_all(candidates, StageTimes.constant(400, 0.0, 1, 0.0, 4)), candidates)
         self.assertRegex(lines[-1], "^best: replicated, .*--model-gpus 0 1 2 3")
-        self.assertEqual(len(lines), 1 + len(found) + 1)
+        self.assertEqual(len(lines), 1 + len(candidates) + 1)
 
-    def test_stages_have_costs_of_their_own(self):
-        drawn = sample_stage_times({"produce": StageStatistics(2.0, 0.5), "step": StageStatistics(3.0)}, 100)
-        self.assertAlmostEqual(drawn.produce_s.std(), 1.0)
-        self.assertEqual((drawn.step_s.std(), drawn.read_s.max()), (0.0, 0.0))
+    def test_sampled_stages_have_their_own_statistics(self):
+        sample = sample_stage_times({"produce": StageStatistics(2.0, 0.5), "step": StageStatistics(3.0)}, 100)
+        self.assertAlmostEqual(sample.produce_s.std(), 1.0)
+        self.assertEqual((sample.step_s.std(), sample.read_s.max()), (0.0, 0.0))
 
 
-class ProgramTest(unittest.TestCase):
-    """utilities/plan_placement.py, as called."""
+class PlanCommandTest(unittest.TestCase):
+    """utilities/plan_command.py, as called."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.folder = Path(folder.name)
 
-    def run_program(self, *arguments: str) -> tuple[int, str]:
+    def run_plan(self, *arguments: str) -> tuple[int, str]:
         out = io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-            code = report_errors(lambda: plan_placement.main(list(arguments)))
+            code = report_errors(lambda: plan_command.main(list(arguments)))
         return code, out.getvalue()
 
     def profile(self, content) -> str:
@@ -319,24 +321,28 @@ class ProgramTest(unittest.TestCase):
         path.write_text(content if isinstance(content, str) else json.dumps(content))
         return str(path)
 
-    def test_times_of_a_profile_and_of_flags_give_the_same_forecast(self):
+    def test_times_from_a_profile_and_from_flags_give_the_same_prediction(self):
         file = self.folder / "placements.json"
         steps = {"produce": {"mean_s": 0.02}, "step": {"mean_s": 0.02, "variation": 0.0}, "read": {"mean_s": 0.005}}
-        code, told = self.run_program("--gpus", "2", "--profile", self.profile({"stages": steps}), "--json", str(file))
+        code, output = self.run_plan("--gpus", "2", "--profile", self.profile({"stages": steps}), "--json", str(file))
         self.assertEqual(code, 0)
-        again = self.run_program("--gpus", "2", "--produce-ms", "20", "--step-ms", "20", "--read-ms", "10")
-        self.assertEqual((code, told), again)  # two readers: each takes twice the pace of both
-        found = json.loads(file.read_text())["placements"]
-        self.assertEqual({one["name"] for one in found}, {one.name for one in candidate_placements(2)})
-        self.assertAlmostEqual(next(one for one in found if one["name"] == "single")["bound_s"], 0.04)
+        from_flags = self.run_plan("--gpus", "2", "--produce-ms", "20", "--step-ms", "20", "--read-ms", "10")
+        self.assertEqual((code, output), from_flags)  # two readers: each takes twice the interval of both
+        placements = json.loads(file.read_text())["placements"]
+        self.assertEqual(
+            {placement["name"] for placement in placements}, {candidate.name for candidate in candidate_placements(2)}
+        )
+        self.assertAlmostEqual(
+            next(placement for placement in placements if placement["name"] == "single")["bound_s"], 0.04
+        )
 
-    def test_flags_replace_what_the_profile_says(self):
+    def test_flags_override_the_profile(self):
         steps = {"produce": {"mean_s": 0.02, "variation": 0.5}, "step": {"mean_s": 0.02, "variation": 0.5}}
         path = self.profile({"stages": steps})
-        _, told = self.run_program("--gpus", "1", "--profile", path, "--step-ms", "30", "--variation", "0")
-        self.assertIn("P + C = 50 ms", told)
+        _, output = self.run_plan("--gpus", "1", "--profile", path, "--step-ms", "30", "--variation", "0")
+        self.assertIn("P + C = 50 ms", output)
 
-    def test_faults_of_a_profile_are_told(self):
+    def test_faulty_profiles_are_rejected(self):
         stage = {"mean_s": 0.02}
         faults = {
             "is not JSON": "nothing",
@@ -354,7 +360,7 @@ class ProgramTest(unittest.TestCase):
         with self.assertRaisesRegex(ConfigError, "cannot be read"):
             read_profile(self.folder)
 
-    def test_mistakes_are_told_with_exit_code_2(self):
+    def test_user_errors_exit_with_code_2(self):
         times = ("--produce-ms", "20", "--step-ms", "20")
         calls = {
             "--produce-ms and --step-ms": ("--gpus", "2"),
@@ -366,35 +372,35 @@ class ProgramTest(unittest.TestCase):
         }
         for message, arguments in calls.items():
             with self.subTest(message=message):
-                code, told = self.run_program(*arguments)
+                code, output = self.run_plan(*arguments)
                 self.assertEqual(code, 2)
-                self.assertIn(message, told)
+                self.assertIn(message, output)
 
 
 class EmulationTest(unittest.TestCase):
-    """Order and overlap hold on a busy machine, too; times are held loosely."""
+    """Order and overlap also hold on a busy machine; times are compared loosely."""
 
-    def test_spans_are_those_of_the_simulation(self):
+    def test_emulated_run_matches_the_simulation(self):
         times = StageTimes.constant(8, 0.004, 0.01, 0.001, 0.01)
         expected = simulate(DUAL, times)
         outcome, spans, _ = emulate(DUAL, times)
         self.assertEqual((outcome.steps, outcome.batches), (expected.steps, expected.batches))
-        for lane in ("read", "produce", "transfer", "step"):
-            found = [span.batch for span in sorted(spans, key=lambda span: span.start_s) if span.stage == lane]
-            if lane == "read":  # two threads, of which either may be the first
-                found.sort()
-            self.assertEqual(found, list(range(8)), lane)
+        for stage in ("read", "produce", "transfer", "step"):
+            batches = [span.batch for span in sorted(spans, key=lambda span: span.start_s) if span.stage == stage]
+            if stage == "read":  # either of the two threads may be the first
+                batches.sort()
+            self.assertEqual(batches, list(range(8)), stage)
         self.assertGreater(outcome.duration_s, 0.98 * expected.duration_s)
         self.assertLess(outcome.duration_s, 5 * expected.duration_s)
         steps_s = sum(span.end_s - span.start_s for span in spans if span.stage == "step")
         self.assertAlmostEqual(outcome.busy_s["1"], steps_s)
 
-    def test_batch_is_produced_after_it_was_read_also_where_a_later_one_was_read_sooner(self):
+    def test_batch_is_produced_after_its_read_even_if_a_later_batch_was_read_sooner(self):
         spans = {(s.stage, s.batch): s for s in emulate(DUAL, stages(0.001, 0.001, read_s=[0.02, 0.001] * 3)).spans}
         for batch in range(6):
             self.assertGreaterEqual(spans["produce", batch].start_s, spans["read", batch].end_s)
 
-    def test_each_data_device_has_readers_of_its_own(self):
+    def test_each_data_device_has_its_own_readers(self):
         def read_together(routes) -> bool:
             spans = emulate(routes, stages(0, 0.001, read_s=0.02), QueueDepths(workers=1)).spans
             reads = sorted((span.start_s, span.end_s, span.batch) for span in spans if span.stage == "read")
@@ -404,25 +410,25 @@ class EmulationTest(unittest.TestCase):
         self.assertTrue(read_together(REPLICATED))
         self.assertFalse(read_together([("0", "1"), ("0", "2")]))
 
-    def test_dual_produces_a_batch_while_the_one_before_it_trains(self):
+    def test_dual_produces_a_batch_while_the_previous_one_trains(self):
         spans = {(span.stage, span.batch): span for span in emulate(DUAL, stages(0.01, [0.01] * 8)).spans}
         pairs = [(spans["produce", batch + 1], spans["step", batch]) for batch in range(7)]
         overlapping = [produce for produce, step in pairs if produce.start_s < step.end_s]
-        self.assertGreaterEqual(len(overlapping), 3)  # a thread that the machine holds up may come late to some
+        self.assertGreaterEqual(len(overlapping), 3)  # a delayed thread may miss some
 
     def test_device_does_one_thing_at_a_time(self):
         for routes in (SINGLE, REPLICATED, [("0", "0"), ("0", "1")]):
             spans = [span for span in emulate(routes, stages(0.002, 0.003)).spans if span.stage in ("produce", "step")]
             for device in "01":
-                own = sorted((span.start_s, span.end_s) for span in spans if span.device == device)
-                for (_, end_s), (start_s, _) in itertools.pairwise(own):
+                periods = sorted((span.start_s, span.end_s) for span in spans if span.device == device)
+                for (_, end_s), (start_s, _) in itertools.pairwise(periods):
                     self.assertLessEqual(end_s, start_s, routes)
 
-    def test_producer_is_no_further_ahead_than_the_feed_is_deep(self):
+    def test_producer_runs_ahead_no_further_than_the_feed_is_deep(self):
         spans = {
             (span.stage, span.batch): span for span in emulate(DUAL, stages(0.0, 0.004), QueueDepths(feed=2)).spans
         }
-        for batch in range(4, 12):  # beside 2 in the feed, one trains and one waits before the feed
+        for batch in range(4, 12):  # besides 2 in the feed, one trains and one waits for a place in the feed
             self.assertGreaterEqual(spans["produce", batch].start_s, spans["step", batch - 4].end_s)
 
     def test_all_reduce_follows_the_slowest_replica(self):
@@ -434,7 +440,7 @@ class EmulationTest(unittest.TestCase):
             self.assertGreaterEqual(span.start_s, max(ends_s[span.batch], ends_s[span.batch + 1]))
         self.assertGreater(outcome.duration_s, 3 * (0.004 + 0.002))
 
-    def test_run_that_is_broken_off_leaves_no_thread(self):
+    def test_interrupted_run_leaves_no_thread(self):
         def sleep_until_stopped(seconds_: float) -> None:
             precise_sleep(seconds_)
             if threading.current_thread() is threading.main_thread():  # in a step or all-reduce: its devices are held
@@ -454,14 +460,14 @@ class EmulationTest(unittest.TestCase):
             precise_sleep(seconds_)
             self.assertGreaterEqual(time.perf_counter() - start_s, seconds_)
 
-    def test_text_gives_the_arguments_of_stages(self):
-        asked = parse_emulation("produce=0.020, transfer=0.002,step=0.03,variation=0.5")
-        times = StageTimes.constant(50, **asked)
+    def test_emulation_text_is_parsed_into_stage_times(self):
+        arguments = parse_emulation("produce=0.020, transfer=0.002,step=0.03,variation=0.5")
+        times = StageTimes.constant(50, **arguments)
         self.assertAlmostEqual(times.produce_s.mean(), 0.02)
         self.assertAlmostEqual(times.step_s.std(), 0.015)
         self.assertEqual(times.read_s.max(), 0.0)
 
-    def test_faults_of_the_text_are_told(self):
+    def test_faulty_emulation_texts_are_rejected(self):
         faults = {
             "": "has an unknown stage ''",
             "produce=1,step=1,eat=2": "has an unknown stage 'eat'",

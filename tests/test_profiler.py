@@ -1,4 +1,4 @@
-"""What the profiler makes of times: by hand, with stages that sleep, and in a tiny run."""
+"""The profiler: its analysis against hand-computed figures, emulated profiles, and a profile of a tiny run."""
 
 import contextlib
 import io
@@ -20,17 +20,19 @@ import numpy as np
 import tensorflow as tf
 from PIL import Image
 
-from myxtts.commands import profile as profiler
+from myxtts.commands import profile as profile_command
 from myxtts.commands.console import report_errors
 from myxtts.config.schema import DataConfig, TrainingConfig
 from myxtts.observe import advice
 from myxtts.planner.emulator import EmulatedRun, Span
 from myxtts.planner.simulator import RunResult
 from myxtts.planner.stage_times import STAGES, StageTimes
-from myxtts.profiling import measure
+from myxtts.profiling import profiled_run
 from myxtts.profiling.analysis import Measurement, TracedRun, Trials, analyze, grade
 from myxtts.profiling.emulation import WARM_UP, emulated_placement, without_warm_up
+from myxtts.profiling.isolated_stages import time_steps
 from myxtts.profiling.nvml import GpuSampler, GpuUsage
+from myxtts.profiling.profiled_run import MeasurementWindow
 from myxtts.profiling.report import report_lines
 from myxtts.profiling.timeline import chrome_trace, timeline_excerpt, timeline_rows
 from tests.tiny import Workplace, small_models, toy_models
@@ -59,85 +61,85 @@ def measured(read=0.1, produce=0.2, transfer=0.05, step=0.5, **fields) -> Measur
 
 
 class AnalysisTest(unittest.TestCase):
-    """Figures of a verdict, each computed by hand."""
+    """Figures of an analysis, each computed by hand."""
 
     def test_rates_are_work_over_the_time_of_all_batches(self):
-        verdict = analyze(measured(), DataConfig())
-        rates = [verdict.rates[stage] for stage in STAGES]
+        analysis = analyze(measured(), DataConfig())
+        rates = [analysis.rates[stage] for stage in STAGES]
         np.testing.assert_allclose(rates, [100, 50, 200, 20])
-        self.assertAlmostEqual(verdict.ceiling, 20.0)
-        self.assertAlmostEqual(verdict.achieved, 40 / 2.25)
-        self.assertAlmostEqual(verdict.efficiency, 2.0 / 2.25)
-        self.assertAlmostEqual(verdict.serial, 40 / 3.0)
-        self.assertAlmostEqual(verdict.speedup, 3.0 / 2.25)
-        self.assertAlmostEqual(verdict.ideal_speedup, 1.5)
-        self.assertAlmostEqual(verdict.noise, 0.5 / 2.25)
+        self.assertAlmostEqual(analysis.ceiling, 20.0)
+        self.assertAlmostEqual(analysis.achieved, 40 / 2.25)
+        self.assertAlmostEqual(analysis.efficiency, 2.0 / 2.25)
+        self.assertAlmostEqual(analysis.serial, 40 / 3.0)
+        self.assertAlmostEqual(analysis.speedup, 3.0 / 2.25)
+        self.assertAlmostEqual(analysis.ideal_speedup, 1.5)
+        self.assertAlmostEqual(analysis.noise, 0.5 / 2.25)
 
-    def test_producing_and_transfer_share_a_thread_and_so_a_place_in_the_ceiling(self):
-        verdict = analyze(measured(produce=0.4, transfer=0.35), DataConfig())
-        self.assertAlmostEqual(verdict.ceiling, 10 / 0.75)
-        self.assertEqual(verdict.bottleneck, "produce")
+    def test_producing_and_transfer_share_a_thread_and_add_up_in_the_ceiling(self):
+        analysis = analyze(measured(produce=0.4, transfer=0.35), DataConfig())
+        self.assertAlmostEqual(analysis.ceiling, 10 / 0.75)
+        self.assertEqual(analysis.bottleneck, "produce")
 
-    def test_reading_runs_ahead_so_serial_has_it_only_where_it_is_slowest(self):
+    def test_serial_time_includes_reading_only_where_it_is_slowest(self):
         self.assertAlmostEqual(analyze(measured(read=2.0), DataConfig()).serial, 5.0)
 
-    def test_shares_are_those_of_the_watched_rounds(self):
-        verdict = analyze(measured(), DataConfig())
-        self.assertAlmostEqual(verdict.accelerator_utilisation, 3.6 / 4.5)
-        self.assertAlmostEqual(verdict.wait_fraction, 0.5 / 4.5)
-        self.assertAlmostEqual(verdict.blocked_fraction, 1.0 / 4.5)
-        self.assertAlmostEqual(verdict.tracing_overhead, 0.0)
-        self.assertAlmostEqual(verdict.padding, 0.2)
+    def test_fractions_come_from_the_traced_runs(self):
+        analysis = analyze(measured(), DataConfig())
+        self.assertAlmostEqual(analysis.accelerator_utilisation, 3.6 / 4.5)
+        self.assertAlmostEqual(analysis.wait_fraction, 0.5 / 4.5)
+        self.assertAlmostEqual(analysis.blocked_fraction, 1.0 / 4.5)
+        self.assertAlmostEqual(analysis.tracing_overhead, 0.0)
+        self.assertAlmostEqual(analysis.padding, 0.2)
 
-    def test_where_watching_is_free_its_passes_are_the_run(self):
-        verdict = analyze(measured(untraced_s=[]), DataConfig())
-        self.assertAlmostEqual(verdict.achieved, 40 / 2.25)
-        self.assertIsNone(verdict.tracing_overhead)
+    def test_traced_runs_stand_for_untraced_ones_where_there_are_none(self):
+        analysis = analyze(measured(untraced_s=[]), DataConfig())
+        self.assertAlmostEqual(analysis.achieved, 40 / 2.25)
+        self.assertIsNone(analysis.tracing_overhead)
 
-    def test_steps_vary_by_their_bucket_or_by_themselves(self):
-        verdict = analyze(measured(), DataConfig())
-        self.assertAlmostEqual(verdict.step_mean_s, 0.625)
-        self.assertAlmostEqual(verdict.step_variation, 0.2)  # 0.125 of 0.625
-        self.assertAlmostEqual(verdict.step_variation_in_bucket, 0.0)
+    def test_step_variation_is_reported_with_and_within_buckets(self):
+        analysis = analyze(measured(), DataConfig())
+        self.assertAlmostEqual(analysis.step_mean_s, 0.625)
+        self.assertAlmostEqual(analysis.step_variation, 0.2)  # 0.125 of 0.625
+        self.assertAlmostEqual(analysis.step_variation_in_bucket, 0.0)
 
-    def test_bottleneck_is_the_slowest_stage_and_said_in_a_sentence(self):
+    def test_bottleneck_is_the_slowest_stage_with_a_reason(self):
         for times in ({"read": 0.6}, {"produce": 0.6}, {"transfer": 0.6}, {"step": 0.6}):
             (stage,) = times
             with self.subTest(stage=stage):
-                verdict = analyze(measured(**times), DataConfig())
-                self.assertEqual(verdict.bottleneck, stage)
+                analysis = analyze(measured(**times), DataConfig())
+                self.assertEqual(analysis.bottleneck, stage)
                 self.assertRegex(
-                    verdict.reason, rf"^{stage}: per batch in isolation, .*600\.0|^(produce|transfer): .* (80|65)0\.0"
+                    analysis.reason, rf"^{stage}: per batch in isolation, .*600\.0|^(produce|transfer): .* (80|65)0\.0"
                 )
 
-    def test_a_stage_without_time_has_no_rate(self):
-        verdict = analyze(measured(read=0.0, transfer=0.0), DataConfig())
-        self.assertEqual((verdict.rates["read"], verdict.variations["transfer"]), (None, 0.0))
-        self.assertIn("no time", "\n".join(report_lines(verdict, "audio s/s")))
+    def test_stage_without_time_has_no_rate(self):
+        analysis = analyze(measured(read=0.0, transfer=0.0), DataConfig())
+        self.assertEqual((analysis.rates["read"], analysis.variations["transfer"]), (None, 0.0))
+        self.assertIn("no time", "\n".join(report_lines(analysis, "audio s/s")))
 
-    def test_grades_need_both_bounds(self):
+    def test_grade_requires_both_limits(self):
         cases = {(0.95, 0.1): "excellent", (0.95, 0.25): "good", (0.85, 0.1): "good", (0.75, 0.1): "minimum"}
         cases |= {(0.95, 0.39): "minimum", (0.95, 0.4): "below minimum", (0.7, 0.1): "below minimum"}
         self.assertEqual({case: grade(*case) for case in cases}, cases)
 
 
 class RecommendationTest(unittest.TestCase):
-    """Flags, by what the simulation of the queue says they gain."""
+    """Recommended flags and their gain in a simulation of the pipeline."""
 
     def gains(self, data=None, untraced_s=(2.0, 2.0), **times) -> dict[str, float]:
-        verdict = analyze(measured(untraced_s=untraced_s, **times), data or DataConfig())
-        return {one.flags: round(one.gain, 2) for one in verdict.recommendations}
+        analysis = analyze(measured(untraced_s=untraced_s, **times), data or DataConfig())
+        return {change.flags: round(change.gain, 2) for change in analysis.recommendations}
 
-    def test_two_devices_halve_the_time_where_both_stages_take_as_long(self):
+    def test_second_device_halves_the_time_of_equally_long_stages(self):
         times = {"read": 0.01, "produce": 0.5, "transfer": 0.0}
         self.assertEqual(self.gains(**times, single_device=True)["--data-gpu 0 --model-gpu 1"], 1.0)
         self.assertEqual(self.gains(**times, single_device=True, devices=1), {})
         self.assertEqual(self.gains(**times, single_device=False), {})
 
-    def test_a_model_that_never_waits_gains_nothing_by_faster_batches(self):
+    def test_model_that_never_waits_gains_nothing_from_faster_batches(self):
         self.assertEqual(self.gains(), {})
 
-    def test_reading_that_is_slowest_gains_by_a_cache_and_by_as_many_workers_as_were_tried(self):
+    def test_slow_reading_gains_from_a_cache_and_from_the_tried_number_of_workers(self):
         with mock.patch.object(advice.os, "sched_getaffinity", lambda _: range(64)):
             gains = self.gains(read=1.0, more_workers_s=0.8)
             self.assertAlmostEqual(gains["--num-workers 4"], 0.25)  # 1.0 / 0.8
@@ -145,16 +147,16 @@ class RecommendationTest(unittest.TestCase):
             self.assertEqual(self.gains(read=1.0, more_workers_s=1.0).keys(), {"--cache-dataset"})
             self.assertEqual(self.gains(read=1.0, more_workers_s=1.0, data=DataConfig(cache_dataset=True)), {})
 
-    def test_static_shapes_gain_what_was_measured(self):
+    def test_static_shapes_gain_the_measured_ratio(self):
         self.assertAlmostEqual(self.gains(static_shapes_ratio=0.8)["--enable-static-shapes"], 0.25)
         self.assertEqual(self.gains(static_shapes_ratio=0.99), {})
 
-    def test_larger_batches_gain_half_of_what_a_step_takes_beside_its_rows(self):
+    def test_doubled_batch_saves_half_of_the_fixed_part_of_the_step(self):
         times = {"read": 0.0, "produce": 0.0, "transfer": 0.0}
         self.assertEqual(self.gains(**times, fixed_fraction=0.5), {"--batch-size 32": 0.33})  # 2 s for two: now 1.5
         self.assertEqual(self.gains(**times, fixed_fraction=0.0), {})
 
-    def test_a_gain_within_the_noise_is_none(self):
+    def test_gain_within_the_noise_is_not_recommended(self):
         self.assertEqual(self.gains(untraced_s=(2.0, 3.0), static_shapes_ratio=0.8), {})
         text = "\n".join(report_lines(analyze(measured(), DataConfig()), "audio s/s"))
         self.assertIn("recommended    nothing", text)
@@ -174,7 +176,7 @@ class TimelineTest(unittest.TestCase):
         rows = {name: [span.batch for span in row] for name, row in timeline_rows(SPANS).items()}
         self.assertEqual(rows, {"read 1": [7, 9], "read 2": [8], "produce": [7], "step": [7]})
 
-    def test_chrome_trace_has_complete_events_in_microseconds_and_names_its_rows(self):
+    def test_chrome_trace_has_complete_events_in_microseconds_and_named_rows(self):
         trace = chrome_trace(SPANS, "dual")
         events = json.loads(json.dumps(trace))["traceEvents"]
         (step,) = [event for event in events if event["name"] == "step 7"]
@@ -184,7 +186,7 @@ class TimelineTest(unittest.TestCase):
         self.assertEqual(names[step["tid"]], "step")
         self.assertLessEqual({event["tid"] for event in events if event["ph"] == "X"}, set(names))
 
-    def test_a_picture_shows_some_steps_of_the_middle_and_what_happens_meanwhile(self):
+    def test_excerpt_has_some_steps_from_the_middle_and_all_spans_during_them(self):
         steps = [Span("step", n, n, n + 0.5) for n in range(100)]
         long = Span("read", 50, 40.0, 60.0)
         shown = timeline_excerpt([*steps, long], batches=4)
@@ -192,28 +194,28 @@ class TimelineTest(unittest.TestCase):
         self.assertEqual((shown[-1].start_s, shown[-1].end_s), (48.0, 51.5))
 
 
-class EmulatedPipeline(unittest.TestCase):
-    """The script, with stages that sleep."""
+class EmulatedProfileTest(unittest.TestCase):
+    """`myxtts profile --emulate`: stages that sleep."""
 
-    def run_script(self, *argv) -> tuple[int, str, str]:
+    def run_profile(self, *argv) -> tuple[int, str, str]:
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = report_errors(lambda: profiler.main(argv))
+            code = report_errors(lambda: profile_command.main(argv))
         return code, out.getvalue(), err.getvalue()
 
-    def test_files_hold_what_was_found_and_tensorflow_is_not_imported(self):
+    def test_output_files_are_complete_and_tensorflow_is_not_imported(self):
         with tempfile.TemporaryDirectory() as name:
             files = {flag: Path(name) / flag for flag in ("json", "picture", "trace")}
             source = (
                 f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
-                "from myxtts.commands import profile as profiler\n"
-                "code = profiler.main(sys.argv[1:])\n"
+                "from myxtts.commands import profile as profile_command\n"
+                "code = profile_command.main(sys.argv[1:])\n"
                 "sys.exit(7 if {'tensorflow', 'keras'} & set(sys.modules) else code)"
             )
             flags = [part for flag, path in files.items() for part in (f"--{flag}", str(path))]
             emulate = ("--emulate", "read=0.010,produce=0.020,transfer=0.002,step=0.020", "--num-steps", "30")
-            done = subprocess.run([sys.executable, "-c", source, *emulate, *flags], capture_output=True, text=True)
-            self.assertEqual((done.returncode, done.stderr), (0, ""), done)
+            process = subprocess.run([sys.executable, "-c", source, *emulate, *flags], capture_output=True, text=True)
+            self.assertEqual((process.returncode, process.stderr), (0, ""), process)
             figures = json.loads(files["json"].read_text())
             picture = np.asarray(Image.open(files["picture"]))
             trace = json.loads(files["trace"].read_text())
@@ -227,32 +229,31 @@ class EmulatedPipeline(unittest.TestCase):
         self.assertEqual(picture.shape[2], 3)
         self.assertEqual(sum(event["ph"] == "X" for event in trace["traceEvents"]), 4 * 30)
 
-    def test_no_trace_is_made_in_a_timed_step(self):
-        """The batches of a step but the last have a trace of their own, where gradients are accumulated."""
-        taken = []
+    def test_timed_steps_do_not_trace(self):
+        """With gradient accumulation, the batches of a step except the last have a trace of their own."""
+        lengths = []
 
         def step(batches, *_):
-            taken.append(len(batches))
+            lengths.append(len(batches))
             return tf.zeros([1])
 
-        training = TrainingConfig(gradient_accumulation=3)
-        bench = SimpleNamespace(config=SimpleNamespace(training=training), state=SimpleNamespace(step=0))
-        numbers = np.repeat(np.arange(measure.WARM_UP + 2), 3)
-        stretch = measure.MeasurementWindow(
-            numbers, np.zeros_like(numbers), np.ones(len(numbers)), np.ones(len(numbers))
-        )
-        self.assertEqual(len(measure.time_steps(bench, step, stretch, {0: [{}]})), 6)
-        self.assertEqual(taken, [2, 3, 3])
+        config = SimpleNamespace(training=TrainingConfig(gradient_accumulation=3))
+        setup = SimpleNamespace(config=config, state=SimpleNamespace(step=0))
+        numbers = np.repeat(np.arange(profiled_run.WARM_UP + 2), 3)
+        ones = np.ones(len(numbers))
+        window = MeasurementWindow(numbers, np.zeros_like(numbers), ones, ones)
+        self.assertEqual(len(time_steps(setup, step, window, {0: [{}]})), 6)
+        self.assertEqual(lengths, [2, 3, 3])
 
-    def test_a_pass_is_counted_from_the_end_of_the_warm_up(self):
+    def test_emulated_run_is_measured_from_the_end_of_the_warm_up(self):
         steps = [Span("step", n, n + 0.25, n + 1.0) for n in range(WARM_UP + 3)]
         begin_s = float(WARM_UP)
         blocked = [(0.0, begin_s - 1.0), (begin_s - 0.5, begin_s + 0.25), (begin_s + 1.0, begin_s + 1.25)]
-        found = without_warm_up(EmulatedRun(RunResult(99.0, 99, 99, 9.0, 9.0, {}, ("1",)), steps, blocked))
-        self.assertEqual((found.duration_s, found.busy_s, found.wait_s, found.blocked_s), (3.0, 2.25, 0.75, 0.5))
-        self.assertEqual((found.step_s.tolist(), len(found.spans)), ([1.0, 1.0, 1.0], 3))
+        run = without_warm_up(EmulatedRun(RunResult(99.0, 99, 99, 9.0, 9.0, {}, ("1",)), steps, blocked))
+        self.assertEqual((run.duration_s, run.busy_s, run.wait_s, run.blocked_s), (3.0, 2.25, 0.75, 0.5))
+        self.assertEqual((run.step_s.tolist(), len(run.spans)), ([1.0, 1.0, 1.0], 3))
 
-    def test_emulated_devices_need_not_be_there_and_are_two_where_none_is_named(self):
+    def test_emulated_devices_need_not_exist_and_default_to_two(self):
         cases = {
             "": (0, 1),
             "--data-gpu 5 --model-gpu 6": (5, 6),
@@ -261,11 +262,11 @@ class EmulatedPipeline(unittest.TestCase):
         }
         for flags, (data, model) in cases.items():
             with self.subTest(flags=flags):
-                config, _ = profiler.parse(flags.split())
+                config, _ = profile_command.parse(flags.split())
                 (route,) = emulated_placement(config).routes
                 self.assertEqual((route.data, route.model), (f"/CPU:{data}", f"/CPU:{model}"))
 
-    def test_what_the_user_can_mend_is_said_before_anything_is_measured(self):
+    def test_user_errors_are_reported_before_the_measurement(self):
         cases = {
             ("--json", "no/such/folder/file.json"): "no folder",
             ("--picture", "."): "that is a folder",
@@ -277,20 +278,20 @@ class EmulatedPipeline(unittest.TestCase):
         }
         for argv, message in cases.items():
             with self.subTest(argv=argv):
-                code, out, err = self.run_script(*argv)
+                code, out, err = self.run_profile(*argv)
                 self.assertEqual((code, out), (2, ""))
                 self.assertIn(message, err)
                 self.assertNotIn("Traceback", err)
 
 
 class GpuSamplerTest(unittest.TestCase):
-    def test_without_a_gpu_there_are_no_figures_and_a_reason(self):
-        watch = GpuSampler([])
-        with watch.sampling():
+    def test_without_a_gpu_there_is_no_usage_but_a_reason(self):
+        sampler = GpuSampler([])
+        with sampler.sampling():
             pass
-        self.assertEqual((watch.usage, watch.reason), ({}, "the model is on no GPU"))
+        self.assertEqual((sampler.usage, sampler.reason), ({}, "the model is on no GPU"))
 
-    def test_usage_is_the_mean_share_and_the_most_memory(self):
+    def test_usage_is_the_mean_utilisation_and_the_maximum_memory(self):
         figures = GpuUsage([0.5, 1.0], [100.0, 300.0]).to_json()
         self.assertEqual(figures["utilisation"], 0.75)
         self.assertAlmostEqual(figures["utilisation_variation"], 1 / 3)
@@ -298,7 +299,7 @@ class GpuSamplerTest(unittest.TestCase):
 
 
 class ProfileTest(unittest.TestCase):
-    """A tiny run, on devices that share this machine's cores: what is found, not how fast it is."""
+    """A profile of a tiny run on devices that share the cores: which figures there are, not how fast it is."""
 
     @classmethod
     def setUpClass(cls):
@@ -307,11 +308,11 @@ class ProfileTest(unittest.TestCase):
         argv = place.argv("never", "--data-gpu", "0", "--model-gpu", "1", "--num-steps", "6")
         out = io.StringIO()
         with small_models(), toy_models(), contextlib.redirect_stdout(out):
-            cls.code = report_errors(lambda: profiler.main([*argv, "--json", str(cls.json_file)]))
+            cls.code = report_errors(lambda: profile_command.main([*argv, "--json", str(cls.json_file)]))
         cls.out, cls.run_folder = out.getvalue(), place.run_dir("never")
         cls.figures = json.loads(cls.json_file.read_text())
 
-    def test_every_stage_was_timed_and_the_step_was_traced_once(self):
+    def test_every_stage_is_timed_and_the_step_traced_once(self):
         self.assertEqual(self.code, 0)
         self.assertEqual(self.figures["step_traces"], 1)
         for stage in STAGES:
@@ -321,7 +322,7 @@ class ProfileTest(unittest.TestCase):
         self.assertTrue(0 < self.figures["accelerator_utilisation"] <= 1)
         self.assertAlmostEqual(self.figures["efficiency"], self.figures["achieved"] / self.figures["ceiling"], places=6)
 
-    def test_shared_cores_are_named_and_the_run_folder_is_left_alone(self):
+    def test_report_notes_shared_cores_and_the_run_folder_is_untouched(self):
         self.assertIn("share the cores of one CPU", self.out)
         self.assertFalse(self.run_folder.exists())
 

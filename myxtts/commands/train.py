@@ -26,7 +26,7 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
 
     if config.placement.placement == "auto":
         from myxtts.planner.auto import choose_placement
-        from myxtts.profiling.measure import measure_stage_times
+        from myxtts.profiling.isolated_stages import measure_stage_times
 
         config = choose_placement(config, measure_stage_times)
     return run.train(config)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -10,11 +11,18 @@ from myxtts.data.pipeline import ReplicaBatches
 from myxtts.errors import PlacementError, TrainingError, UserError
 from myxtts.training.hooks import Hook, StepEnd
 from myxtts.training.state import TrainingState
-from myxtts.training.step import Step
 from myxtts.training.stop_request import StopRequest
 
 Save = Callable[[TrainingState, float | None], object]
 """(state, validation loss or None): writes a checkpoint."""
+
+
+class StepFunction(Protocol):
+    """A `Step`, or a wrapper of one."""
+
+    def __call__(self, *arguments: Any) -> tf.Tensor: ...
+
+    def read(self, outcome: tf.Tensor) -> dict[str, float]: ...
 
 
 @dataclass(frozen=True)
@@ -37,7 +45,7 @@ class Schedule:
 
 def train(
     state: TrainingState,
-    step: Step,
+    step: StepFunction,
     feed: Iterator[ReplicaBatches],
     schedule: Schedule,
     hooks: Sequence[Hook],

@@ -1,0 +1,151 @@
+"""Times of each stage in isolation, on a run's own corpus, model and devices; and of an all-reduce."""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+
+import numpy as np
+import tensorflow as tf
+
+from myxtts.config.schema import Config
+from myxtts.data.pipeline import Pipeline
+from myxtts.data.plan_iterator import Position
+from myxtts.data.producer import hand_over
+from myxtts.placement import devices
+from myxtts.placement.replicas import make_replicas
+from myxtts.placement.routes import Route
+from myxtts.planner.stage_times import StageProfile, StageTimes
+from myxtts.profiling.profiled_run import MeasurementWindow, ProfiledRun, measurement_window, open_run
+from myxtts.training.schedule import ema_decay
+from myxtts.training.setup import TrainingSetup
+from myxtts.training.step import Step
+
+SAMPLES_PER_BUCKET = 2  # batches that the stages are measured on, which bounds the memory
+ALL_REDUCES = 20
+LEARNING_RATE = 1e-8  # leaves the weights as they are, and finite
+
+Batch = dict[str, tf.Tensor]
+SampleBatches = dict[int, list[Batch]]  # by bucket
+
+
+def measure_stage_times(config: Config, steps: int) -> StageProfile:
+    """Measure the stages of one replica on `steps` steps, and the all-reduce between its two devices.
+
+    Raises:
+        UserError: as `open_run`.
+    """
+    with open_run(config) as run:
+        pipeline = run.setup.training_pipeline(synchronize=not run.single_device)
+        window = measurement_window(pipeline, steps)
+        times, _ = measure_isolated(run, pipeline, window)
+        gradients = [(variable.shape, variable.dtype) for variable in run.setup.state.trained]
+        all_reduce_s = time_all_reduce((run.route.data, run.route.model), gradients)
+        return StageProfile(times, window.measured_buckets, all_reduce_s)
+
+
+def measure_isolated(
+    run: ProfiledRun, pipeline: Pipeline, window: MeasurementWindow
+) -> tuple[StageTimes, SampleBatches]:
+    """Return the times of the measured batches, each stage in isolation, and sample batches on the model device."""
+    read_s, waves = time_reading(pipeline, window)
+    produce_s, features = time_stage(window, waves, lambda wave: produce(pipeline, wave, run.route.data))
+    transfer_s, batches = time_stage(window, features, lambda batch: transfer(batch, run.route.model))
+    step_s = time_steps(run.setup, run.step, window, batches)
+    return StageTimes(read_s, produce_s, transfer_s, step_s), batches
+
+
+def time_reading(pipeline: Pipeline, window: MeasurementWindow) -> tuple[np.ndarray, SampleBatches]:
+    """Return the seconds between batches on the data device, float [measured batches], and sample batches."""
+    times_s: list[float] = []
+    samples: SampleBatches = {}
+    with closing(pipeline.producers[0].read(Position())) as batches:
+        for bucket, (_, waves) in zip(window.bucket.tolist(), batches, strict=False):
+            devices.synchronize(waves["pcm"])
+            times_s.append(time.perf_counter())
+            if len(samples.setdefault(bucket, [])) < SAMPLES_PER_BUCKET:
+                samples[bucket].append(waves)
+    return np.diff(times_s)[window.measured[1:]], samples
+
+
+def time_stage(
+    window: MeasurementWindow, samples: SampleBatches, stage: Callable[[Batch], Batch]
+) -> tuple[np.ndarray, SampleBatches]:
+    """Return the seconds of a stage for each measured batch, timed on samples of its bucket, and the results."""
+    results = {bucket: [stage(batch) for batch in batches] for bucket, batches in samples.items()}  # warms up
+    times_s = []
+    for number, bucket in enumerate(window.measured_buckets.tolist()):
+        batch = samples[bucket][number % len(samples[bucket])]
+        started_s = time.perf_counter()
+        stage(batch)
+        times_s.append(time.perf_counter() - started_s)
+    return np.array(times_s), results
+
+
+def produce(pipeline: Pipeline, waves: Batch, device: str) -> Batch:
+    """Compute features and wait for the device."""
+    with tf.device(device):
+        features = pipeline.producers[0].produce(waves)
+    devices.synchronize(features["mel"])
+    return features
+
+
+def transfer(features: Batch, device: str) -> Batch:
+    """Copy features to a device and wait for it."""
+    batch = hand_over(features, device)
+    devices.synchronize(batch["mel"])
+    return batch
+
+
+def time_steps(setup: TrainingSetup, step: Step, window: MeasurementWindow, samples: SampleBatches) -> np.ndarray:
+    """Return the seconds of the step, shared evenly by its batches: float [measured batches]."""
+    microbatches = min(2, setup.config.training.gradient_accumulation)  # the last batch of a step has its own trace
+    for bucket in samples:
+        time_step(setup, step, samples[bucket][:1] * microbatches)  # traces and warms up
+    steps, buckets = window.step[window.measured], window.measured_buckets
+    times_s: list[float] = []
+    for number in dict.fromkeys(steps.tolist()):
+        step_buckets = buckets[steps == number].tolist()
+        batches = [samples[bucket][i % len(samples[bucket])] for i, bucket in enumerate(step_buckets, number)]
+        step_s = time_step(setup, step, batches)
+        times_s += [step_s / len(batches)] * len(batches)
+    return np.array(times_s)
+
+
+def time_step(setup: TrainingSetup, step: Step, batches: Sequence[Batch]) -> float:
+    """Take a step and return its seconds, until the device has finished."""
+    started_s = time.perf_counter()
+    decay = ema_decay(setup.state.step, setup.config.training.ema_decay)
+    step([[batch] for batch in batches], setup.state.step + 1, LEARNING_RATE, decay).numpy()
+    return time.perf_counter() - started_s
+
+
+def time_all_reduce(models: Sequence[str], gradients: Sequence[tuple[Sequence[int], str]]) -> float:
+    """Return the median seconds in which replicas on these devices reduce gradients, as `Step` does.
+
+    Call it in a process without another strategy of several devices: TensorFlow would take both for parts of one
+    all-reduce.
+
+    Args:
+        gradients: shape and dtype of each.
+    """
+    replicas = make_replicas(tuple(Route(model, model) for model in models))
+    by_device = []
+    for model in models:
+        with tf.device(model):
+            by_device.append([tf.zeros(*gradient) for gradient in gradients])
+
+    @tf.function
+    def all_reduce(by_device):
+        summed = replicas.strategy.run(
+            lambda gradients: tf.distribute.get_replica_context().all_reduce("SUM", gradients),
+            (replicas.per_replica(by_device),),
+        )
+        return [replicas.local_results(gradient) for gradient in summed]
+
+    times_s = []
+    for _ in range(ALL_REDUCES + 1):
+        started_s = time.perf_counter()
+        for copy in all_reduce(by_device)[-1]:
+            devices.synchronize(copy)
+        times_s.append(time.perf_counter() - started_s)
+    return float(np.median(times_s[1:]))  # the first call traces

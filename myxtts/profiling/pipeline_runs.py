@@ -1,0 +1,120 @@
+"""Runs of all stages together in the training loop: untraced as in training, or with the times of each stage."""
+
+import sys
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import tensorflow as tf
+
+from myxtts.clock import Clock, Times
+from myxtts.data.pipeline import Pipeline
+from myxtts.data.plan_iterator import Position
+from myxtts.data.producer import ReplicaBatches
+from myxtts.planner.emulator import Span
+from myxtts.profiling.analysis import TracedRun
+from myxtts.profiling.isolated_stages import LEARNING_RATE
+from myxtts.profiling.profiled_run import WARM_UP, ProfiledRun
+from myxtts.training import loop
+from myxtts.training.checkpoint import save_nothing
+from myxtts.training.hooks import Hook, StepEnd
+from myxtts.training.schedule import ema_decay
+from myxtts.training.step import Step
+from myxtts.training.stop_request import StopRequest
+
+
+def run_untraced(run: ProfiledRun, pipeline: Pipeline, steps: int) -> float:
+    """Return the seconds of the measured steps in the training loop."""
+    with pipeline.open_feed(Position()) as feed:
+        return _train(run, run.step, feed, steps)["step_s"] * steps
+
+
+def run_traced(run: ProfiledRun, pipeline: Pipeline, steps: int) -> TracedRun:
+    """Run the same steps, wait for each, and record the times of all stages."""
+    recorder = SpanRecorder(run.step)
+    with pipeline.open_feed(Position()) as feed:
+        metrics = _train(run, recorder, recorder.record_batches(feed), steps)
+    start_s, end_s = np.array(recorder.start_s[-steps:]), np.array(recorder.end_s[-steps - 1 :])
+    return TracedRun(
+        duration_s=metrics["step_s"] * steps,
+        wait_s=metrics["wait_s"] * steps,
+        blocked_s=metrics["blocked_s"] * steps,
+        busy_s=float((end_s[1:] - start_s).sum()),
+        step_s=np.diff(end_s),
+        spans=list(recorder.spans()),
+    )
+
+
+def _train(run: ProfiledRun, step: loop.StepFunction, feed: Iterator[ReplicaBatches], steps: int) -> dict[str, float]:
+    """Return the loop's metrics of `steps` steps after WARM_UP of them."""
+    state, collect, clock = run.setup.state, CollectMetrics(), Clock()
+    # The loop excludes its first step from all reports, so the second call begins with the last step of the warm-up.
+    for total_steps in (state.step + WARM_UP - 1, state.step + WARM_UP + steps):
+        schedule = loop.Schedule(
+            total_steps=total_steps,
+            log_every=sys.maxsize,  # one report, at the end
+            checkpoint_every=0,
+            learning_rate=lambda step: LEARNING_RATE,
+            ema_decay=lambda step: ema_decay(step, run.setup.config.training.ema_decay),
+        )
+        loop.train(state, step, feed, schedule, [collect], save_nothing, clock, StopRequest())
+    return collect.metrics
+
+
+class CollectMetrics(Hook):
+    """Keeps the numbers of the newest report; waits for the first step."""
+
+    def __init__(self) -> None:
+        super().__init__(every=0)
+        self.metrics: dict[str, float] = {}
+
+    def is_due(self, end: StepEnd) -> bool:
+        return end.is_first or bool(end.metrics)
+
+    def __call__(self, end: StepEnd) -> None:
+        if end.is_first:
+            end.outcome.numpy()
+        self.metrics = {name: value for name, value in end.metrics.items() if not isinstance(value, str)}
+
+
+class SpanRecorder:
+    """A step that waits for its device, with a record of its own times and those of its batches.
+
+    Attributes:
+        start_s, end_s: of each step.
+    """
+
+    def __init__(self, step: Step):
+        self._step = step
+        self.start_s: list[float] = []
+        self.end_s: list[float] = []
+        self._batches: list[tuple[Times, bool]] = []  # and whether it is the last of its step
+
+    def __call__(self, *arguments) -> tf.Tensor:
+        self.start_s.append(time.perf_counter())
+        outcome = self._step(*arguments)
+        outcome.numpy()
+        self.end_s.append(time.perf_counter())
+        return outcome
+
+    def read(self, outcome: tf.Tensor) -> dict[str, float]:
+        return self._step.read(outcome)
+
+    def record_batches(self, feed: Iterator[ReplicaBatches]) -> Iterator[ReplicaBatches]:
+        """Pass on the batches of a feed, and record their times."""
+        for replica_batches in feed:
+            batch = replica_batches[0]
+            self._batches.append((batch.times, batch.planned.last))
+            yield replica_batches
+
+    def spans(self) -> Iterator[Span]:
+        """Yield the spans of the measured batches; a step of several batches has one, under its last batch."""
+        step = 0
+        for batch, (times, last) in enumerate(self._batches):
+            if step >= WARM_UP:
+                yield Span("read", batch, times.began_s, times.read_s)
+                yield Span("produce", batch, times.read_s, times.produced_s)
+                yield Span("transfer", batch, times.produced_s, times.handed_s)
+                if last:
+                    yield Span("step", batch, self.start_s[step], self.end_s[step])
+            step += last

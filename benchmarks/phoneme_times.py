@@ -1,11 +1,12 @@
-"""How sound a synthesiser's phoneme times are: each boundary against what the samples show.
+"""Reliability of a synthesizer's phoneme times: each boundary against the change in the signal.
 
     python utilities/make_demo_corpus.py --out data/voices --utterances 1200 --languages en ka fa --speakers 8
     python benchmarks/phoneme_times.py data/voices
 
-Beside silence that is the first or last sample of the longest run of zeros within 30 ms. Between two sounds it is the
-place within 30 ms where the spectrum changes most: the largest distance of two log-mel spectra 12 ms apart, of windows
-of 10 ms. That proves a time where it is near; where it is far, the change may be gradual, or the time wrong.
+Next to silence, the change is the first or last sample of the longest run of zeros within 30 ms. Between two sounds, it
+is the place within 30 ms where the spectrum changes most: the largest distance of two log-mel spectra 12 ms apart, of
+windows of 10 ms. A reported time near the change is right. If it is not near, the change may be gradual, or the time
+wrong.
 """
 
 import argparse
@@ -26,30 +27,30 @@ from myxtts.commands.parser import bounded
 from myxtts.data.audio_file import read_wave
 from myxtts.evaluation.boundaries import Phoneme, phoneme_class, read_alignments
 
-AROUND_MS = 30
+SEARCH_MS = 30
 MILLISECOND = SAMPLE_RATE_HZ // 1000
 WINDOW_SAMPLES = 10 * MILLISECOND
-APART_MS = 6  # each of the two windows from the place between them
-NEAR_MS = 10.0
+WINDOW_OFFSET_MS = 6  # from the place to each of the two windows
+TOLERANCE_MS = 10.0
 BANDS = 24
 
 
 def main() -> int:
-    asked = parse()
+    options = parse()
     offsets_ms = defaultdict(list)
-    for number, (name, phonemes) in enumerate(read_alignments(asked.corpus / "alignments.jsonl").items()):
-        if number == asked.utterances:
+    for number, (name, phonemes) in enumerate(read_alignments(options.corpus / "alignments.jsonl").items()):
+        if number == options.utterances:
             break
-        wave = read_wave(asked.corpus / "wavs" / f"{name}.wav")
+        wave = read_wave(options.corpus / "wavs" / f"{name}.wav")
         for pair, offset_ms in offsets(wave, phonemes):
             offsets_ms[pair].append(offset_ms)
     print("| boundary | count | median, ms | middle half, ms | within 10 ms |")
     print("|---|---|---|---|---|")
-    for (left, right), found in sorted(offsets_ms.items(), key=lambda item: -len(item[1])):
-        if len(found) >= asked.least:
-            low, middle, high = np.percentile(found, [25, 50, 75])
-            near = np.mean(np.abs(found) <= NEAR_MS)
-            print(f"| {left} → {right} | {len(found)} | {middle:+.1f} | {low:+.1f} to {high:+.1f} | {near:.0%} |")
+    for (left, right), values in sorted(offsets_ms.items(), key=lambda item: -len(item[1])):
+        if len(values) >= options.least:
+            low, middle, high = np.percentile(values, [25, 50, 75])
+            near = np.mean(np.abs(values) <= TOLERANCE_MS)
+            print(f"| {left} → {right} | {len(values)} | {middle:+.1f} | {low:+.1f} to {high:+.1f} | {near:.0%} |")
     return 0
 
 
@@ -58,50 +59,55 @@ def parse() -> argparse.Namespace:
         description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("corpus", type=Path, help="folder with wavs/ and alignments.jsonl")
-    parser.add_argument("--utterances", type=bounded(int, 1), default=1200, help="the most to look at")
-    parser.add_argument("--least", type=bounded(int, 1), default=100, help="boundaries of a kind that is shown")
+    parser.add_argument("--utterances", type=bounded(int, 1), default=1200, help="most utterances to measure")
+    parser.add_argument(
+        "--least", type=bounded(int, 1), default=100, help="show kinds with at least this many boundaries"
+    )
     return parser.parse_args()
 
 
 def offsets(wave: np.ndarray, phonemes: list[Phoneme]) -> Iterator[tuple[tuple[str, str], float]]:
-    """((class, class), milliseconds from the told time to the seen one) of each boundary between what lasts."""
-    lasting = [phoneme for phoneme in phonemes if phoneme.end_s > phoneme.start_s]
+    """Yield ((class, class), milliseconds from the reported time to the change) of each boundary.
+
+    Phonemes of 0 s are left out.
+    """
+    nonempty = [phoneme for phoneme in phonemes if phoneme.end_s > phoneme.start_s]
     spectra = log_spectra(wave)
-    for left, right in itertools.pairwise(lasting):
+    for left, right in itertools.pairwise(nonempty):
         pair = phoneme_class(left.symbol), phoneme_class(right.symbol)
         if pair == ("silence", "silence"):
             continue
         if "silence" in pair:
-            seen_ms = edge_of_silence_ms(wave, right.start_s, pair[0] == "silence")
+            change_ms = silence_edge_ms(wave, right.start_s, pair[0] == "silence")
         else:
-            seen_ms = largest_change_ms(spectra, right.start_s)
-        if seen_ms is not None:
-            yield pair, seen_ms - 1000 * right.start_s
+            change_ms = largest_change_ms(spectra, right.start_s)
+        if change_ms is not None:
+            yield pair, change_ms - 1000 * right.start_s
 
 
-def edge_of_silence_ms(wave: np.ndarray, told_s: float, ends: bool) -> float | None:
-    """Where the longest run of zeros around a time ends or begins; None where no sample is 0."""
-    begin = max(round(told_s * SAMPLE_RATE_HZ) - AROUND_MS * MILLISECOND, 0)
-    part = wave[begin : begin + 2 * AROUND_MS * MILLISECOND]
+def silence_edge_ms(wave: np.ndarray, time_s: float, at_end: bool) -> float | None:
+    """Return where the longest run of zeros around a time ends or begins; None if no sample is 0."""
+    begin = max(round(time_s * SAMPLE_RATE_HZ) - SEARCH_MS * MILLISECOND, 0)
+    part = wave[begin : begin + 2 * SEARCH_MS * MILLISECOND]
     changes = np.flatnonzero(np.diff(np.concatenate([[False], part == 0, [False]]).astype(int)))
     starts, stops = changes[::2], changes[1::2]
     if not len(starts):
         return None
     longest = np.argmax(stops - starts)
-    return 1000 * (begin + (stops if ends else starts)[longest]) / SAMPLE_RATE_HZ
+    return 1000 * (begin + (stops if at_end else starts)[longest]) / SAMPLE_RATE_HZ
 
 
-def largest_change_ms(spectra: np.ndarray, told_s: float) -> float | None:
-    """Where the spectrum changes most around a time; None too near to an end of the wave."""
-    places = np.arange(-AROUND_MS, AROUND_MS + 1) + round(1000 * told_s)
-    if places[0] < APART_MS or places[-1] >= len(spectra) - APART_MS:
+def largest_change_ms(spectra: np.ndarray, time_s: float) -> float | None:
+    """Return where the spectrum changes most around a time; None too close to an end of the wave."""
+    places = np.arange(-SEARCH_MS, SEARCH_MS + 1) + round(1000 * time_s)
+    if places[0] < WINDOW_OFFSET_MS or places[-1] >= len(spectra) - WINDOW_OFFSET_MS:
         return None
-    change = np.linalg.norm(spectra[places + APART_MS] - spectra[places - APART_MS], axis=1)
+    change = np.linalg.norm(spectra[places + WINDOW_OFFSET_MS] - spectra[places - WINDOW_OFFSET_MS], axis=1)
     return float(places[change.argmax()]) * MILLISECOND * 1000 / SAMPLE_RATE_HZ
 
 
 def log_spectra(wave: np.ndarray) -> np.ndarray:
-    """Log-mel of a window around each millisecond, [milliseconds, BANDS]."""
+    """Return the log-mel of a window around each millisecond, [milliseconds, BANDS]."""
     bank = librosa.filters.mel(sr=SAMPLE_RATE_HZ, n_fft=256, n_mels=BANDS, fmax=8000)
     padded = np.pad(wave, WINDOW_SAMPLES // 2)
     windows = np.lib.stride_tricks.sliding_window_view(padded, WINDOW_SAMPLES)[::MILLISECOND]

@@ -1,10 +1,10 @@
-"""What the counts of skipped and repeated words find and miss: sentences said again, with and without a planted fault.
+"""What the metrics of deletions and insertions detect: sentences synthesized again, with and without a planted error.
 
     python benchmarks/planted_errors.py
 
-espeak-ng says each sentence in the voice of the demo corpus, which stands for the recording, and then in others: at
-another rate, at another pitch, with another timbre. These have no fault. Then a word is cut out of each of them, and
-one is said twice.
+espeak-ng synthesizes each sentence in the voice of the demo corpus, which stands for the recording, and then in other
+voices: at another rate, at another pitch, with another timbre. These have no errors. Then one word of each sentence is
+deleted, or said twice.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from myxtts.evaluation.planted_errors import plant_errors, random_word
 from myxtts.text.espeak import EspeakVoice, isolated_copy
 
 RECORDED = EspeakVoice("en", "", 50, 165)
-AGAIN = {
+SYNTHESES = {
     "165 words a minute": RECORDED,
     "145 words a minute": EspeakVoice("en", "", 50, 145),
     "180 words a minute": EspeakVoice("en", "", 50, 180),
@@ -39,46 +39,53 @@ WORDS_MS = (0, 60, 80, 100, 2000)
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--sentences", type=bounded(int, 1), default=150, help="(default 150)")
-    asked = parser.parse_args()
-    from myxtts.evaluation.acoustic_metrics import utterance_metrics  # and TensorFlow
+    options = parser.parse_args()
+    from myxtts.evaluation.acoustic_metrics import utterance_metrics  # imports TensorFlow
     from myxtts.evaluation.speech import acoustic_features, copy_synthesis
 
-    texts = load_grammar("en").draw(asked.sentences, random.Random(0))
+    texts = load_grammar("en").draw(options.sentences, random.Random(0))
     with isolated_copy() as espeak:
-        said = {name: [_said(espeak, text, voice) for text in texts] for name, voice in AGAIN.items()}
-        recorded = acoustic_features([wave for wave, _ in (_said(espeak, text, RECORDED) for text in texts)], "/CPU:0")
+        syntheses = {name: [_synthesize(espeak, text, voice) for text in texts] for name, voice in SYNTHESES.items()}
+        recorded = acoustic_features([_synthesize(espeak, text, RECORDED)[0] for text in texts], "/CPU:0")
 
-    def faults(waves) -> np.ndarray:
-        """bool [sentences, 2]: skipped, repeated."""
-        found = (utterance_metrics(*pair) for pair in zip(recorded, acoustic_features(waves, "/CPU:0"), strict=True))
-        return np.array([(one.has_deletion, one.has_insertion) for one in found])
+    def detect(waves) -> np.ndarray:
+        """Return bool [sentences, 2]: has a deletion, has an insertion."""
+        pairs = zip(recorded, acoustic_features(waves, "/CPU:0"), strict=True)
+        metrics = [utterance_metrics(*pair) for pair in pairs]
+        return np.array([(utterance.has_deletion, utterance.has_insertion) for utterance in metrics])
 
-    alarms = faults(copy_synthesis([sound.mel for sound in recorded], "/CPU:0"))
-    print("| said again | skipped | repeated | cut, found | said twice, found |\n|---|---|---|---|---|")
-    print(f"| copy synthesis | {alarms[:, 0].sum()} | {alarms[:, 1].sum()} | – | – |")
-    words_ms, cut_found, doubled_found = [], [], []
-    for name, ones in said.items():
-        waves, phonemes = [wave for wave, _ in ones], [known for _, known in ones]
-        alarms, (cut, doubled) = faults(waves), plant_errors(waves, phonemes)
-        cut_found.append(faults(cut)[:, 0])
-        doubled_found.append(faults(doubled)[:, 1])
-        words_ms += [1000 * np.diff(random_word(number, word_spans(known)))[0] for number, known in enumerate(phonemes)]
-        counts = (alarms[:, 0], alarms[:, 1], cut_found[-1], doubled_found[-1])
-        print(f"| {name} | {' | '.join(str(count.sum()) for count in counts)} |")
-    lengths, cut_found, doubled_found = np.array(words_ms), np.concatenate(cut_found), np.concatenate(doubled_found)
-    print("\n| length of the word | words | cut, found | said twice, found |\n|---|---|---|---|")
-    for least, most in itertools.pairwise(WORDS_MS):
-        own = (lengths >= least) & (lengths < most)
-        if own.any():
-            print(
-                f"| {least}–{most} ms | {own.sum()} | {cut_found[own].mean():.0%} | {doubled_found[own].mean():.0%} |"
-            )
+    false_alarms = detect(copy_synthesis([features.mel for features in recorded], "/CPU:0")).sum(axis=0)
+    print(
+        "| synthesized again | deletions | insertions | deleted, detected | inserted, detected |\n|---|---|---|---|---|"
+    )
+    print(f"| copy synthesis | {false_alarms[0]} | {false_alarms[1]} | – | – |")
+    words_ms, deletions, insertions = [], [], []
+    for name, sentences in syntheses.items():
+        waves, alignments = [wave for wave, _ in sentences], [phonemes for _, phonemes in sentences]
+        false_alarms, (deleted, inserted) = detect(waves).sum(axis=0), plant_errors(waves, alignments)
+        deletions.append(detect(deleted)[:, 0])
+        insertions.append(detect(inserted)[:, 1])
+        spans = [random_word(number, word_spans(phonemes)) for number, phonemes in enumerate(alignments)]
+        words_ms += [1000 * (end_s - start_s) for start_s, end_s in spans]
+        counts = (*false_alarms, deletions[-1].sum(), insertions[-1].sum())
+        print(f"| {name} | {' | '.join(map(str, counts))} |")
+    durations_ms, all_deletions, all_insertions = (
+        np.array(words_ms),
+        np.concatenate(deletions),
+        np.concatenate(insertions),
+    )
+    print("\n| duration of the word | words | deleted, detected | inserted, detected |\n|---|---|---|---|")
+    for lower, upper in itertools.pairwise(WORDS_MS):
+        selected = (durations_ms >= lower) & (durations_ms < upper)
+        if selected.any():
+            rates = f"{all_deletions[selected].mean():.0%} | {all_insertions[selected].mean():.0%}"
+            print(f"| {lower}–{upper} ms | {selected.sum()} | {rates} |")
     return 0
 
 
-def _said(espeak, text: str, voice: EspeakVoice) -> tuple[np.ndarray, list[Phoneme]]:
+def _synthesize(espeak, text: str, voice: EspeakVoice) -> tuple[np.ndarray, list[Phoneme]]:
     samples, phonemes = speak_trimmed(espeak, text, voice)
-    return samples.astype(np.float32) / 32768.0, [Phoneme(*one) for one in phonemes]
+    return samples.astype(np.float32) / 32768.0, [Phoneme(*phoneme) for phoneme in phonemes]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The command line: flags, messages, exit codes, and what --help costs."""
+"""The command line: flags, messages, exit codes, start-up time and stderr."""
 
 import contextlib
 import errno
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 
 
 class FlagTest(unittest.TestCase):
-    def refusal(self, *argv: str) -> str:
+    def error_of(self, *argv: str) -> str:
         with self.assertRaises(ConfigError) as caught:
             train.parse(argv)
         return str(caught.exception)
@@ -57,7 +57,7 @@ class FlagTest(unittest.TestCase):
     def test_list_takes_several_values(self):
         self.assertEqual(train.parse(["--model-gpus", "1", "2", "3"])[0].placement.model_gpus, (1, 2, 3))
 
-    def test_null_takes_back_a_setting_of_the_file(self):
+    def test_null_cancels_a_setting_of_the_file(self):
         argv = ["--config", str(ROOT / "configs/dual_gpu.yaml"), "--data-gpu", "null"]
         placement = train.parse(argv)[0].placement
         self.assertEqual((placement.data_gpu, placement.model_gpu), (None, 1))
@@ -68,7 +68,7 @@ class FlagTest(unittest.TestCase):
             config = train.parse(argv)[0]
             self.assertEqual((config.data.batch_size, config.placement.model_gpu_memory), (2, 8192))
 
-    def test_unknown_flag_is_refused_with_the_nearest(self):
+    def test_unknown_flag_is_rejected_with_the_nearest(self):
         for argument, near in (
             ("--batch-sise", "--batch-size"),
             ("--batch_sise=8", "--batch-size"),
@@ -78,14 +78,14 @@ class FlagTest(unittest.TestCase):
             ("--print_confg", "--print-config"),
         ):
             with self.subTest(argument=argument):
-                message = self.refusal(argument, "8")
+                message = self.error_of(argument, "8")
                 self.assertTrue(message.endswith(f"is not a flag. Did you mean {near}?"), message)
 
-    def test_argument_that_belongs_to_no_flag_is_refused(self):
-        self.assertIn("'2' is not a flag", self.refusal("--model-gpu", "1", "2"))
-        self.assertIn("'--zzzz' is not a flag", self.refusal("--zzzz"))
+    def test_argument_that_belongs_to_no_flag_is_rejected(self):
+        self.assertIn("'2' is not a flag", self.error_of("--model-gpu", "1", "2"))
+        self.assertIn("'--zzzz' is not a flag", self.error_of("--zzzz"))
 
-    def test_value_that_is_not_allowed_is_refused_in_one_line(self):
+    def test_value_that_is_not_allowed_is_rejected_in_one_line(self):
         for argv, message in (
             (("--batch-size", "-3"), "--batch-size is -3, but must be a whole number from 1 to 1000000."),
             (("--batch-size", "x"), "--batch-size is 'x', but must be a whole number from 1 to 1000000."),
@@ -100,7 +100,7 @@ class FlagTest(unittest.TestCase):
             (("--batch-size",), "--batch-size: expected one argument. --help lists the flags."),
         ):
             with self.subTest(argv=argv):
-                self.assertEqual(self.refusal(*argv), message)
+                self.assertEqual(self.error_of(*argv), message)
 
 
 def _raising(error: BaseException):
@@ -111,7 +111,7 @@ def _raising(error: BaseException):
 
 
 def _training(train):
-    """Puts `train` in the place of myxtts.run.train, without importing the one there."""
+    """Replace myxtts.run.train by `train`, without importing myxtts.run."""
     return mock.patch.object(myxtts, "run", types.SimpleNamespace(train=train), create=True)
 
 
@@ -125,7 +125,7 @@ class MainTest(unittest.TestCase):
                 code = stop.code
         return code, out.getvalue(), err.getvalue()
 
-    def test_print_config_prints_what_loads_back(self):
+    def test_print_config_prints_a_file_that_loads(self):
         code, out, err = self.main("--print-config", "--batch-size", "3", "--learning-rate", "1e-5")
         self.assertEqual((code, err), (0, ""))
         with tempfile.TemporaryDirectory() as folder:
@@ -164,7 +164,7 @@ class MainTest(unittest.TestCase):
 
 
 class FreshInterpreterTest(unittest.TestCase):
-    def test_help_and_print_config_take_under_a_second_and_no_tensorflow(self):
+    def test_help_and_print_config_are_fast_and_need_no_tensorflow(self):
         for flag in ("--help", "--print-config"):
             code = (
                 "import atexit, sys\n"
@@ -181,7 +181,7 @@ class FreshInterpreterTest(unittest.TestCase):
                 used_s = after.children_user + after.children_system - before.children_user - before.children_system
                 self.assertLess(used_s, 1.0)
 
-    def test_list_of_commands_takes_under_a_second_and_no_tensorflow(self):
+    def test_list_of_commands_is_fast_and_needs_no_tensorflow(self):
         code = (
             "import atexit, sys\n"
             "atexit.register(lambda: print({'tensorflow', 'keras'} & set(sys.modules), file=sys.stderr))\n"
@@ -197,7 +197,7 @@ class FreshInterpreterTest(unittest.TestCase):
             after.children_user + after.children_system - before.children_user - before.children_system, 1.5
         )
 
-    def test_mistake_makes_nothing_and_shows_no_traceback(self):
+    def test_mistake_writes_no_file_and_no_traceback(self):
         with tempfile.TemporaryDirectory() as folder:
             argv = [sys.executable, str(ROOT / "train_main.py"), "--config", "nowhere.yaml"]
             done = subprocess.run(argv, cwd=folder, capture_output=True, text=True)

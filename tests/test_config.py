@@ -1,4 +1,4 @@
-"""YAML and flags become a Config, or a message that says where the mistake is."""
+"""YAML and flags become a Config, or a message with the place of the mistake."""
 
 import ast
 import os
@@ -29,8 +29,8 @@ class YamlTest(unittest.TestCase):
         self.path.write_bytes(text if isinstance(text, bytes) else text.encode())
         return load(self.path, overrides)
 
-    def refusal(self, text: str | bytes, **overrides) -> str:
-        """The message, without the folder, of a file that must be refused."""
+    def error_of(self, text: str | bytes, **overrides) -> str:
+        """The message, without the folder, of a file that must be rejected."""
         with self.assertRaises(ConfigError) as caught:
             self.load(text, **overrides)
         return str(caught.exception).replace(str(self.path), "c.yaml")
@@ -58,7 +58,7 @@ class YamlTest(unittest.TestCase):
     def test_list_becomes_tuple(self):
         self.assertEqual(self.load("placement:\n  model_gpus: [2, 0]\n").placement.model_gpus, (2, 0))
 
-    def test_value_that_is_not_allowed_is_refused_with_line_and_bound(self):
+    def test_value_that_is_not_allowed_is_rejected_with_line_and_bound(self):
         whole = "must be a whole number from 1 to 1000000."
         for value, found in (
             ("-1", "-1"),
@@ -73,23 +73,23 @@ class YamlTest(unittest.TestCase):
             ("!!int x", "'x'"),
         ):
             with self.subTest(value=value):
-                message = self.refusal(f"data:\n  buckets: 4\n  batch_size: {value}\n")
+                message = self.error_of(f"data:\n  buckets: 4\n  batch_size: {value}\n")
                 self.assertEqual(message, f"c.yaml, line 3: batch_size is {found}, but {whole}")
 
     def test_truth_value_is_true_or_false(self):
         self.assertTrue(self.load("run:\n  resume: True\n").run.resume)
         for value in ("yes", "on", "1", "'true'", "!!bool yes"):
             with self.subTest(value=value):
-                self.assertIn("line 2: resume is ", self.refusal(f"run:\n  resume: {value}\n"))
+                self.assertIn("line 2: resume is ", self.error_of(f"run:\n  resume: {value}\n"))
 
-    def test_number_that_is_not_finite_is_refused(self):
+    def test_number_that_is_not_finite_is_rejected(self):
         for value in (".nan", ".inf", "-.inf", "1e999", "nan", "!!float nan", "!!float inf"):
             with self.subTest(value=value):
-                message = self.refusal(f"data:\n  model_start_delay: {value}\n")
+                message = self.error_of(f"data:\n  model_start_delay: {value}\n")
                 self.assertIn("c.yaml, line 2: model_start_delay is ", message)
 
     def test_every_value_that_is_not_allowed_is_named(self):
-        message = self.refusal("model:\n  dropout: 1\n  model_size: huge\n", batch_size=0)
+        message = self.error_of("model:\n  dropout: 1\n  model_size: huge\n", batch_size=0)
         self.assertEqual(
             message.splitlines(),
             [
@@ -99,13 +99,13 @@ class YamlTest(unittest.TestCase):
             ],
         )
 
-    def test_override_mends_a_value_of_the_file(self):
+    def test_override_replaces_an_invalid_value_of_the_file(self):
         self.assertEqual(self.load("data:\n  batch_size: 0\n", batch_size=2).data.batch_size, 2)
 
-    def test_number_as_text_is_refused_with_the_remedy(self):
-        self.assertTrue(self.refusal("run:\n  run: 7\n").endswith("Put it in quotes."))
+    def test_number_as_text_is_rejected_with_advice(self):
+        self.assertTrue(self.error_of("run:\n  run: 7\n").endswith("Put it in quotes."))
 
-    def test_unknown_name_is_refused_with_the_nearest(self):
+    def test_unknown_name_is_rejected_with_the_nearest(self):
         for text, message in (
             ("data:\n  batch_sise: 3\n", "c.yaml, line 2: 'batch_sise' is unknown. Did you mean 'batch_size'?"),
             ("data:\n  batch-size: 3\n", "c.yaml, line 2: 'batch-size' is unknown. Did you mean 'batch_size'?"),
@@ -126,7 +126,7 @@ class YamlTest(unittest.TestCase):
             ),
         ):
             with self.subTest(text=text):
-                self.assertEqual(self.refusal(text), message)
+                self.assertEqual(self.error_of(text), message)
 
     def test_renamed_settings_and_sections_are_rejected_with_the_new_name(self):
         for text, message in (
@@ -135,8 +135,8 @@ class YamlTest(unittest.TestCase):
             ("recogniser:\n", "'recogniser' was renamed to 'asr'."),
         ):
             with self.subTest(text=text):
-                self.assertTrue(self.refusal(text).endswith(f": {message}"), self.refusal(text))
-        message = self.refusal("model:\n  task: voice\n")
+                self.assertTrue(self.error_of(text).endswith(f": {message}"), self.error_of(text))
+        message = self.error_of("model:\n  task: voice\n")
         self.assertEqual(
             message, "c.yaml, line 2: task is 'voice', but must be one of tts, asr. It was renamed to tts."
         )
@@ -149,26 +149,26 @@ class YamlTest(unittest.TestCase):
         for name, values in RENAMED_VALUES.items():
             self.assertLessEqual(set(values.values()), set(SETTINGS[name].choices))
 
-    def test_name_given_twice_is_refused(self):
+    def test_name_given_twice_is_rejected(self):
         self.assertEqual(
-            self.refusal("data:\n  buckets: 3\n  buckets: 3\n"),
+            self.error_of("data:\n  buckets: 3\n  buckets: 3\n"),
             "c.yaml, line 3: 'buckets' was given in line 2. Keep one of them.",
         )
-        self.assertIn("line 2: 'data' was given in line 1", self.refusal("data: {}\ndata: {}\n"))
+        self.assertIn("line 2: 'data' was given in line 1", self.error_of("data: {}\ndata: {}\n"))
 
-    def test_file_of_another_form_is_refused(self):
+    def test_file_of_another_form_is_rejected(self):
         for text, place in (
             ("- data\n", "line 1: the file must hold"),
             ("hello\n", "line 1: the file must hold"),
             ("run: demo\n", "line 1: the section 'run' must hold"),
             ("data:\n  - buckets: 3\n", "line 1: the section 'data' must hold"),
-            ("? [a]\n: 3\n", "line 1: a name belongs before the colon, not a list"),
+            ("? [a]\n: 3\n", "line 1: a name must stand before the colon, not a list"),
             ("data:\n  buckets: {a: 1}\n", "line 2: buckets holds a mapping"),
         ):
             with self.subTest(text=text):
-                self.assertIn(place, self.refusal(text))
+                self.assertIn(place, self.error_of(text))
 
-    def test_broken_yaml_is_refused_with_its_line(self):
+    def test_broken_yaml_is_rejected_with_its_line(self):
         for text, line in (
             ("data:\n\tbuckets: 3\n", 2),
             ("data:\n  language: 'en\n", 3),
@@ -178,9 +178,9 @@ class YamlTest(unittest.TestCase):
             (b"data:\n  train_data: a\x00\n", 2),
         ):
             with self.subTest(text=text):
-                self.assertTrue(self.refusal(text).startswith(f"c.yaml, line {line}: "))
+                self.assertTrue(self.error_of(text).startswith(f"c.yaml, line {line}: "))
 
-    def test_hostile_yaml_is_refused_and_never_built(self):
+    def test_hostile_yaml_is_rejected_and_never_built(self):
         doublings = "".join(f"  a{i + 1}: &a{i + 1} [*a{i}, *a{i}]\n" for i in range(64))
         marker = self.path.with_name("made")
         for text in (
@@ -194,18 +194,18 @@ class YamlTest(unittest.TestCase):
             f"data:\n  batch_size: {'9' * 6000}\n",
         ):
             with self.subTest(text=text[:40]):
-                self.assertLess(len(self.refusal(text)), 400)
+                self.assertLess(len(self.error_of(text)), 400)
         self.assertFalse(marker.exists())
 
-    def test_file_that_cannot_be_read_is_refused(self):
+    def test_file_that_cannot_be_read_is_rejected(self):
         for path in (self.path, self.path.parent):
             with self.subTest(path=path), self.assertRaisesRegex(ConfigError, "cannot be read: "):
                 load(path)
 
-    def test_settings_that_contradict_each_other_are_refused(self):
-        self.assertIn("--enable-static-shapes", self.refusal("training:\n  compile: xla\n"))
-        self.assertIn("never end", self.refusal("training:\n  max_steps: 0\n"))
-        self.assertIn("min_seconds (4)", self.refusal("data:\n  min_seconds: 4\n  max_seconds: 4\n"))
+    def test_settings_that_contradict_each_other_are_rejected(self):
+        self.assertIn("--enable-static-shapes", self.error_of("training:\n  compile: xla\n"))
+        self.assertIn("never end", self.error_of("training:\n  max_steps: 0\n"))
+        self.assertIn("min_seconds (4)", self.error_of("data:\n  min_seconds: 4\n  max_seconds: 4\n"))
         self.load("training:\n  compile: xla\n", enable_static_shapes=True)
         self.load("training:\n  max_steps: 0\n", epochs=1)
 
@@ -225,18 +225,18 @@ class DefaultsTest(unittest.TestCase):
         self.folder = Path(folder.name)
 
     def load(self, files: dict[str, str], **overrides) -> Config:
-        """The configuration that c.yaml makes with the other files."""
+        """Load c.yaml beside the other files."""
         for name, text in files.items():
             (self.folder / name).write_text(text, encoding="utf-8")
         return load(self.folder / "c.yaml", overrides)
 
-    def refusal(self, files: dict[str, str]) -> str:
+    def error_of(self, files: dict[str, str]) -> str:
         """The message, without the folder."""
         with self.assertRaises(ConfigError) as caught:
             self.load(files)
         return str(caught.exception).replace(f"{self.folder}/", "").replace(str(self.folder), "FOLDER")
 
-    def test_later_replaces_earlier_and_the_file_all_and_flags_the_file(self):
+    def test_later_files_override_earlier_and_flags_override_all(self):
         files = {
             "a.yaml": "data: {batch_size: 1, buckets: 1, num_workers: 1, buffer_size: 1}\n",
             "b.yaml": "data: {buckets: 2, num_workers: 2, buffer_size: 2}\n",
@@ -245,7 +245,7 @@ class DefaultsTest(unittest.TestCase):
         data = self.load(files, buffer_size=4).data
         self.assertEqual((data.batch_size, data.buckets, data.num_workers, data.buffer_size), (1, 2, 3, 4))
 
-    def test_a_listed_file_counts_with_those_that_it_lists(self):
+    def test_listed_file_may_list_further_files(self):
         files = {
             "base.yaml": "data: {batch_size: 1, buckets: 1}\n",
             "a.yaml": "defaults: [base]\ndata: {buckets: 2}\n",
@@ -256,14 +256,14 @@ class DefaultsTest(unittest.TestCase):
                 config = self.load(files | {"c.yaml": f"defaults: {listed}\n"})
                 self.assertEqual((config.data.batch_size, config.data.buckets), (1, buckets))
 
-    def test_files_and_nothing_else_make_a_configuration(self):
+    def test_file_may_only_list_others(self):
         files = {"a.yml": "run: {run: seven}\n", "7.yaml": "", "x.y.yaml": "training: {ema_decay: 0}\n"}
         config = self.load(files | {"c.yaml": "defaults:\n  - a.yml\n  - 7\n  - x.y\n"})
         self.assertEqual((config.run.run, config.training.ema_decay), ("seven", 0.0))
         self.assertEqual(self.load({"c.yaml": "defaults:\n"}), Config())
         self.assertEqual(self.load({"c.yaml": "defaults: []\n"}), Config())
 
-    def test_what_is_refused_is_named_in_the_file_where_it_stands(self):
+    def test_error_names_the_listed_file_and_line(self):
         composed = "\ndefaults: [a]\nmodel: {dropout: 0}\n"
         for text, message in (
             ("data:\n  buckets: 0\n", "a.yaml, line 2: buckets is 0, but must be a whole number from 1 to 64."),
@@ -272,32 +272,32 @@ class DefaultsTest(unittest.TestCase):
             ("- a\n", "a.yaml, line 1: the file must hold lines of the form 'name: value', not a list."),
         ):
             with self.subTest(text):
-                self.assertEqual(self.refusal({"a.yaml": text, "c.yaml": composed}), message)
+                self.assertEqual(self.error_of({"a.yaml": text, "c.yaml": composed}), message)
         self.assertEqual(self.load({"a.yaml": "data: {buckets: 0}\n", "c.yaml": composed}, buckets=2).data.buckets, 2)
 
-    def test_a_file_that_is_not_there_is_refused_with_the_nearest(self):
+    def test_missing_file_is_rejected_with_the_nearest_name(self):
         files = {"distributed.yaml": "", "default.yaml": ""}
         for listed, hint in (
             ("distribute", "'distribute.yaml' in FOLDER. Did you mean 'distributed'?"),
             ("ასრ", "'ასრ.yaml' in FOLDER. There are: default, distributed."),
         ):
             with self.subTest(listed):
-                message = self.refusal(files | {"c.yaml": f"defaults:\n  - default\n  - {listed}\n"})
+                message = self.error_of(files | {"c.yaml": f"defaults:\n  - default\n  - {listed}\n"})
                 self.assertEqual(message, f"c.yaml, line 3: defaults names '{listed}', but there is no file {hint}")
 
-    def test_a_circle_is_refused(self):
+    def test_cycle_is_rejected(self):
         self.assertEqual(
-            self.refusal({"c.yaml": "defaults: [c]\n"}),
-            "c.yaml, line 1: defaults names 'c', which leads in a circle: c.yaml → c.yaml. Take one of them out.",
+            self.error_of({"c.yaml": "defaults: [c]\n"}),
+            "c.yaml, line 1: defaults names 'c', which makes a cycle: c.yaml → c.yaml. Remove one of them.",
         )
         files = {"c.yaml": "defaults: [a]\n", "a.yaml": "defaults: [b]\n", "b.yaml": "\ndefaults: [a.yaml]\n"}
         self.assertEqual(
-            self.refusal(files),
-            "b.yaml, line 2: defaults names 'a.yaml', which leads in a circle: a.yaml → b.yaml → a.yaml. "
-            "Take one of them out.",
+            self.error_of(files),
+            "b.yaml, line 2: defaults names 'a.yaml', which makes a cycle: a.yaml → b.yaml → a.yaml. "
+            "Remove one of them.",
         )
 
-    def test_nothing_outside_the_folder_is_read(self):
+    def test_files_outside_the_folder_are_rejected(self):
         inside = self.folder / "inside"
         inside.mkdir()
         (self.folder / "a.yaml").write_text("data: {buckets: 1}\n")
@@ -309,7 +309,7 @@ class DefaultsTest(unittest.TestCase):
                 with self.assertRaisesRegex(ConfigError, "line 1: defaults names .*, but must be a list of files in"):
                     load(inside / "c.yaml")
 
-    def test_a_list_of_another_form_is_refused(self):
+    def test_list_of_another_form_is_rejected(self):
         for text, found in (
             ("a", "holds a plain value"),
             ("{a: b}", "holds a mapping"),
@@ -319,15 +319,15 @@ class DefaultsTest(unittest.TestCase):
             ("[a, a]", "names 'a' twice"),
         ):
             with self.subTest(text):
-                message = self.refusal({"a.yaml": "", "c.yaml": f"defaults: {text}\n"})
+                message = self.error_of({"a.yaml": "", "c.yaml": f"defaults: {text}\n"})
                 self.assertIn(f"c.yaml, line 1: defaults {found}", message)
 
-    def test_a_pipe_is_not_waited_for(self):
+    def test_named_pipe_does_not_block(self):
         os.mkfifo(self.folder / "a.yaml")
-        self.assertIn("there is no file 'a.yaml'", self.refusal({"c.yaml": "defaults: [a]\n"}))
+        self.assertIn("there is no file 'a.yaml'", self.error_of({"c.yaml": "defaults: [a]\n"}))
 
     def test_the_number_of_files_is_bounded_and_each_is_read_once(self):
-        """Each file lists the next two: read anew each time it is named, the last would be read 610 times."""
+        """Each file lists the next two, so that without a cache the last would be read 610 times."""
         last = MAX_FILES - 2
         files = {f"f{i}.yaml": f"defaults: [f{i + 1}, f{i + 2}]\n" for i in range(last - 1)}
         files |= {f"f{last - 1}.yaml": f"defaults: [f{last}]\n", f"f{last}.yaml": "data: {buckets: 3}\n"}
@@ -336,9 +336,9 @@ class DefaultsTest(unittest.TestCase):
         self.assertEqual(sum(call.args[1:] == ("rb",) for call in opened.call_args_list), MAX_FILES)
         files |= {f"f{last}.yaml": f"defaults: [f{last + 1}]\n", f"f{last + 1}.yaml": ""}
         self.assertEqual(
-            self.refusal(files),
-            f"f{last}.yaml, line 1: defaults names 'f{last + 1}', but a configuration is made of {MAX_FILES} files "
-            "at most. Join some of them.",
+            self.error_of(files),
+            f"f{last}.yaml, line 1: defaults names 'f{last + 1}', but a configuration has at most {MAX_FILES} "
+            "files. Merge some of them.",
         )
 
 

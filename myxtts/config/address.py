@@ -1,4 +1,4 @@
-"""Addresses of the servers that a run is told of."""
+"""Addresses of servers."""
 
 import re
 
@@ -10,18 +10,18 @@ _PORT = re.compile(r"[0-9]{1,5}")
 
 
 def host_and_port(text: str, name: str, scheme: str = "") -> tuple[str, int]:
-    """The two parts of `HOST:PORT`; the host is a name or an IPv4 address.
+    """Split `HOST:PORT`; the host is a name or an IPv4 address.
 
     Args:
         name: the flag or setting, for the message.
-        scheme: what stands before the host.
+        scheme: prefix before the host, such as grpc://.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: the text has another form.
     """
     host, _, port = text.removeprefix(scheme).rpartition(":")
-    good = text.startswith(scheme) and is_host(host) and _PORT.fullmatch(port) and 1 <= int(port) <= 65535
-    if not good:
+    is_valid = text.startswith(scheme) and is_host(host) and _PORT.fullmatch(port) and 1 <= int(port) <= 65535
+    if not is_valid:
         raise ConfigError(
             f"{name} is {text[:80]!r}, but must be {scheme}HOST:PORT, such as {scheme}{EXAMPLE}, "
             "with a host name or IPv4 address and a port from 1 to 65535."
@@ -30,10 +30,10 @@ def host_and_port(text: str, name: str, scheme: str = "") -> tuple[str, int]:
 
 
 def is_host(text: str) -> bool:
-    """Whether a text can be a host name or an IPv4 address."""
+    """Return whether a text can be a host name or an IPv4 address."""
     return bool(_HOST.fullmatch(text))
 
 
 def service_address(text: str) -> tuple[str, int]:
-    """Host and port of the dispatcher of a data service, as the setting `data_service` gives them: grpc://HOST:PORT."""
+    """Return host and port of the setting `data_service`: grpc://HOST:PORT."""
     return host_and_port(text, "data_service", "grpc://")

@@ -1,8 +1,8 @@
 """YAML and flags → Config, and Config → YAML.
 
-A file is composed into nodes, which know their lines, and never constructed into objects: only a
-mapping of sections, of settings, of plain values or flat lists of them gets through. Values are
-validated once, after flags have replaced those of the file.
+A file is composed into nodes, which have line numbers, and never constructed into objects. Its only valid form is a
+mapping of sections, of settings, of plain values or flat lists. Values are validated once, after flags have replaced
+those of the file.
 """
 
 import json
@@ -21,9 +21,9 @@ from myxtts.config.schema import Config
 from myxtts.config.settings import SECTIONS, SETTINGS, in_section, nearest
 from myxtts.errors import ConfigError
 
-MAX_BYTES = 64 * 1024  # every setting spelled out takes 1.5 KiB; PyYAML needs 1 s for 64 KiB
-MAX_FILES = 16  # a configuration and all that it is made of, since each may take that second
-DEFAULTS = "defaults"  # the name that stands beside the sections
+MAX_BYTES = 64 * 1024  # all settings take 1.5 KiB; PyYAML needs 1 s for 64 KiB
+MAX_FILES = 16  # of one configuration, because each may take that second
+DEFAULTS = "defaults"  # a key beside the sections
 
 _TAG = "tag:yaml.org,2002:"
 _SCALARS: dict[str, Callable[[str], Any]] = {
@@ -34,9 +34,9 @@ _SCALARS: dict[str, Callable[[str], Any]] = {
     _TAG + "str": str,
 }
 _FILE_NAME = re.compile(r"[^./\\:\0][^/\\:\0]{0,59}")  # in the same folder, not hidden, under 256 bytes
-_DIGITS = "[0-9](?:_?[0-9]){0,99}"  # Python's int() refuses more than 4300 digits
+_DIGITS = "[0-9](?:_?[0-9]){0,99}"  # Python's int() rejects more than 4300 digits
 _EXPONENT = "[eE][-+]?[0-9]+"
-_PLAIN = {  # of a plain scalar: tag → pattern, possible first characters
+_PLAIN = {  # tag of a plain scalar → its pattern and possible first characters
     "null": ("~|null|Null|NULL|", ["~", "n", "N", ""]),
     "bool": ("true|True|TRUE|false|False|FALSE", list("tTfF")),
     "int": (f"[-+]?{_DIGITS}", list("-+0123456789")),
@@ -54,7 +54,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes text that YAML 1.1 or `_Loader` would take for something else."""
+    """Quotes text that YAML 1.1 or `_Loader` would read as another type."""
 
     def represent_str(self, text: str) -> yaml.Node:
         style = None if text.isprintable() else '"'  # in other styles PyYAML turns U+0085 into a line break
@@ -70,20 +70,23 @@ for _name, (_pattern, _first) in _PLAIN.items():
 
 @dataclass(frozen=True)
 class _Given:
-    """A value that the user gave, and how a message names its place."""
+    """A value from the user, and its place for messages."""
 
     value: Any
     where: str
 
 
 def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Config:
-    """The defaults of the schema, replaced by the YAML file at `path`, replaced by `overrides`.
+    """Return the defaults of the schema, overridden by the YAML file at `path`, overridden by `overrides`.
 
-    The file may build on others in its folder, which it lists as `defaults`: later ones replace earlier ones, and the
-    file replaces them all. Each of them counts with those that it builds on itself.
+    The file may list other files of its folder as `defaults`: later files override earlier ones, and the file overrides
+    them all. Listed files may list further files.
 
-    `overrides` maps names of settings (known ones) to values as flags give them; lists are tuples.
-    Raises ConfigError, which names the file and line or the flag, what was found and what is allowed.
+    Args:
+        overrides: values of flags by the name of the setting; lists are tuples.
+
+    Raises:
+        ConfigError: names the file and line or the flag, what was found and what is allowed.
     """
     given = _Files().read(path) if path else {}
     for name, value in (overrides or {}).items():
@@ -94,51 +97,51 @@ def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -
 
 
 def dump(config: Config) -> str:
-    """YAML of every setting, which `load` turns back into an equal Config."""
+    """Return all settings as YAML; `load` returns an equal Config."""
     return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def shown(value: Any) -> str:
-    """A value as a message quotes it: escaped, and short whatever its length."""
+    """Return a value for a message: escaped, and cut to 60 characters."""
     text = repr(value) if isinstance(value, str) else json.dumps(value, default=str)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 class _Files:
-    """The files that one configuration is made of, each read once."""
+    """The files of one configuration, each read once."""
 
     def __init__(self) -> None:
         self._read: dict[Path, dict[str, _Given]] = {}
 
     def read(self, path: Path, through: tuple[Path, ...] = ()) -> dict[str, _Given]:
-        """What a file sets with those that it builds on, by name of the setting; `through` led here."""
+        """Return what a file and the files that it lists set, by name; `through` are the listing files."""
         if path not in self._read:
-            bases, own = _parsed(path)
+            bases, settings = _parsed(path)
             through = (*through, path)
             given: dict[str, _Given] = {}
             for name, where in bases.items():
                 given |= self.read(self._beside(name, where, through), through)
-            self._read[path] = given | own
+            self._read[path] = given | settings
         return self._read[path]
 
     def _beside(self, name: str, where: str, through: tuple[Path, ...]) -> Path:
-        """The file beside the last of `through` that `name` means."""
+        """Return the file that the last of `through` lists as `name`."""
         base = through[-1].with_name(name if name.endswith((".yaml", ".yml")) else f"{name}.yaml")
         if base in through:
-            circle = " → ".join(file.name for file in (*through[through.index(base) :], base))
-            raise ConfigError(f"{where}, which leads in a circle: {circle}. Take one of them out.")
-        if not base.is_file():  # a named pipe would block for ever
-            there = sorted({file.stem for file in base.parent.glob("*.y*ml")} - {through[-1].stem})
-            near = nearest(name, there)
-            hint = f"Did you mean {shown(near)}?" if near else f"There are: {', '.join(there[:12]) or 'none'}."
+            cycle = " → ".join(file.name for file in (*through[through.index(base) :], base))
+            raise ConfigError(f"{where}, which makes a cycle: {cycle}. Remove one of them.")
+        if not base.is_file():  # a named pipe would block forever
+            files = sorted({file.stem for file in base.parent.glob("*.y*ml")} - {through[-1].stem})
+            near = nearest(name, files)
+            hint = f"Did you mean {shown(near)}?" if near else f"There are: {', '.join(files[:12]) or 'none'}."
             raise ConfigError(f"{where}, but there is no file {shown(base.name)} in {base.parent}. {hint}")
         if base not in self._read and len({*self._read, *through}) >= MAX_FILES:
-            raise ConfigError(f"{where}, but a configuration is made of {MAX_FILES} files at most. Join some of them.")
+            raise ConfigError(f"{where}, but a configuration has at most {MAX_FILES} files. Merge some of them.")
         return base
 
 
 def _parsed(path: Path) -> tuple[dict[str, str], dict[str, _Given]]:
-    """One file: the names that it builds on, with how a message tells their place, and what it sets itself."""
+    """Return the places of the files that one file lists, by name, and the settings that it sets itself."""
     bases: dict[str, str] = {}
     given: dict[str, _Given] = {}
     for section, section_line, section_node in _entries(_composed(path), path, 1, "the file"):
@@ -156,7 +159,7 @@ def _parsed(path: Path) -> tuple[dict[str, str], dict[str, _Given]]:
 
 
 def _bases(node: yaml.Node, path: Path, line: int) -> dict[str, str]:
-    """The names in the list of files, in its order, with how a message tells the place of each."""
+    """Return the place of each listed file by its name, in the order of the list."""
     if node.tag == _TAG + "null":
         return {}
     allowed = "a list of files in the same folder, such as [default, dual_gpu]"
@@ -183,7 +186,7 @@ def _text(path: Path) -> str:
     except OSError as error:
         raise ConfigError(f"{path}: the configuration cannot be read: {error.strerror}.") from None
     if len(data) > MAX_BYTES:
-        raise ConfigError(f"{path}: larger than {MAX_BYTES // 1024} KiB, so this is hardly a configuration.")
+        raise ConfigError(f"{path}: larger than {MAX_BYTES // 1024} KiB, which is too large for a configuration.")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -192,7 +195,7 @@ def _text(path: Path) -> str:
 
 
 def _composed(path: Path) -> yaml.Node | None:
-    """The node tree of the file's one document; None for an empty file."""
+    """Return the node tree of the file's only document; None for an empty file."""
     text = _text(path)
     try:
         return _Loader(text).get_single_node()
@@ -203,11 +206,11 @@ def _composed(path: Path) -> yaml.Node | None:
         line = text.count("\n", 0, error.position) + 1
         raise ConfigError(f"{path}, line {line}: YAML does not allow the character U+{error.character:04X}.") from None
     except RecursionError:
-        raise ConfigError(f"{path}: nested too deeply. A file has sections, and settings in them.") from None
+        raise ConfigError(f"{path}: nested too deeply. A file has sections, which have settings.") from None
 
 
 def _entries(node: yaml.Node | None, path: Path, line: int, name: str) -> Iterator[tuple[str, int, yaml.Node]]:
-    """(key, its line, value) of the mapping `name`, which starts at `line`; nothing where it is empty."""
+    """Yield (key, its line, value) of the mapping `name`, which starts at `line`; nothing if it is empty."""
     if node is None or node.tag == _TAG + "null":
         return
     if not isinstance(node, yaml.MappingNode) or node.tag != _TAG + "map":
@@ -216,7 +219,7 @@ def _entries(node: yaml.Node | None, path: Path, line: int, name: str) -> Iterat
     for key, value in node.value:
         line = key.start_mark.line + 1
         if not isinstance(key, yaml.ScalarNode):
-            raise ConfigError(f"{path}, line {line}: a name belongs before the colon, not {_kind(key)}.")
+            raise ConfigError(f"{path}, line {line}: a name must stand before the colon, not {_kind(key)}.")
         if key.value in lines:
             first = lines[key.value]
             raise ConfigError(f"{path}, line {line}: {shown(key.value)} was given in line {first}. Keep one of them.")
@@ -225,7 +228,7 @@ def _entries(node: yaml.Node | None, path: Path, line: int, name: str) -> Iterat
 
 
 def _value(node: yaml.Node, where: str, allowed: str) -> Any:
-    """A plain value or a tuple of them; whatever nests deeper is refused before it is built."""
+    """Return a plain value or a tuple of plain values; deeper nesting is rejected before it is built."""
     if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
         return tuple(_scalar(item, where, allowed) for item in node.value)
     return _scalar(node, where, allowed)
@@ -237,18 +240,18 @@ def _scalar(node: yaml.Node, where: str, allowed: str) -> Any:
     try:
         return _SCALARS[node.tag](node.value)
     except (ValueError, KeyError):  # an explicit tag on something else: !!int x, !!bool yes
-        return node.value  # refused with the rest, as text
+        return node.value  # text, which validation rejects
 
 
 def _kind(node: yaml.Node) -> str:
-    """What a node is, where something else was expected."""
+    """Describe a node of an unexpected kind."""
     kinds = {yaml.MappingNode: "a mapping", yaml.SequenceNode: "a list", yaml.ScalarNode: "a plain value"}
     plain = node.tag in (*_SCALARS, _TAG + "map", _TAG + "seq")
     return kinds[type(node)] if plain else f"a value tagged {shown(node.tag)}"
 
 
 def _unknown(name: str, section: str | None) -> str:
-    """What to say of a name that `section` (None: the top level) does not know."""
+    """Return the message for an unknown name in `section` (None: the top level)."""
     if name in SETTINGS:
         return f"{name!r} belongs under '{SETTINGS[name].section}:'."
     if section is None and name in RENAMED_SECTIONS:
@@ -266,16 +269,16 @@ def _unknown(name: str, section: str | None) -> str:
 
 def _validated(given: Mapping[str, _Given]) -> Config:
     sections: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
-    for name, one in given.items():
-        sections[SETTINGS[name].section][name] = one.value
+    for name, setting in given.items():
+        sections[SETTINGS[name].section][name] = setting.value
     try:
         return Config.model_validate(sections)
     except ValidationError as error:
-        refused = {detail["loc"][1] for detail in error.errors()}
-        raise ConfigError("\n".join(_refusal(name, given[name]) for name in given if name in refused)) from None
+        invalid = {detail["loc"][1] for detail in error.errors()}
+        raise ConfigError("\n".join(_invalid(name, given[name]) for name in given if name in invalid)) from None
 
 
-def _refusal(name: str, given: _Given) -> str:
+def _invalid(name: str, given: _Given) -> str:
     setting = SETTINGS[name]
     hint = " Put it in quotes." if setting.kind is str and isinstance(given.value, bool | int | float) else ""
     if isinstance(given.value, str) and given.value in RENAMED_VALUES.get(name, {}):

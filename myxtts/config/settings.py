@@ -1,4 +1,4 @@
-"""The schema as a flat table: what flags, error messages and the documentation say of each setting."""
+"""The schema as a flat table, for flags, error messages and the documentation."""
 
 import difflib
 import json
@@ -33,7 +33,7 @@ class Setting:
 
     @property
     def default_text(self) -> str:
-        """The default as YAML spells it."""
+        """The default in YAML."""
         return self.default if isinstance(self.default, str) else json.dumps(self.default)
 
 
@@ -45,8 +45,8 @@ def _bounds(form: dict[str, Any]) -> str:
 
 
 def _allowed(form: dict[str, Any]) -> str:
-    """A JSON schema in words."""
-    if "anyOf" in form:  # Optional[...]: the value's own form comes first, then null
+    """Describe the values that a JSON schema allows."""
+    if "anyOf" in form:  # Optional[...]: first the form of the value, then null
         return _allowed(form["anyOf"][0]) + ", or null"
     if "enum" in form:
         return "one of " + ", ".join(form["enum"])
@@ -94,10 +94,10 @@ SETTINGS: dict[str, Setting] = {
 
 
 def in_section(section: str) -> list[Setting]:
-    """The settings of one section, in the order of the schema."""
+    """Return the settings of one section, in the order of the schema."""
     return [setting for setting in SETTINGS.values() if setting.section == section]
 
 
 def nearest(word: str, words: Iterable[str]) -> str | None:
-    """The one of `words` that `word` was probably meant to be, or None."""
+    """Return the word of `words` that is closest to `word`, or None if none is close."""
     return next(iter(difflib.get_close_matches(word.lower(), words, n=1)), None)

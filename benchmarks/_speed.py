@@ -8,7 +8,7 @@ from statistics import median
 import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.config.schema import Config, PlacementConfig
+from myxtts.config.schema import Config
 from myxtts.data.dataset import Corpus
 from myxtts.data.manifest import Manifest
 from myxtts.data.pipeline import Pipeline
@@ -16,18 +16,15 @@ from myxtts.data.plan_iterator import Position
 from myxtts.data.producer import DeviceBatch
 from myxtts.evaluation.held_out import Utterance, load_run_corpora, load_utterances
 from myxtts.evaluation.speech import synthesize
-from myxtts.placement import devices
 from myxtts.placement.replicas import make_replicas
-from myxtts.placement.routes import Placement as Devices
-from myxtts.placement.routes import Route, plan_routes
+from myxtts.placement.routes import Placement, Route
 from myxtts.profiling.flops import matmul_flops_per_s, step_flops
 from myxtts.tasks.registry import task_of
 from myxtts.tasks.tts_samples import synthesis_options
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.load_model import load_model
 from myxtts.training.select_checkpoint import select_checkpoint, vocabulary_of
-from myxtts.training.setup import build_state
-from myxtts.training.step import Step
+from myxtts.training.setup import build_state, configure_devices, make_step
 
 
 def speed_of(run: Path, utterances: int, iterations: int, steps: int) -> dict[str, float]:
@@ -38,8 +35,7 @@ def speed_of(run: Path, utterances: int, iterations: int, steps: int) -> dict[st
         iterations: Griffin-Lim iterations.
         steps: number of training steps to time.
     """
-    placement = plan_routes(PlacementConfig(), devices.gpu_count())
-    devices.configure(placement)
+    placement = configure_devices(Config())
     route = placement.routes[0]
     checkpoint = select_checkpoint(run)
     metadata = read_metadata(checkpoint)
@@ -52,14 +48,13 @@ def speed_of(run: Path, utterances: int, iterations: int, steps: int) -> dict[st
 
 
 def step_speed(
-    config: Config, corpus: Corpus, metadata: dict, placement: Devices, run: Path, steps: int
+    config: Config, corpus: Corpus, metadata: dict, placement: Placement, run: Path, steps: int
 ) -> dict[str, float]:
     """Return time and matrix products of the training step, repeated on one batch of medium length."""
+    training = config.training.model_copy(update={"gradient_accumulation": 1})
+    config = config.model_copy(update={"training": training})
     state = build_state(config, vocabulary_of(metadata), make_replicas(placement.routes))
-    training = config.training
-    step = Step(
-        state, training.gradient_clip, 1, config.data.enable_static_shapes, compile_xla=training.compile == "xla"
-    )
+    step = make_step(config, state)
     batch = medium_batch(config, corpus, placement.routes[0], run).batch
     times_s = []
     for number in range(1, steps + 3):

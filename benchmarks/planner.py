@@ -82,13 +82,13 @@ class Runs(NamedTuple):
     Attributes:
         batches: of a run.
         durations_s: of the undisturbed runs, or of all runs if there is none.
-        disturbed, count: number of disturbed runs, and of all runs.
+        disturbed, total: number of disturbed runs, and of all runs.
     """
 
     batches: int
     durations_s: list[float]
     disturbed: int
-    count: int
+    total: int
 
     @property
     def batches_per_s(self) -> float:
@@ -146,7 +146,7 @@ def run_grid(options: argparse.Namespace) -> int:
         worst = max((comparison.error for comparison in comparisons), key=abs)
         behind = chosen.batches_per_s / best.batches_per_s - 1.0
         misses += abs(worst) > options.limit or -behind > options.tolerance
-        runs += sum(comparison.runs.count for comparison in comparisons)
+        runs += sum(comparison.runs.total for comparison in comparisons)
         disturbed += sum(comparison.runs.disturbed for comparison in comparisons)
         cells = (
             *(f"{number:.3g}" for number in (case.produce_ms, case.step_ms, case.produce_ms / case.step_ms)),

@@ -104,6 +104,11 @@ def wrap_function(function: Callable, signature: list):
     return tf.compat.v1.wrap_function(function, signature)
 
 
+def called_graph(graph: tf.Graph, name: str) -> tf.Graph:
+    """Return the graph of a function that a graph calls. Private because graphs list their functions as protos only."""
+    return graph._get_function(name).graph
+
+
 def dispatcher_config(port: int, clean_up_s: int, client_timeout_s: int):
     """Return the configuration of a tf.data service dispatcher that removes jobs which nobody reads.
 

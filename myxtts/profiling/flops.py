@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 import tensorflow as tf
 
-from myxtts.tf_internals import wrap_function
+from myxtts.tf_internals import called_graph, wrap_function
 from myxtts.training.state import TrainingState
 
 MATRIX_PRODUCTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
@@ -102,7 +102,7 @@ def _called_graphs(graph: tf.Graph) -> Iterator[tf.Graph]:
     for operation in graph.get_operations():
         for attribute in operation.node_def.attr.values():
             if attribute.func.name:
-                called = graph._get_function(attribute.func.name).graph
+                called = called_graph(graph, attribute.func.name)
                 yield called
                 yield from _called_graphs(called)
 

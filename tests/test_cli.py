@@ -287,8 +287,9 @@ class DiskErrorTest(unittest.TestCase):
 
 NOISY_RUN = """
 import ctypes, os, sys
-from myxtts.commands.tensorflow_log import prepare_tensorflow
-prepare_tensorflow()
+from myxtts.commands.tensorflow_log import filter_stderr, set_environment
+set_environment()
+filter_stderr()
 from tests.tiny import small_models
 from myxtts.commands import main, synthesize, train
 from myxtts.commands.console import report_errors

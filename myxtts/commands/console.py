@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from tqdm import tqdm
 
+from myxtts.commands.tensorflow_log import set_environment
 from myxtts.errors import UserError
 
 _DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
@@ -20,6 +21,7 @@ def report_errors(program: Callable[[], int]) -> int:
     is a defect and keeps its traceback.
     """
     log_to_console()
+    set_environment()
     try:
         return program()
     except UserError as error:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 from myxtts.commands.console import report_errors
-from myxtts.commands.tensorflow_log import prepare_tensorflow
+from myxtts.commands.tensorflow_log import filter_stderr
 from myxtts.config.settings import nearest
 from myxtts.errors import ConfigError
 
@@ -25,7 +25,7 @@ COMMANDS = (
 def main() -> int:
     """Run the command that the arguments of this process name."""
     is_module = Path(sys.argv[0]).name == "__main__.py"
-    prepare_tensorflow()
+    filter_stderr()
     return report_errors(lambda: run(sys.argv[1:], "python -m myxtts" if is_module else "myxtts"))
 
 
@@ -34,7 +34,7 @@ def run_script(command: ModuleType) -> int:
     # Processes that the command starts import the package from this checkout, too.
     root = str(Path(__file__).parents[2])
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-    prepare_tensorflow()
+    filter_stderr()
     return report_errors(lambda: command.main(sys.argv[1:], f"python {sys.argv[0]}"))
 
 

@@ -27,26 +27,20 @@ _NOISE = re.compile(
 )
 
 
-def prepare_tensorflow() -> None:
-    """Set up this process for TensorFlow; call it before the first import.
-
-    GPU 0 becomes the GPU 0 of nvidia-smi: CUDA by itself puts the fastest first.
-    """
-    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    if (
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1") != "0"
-    ):  # 1: warnings and errors; 0, from the user: everything
-        filter_stderr()
+def set_environment() -> None:
+    """Set what TensorFlow and CUDA read from the environment, unless the user has set it."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # warnings and errors
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # as in nvidia-smi; by default the fastest GPU is first
 
 
 def filter_stderr() -> None:
     """Pass file descriptor 2 through a process that drops TensorFlow's start-up lines and no others.
 
-    The filter is a process of its own, so that the last lines of a process that aborts still arrive. Python's
-    `sys.stderr` keeps writing to the original file descriptor, in order and unbuffered. Does nothing on systems without
-    fork, or where stderr is closed.
+    Call it before TensorFlow is imported. The filter is a separate process, so that the last lines of a process that
+    aborts still arrive. Python's `sys.stderr` keeps writing to the original file descriptor, line by line. Does nothing
+    without fork or stderr, or if the user wants the whole log (TF_CPP_MIN_LOG_LEVEL=0).
     """
-    if not hasattr(os, "fork"):
+    if not hasattr(os, "fork") or os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0":
         return
     try:
         original = os.dup(2)

@@ -1,6 +1,7 @@
 # make demo       train a tiny voice and let it speak; needs Python and make only
-# make test       the test suite
+# make test       the test suite, in two processes
 # make test-long  the test suite with the tests that take many seconds each
+# make test-quick the tests that need no TensorFlow, in half a minute
 # make lint       ruff and mypy
 
 PYTHON ?= python3
@@ -8,7 +9,7 @@ BIN := .venv/bin
 DEMO_TEXT := "The old teacher sang a quiet song, and we listened."
 INSTALLED := .venv/installed
 
-.PHONY: demo test test-long lint
+.PHONY: demo test test-long test-quick lint
 
 demo: $(INSTALLED)
 	$(BIN)/python utilities/make_demo_corpus.py --out data/demo
@@ -21,10 +22,13 @@ demo: $(INSTALLED)
 	@echo "Look:    runs/demo/report.html in a browser, or .venv/bin/tensorboard --logdir runs"
 
 test: $(INSTALLED)
-	$(BIN)/python -m unittest
+	$(BIN)/python -m tests.run
 
 test-long: $(INSTALLED)
-	TEST_LONG=1 $(BIN)/python -m unittest
+	TEST_LONG=1 $(BIN)/python -m tests.run
+
+test-quick: $(INSTALLED)
+	$(BIN)/python -m tests.run --quick
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -1,0 +1,232 @@
+"""Run the test modules in several processes: `python -m tests.run [MODULE ...] [--jobs N] [--quick] [--times]`.
+
+Each process imports TensorFlow once and takes module after module, the slowest first. A module stays in one
+process, so that its tests share traced models. If a process dies, its module fails and another process goes on.
+"""
+
+import argparse
+import ast
+import contextlib
+import faulthandler
+import io
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+ROOT = Path(__file__).parents[1]
+TIMES = Path(__file__).with_name("times.json")  # seconds of each module, as --times measured them
+SLOWEST_TESTS = 30  # how many --times lists
+LAST_LINES = 100  # how many are shown of what a process printed before it died
+END_S = 10.0  # from the SIGINT of a process to its SIGKILL
+FAILED = ("failures", "errors", "unexpectedSuccesses")
+COUNTS = (*FAILED, "skipped", "expectedFailures")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.run", description="Run the test suite.")
+    parser.add_argument("modules", nargs="*", metavar="MODULE", help="test modules, such as test_step (default: all)")
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="number of processes (default: 2)")
+    parser.add_argument("--quick", action="store_true", help="only the modules that do not import TensorFlow")
+    parser.add_argument("--times", action="store_true", help=f"list the slowest tests and rewrite {TIMES.name}")
+    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    modules = options.modules or sorted(path.stem for path in TIMES.parent.glob("test_*.py"))
+    if options.work:
+        return work(modules)
+    if options.quick:
+        modules = [module for module in modules if not imports_tensorflow(f"tests.{module}")]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    start, suite = time.perf_counter(), Suite(modules, options.quick)
+    try:
+        suite.run(options.jobs)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    if options.times:
+        suite.write_times()
+    return 0 if suite.summarise(time.perf_counter() - start) else 1
+
+
+class Suite:
+    def __init__(self, modules: list[str], quick: bool):
+        times = json.loads(TIMES.read_text())
+        self._modules, self._quick = modules, quick
+        self._waiting = sorted(modules, key=lambda module: times.get(module, float("inf")))  # the slowest comes last
+        self._processes: list[subprocess.Popen] = []
+        self._stopped = False
+        self._reports: dict[str, dict] = {}
+
+    def run(self, jobs: int) -> None:
+        threads = [threading.Thread(target=self._run_modules, daemon=True) for _ in range(jobs)]
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            self._end_processes()
+
+    def _run_modules(self) -> None:
+        while self._waiting and not self._stopped:
+            with tempfile.TemporaryFile("w+", errors="replace") as log:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "tests.run", "--work", *self._modules],
+                    **{"cwd": ROOT, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log, "text": True},
+                    start_new_session=True,  # so that a signal to its group reaches the processes of its tests
+                )
+                self._processes.append(process)
+                self._feed(process, log)
+
+    def _feed(self, process: subprocess.Popen, log: IO[str]) -> None:
+        """Have a process run modules until none is left or it dies."""
+        with contextlib.suppress(IndexError, BrokenPipeError), process.stdin:
+            while True:
+                module = self._waiting.pop()
+                with contextlib.suppress(BrokenPipeError):
+                    print(module, file=process.stdin, flush=True)
+                answer = process.stdout.readline()
+                if not answer:
+                    break
+                self._add(module, {"process": process.pid, **json.loads(answer)})
+        if process.wait() and not self._stopped:
+            self._add(module, {"process": process.pid, **_death(process.returncode, log)})
+
+    def _add(self, module: str, report: dict) -> None:
+        if self._quick and report["tensorflow"]:
+            report["counts"]["errors"] += 1
+            report["output"] += f"ERROR: {module} imported TensorFlow, which no quick module may do"
+        self._reports[module] = report
+        failed = "  FAILED" if any(report["counts"][name] for name in FAILED) else ""
+        lines = [f"{report['seconds']:7.1f} s {report['ran']:4d} tests  {module}{failed}", report["output"]]
+        print("\n".join(filter(None, lines)), flush=True)
+
+    def _end_processes(self) -> None:
+        """End the processes that still run, with those that their tests started."""
+        self._stopped = True
+        running = [process for process in self._processes if process.poll() is None]
+        for number in (signal.SIGINT, signal.SIGKILL):
+            for process in running:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, number)
+            for process in running:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(END_S)
+
+    def summarise(self, seconds: float) -> bool:
+        """Print the totals; return whether all tests passed."""
+        reports = self._reports.values()
+        counts = {name: sum(report["counts"][name] for report in reports) for name in COUNTS}
+        ran, passed = (sum(report[name] for report in reports) for name in ("ran", "passed"))
+        failed = sum(counts[name] for name in FAILED)
+        details = ", ".join(f"{name}={count}" for name, count in counts.items() if count)
+        print("-" * 70 + f"\nRan {ran} tests in {seconds:.3f}s\n")
+        print(("FAILED" if failed else "OK") + (f" ({details})" if details else ""))
+        print(f"{passed} passed, {failed} failed, {counts['skipped']} skipped")
+        for process in sorted({report["process"] for report in reports}):
+            own = [report for report in reports if report["process"] == process]
+            peak_mib, cpu_s = (max(report[name] for report in own) for name in ("peak_mib", "cpu_s"))
+            print(f"process {process}: {len(own)} modules, peak memory {peak_mib:,.0f} MiB, {cpu_s:,.0f} s of CPU time")
+        return not failed and len(reports) == len(self._modules)
+
+    def write_times(self) -> None:
+        """List the slowest tests and record the seconds of each module."""
+        test_s = {test: seconds for report in self._reports.values() for test, seconds in report["test_s"].items()}
+        for test in sorted(test_s, key=test_s.__getitem__, reverse=True)[:SLOWEST_TESTS]:
+            print(f"{test_s[test]:7.1f} s  {test.removeprefix('tests.')}")
+        times = {module: round(report["seconds"], 1) for module, report in self._reports.items()}
+        TIMES.write_text(json.dumps(json.loads(TIMES.read_text()) | times, indent=1, sort_keys=True) + "\n")
+
+
+def _death(code: int, log: IO[str]) -> dict:
+    """Return the report of a module in which its process died."""
+    log.seek(0)
+    output = "\n".join([f"ERROR: the process died with exit code {code}:", *log.read().splitlines()[-LAST_LINES:]])
+    numbers = dict.fromkeys(("seconds", "ran", "passed", "peak_mib", "cpu_s", "tensorflow"), 0)
+    return numbers | {"output": output, "test_s": {}, "counts": dict.fromkeys(COUNTS, 0) | {"errors": 1}}
+
+
+def work(modules: list[str]) -> int:
+    """Run the modules that standard input names, one in a line, and report each in a line of JSON."""
+    reports = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what tests print
+    faulthandler.enable()
+    # All modules are imported before the first one runs, because some configure TensorFlow's devices.
+    suites = {module: unittest.defaultTestLoader.loadTestsFromName(f"tests.{module}") for module in modules}
+    for line in sys.stdin:
+        result = ModuleResult()
+        suites.pop(line.strip()).run(result)
+        print(json.dumps(result.report()), file=reports, flush=True)
+    return 0
+
+
+class ModuleResult(unittest.TextTestResult):
+    """The result of one module, with the seconds of each test."""
+
+    def __init__(self):
+        super().__init__(unittest.runner._WritelnDecorator(io.StringIO()), descriptions=False, verbosity=0)
+        self.start_s, self.passed, self.test_s = time.perf_counter(), 0, {}
+
+    def startTest(self, test):
+        super().startTest(test)
+        self.test_s[test.id()] = -time.perf_counter()
+
+    def stopTest(self, test):
+        super().stopTest(test)
+        self.test_s[test.id()] += time.perf_counter()
+
+    def addSuccess(self, test):
+        super().addSuccess(test)
+        self.passed += 1
+
+    def report(self) -> dict:
+        self.printErrors()
+        usages = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        return {
+            "seconds": time.perf_counter() - self.start_s,
+            "test_s": self.test_s,
+            "ran": self.testsRun,
+            "passed": self.passed + len(self.expectedFailures),
+            "counts": {name: len(getattr(self, name)) for name in COUNTS},
+            "output": self.stream.getvalue().strip("\n"),
+            "tensorflow": "tensorflow" in sys.modules,
+            "peak_mib": usages[0].ru_maxrss / 1024,
+            "cpu_s": sum(usage.ru_utime + usage.ru_stime for usage in usages),
+        }
+
+
+def imports_tensorflow(module: str) -> bool:
+    """Return whether the import of a module imports TensorFlow, directly or through modules of the project."""
+    seen, names = set(), [module]
+    while names:
+        name = names.pop()
+        if name.partition(".")[0] in ("tensorflow", "keras"):
+            return True
+        path = ROOT.joinpath(*name.split(".")).with_suffix(".py")
+        if name not in seen and path.is_file():
+            names += _imports(ast.parse(path.read_text(encoding="utf-8")))
+        seen.add(name)
+    return False
+
+
+def _imports(node: ast.AST) -> Iterator[str]:
+    """Yield the names that a module imports as it is imported; functions import later."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from (alias.name for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            yield from (child.module, *(f"{child.module}.{alias.name}" for alias in child.names))
+        elif not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield from _imports(child)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

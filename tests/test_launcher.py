@@ -1,4 +1,4 @@
-"""The launcher of workers, with programs that take no time."""
+"""The launcher of workers, with instant programs as workers."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ class LauncherTest(unittest.TestCase):
         self.folder = Path(folder.name)
 
     def command(self, source: str, *flags: str) -> list[str]:
-        """A command that runs a program of this source on each worker; it knows its `index`."""
+        """Return a command that launches workers with this source, in which `index` is the worker's index."""
         program = self.folder / "program.py"
         program.write_text(INDEX + source)
         flags = flags or ("--workers", "2")
@@ -31,7 +31,7 @@ class LauncherTest(unittest.TestCase):
     def run_workers(self, source: str, *flags: str, **environ: str) -> subprocess.CompletedProcess:
         return run(self.command(source, *flags), **environ)
 
-    def test_each_worker_has_its_place_in_the_cluster(self):
+    def test_each_worker_has_its_index_in_the_cluster(self):
         done = self.run_workers("print(os.environ['TF_CONFIG'], sys.argv[1:])", "--workers", "3")
         self.assertEqual(done.returncode, 0, done.stderr)
         lines = sorted(done.stdout.splitlines())
@@ -42,9 +42,9 @@ class LauncherTest(unittest.TestCase):
             self.assertIn(f'"task": {{"type": "worker", "index": {index}}}', rest)
             self.assertTrue(rest.endswith("['--x']"))
             ports.add(rest.partition("]")[0])
-        self.assertEqual((len(lines), len(ports)), (3, 1))  # all of them have the same cluster
+        self.assertEqual((len(lines), len(ports)), (3, 1))  # all workers have the same cluster
 
-    def test_one_worker_of_each_node(self):
+    def test_node_rank_starts_one_worker(self):
         nodes = ("--nodes", "node1:2222, node2:2222", "--node-rank", "1")
         done = self.run_workers("print(os.environ['TF_CONFIG'])", *nodes)
         self.assertEqual(
@@ -53,7 +53,7 @@ class LauncherTest(unittest.TestCase):
             '"task": {"type": "worker", "index": 1}}\n',
         )
 
-    def test_logs_are_kept_from_one_job_to_the_next(self):
+    def test_logs_are_appended_to(self):
         for word in ("first", "second"):
             self.run_workers(f"print('{word}', index)")
         for index in (0, 1):
@@ -61,11 +61,11 @@ class LauncherTest(unittest.TestCase):
             self.assertEqual(lines[1::2], [f"first {index}", f"second {index}"])
             self.assertTrue(all(line.startswith("=== ") for line in lines[::2]))
 
-    def test_a_line_that_is_written_over_and_one_without_end_are_shown_as_a_terminal_would(self):
+    def test_carriage_returns_and_missing_newline_are_shown_as_on_a_terminal(self):
         done = self.run_workers(r"sys.stdout.write('10 %\r90 %\r100 %\nend')", "--workers", "1")
         self.assertEqual(done.stdout, "[worker 0] 100 %\n[worker 0] end\n")
 
-    def test_a_killed_worker_ends_all_and_is_named_with_its_last_lines(self):
+    def test_killed_worker_ends_all_and_is_named_with_its_last_lines(self):
         source = "print('at step', 7)\n" + "if index == 1: os.kill(os.getpid(), signal.SIGKILL)\n" + NOTICES
         done = self.run_workers(source)
         self.assertEqual(done.returncode, 128 + signal.SIGKILL)
@@ -73,40 +73,40 @@ class LauncherTest(unittest.TestCase):
         self.assertIn("\n  | at step 7\n", done.stderr)
         self.assertIn(str(self.folder / "logs" / "worker-1.log"), done.stderr)
 
-    def test_a_defect_is_blamed_and_not_those_who_lost_its_worker(self):
+    def test_defect_is_blamed_not_the_workers_that_lost_another(self):
         done = self.run_workers("if index == 1:\n    time.sleep(1.0)\n    raise ValueError('17')\n" + NOTICES)
         self.assertEqual(done.returncode, 1)
         self.assertIn("error: worker 1", done.stderr)
         self.assertIn("  | ValueError: 17", done.stderr)
 
-    def test_a_mistake_of_the_user_is_said_once(self):
+    def test_user_error_is_shown_once(self):
         done = self.run_workers("print('error: no such corpus', file=sys.stderr)\nsys.exit(2)", "--workers", "3")
         self.assertEqual(done.returncode, 2)
         self.assertEqual(done.stdout.count("no such corpus"), 1)
         self.assertRegex(done.stderr, r"^error: worker \d \(\S+\) ended with exit code 2; its message is above")
 
-    def test_what_a_dead_worker_started_ends_with_it(self):
+    def test_descendants_of_a_dead_worker_are_killed(self):
         source = "import subprocess\nprint(subprocess.Popen(['sleep', '60']).pid, flush=True)\nsys.exit(3)"
         done = self.run_workers(source, "--workers", "1")
         self.assertEqual(done.returncode, 3)
         self.assertTrue(ends(int(done.stdout.split()[-1])))
 
-    def test_ctrl_c_and_sigterm_let_all_save(self):
+    def test_ctrl_c_and_sigterm_let_all_workers_save(self):
         for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
             with self.subTest(signal=number), self.started(SAVES) as launcher:
                 launcher.send_signal(number)
-                told, _ = launcher.communicate(timeout=DEADLINE_S)
+                output, _ = launcher.communicate(timeout=DEADLINE_S)
                 self.assertEqual(launcher.returncode, code)
-                self.assertEqual(sorted(told.splitlines()), ["[worker 0] saved", "[worker 1] saved"])
+                self.assertEqual(sorted(output.splitlines()), ["[worker 0] saved", "[worker 1] saved"])
 
-    def test_a_worker_that_fails_to_save_is_named(self):
+    def test_worker_that_fails_to_save_is_named(self):
         with self.started(SAVES.replace("print('saved')", "1 / index")) as launcher:
             launcher.send_signal(signal.SIGINT)
-            told, _ = launcher.communicate(timeout=DEADLINE_S)
+            output, _ = launcher.communicate(timeout=DEADLINE_S)
         self.assertEqual(launcher.returncode, 1)
-        self.assertIn("error: worker 0", told)
+        self.assertIn("error: worker 0", output)
 
-    def test_a_second_ctrl_c_kills(self):
+    def test_second_ctrl_c_kills(self):
         with self.started(STUCK) as launcher:
             launcher.send_signal(signal.SIGINT)
             self.assertIn("asked", launcher.stdout.readline())
@@ -116,14 +116,14 @@ class LauncherTest(unittest.TestCase):
         self.assertTrue(all(ends(pid) for pid in self.pids))
 
     @unittest.skipUnless(sys.platform == "linux", "needs PR_SET_PDEATHSIG")
-    def test_workers_die_with_a_launcher_that_is_killed(self):
+    def test_workers_die_with_a_killed_launcher(self):
         with self.started(STUCK) as launcher:
             launcher.kill()
             launcher.communicate(timeout=DEADLINE_S)
         self.assertTrue(all(ends(pid) for pid in self.pids))
 
     def started(self, source: str) -> subprocess.Popen:
-        """A launcher whose workers have run this source, told their process numbers, and now sleep."""
+        """Start a launcher; return it once its workers have run this source, printed their PIDs, and sleep."""
         command = self.command(source + "\nprint('pid', os.getpid())\ntime.sleep(60)")
         launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.pids = []
@@ -133,7 +133,7 @@ class LauncherTest(unittest.TestCase):
         return launcher
 
     @unittest.skipUnless(hasattr(os, "sched_setaffinity"), "cannot pin")
-    def test_workers_are_pinned_to_cores_of_their_own(self):
+    def test_workers_are_pinned_to_their_own_cores(self):
         cores = sorted(os.sched_getaffinity(0))
         if len(cores) < 2:
             self.skipTest("one core")
@@ -144,7 +144,7 @@ class LauncherTest(unittest.TestCase):
         self.assertEqual(done.returncode, 2)
         self.assertIn(f"may use {len(cores)} cores", done.stderr)
 
-    def test_workers_see_gpus_of_their_own(self):
+    def test_workers_see_their_own_gpus(self):
         source = "print(os.environ['CUDA_VISIBLE_DEVICES'])"
         for each, seen in (("2", ["4,5", "6,7"]), ("0", ["-1", "-1"])):
             flags = ("--workers", "2", "--gpus-per-worker", each)
@@ -179,8 +179,8 @@ class MistakeTest(unittest.TestCase):
 
 NOTICES = "time.sleep(0.5)\nprint('error: worker 1 is gone', file=sys.stderr)\nsys.exit(2)"
 ON_SIGNALS = """
-for one in (signal.SIGINT, signal.SIGTERM):
-    signal.signal(one, handler)
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, handler)
 """
 SAVES = "def handler(number, frame):\n    print('saved')\n    sys.exit(128 + number)" + ON_SIGNALS
 STUCK = "def handler(number, frame):\n    print('asked')\n    time.sleep(60)" + ON_SIGNALS
@@ -192,7 +192,7 @@ def run(command: list[str], **environ: str) -> subprocess.CompletedProcess:
 
 
 def ends(pid: int) -> bool:
-    """Whether a process has ended within some seconds, reaped or not."""
+    """Return whether a process ends within some seconds, reaped or not."""
     until_s = time.monotonic() + 5.0
     while time.monotonic() < until_s:
         try:

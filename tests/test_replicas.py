@@ -1,4 +1,4 @@
-"""Several replicas take the steps that one device takes; those who go on with another number of them lose nothing."""
+"""Replicas match single-device training, and resuming with another number of replicas loses no utterance."""
 
 import itertools
 import json
@@ -56,7 +56,7 @@ def transcriber(precision: str, encoder: str = "lmu", dropout: float = 0.1) -> k
 
 
 def steps_of(batches: int, steps: int) -> list[list[dict]]:
-    """The batches of some steps; now and then the last is short, or empty, or all but the first are."""
+    """Return the batches of several steps. Some steps have a short last batch, or one or more empty batches."""
     made = []
     for step in range(steps):
         shapes = [FULL] * batches
@@ -73,7 +73,7 @@ def steps_of(batches: int, steps: int) -> list[list[dict]]:
 
 
 def trained(build, count: int, steps: list[list[dict]], accumulation: int = 1, precision: str = "float32"):
-    """State, step and losses after the steps; one replica takes all batches of a step one after another."""
+    """Train; return state, step and losses. A single replica takes all batches of a step one after another."""
     replicas = replicas_of(count)
     state, step = built(build, replicas, precision, accumulation if count > 1 else 2)
     losses = []
@@ -95,41 +95,41 @@ def on(device: str, batch: dict, fields: dict) -> dict:
 
 
 def values(state: TrainingState, place: int = 0) -> list[np.ndarray]:
-    """Weights, optimizer and averages of one replica."""
+    """Return weights, optimizer variables and averages of one replica."""
     variables = [v.value for v in (*state.model.variables, *state.optimizer.variables)]
     return [state.replicas.local_results(v)[place].numpy() for v in (*variables, *state.averages)]
 
 
-class SameStep(unittest.TestCase):
-    def assert_same(self, build, count, steps=20, accumulation=1, precision="float32", most=1e-5):
+class EquivalenceTest(unittest.TestCase):
+    def assert_same(self, build, count, steps=20, accumulation=1, precision="float32", tolerance=1e-5):
         batches = steps_of(count * accumulation, steps)
         several, step, losses = trained(build, count, batches, accumulation, precision)
         alone, _, expected = trained(build, 1, batches, accumulation, precision)
-        np.testing.assert_allclose(losses, expected, rtol=most)
+        np.testing.assert_allclose(losses, expected, rtol=tolerance)
         for one, other in zip(values(several), values(alone), strict=True):
-            np.testing.assert_allclose(one, other, atol=most)
+            np.testing.assert_allclose(one, other, atol=tolerance)
         for place in range(1, count):
             for one, other in zip(values(several), values(several, place), strict=True):
                 np.testing.assert_array_equal(one, other, "replicas differ")
         self.assertEqual(step.traces, 1)
 
-    def test_two_replicas_take_the_steps_of_one_device_short_and_empty_batches_included(self):
+    def test_two_replicas_match_one_device_with_short_and_empty_batches(self):
         self.assert_same(toy, 2)
 
-    def test_four_replicas_with_accumulation_do(self):
+    def test_four_replicas_with_accumulation_match_one_device(self):
         self.assert_same(toy, 4, accumulation=2)
 
-    def test_in_mixed_precision_they_do(self):
-        self.assert_same(toy, 2, precision="mixed_bfloat16", most=1e-3)
-        self.assert_same(toy, 2, accumulation=2, precision="mixed_float16", most=1e-3)
+    def test_replicas_match_one_device_in_mixed_precision(self):
+        self.assert_same(toy, 2, precision="mixed_bfloat16", tolerance=1e-3)
+        self.assert_same(toy, 2, accumulation=2, precision="mixed_float16", tolerance=1e-3)
 
     @long
-    def test_both_tasks_do(self):
+    def test_both_tasks_match_one_device(self):
         for build in (voice, transcriber):
             with self.subTest(task=build.__name__):
                 self.assert_same(build, 2, steps=4)
 
-    def test_batches_are_normalised_over_all_replicas_where_that_is_asked_for(self):
+    def test_sync_batch_norm_normalises_over_all_replicas(self):
         (batches,) = steps_of(2, 1)
         several, _, losses = trained(lambda precision: transcriber(precision, "conv", dropout=0.0), 2, [batches])
         state, step = built(lambda precision: transcriber(precision, "conv", dropout=0.0), replicas_of(1))
@@ -146,8 +146,8 @@ class SameStep(unittest.TestCase):
                 np.testing.assert_allclose(several.replicas.local_results(one.value)[0], other.value, atol=1e-5)
 
 
-class Devices(unittest.TestCase):
-    def test_products_of_each_replica_are_on_its_own_device_with_accumulation_too(self):
+class DeviceTest(unittest.TestCase):
+    def test_matrix_products_of_each_replica_are_on_its_device(self):
         state, step = built(toy, replicas_of(2), accumulation=2)
         batches = [on(device, steps_of(1, 1)[0][0], state.model.BATCH_FIELDS) for device in state.replicas.devices]
         for function in step.functions(batches):
@@ -161,12 +161,12 @@ class Devices(unittest.TestCase):
         batches = [on(device, steps_of(1, 1)[0][0], state.model.BATCH_FIELDS) for device in state.replicas.devices]
         self.assertTrue(step([batches], 1, 1e-2, 0.9).device.endswith("CPU:0"))
 
-    def test_all_have_tells_whether_replicas_agree(self):
+    def test_all_equal_with_one_process(self):
         self.assertTrue(replicas_of(2).all_equal("ab12cd34ef"))
 
 
-class Frozen(unittest.TestCase):
-    def test_statistics_of_a_frozen_encoder_stay(self):
+class FreezeTest(unittest.TestCase):
+    def test_frozen_encoder_keeps_its_statistics(self):
         replicas = replicas_of(1)
         with replicas.scope():
             model = transcriber("float32", "conv")
@@ -180,8 +180,8 @@ class Frozen(unittest.TestCase):
             np.testing.assert_array_equal(variable.numpy(), value, variable.path)
 
 
-class RestOfAnEpoch(unittest.TestCase):
-    """200 utterances; an epoch is begun by some replicas and ended by others."""
+class RestOfAnEpochTest(unittest.TestCase):
+    """An epoch of 200 utterances that starts and ends with different numbers of replicas."""
 
     def setUp(self):
         random = np.random.default_rng(0)
@@ -200,11 +200,11 @@ class RestOfAnEpoch(unittest.TestCase):
         )
 
     def take(self, replicas, start, steps, accumulation=1):
-        """Utterances of so many steps from a position on, and the position after them."""
+        """Return the utterances of several steps from a position on, and the position after them."""
         found = list(itertools.islice(planned_steps(self.plan(replicas, accumulation), start), steps))
         return np.concatenate([step.utterances for _, _, step in found]), found[-1][2].next_position
 
-    def test_it_holds_what_is_left_and_nothing_twice(self):
+    def test_each_utterance_is_used_once(self):
         for accumulation in (1, 2):
             first, position = self.take(2, Position(epoch=1), 5, accumulation)
             second, position = self.take(3, position.after_resize(2), 3, accumulation)
@@ -214,22 +214,22 @@ class RestOfAnEpoch(unittest.TestCase):
             np.testing.assert_array_equal(np.sort(np.concatenate([first, second, third])), np.arange(200))
             self.assertEqual(position, Position(2))
 
-    def test_it_is_a_function_of_how_it_was_begun(self):
+    def test_rest_is_a_function_of_the_steps_taken(self):
         start = Position(1, 0, ((2, 5), (3, 3)))
         np.testing.assert_array_equal(self.take(1, start, 9)[0], self.take(1, start, 9)[0])
         self.assertFalse(np.array_equal(self.take(1, start, 9)[0], self.take(1, Position(1, 0, ((2, 5),)), 9)[0]))
 
-    def test_it_is_left_alone_where_no_step_was_taken(self):
+    def test_epoch_without_a_step_is_unchanged(self):
         self.assertEqual(Position(4).after_resize(2), Position(4))
 
-    def test_any_step_of_it_can_be_started_from(self):
+    def test_rest_can_be_resumed_at_any_step(self):
         start = Position(0, 0, ((2, 5),))
         whole, _ = self.take(4, start, 6)
         begun, position = self.take(4, start, 2)
         rest, _ = self.take(4, position, 4)
         np.testing.assert_array_equal(whole, np.concatenate([begun, rest]))
 
-    def test_every_replica_has_as_many_batches_and_they_share_the_step(self):
+    def test_replicas_have_equally_many_batches_of_each_step(self):
         epoch = self.plan(3, accumulation=2).epoch(0)
         for step in range(epoch.steps):
             shares = [epoch.batches(step, replica) for replica in range(3)]
@@ -238,7 +238,7 @@ class RestOfAnEpoch(unittest.TestCase):
             np.testing.assert_array_equal(rows, epoch.utterances(step))
 
 
-class Runs(unittest.TestCase):
+class RunTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.place = Workplace.with_toy_models(cls.addClassCleanup)
@@ -249,7 +249,7 @@ class Runs(unittest.TestCase):
     def arrays(self, run, step):
         return dict(arrays_of(self.place.run_dir(run) / f"checkpoints/step-{step:06d}"))
 
-    def test_run_of_two_replicas_goes_on_with_one_and_takes_each_utterance_once(self):
+    def test_run_of_two_replicas_resumes_with_one_and_uses_each_utterance_once(self):
         begun = self.place.train("shared", "--model-gpus", "0", "1", "--batch-size", "2", "--max-steps", "2")
         self.assertEqual(begun.code, 0, begun.err)
         self.assertIn("replicated", begun.out)
@@ -262,7 +262,7 @@ class Runs(unittest.TestCase):
         self.assertIn("1 now, 2 before", ended.out)
         self.assertEqual(self.metadata("shared", 4)["position"], [1, 0, []])  # 12 utterances: 2 x 4, then 2 x 2
 
-    def test_one_producer_feeds_all_replicas_what_they_would_make_themselves(self):
+    def test_one_producer_makes_the_same_batches_as_one_per_replica(self):
         flags = ("--batch-size", "2", "--max-steps", "3")
         own = self.place.train("own", "--model-gpus", "1", "2", *flags)
         fed = self.place.train("fed", "--data-gpu", "0", "--model-gpus", "1", "2", *flags)
@@ -270,14 +270,14 @@ class Runs(unittest.TestCase):
         for name, array in self.arrays("own", 3).items():
             np.testing.assert_array_equal(array, self.arrays("fed", 3)[name], name)
 
-    def test_learning_rate_is_scaled_where_that_is_asked_for(self):
+    def test_scale_learning_rate(self):
         flags = ("--model-gpus", "0", "1", "--batch-size", "2", "--max-steps", "2", "--warmup-steps", "0")
         for name, more, expected in (("plain", (), 1e-3), ("scaled", ("--scale-learning-rate",), 2e-3)):
             self.assertEqual(self.place.train(name, *flags, *more).code, 0)
             first = json.loads((self.place.run_dir(name) / "metrics.jsonl").read_text().splitlines()[0])
             self.assertAlmostEqual(first["learning_rate"], expected)
 
-    def test_xla_with_replicas_is_refused(self):
+    def test_xla_with_replicas_is_rejected(self):
         asked = ("--model-gpus", "0", "1", "--compile", "xla", "--enable-static-shapes")
         refused = self.place.train("compiled", *asked)
         self.assertEqual(refused.code, 2)

@@ -465,7 +465,7 @@ class CompleteEvaluation(unittest.TestCase):
         with (
             mock.patch.object(transcriber, "vocabulary", foreign),
             mock.patch("myxtts.evaluation.tts_score.synthesize_columns") as synthesis,
-            self.assertRaisesRegex(DataError, "the text has language 'en', but .*heard was trained on ka"),
+            self.assertRaisesRegex(DataError, "the text has language 'en', but .*asr was trained on ka"),
         ):
             self.measure(asr_run=run, plots=self.plots.with_name("foreign"))
         synthesis.assert_not_called()

@@ -35,7 +35,7 @@ class Job:
         self.while_waiting = lambda: None
         self.stopped = False
         group = SyncGroup(folder, number, jobs, sync_every=10, timeout_s=TIMEOUT_S)
-        options = {"outer_optimizer": OuterOptimizer(), "optimizer": "keep", "total_steps": 35} | options
+        options = {"outer_optimizer": OuterOptimizer(), "sync_optimizer": "keep", "total_steps": 35} | options
         settings = {"local_sgd": {name: None for name in SYNC_SETTINGS} | {"jobs": jobs}}
         metadata = {"start": start, "symbols": ["a"], "languages": ("en",), "settings": settings} | (changed or {})
         self.weight_sync = WeightSync(group, metadata=metadata, clock_s=lambda: self.now_s, sleep=self.sleep, **options)
@@ -231,7 +231,7 @@ class Optimizers(Case):
         return {v.path.split("/")[-1]: float(np.ravel(v.numpy())[0]) for v in job.state.optimizer.variables}
 
     def synced(self, optimizer: str) -> Job:
-        first, second = self.pair(optimizer=optimizer)
+        first, second = self.pair(sync_optimizer=optimizer)
         for job, value in ((first, 1.0), (second, 3.0)):
             job.train(10, 0.0)
             for variable in job.state.optimizer.variables:

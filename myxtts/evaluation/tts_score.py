@@ -88,24 +88,17 @@ def score_tts(run: Path, checkpoint: Path, options: EvaluationOptions, route: Ro
         config, corpus = load_training_corpus(checkpoint, metadata, run)
         manifest, _ = load_other_corpus(options.data, config, metadata, folder)
     network = load_model(checkpoint, metadata, device)
-    how = override(synthesis_options(config.model), options)
+    synthesis = override(synthesis_options(config.model), options)
     transcriber = Transcriber(options.asr_run, device) if options.asr_run else None
     utterances = load_utterances(network, manifest, config, route, run, options.utterances or MAX_UTTERANCES)
     languages = [metadata["languages"][utterance.language] for utterance in utterances]
-    references: list[str] = []
-    if transcriber:  # rejects a text in another language before anything is synthesized
-        texts = (utterance.text for utterance in utterances)
-        references = [transcriber.normalise_reference(*pair) for pair in zip(texts, languages, strict=True)]
+    references = normalised_texts(transcriber, utterances, languages) if transcriber else []
     log.info("evaluation     %s, %d utterances", checkpoint, len(utterances))
-    waves, real_time_factor = synthesize_columns(network, utterances, metadata, how, device)
-    notes = [
-        f"{len(utterances)} {f'utterances of {options.data}' if options.data else 'held-out utterances'}, "
-        f"{sum(len(utterance.wave) for utterance in utterances) / SAMPLE_RATE_HZ:.1f} s of speech; "
-        f"{how.ode_steps} ODE steps, guidance {how.guidance:g}",
-        f"the real-time factor is for batches of {BATCH_UTTERANCES} on {device}, after a warm-up",
-    ]
+    waves, real_time_factor = synthesize_columns(network, utterances, metadata, synthesis, device)
+    source = f"utterances of {options.data}" if options.data else "held-out utterances"
+    notes = condition_notes(utterances, source, synthesis, device)
     if "shuffled_texts" not in waves:
-        notes.append("shuffled texts are left out: one utterance has no other utterance's text")
+        notes.append("shuffled texts are left out: a single utterance has no other text")
 
     recorded = acoustic_features([utterance.wave for utterance in utterances], device)
     features = {column: acoustic_features(column_waves, device) for column, column_waves in waves.items()}
@@ -131,6 +124,24 @@ def score_tts(run: Path, checkpoint: Path, options: EvaluationOptions, route: Ro
         notes.append(note)
     by_language = metrics_by_language(languages, measure)
     return TTSScore(str(run), checkpoint.name, len(utterances), in_table_order(metrics), by_language, tuple(notes))
+
+
+def normalised_texts(transcriber: Transcriber, utterances: Sequence[Utterance], languages: Sequence[str]) -> list[str]:
+    """Return the texts as the recogniser writes texts. Raises DataError if it does not know a language or symbol."""
+    pairs = zip(utterances, languages, strict=True)
+    return [transcriber.normalise_reference(utterance.text, language) for utterance, language in pairs]
+
+
+def condition_notes(
+    utterances: Sequence[Utterance], source: str, synthesis: SynthesisOptions, device: str
+) -> list[str]:
+    """Return notes on what was measured, and how."""
+    audio_s = sum(len(utterance.wave) for utterance in utterances) / SAMPLE_RATE_HZ
+    return [
+        f"{len(utterances)} {source}, {audio_s:.1f} s of speech; {synthesis.ode_steps} ODE steps, "
+        f"guidance {synthesis.guidance:g}",
+        f"the real-time factor is for batches of {BATCH_UTTERANCES} on {device}, after a warm-up",
+    ]
 
 
 def override(run_options: SynthesisOptions, options: EvaluationOptions) -> SynthesisOptions:

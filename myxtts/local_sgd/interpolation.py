@@ -48,7 +48,7 @@ class Criterion(NamedTuple):
         key: of the metric in a validation's result.
         label: name and unit.
         factor: from the result to that unit.
-        note: what the metric is measured on, where that is not every utterance.
+        note: what the metric is measured on, if not on every utterance.
     """
 
     key: str
@@ -62,7 +62,7 @@ CRITERIA = {  # by task
         "mel_cepstral_distortion",
         "mel-cepstral distortion, dB",
         1.0,
-        f"; the distortion is of the synthesized mels of at most {MAX_SYNTHESIZED} of them, after dynamic time warping",
+        f"; the distortion is of the synthesized mels of the first {MAX_SYNTHESIZED}, after dynamic time warping",
     ),
     "asr": Criterion("character_error_rate", "character error rate, %", 100.0),
 }

@@ -71,7 +71,7 @@ def read_inputs(paths: Sequence[Path]) -> list[MergeInput]:
     if repeated := next((path for path in resolved if resolved.count(path) > 1), None):
         raise ConfigError(f"A merge needs different checkpoints, but {repeated} was given twice. Name each one once.")
     if len(inputs) < 2:
-        raise ConfigError(f"A merge needs two or more checkpoints, but {len(inputs)} was given. Name another one.")
+        raise ConfigError(f"A merge needs two or more checkpoints, but {len(inputs)} was given. Name at least two.")
     return inputs
 
 

@@ -78,7 +78,7 @@ class WeightSync:
     """The syncs of one job.
 
     Args:
-        optimizer: what happens to the job's own (inner) optimizer state at a sync.
+        sync_optimizer: what happens to the job's own (inner) optimizer state at a sync.
         total_steps: length of the run; the last step syncs, too.
         metadata: of the run's checkpoints.
         clock_s, sleep: time, for tests.
@@ -88,13 +88,13 @@ class WeightSync:
         self,
         group: SyncGroup,
         outer_optimizer: OuterOptimizer,
-        optimizer: Literal["keep", "average", "reset"],
+        sync_optimizer: Literal["keep", "average", "reset"],
         total_steps: int,
         metadata: Mapping[str, Any],
         clock_s: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ):
-        self._group, self._outer_optimizer, self._optimizer = group, outer_optimizer, optimizer
+        self._group, self._outer_optimizer, self._sync_optimizer = group, outer_optimizer, sync_optimizer
         self._total_steps = total_steps
         self._metadata = json.loads(json.dumps(dict(metadata)))  # tuples become lists, as in state.json
         self._common = common_settings(self._metadata)
@@ -234,7 +234,7 @@ class WeightSync:
         for group in ("model", "averages"):
             if (folders[0] / f"{group}.npz").exists():
                 yield group, moved(group)
-        if self._optimizer == "average":
+        if self._sync_optimizer == "average":
             yield "optimizer", mean("optimizer")
         if momentum:
             yield "outer", momentum.items()
@@ -294,9 +294,9 @@ class WeightSync:
         optimizer = groups.pop("optimizer")
         for group, variables in groups.items():
             restore_variables(average / f"{group}.npz", variables)
-        if self._optimizer == "average":
+        if self._sync_optimizer == "average":
             restore_variables(average / "optimizer.npz", optimizer)
-        if self._optimizer == "reset":
+        if self._sync_optimizer == "reset":
             inner = state.optimizer.inner_optimizer if is_scaled(state.optimizer) else state.optimizer
             for variable in inner.variables:
                 variable.assign(tf.zeros_like(variable))  # its learning rate is set at each step

@@ -196,12 +196,13 @@ class LossTest(ServiceCase):
             closing(self.corpus.read_by(self.corpus.service(address, stall_s=0.2), 8)) as batches,
             self.assertLogs("myxtts.data", "WARNING") as told,
         ):
-            with worker(*service_address(address), "127.0.0.1", 0):
+            with worker(*service_address(address), "127.0.0.1", 0) as port:
                 found = list(islice(batches, 10))
             found += batches
         self.assert_same(found, self.corpus.read_here(8))
         self.assertRegex("\n".join(told.output), r"this machine read [1-8] of [2-8] batches")
-        servers.enter_context(worker(*service_address(address), "127.0.0.1", 0))
+        # Only a worker at the same address ends the requests to the one that is gone.
+        servers.enter_context(worker(*service_address(address), "127.0.0.1", port))
         self.assert_no_thread()
 
     def test_a_dispatcher_that_comes_back_is_used_again(self):

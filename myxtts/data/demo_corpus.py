@@ -1,16 +1,16 @@
-"""A speech corpus made on the spot by espeak-ng: for demonstrations and tests, with known alignments.
+"""Makes a speech corpus by espeak-ng, for demonstrations and tests, with known alignments.
 
-Folder layout (LJSpeech, and a CSV file for several speakers and languages):
+Files of the corpus (LJSpeech format, and a CSV file for several speakers and languages):
 
     metadata.csv       id|text|normalised text
     corpus.csv         path,text,speaker,language (with this header)
     wavs/ID.wav        22,050 Hz, 16 bit, mono; 50 ms of digital silence at both ends
     alignments.jsonl   {"id": …, "phonemes": [[symbol, start_s, end_s], …]}, gapless from 0 to the end of the wave
-    demo_corpus.json   the arguments it was made with; it stands only in a complete corpus
+    demo_corpus.json   the arguments; only a complete corpus has this file
 
-In `alignments.jsonl` a symbol is what the synthesiser calls a phoneme, with its stress and length marks
-(a diphthong is one symbol), "" is silence and " " the gap between two words, which may last 0 s. So may a
-phoneme that the synthesiser merges with its neighbour (the l of "small", a palatal mark).
+In `alignments.jsonl` a symbol is a phoneme of espeak-ng, with its stress and length marks (a diphthong is one symbol);
+"" is silence and " " the gap between two words. A gap may last 0 s, and so may a phoneme that espeak-ng merges with
+its neighbour (the l of "small", a palatal mark).
 """
 
 import csv
@@ -34,11 +34,11 @@ from myxtts.text.espeak import PAUSE, WORD_GAP, Espeak, EspeakVoice, isolated_co
 from myxtts.text.frontend import normalise_text
 
 ARGUMENTS_FILE = "demo_corpus.json"
-EDGE_SAMPLES = 1102  # 50 ms of silence before the first and after the last sound
+EDGE_SAMPLES = 1102  # 50 ms of silence at both ends
 
 _GRAMMARS = Path(__file__).parent / "grammars"
-# Variants with `breath` (f2, f3, f5, …) read uninitialised memory: six processes made six different waves of a text.
-# Those with `echo` (f4, m2, …) blur the silence between words.
+# Variants with `breath` (f2, f3, f5, …) read uninitialised memory: six processes made six different waves from a text.
+# Variants with `echo` (f4, m2, …) fill the silence between words.
 _VARIANTS = ("", "f1", "m3", "steph", "m7", "Annie", "m1", "Andrea", "linda", "Denis")
 _PITCH_AND_RATE_WPM = ((50, 165), (44, 150), (56, 175), (47, 170), (53, 155))
 MAX_SPEAKERS = len(_VARIANTS) * len(_PITCH_AND_RATE_WPM)
@@ -46,36 +46,36 @@ MAX_SPEAKERS = len(_VARIANTS) * len(_PITCH_AND_RATE_WPM)
 
 @dataclass(frozen=True)
 class Grammar:
-    """Sentences: templates with named slots, each slot filled with any of its choices."""
+    """Sentence templates with named slots, each filled with one of its choices."""
 
     templates: tuple[str, ...]
     slots: dict[str, list[str]]
 
     def sizes(self) -> list[int]:
-        """Distinct sentences of each template."""
+        """Return the number of distinct sentences of each template."""
         return [math.prod(len(self.slots[name]) for name in _slot_names(template)) for template in self.templates]
 
     def sentence(self, template: str, number: int) -> str:
-        """Sentence `number` of a template, 0 <= number < its size."""
+        """Return sentence `number` of a template, 0 <= number < its size."""
         choices = {}
         for name in _slot_names(template):
             number, index = divmod(number, len(self.slots[name]))
             choices[name] = self.slots[name][index]
         text = template.format(**choices)
-        return text[0].upper() + text[1:] if text[0].isascii() else text  # Georgian writes no capitals
+        return text[0].upper() + text[1:] if text[0].isascii() else text  # Georgian has no capital letters
 
     def draw(self, count: int, source: random.Random) -> list[str]:
-        """`count` distinct sentences, the templates taking turns until they are exhausted."""
+        """Draw `count` distinct sentences from the templates in turn, as long as each has sentences left."""
         numbers = {
             template: source.sample(range(size), min(size, count))
             for template, size in zip(self.templates, self.sizes(), strict=True)
         }
-        drawn: list[str] = []
-        while len(drawn) < count:
+        sentences: list[str] = []
+        while len(sentences) < count:
             unfinished = [template for template in self.templates if numbers[template]]
             for template in source.sample(unfinished, len(unfinished)):
-                drawn.append(self.sentence(template, numbers[template].pop()))
-        return drawn[:count]
+                sentences.append(self.sentence(template, numbers[template].pop()))
+        return sentences[:count]
 
 
 @dataclass(frozen=True)
@@ -87,12 +87,12 @@ class _Utterance:
 
 
 def grammar_languages() -> list[str]:
-    """Codes of the languages that have a grammar."""
+    """Return the codes of the languages that have a grammar."""
     return sorted(path.stem for path in _GRAMMARS.glob("*.yaml"))
 
 
 def load_grammar(language: str) -> Grammar:
-    """Grammar of one of `grammar_languages()`."""
+    """Load the grammar of one of `grammar_languages()`."""
     content = yaml.safe_load((_GRAMMARS / f"{language}.yaml").read_text(encoding="utf-8"))
     return Grammar(tuple(content["templates"]), content["slots"])
 
@@ -106,20 +106,29 @@ def make_demo_corpus(
     progress: Callable[[], object] | None = None,
     first_speaker: int = 0,
 ) -> bool:
-    """Makes a corpus of `utterances` in all in folder `out`; True if it was made, False if it stood there already.
+    """Make a corpus in the folder `out`, unless the same corpus is there already.
 
-    Utterances are dealt in turn to every pair of a speaker and a language. Of several languages each of the
-    `speakers` from `first_speaker` on speaks all ("speaker-00", "speaker-01", …); of one, they bear its name ("en-00").
-    The same arguments give the same bytes. `out` appears whole or not at all. `progress` is called after each
-    utterance. Raises DataError on arguments out of bounds, on a folder that holds anything else, and where the
-    disk refuses.
+    Utterances are distributed in turn over all pairs of a speaker and a language. With several languages each speaker
+    speaks all of them ("speaker-00", "speaker-01", …); with one, the speakers are named after it ("en-00", …). The
+    same arguments give the same bytes. The folder appears when it is complete.
+
+    Args:
+        utterances: total number.
+        speakers: number of speakers, from `first_speaker` on.
+        progress: called after each utterance.
+
+    Returns:
+        Whether the corpus was made.
+
+    Raises:
+        DataError: an argument is out of range, the folder has other contents, or it cannot be written.
     """
     out = Path(out)
     arguments = {"utterances": utterances, "languages": list(languages), "speakers": speakers, "seed": seed}
-    if first_speaker:  # unsaid where it is 0, so that corpora made before there was a choice are still recognised
+    if first_speaker:  # left out if 0, since corpora of older versions do not have it
         arguments["first_speaker"] = first_speaker
-    planned = _plan(**arguments)
-    if _stands_already(out, arguments):
+    planned = _plan(utterances, list(languages), speakers, seed, first_speaker)
+    if _is_complete(out, arguments):
         return False
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -129,16 +138,14 @@ def make_demo_corpus(
             (folder / ARGUMENTS_FILE).write_text(json.dumps(arguments, indent=2) + "\n", encoding="utf-8")
             folder.rename(out)
     except OSError as error:
-        raise DataError(
-            f"The demo corpus was to be written to {out}, but the system refused: {error}. Name another folder."
-        ) from error
+        raise DataError(f"The demo corpus cannot be written to {out}: {error}. Give another folder.") from error
     return True
 
 
-def _plan(utterances: int, languages: list[str], speakers: int, seed: int, first_speaker: int = 0) -> list[_Utterance]:
+def _plan(utterances: int, languages: list[str], speakers: int, seed: int, first_speaker: int) -> list[_Utterance]:
     _check(utterances, languages, speakers, first_speaker)
-    chosen = range(first_speaker, first_speaker + speakers)
-    voices = [(language, speaker) for speaker in chosen for language in languages]
+    numbers = range(first_speaker, first_speaker + speakers)
+    voices = [(language, speaker) for speaker in numbers for language in languages]
     turns = list(itertools.islice(itertools.cycle(voices), utterances))
     texts = {language: _texts(language, sum(turn[0] == language for turn in turns), seed) for language in languages}
     planned = []
@@ -152,23 +159,23 @@ def _plan(utterances: int, languages: list[str], speakers: int, seed: int, first
 def _check(utterances: int, languages: list[str], speakers: int, first_speaker: int) -> None:
     known = grammar_languages()
     if utterances < 1:
-        raise DataError(f"A demo corpus of {utterances} utterances was asked for; it needs at least 1.")
+        raise DataError(f"A demo corpus of {utterances} utterances was requested, but it must have at least 1.")
     if not 1 <= speakers <= MAX_SPEAKERS:
-        raise DataError(f"{speakers} speakers were asked for; ask for 1 to {MAX_SPEAKERS}.")
+        raise DataError(f"{speakers} speakers were requested. Request 1 to {MAX_SPEAKERS}.")
     if not 0 <= first_speaker <= MAX_SPEAKERS - speakers:
         raise DataError(
-            f"{speakers} speakers from number {first_speaker} on were asked for, but they are numbered from 0 to "
+            f"{speakers} speakers from number {first_speaker} on were requested, but speakers have the numbers 0 to "
             f"{MAX_SPEAKERS - 1}. Begin with 0 to {MAX_SPEAKERS - speakers}."
         )
     if unknown := [language for language in languages if language not in known]:
         raise DataError(
-            f"The demo corpus was asked for in {', '.join(unknown)}, but it has grammars for {', '.join(known)} only. "
-            "Name some of these."
+            f"The demo corpus was requested in {', '.join(unknown)}, but it has grammars only for {', '.join(known)}. "
+            "Choose from these."
         )
     if not languages or len(set(languages)) != len(languages):
         raise DataError(
-            f"The languages of the demo corpus were given as {languages}; name each of them once, at least one "
-            f"of {', '.join(known)}."
+            f"The languages of the demo corpus were given as {languages}. Give at least one of {', '.join(known)}, "
+            "each of them once."
         )
 
 
@@ -176,39 +183,39 @@ def _texts(language: str, count: int, seed: int) -> Iterator[str]:
     grammar = load_grammar(language)
     if count > (distinct := sum(grammar.sizes())):
         raise DataError(
-            f"{count} utterances in language {language} were asked for, but its grammar has {distinct} distinct "
-            "sentences. Ask for fewer utterances, or for more languages."
+            f"{count} utterances in language {language} were requested, but its grammar has {distinct} distinct "
+            "sentences. Request fewer utterances, or more languages."
         )
     return iter(grammar.draw(count, random.Random(f"{seed} {language}")))
 
 
 def _voice(language: str, speaker: int) -> EspeakVoice:
-    """One of MAX_SPEAKERS different voices: a variant's pitch and rate move on with each round of the variants."""
+    """One of MAX_SPEAKERS different voices; each pass over the variants gives them another pitch and rate."""
     variant = _VARIANTS[speaker % len(_VARIANTS)]
     pitch, rate_wpm = _PITCH_AND_RATE_WPM[(speaker + speaker // len(_VARIANTS)) % len(_PITCH_AND_RATE_WPM)]
     return EspeakVoice(language, variant, pitch, rate_wpm)
 
 
-def _stands_already(out: Path, arguments: dict) -> bool:
-    """Whether `out` holds the complete corpus of `arguments`. Raises DataError if it holds anything else."""
+def _is_complete(out: Path, arguments: dict) -> bool:
+    """Whether `out` has the complete corpus of `arguments`; DataError if it has other contents."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return False
     try:
-        found = json.loads((out / ARGUMENTS_FILE).read_text(encoding="utf-8"))
+        existing = json.loads((out / ARGUMENTS_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(
-            f"The demo corpus was to be made in {out}, but that exists and is no demo corpus "
-            f"(no readable {ARGUMENTS_FILE}). Name another folder, or remove this one."
+            f"The demo corpus cannot be made in {out}: the folder exists and is not a demo corpus "
+            f"(it has no readable {ARGUMENTS_FILE}). Give another folder, or remove this one."
         ) from error
-    if found != arguments:
+    if existing != arguments:
         raise DataError(
-            f"A demo corpus with {json.dumps(arguments)} was asked for, but {out} holds one with {json.dumps(found)}. "
-            "Name another folder, or remove this one."
+            f"A demo corpus with {json.dumps(arguments)} was requested, but {out} has one with {json.dumps(existing)}. "
+            "Give another folder, or remove this one."
         )
     waves = len(list((out / "wavs").glob("*.wav")))
     if waves != arguments["utterances"]:
         raise DataError(
-            f"{out} should hold {arguments['utterances']} waves, but {waves} were found. Remove it and ask again."
+            f"{out} should have {arguments['utterances']} waves, but it has {waves}. Remove the folder and try again."
         )
     return True
 
@@ -236,7 +243,7 @@ def _write(folder: Path, planned: list[_Utterance], progress: Callable[[], objec
 
 
 def speak_trimmed(espeak: Espeak, text: str, voice: EspeakVoice) -> tuple[np.ndarray, list[tuple[str, float, float]]]:
-    """int16 samples between two edges of silence, and (symbol, start_s, end_s) of everything in them."""
+    """Speak a text: int16 samples with silence at both ends, and (symbol, start_s, end_s) of all their phonemes."""
     samples, events = espeak.synthesize(text, voice)
     sounding = np.flatnonzero(samples)
     first, last = int(sounding[0]), int(sounding[-1])
@@ -246,14 +253,14 @@ def speak_trimmed(espeak: Espeak, text: str, voice: EspeakVoice) -> tuple[np.nda
 
 
 def _spans(samples: np.ndarray, events: list[tuple[int, str]]) -> list[tuple[str, float, float]]:
-    """Each event (start in samples, symbol) until the next one, from silence at 0 s to the end of `samples`.
+    """Convert events (start in samples, symbol) to gapless spans, from silence at 0 s to the end of `samples`.
 
-    espeak-ng announces pauses and words early, before the last sound is over, and names a glide between two vowels
-    like a pause. So silence begins after the last sounding sample, and a pause without any silence is left out.
+    espeak-ng reports pauses and words early, before the last sound is over, and reports a glide between two vowels
+    like a pause. So a silence begins after the last non-zero sample, and a pause without silence is left out.
     """
     sounding = np.flatnonzero(samples)
-    silent_from = np.concatenate([[0], sounding + 1])  # at i: the end of the first i sounding samples
-    starts: list[tuple[int, str]] = []  # from the last to the first
+    silent_from = np.concatenate([[0], sounding + 1])  # at i: the end of the first i non-zero samples
+    starts: list[tuple[int, str]] = []  # in reverse order
     next_start = next_phoneme = len(samples)
     for start, symbol in reversed(events):
         if symbol in (PAUSE, WORD_GAP):
@@ -276,7 +283,7 @@ def _seconds(samples: int) -> float:
 
 
 def _wave_file(samples: np.ndarray) -> bytes:
-    """RIFF header of 44 bytes and PCM16. (soundfile 0.14 frees a file twice when Ctrl-C hits its close: a crash.)"""
+    """A RIFF header of 44 bytes and PCM16. (soundfile 0.14 crashes by a double free on Ctrl-C during its close.)"""
     pcm = samples.astype("<i2").tobytes()
     riff = struct.pack("<4sI4s", b"RIFF", 36 + len(pcm), b"WAVE")
     form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, SAMPLE_RATE_HZ, 2 * SAMPLE_RATE_HZ, 2, 16)

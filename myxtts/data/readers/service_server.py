@@ -1,7 +1,7 @@
-"""The servers of a data service: the dispatcher, which deals batches out, and workers, which read and decode them.
+"""The servers of a data service: a dispatcher, which distributes batches, and workers, which read and decode them.
 
-A worker runs whatever operations it is sent, with the rights of its user, and nothing is encrypted. TensorFlow's
-servers listen on every network interface; here a server is kept to the loopback interface unless it is told otherwise.
+A worker runs any operation that it receives, with the permissions of its user, and nothing is encrypted. TensorFlow's
+servers listen on every network interface; this module restricts them to the loopback interface by default.
 """
 
 import ipaddress
@@ -19,9 +19,9 @@ import tensorflow as tf
 from myxtts.errors import ConfigError, DataError
 from myxtts.tf_internals import dispatcher_config, worker_server_port
 
-HEARTBEAT_S = 2  # of a worker, after which it knows of jobs that are no longer read
-CLEAN_UP_S = 10  # the dispatcher ends jobs that nobody has read for so long
-TRAINER_TIMEOUT_S = 60  # a trainer that says nothing for so long is gone
+HEARTBEAT_S = 2  # interval at which a worker learns which jobs have ended
+CLEAN_UP_S = 10  # the dispatcher ends jobs that no client has read for this time
+TRAINER_TIMEOUT_S = 60  # the dispatcher forgets trainers without a heartbeat for this time
 DISPATCHER_WAIT_S = 60
 STOP_S = 10.0
 
@@ -30,20 +30,20 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def dispatcher(host: str, port: int) -> Iterator[int]:
-    """A dispatcher for as long as the context lasts, with the port that it listens on.
+    """Run a dispatcher; the context is its port.
 
     Args:
-        host: as trainers and workers name this machine; a loopback address keeps the dispatcher to it.
-        port: 0 takes a free one.
+        host: name of this machine for trainers and workers; a loopback address restricts the dispatcher to it.
+        port: 0 chooses a free port.
 
     Raises:
-        ConfigError: the port is taken, or this system cannot keep the dispatcher to its machine.
+        ConfigError: the port is in use, or this system cannot restrict the dispatcher to the loopback interface.
     """
     _check_port_free(port)
     server = tf.data.experimental.service.DispatchServer(dispatcher_config(port, CLEAN_UP_S, TRAINER_TIMEOUT_S))
     try:
         port = int(server.target.rpartition(":")[2])
-        _keep_to_loopback_or_warn("dispatcher", host, port)
+        _restrict_to_loopback_or_warn("dispatcher", host, port)
         yield port
     finally:
         _stop(server)
@@ -51,25 +51,25 @@ def dispatcher(host: str, port: int) -> Iterator[int]:
 
 @contextmanager
 def worker(dispatcher_host: str, dispatcher_port: int, host: str, port: int) -> Iterator[int]:
-    """A worker of a dispatcher for as long as the context lasts, with the port that it listens on.
+    """Run a worker of a dispatcher; the context is its port.
 
     Args:
-        dispatcher_host, dispatcher_port: of the dispatcher, which may start up to DISPATCHER_WAIT_S later.
-        host: as trainers and the dispatcher name this machine; a loopback address keeps the worker to it.
-        port: 0 takes a free one.
+        dispatcher_host, dispatcher_port: address of the dispatcher, which may start up to DISPATCHER_WAIT_S later.
+        host: name of this machine for trainers and the dispatcher; a loopback address restricts the worker to it.
+        port: 0 chooses a free port.
 
     Raises:
-        ConfigError: as for `dispatcher`, or nobody elsewhere could reach this worker under its host.
-        DataError: no dispatcher is there.
+        ConfigError: see `dispatcher`; or other machines cannot reach this worker by its host.
+        DataError: the dispatcher does not answer.
     """
     if is_loopback(host) and not is_loopback(dispatcher_host):
         raise ConfigError(
-            f"The dispatcher is on {dispatcher_host}, but this worker on {host}, where trainers elsewhere do not find "
-            "it. Give --host the name or address of this machine."
+            f"The dispatcher is on {dispatcher_host}, but this worker is on {host}, where other machines cannot reach "
+            "it. Give the name or address of this machine by --host."
         )
     if host == "0.0.0.0":
         raise ConfigError(
-            "A worker is reached by its --host, which cannot be 0.0.0.0. Give the address of this machine."
+            "--host is 0.0.0.0, but trainers need an address to reach this worker. Give the address of this machine."
         )
     _check_port_free(port)
     _wait_for(dispatcher_host, dispatcher_port)
@@ -83,26 +83,26 @@ def worker(dispatcher_host: str, dispatcher_port: int, host: str, port: int) -> 
     )
     try:
         port = worker_server_port(server)
-        _keep_to_loopback_or_warn("worker", host, port)
+        _restrict_to_loopback_or_warn("worker", host, port)
         yield port
     finally:
         _stop(server)
 
 
 def _stop(server) -> None:
-    """Stop a server; it loses nothing where it is left, so not for longer than STOP_S.
+    """Stop a server, but wait at most STOP_S: a server has no state to lose.
 
-    Now and then a worker did not end within 60 s of its signal, in runs of all tests; why was not found.
+    In some runs of all tests a worker did not end within 60 s of its signal; the cause is unknown.
     """
     stopping = threading.Thread(target=server.stop, name="stop of a data service", daemon=True)
     stopping.start()
     stopping.join(STOP_S)
     if stopping.is_alive():
-        log.warning("this server has not stopped within %.0f s: it is left as it is", STOP_S)
+        log.warning("the server has not stopped within %.0f s; it ends with this process", STOP_S)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or IPv4 address means the machine itself."""
+    """Return whether a host name or IPv4 address is a loopback address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -110,59 +110,59 @@ def is_loopback(host: str) -> bool:
 
 
 def _check_port_free(port: int) -> None:
-    """TensorFlow shares the port with a server that already listens there, and each gets some of the requests."""
+    """Raise ConfigError if the port is in use; TensorFlow would share it, and each server get some of the requests."""
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # after a server that has just ended
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # succeeds after a server that has just ended
         try:
             probe.bind(("", port))
         except OSError as error:
             raise ConfigError(
-                f"--port {port} was asked for, but cannot be had: {error.strerror}. Give another, or 0 for a free one."
+                f"--port {port} cannot be used: {error.strerror}. Give another port, or 0 for a free one."
             ) from None
 
 
 def _wait_for(host: str, port: int) -> None:
-    waited_until_s = time.monotonic() + DISPATCHER_WAIT_S
-    told = False
+    deadline_s = time.monotonic() + DISPATCHER_WAIT_S
+    logged = False
     while True:
         try:
             socket.create_connection((host, port), 5.0).close()
             return
         except OSError as error:
             reason = error.strerror or str(error)
-        if time.monotonic() > waited_until_s:
+        if time.monotonic() > deadline_s:
             raise DataError(
-                f"No dispatcher answers at {host}:{port} within {DISPATCHER_WAIT_S} s: {reason}. "
+                f"No dispatcher has answered at {host}:{port} within {DISPATCHER_WAIT_S} s: {reason}. "
                 "Start `python utilities/data_service.py dispatcher` there first."
             )
-        if not told:
+        if not logged:
             log.info("waiting for the dispatcher at %s:%d (%s)", host, port, reason)
-            told = True
+            logged = True
         time.sleep(0.5)
 
 
-def _keep_to_loopback_or_warn(what: str, host: str, port: int) -> None:
+def _restrict_to_loopback_or_warn(role: str, host: str, port: int) -> None:
     if not is_loopback(host):
         log.warning(
-            "This %s can be reached from other machines, through every network interface, without encryption and "
-            "without a password. Who reaches it can read and write files as this user: private networks only.",
-            what,
+            "Other machines can reach this %s through every network interface, without encryption or a password, and "
+            "can then read and write files as this user. Use it in private networks only.",
+            role,
         )
     elif not _bind_to_loopback(port):
         raise ConfigError(
-            f"This system cannot keep the {what} to its own machine. Close port {port} by a firewall, and give --host "
-            "the name of this machine."
+            f"This system cannot restrict the {role} to the loopback interface. Close port {port} by a firewall, and "
+            "give the name of this machine by --host."
         )
 
 
 def _bind_to_loopback(port: int) -> bool:
-    """Make this process' listening sockets of a port deaf to all but the loopback interface (Linux 5.7 and later)."""
+    """Bind the sockets by which this process listens on a port to the loopback interface (Linux 5.7 and later)."""
     if not hasattr(socket, "SO_BINDTODEVICE"):
         return False
     bound = False
-    for own in listening_sockets(port):
+    for listening in listening_sockets(port):
         try:
-            own.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
         except PermissionError:
             return False
         bound = True
@@ -170,15 +170,19 @@ def _bind_to_loopback(port: int) -> bool:
 
 
 def listening_sockets(port: int) -> Iterator[socket.socket]:
-    """Those of this process that listen on a port, whoever made them; each is closed when the next is asked for."""
+    """Yield copies of all sockets by which this process listens on a port; each is closed before the next."""
     for name in os.listdir("/proc/self/fd"):
         try:
             if not stat.S_ISSOCK(os.stat(f"/proc/self/fd/{name}").st_mode):
                 continue
-            own = socket.socket(fileno=os.dup(int(name)))
-        except OSError:  # closed since the listing, as that itself
+            opened = socket.socket(fileno=os.dup(int(name)))
+        except OSError:  # closed since the listing, or the listing itself
             continue
-        with own:
-            internet = own.family in (socket.AF_INET, socket.AF_INET6)
-            if internet and own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and own.getsockname()[1] == port:
-                yield own
+        with opened:
+            internet = opened.family in (socket.AF_INET, socket.AF_INET6)
+            if (
+                internet
+                and opened.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                and opened.getsockname()[1] == port
+            ):
+                yield opened

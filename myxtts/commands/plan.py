@@ -67,8 +67,7 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     options = parse(argv, prog)
     check_writable("--json", options.json_file)
     costs = costs_of(options)
-    prefetch = options.prefetch_buffer_size
-    depths = QueueDepths(prefetch, prefetch, options.buffer_size, options.num_workers)
+    depths = QueueDepths.from_settings(options.prefetch_buffer_size, options.buffer_size, options.num_workers)
     placements = candidate_placements(options.gpus, memory_of(options))
     ranked = predict_all(placements, sample_stage_times(costs, BATCHES), depths, options.all_reduce_ms / 1e3)
     print("\n".join(format_table(ranked, placements)))

@@ -94,7 +94,9 @@ def with_placement(config: Config, **settings: Any) -> Config:
 
 def rank_placements(profile: StageProfile, gpus: int, config: Config) -> list[Prediction]:
     """Return a prediction for each placement that can train with these settings, the fastest first."""
-    times, depths = profile.per_reader(config.data.num_workers), QueueDepths.from_settings(config.data)
+    data = config.data
+    times = profile.per_reader(data.num_workers)
+    depths = QueueDepths.from_settings(data.prefetch_buffer_size, data.buffer_size, data.num_workers)
     max_replicas = 1 if config.training.compile == "xla" else gpus
     return rank(
         predict(

@@ -11,7 +11,6 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
-from myxtts.config.schema import DataConfig
 from myxtts.planner.stage_times import StageTimes
 
 TOKEN = object()  # in the queue of a free device
@@ -39,8 +38,8 @@ class QueueDepths:
     workers: int = 2
 
     @classmethod
-    def from_settings(cls, data: DataConfig) -> "QueueDepths":
-        return cls(data.prefetch_buffer_size, data.prefetch_buffer_size, data.buffer_size, data.num_workers)
+    def from_settings(cls, prefetch_buffer_size: int, buffer_size: int, num_workers: int) -> "QueueDepths":
+        return cls(prefetch_buffer_size, prefetch_buffer_size, buffer_size, num_workers)
 
     def __post_init__(self):
         if min(self.feed, self.uploaded, self.host, self.workers) < 1:

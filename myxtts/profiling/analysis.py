@@ -251,7 +251,8 @@ class _PipelineModel:
         length = measurement.padded_work / measurement.padded_work.mean()
         times = replace(measurement.isolated, read_s=data.num_workers * measurement.isolated.read_s.mean() * length)
         route = ("0", "0" if measurement.single_device else "1")
-        return cls(times, measurement.work, QueueDepths.from_settings(data), route)
+        depths = QueueDepths.from_settings(data.prefetch_buffer_size, data.buffer_size, data.num_workers)
+        return cls(times, measurement.work, depths, route)
 
     def rate(self) -> float:
         """Return the work per second without the start, when the queues are empty."""

@@ -37,10 +37,11 @@ def measure_emulation(stage_times: dict[str, Any], config: Config, steps: int) -
         times = StageTimes.constant(WARM_UP + steps, **stage_times, seed=SEED)
     except ValueError as error:
         raise ConfigError(f"{error}. Raise --num-steps, or lower variation= in --emulate.") from error
-    depths = QueueDepths.from_settings(config.data)
+    data = config.data
+    depths = QueueDepths.from_settings(data.prefetch_buffer_size, data.buffer_size, data.num_workers)
     single_device = route.data == route.model
     isolated = StageTimes(
-        read_s=measure_sleep(times.read_s[WARM_UP:]) / config.data.num_workers,
+        read_s=measure_sleep(times.read_s[WARM_UP:]) / data.num_workers,
         produce_s=measure_sleep(times.produce_s[WARM_UP:]),
         transfer_s=np.zeros(steps) if single_device else measure_sleep(times.transfer_s[WARM_UP:]),
         step_s=measure_sleep(times.step_s[WARM_UP:]),

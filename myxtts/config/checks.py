@@ -45,15 +45,15 @@ def check_xla(config: Config, replicas: int, placement: str, supports_xla: bool)
     """
     if config.training.compile != "xla":
         return
-    if replicas > 1:
-        raise PlacementError(
-            f"--compile xla was asked for with {replicas} replicas ({placement}), but XLA compiles for one device. "
-            "Leave out --compile, or give one GPU by --model-gpu."
-        )
     if not supports_xla:
         raise ConfigError(
             f"--compile xla was asked for, but XLA cannot compile the loss of the task {config.model.task}. "
             "Leave out --compile."
+        )
+    if replicas > 1:
+        raise PlacementError(
+            f"--compile xla was asked for with {replicas} replicas ({placement}), but XLA compiles for one device. "
+            "Leave out --compile, or give one GPU by --model-gpu."
         )
 
 

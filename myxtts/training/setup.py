@@ -8,13 +8,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from myxtts.config.checks import check_xla
 from myxtts.config.schema import Config
 from myxtts.data.dataset import Corpus, load_corpora
 from myxtts.data.manifest import Vocabulary
 from myxtts.data.pipeline import Pipeline
 from myxtts.data.plan_iterator import steps_left
 from myxtts.distributed.cluster import Cluster
-from myxtts.errors import CheckpointError, ConfigError, DataError, PlacementError
+from myxtts.errors import CheckpointError, ConfigError, DataError
 from myxtts.placement import devices
 from myxtts.placement.replicas import Replicas
 from myxtts.placement.routes import Placement, plan_routes
@@ -38,16 +39,8 @@ def configure_devices(config: Config, cluster: Cluster | None = None) -> Placeme
         PlacementError: the devices cannot be had, or the settings do not fit them.
     """
     placement = plan_routes(config.placement, devices.gpu_count())
-    if config.training.compile == "xla" and not task_of(config).supports_xla:
-        raise ConfigError(
-            f"--compile xla was asked for, but XLA cannot compile the loss of --task {config.model.task}. Leave it out."
-        )
     replicas = len(placement.routes) * (cluster.count if cluster else 1)
-    if replicas > 1 and config.training.compile == "xla":
-        raise PlacementError(
-            f"--compile xla was asked for with {replicas} replicas ({placement.name}), but XLA compiles "
-            "for one device. Leave out --compile, or give one GPU by --model-gpu."
-        )
+    check_xla(config, replicas, placement.name, task_of(config).supports_xla)
     devices.configure(placement)
     if config.training.deterministic:
         tf.config.experimental.enable_op_determinism()

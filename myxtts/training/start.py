@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from myxtts.config.checks import check_worker_count
 from myxtts.config.schema import Config
 from myxtts.data.dataset import DEMO_FOLDER
 from myxtts.data.manifest import Vocabulary
@@ -87,8 +88,5 @@ def check_workers_settings(config: Config, cluster: Cluster | None) -> None:
             f"process has to make. Run `python utilities/make_demo_corpus.py --out {DEMO_FOLDER}` on every host first, "
             "or give a corpus."
         )
-    if cluster is not None and config.local_sgd.sync_every:
-        raise ConfigError(
-            f"--sync-every was asked for with {cluster.count} workers, which take each step together already. "
-            "Leave out one of the two."
-        )
+    if cluster is not None:
+        check_worker_count(config, cluster.count)

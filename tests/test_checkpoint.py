@@ -232,7 +232,7 @@ class Damaged(Case):
         path.write_text(json.dumps(json.loads(whole) | {"format": 1}))
         self.assertEqual(
             self.refusal(),
-            f"{self.saved} has format 1, and this version reads format 5. Use the version of MyXTTS that wrote it.",
+            f"{self.saved} has format 1, but this version of MyXTTS reads format 5. Use the version that wrote it.",
         )
 
     def test_another_architecture_is_named_by_its_first_difference(self):
@@ -243,7 +243,7 @@ class Damaged(Case):
         for changed, message in (
             (
                 arrays | {kernel: np.zeros((2, 3), np.float32)},
-                f"'{kernel}' has shape (2, 3), and the model has (80, 80)",
+                f"'{kernel}' has shape (2, 3), but the model has (80, 80)",
             ),
             (
                 arrays | {"another": np.zeros(1)},
@@ -256,7 +256,7 @@ class Damaged(Case):
         ):
             write_arrays(path, changed.items())
             self.assertEqual(
-                self.refusal(), f"{path}: {message}. Use the settings the run was started with (its config.yaml)."
+                self.refusal(), f"{path}: {message}. Use the settings that the run was started with (its config.yaml)."
             )
         self.saved = self.checkpoints().save(training_state(build_model()), None)
         self.assertIn("is only in the ", self.refusal())

@@ -150,7 +150,7 @@ class WholeRun(Case):
         self.assertEqual(
             self.refusal("whole"),
             f"run 'whole' was to be started, but {self.folder} already holds a run. "
-            "Go on with it by --resume, or give another name by --run.",
+            "Continue it by --resume, or give another name by --run.",
         )
         self.assertEqual(files_of(self.place.folder), before)
 
@@ -175,7 +175,7 @@ class WholeRun(Case):
         newest = self.folder / "checkpoints/step-000008"
         self.assertEqual(
             message,
-            f"training.seed is 1, but {newest} was written with 0, and a run keeps it. "
+            f"training.seed is 1, but {newest} was written with 0, and it cannot change within a run. "
             "Set it to 0, or start another run by --run.",
         )
 
@@ -190,9 +190,9 @@ class WholeRun(Case):
                 changed = getattr(kept, section).model_copy(update={name: "other"})
                 with self.assertRaisesRegex(CheckpointError, rf"^{section}\.{name} is other, but .* was written with "):
                     check_same_settings(checkpoint, kept, kept.model_copy(update={section: changed}))
-        for what in ("symbols", "languages", "corpus"):
-            with self.assertRaisesRegex(CheckpointError, f"trained on another corpus: not the same {what}"):
-                check_same_corpus(self.folder / "checkpoints/step-000008", metadata | {what: ["other"]})
+        for name in ("symbols", "languages", "corpus"):
+            with self.assertRaisesRegex(CheckpointError, rf"trained on another corpus \(different {name}\)"):
+                check_same_corpus(self.folder / "checkpoints/step-000008", metadata | {name: ["other"]})
 
 
 class Stopped(Case):

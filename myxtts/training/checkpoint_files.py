@@ -1,8 +1,8 @@
-"""Checkpoints as files: folders of numpy archives, written whole or not at all. No TensorFlow.
+"""The files of a checkpoint: a folder of numpy archives, written whole or not at all. No TensorFlow.
 
 checkpoints/step-000500/
     model.npz  averages.npz  optimizer.npz    one array for each variable, by name
-    state.json                                step, position, best so far, tables, corpus, settings
+    state.json                                the metadata: step, position, best so far, vocabulary, corpus, settings
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from myxtts.errors import CheckpointError
-from myxtts.files import fsync_folder, write_whole
+from myxtts.files import fsync_folder, name_in_errors, write_whole
 
 FORMAT = 6
 
@@ -31,12 +31,12 @@ class Best(NamedTuple):
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Complete checkpoints, oldest first; folders of other names are left alone."""
+    """Return the complete checkpoints, oldest first; folders of other names are ignored."""
     return sorted((path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdecimal()), key=step_of)
 
 
 def partial_of(checkpoint: Path) -> Path:
-    """The name of a checkpoint while it is not complete."""
+    """Return the name of a checkpoint while it is not complete."""
     return checkpoint.with_name(f".partial-{checkpoint.name}")
 
 
@@ -49,39 +49,40 @@ def step_of(checkpoint: Path) -> int:
 
 
 def latest(folder: Path) -> Path | None:
-    """The newest complete checkpoint, if there is one."""
-    found = list_checkpoints(folder)
-    return found[-1] if found else None
+    """Return the newest complete checkpoint, if there is one."""
+    checkpoints = list_checkpoints(folder)
+    return checkpoints[-1] if checkpoints else None
 
 
 def read_best(checkpoint: Path) -> Best | None:
-    """The best checkpoint up to this one."""
+    """Return the best checkpoint up to this one, if any was validated."""
     best = read_metadata(checkpoint)["best"]
     return Best(*best) if best else None
 
 
 def read_metadata(checkpoint: Path) -> dict[str, Any]:
-    """state.json of a checkpoint.
+    """Return the metadata of a checkpoint: its state.json.
 
     Raises:
-        CheckpointError: it is missing, damaged or of another format.
+        CheckpointError: the file is missing, damaged or of another format.
     """
     path = checkpoint / "state.json"
     try:
         metadata = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(metadata, dict):
-            raise ValueError("it holds no JSON object")
+            raise ValueError("it does not hold a JSON object")
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}. {advice(checkpoint)}") from error
     if metadata.get("format") != FORMAT:
         raise CheckpointError(
-            f"{checkpoint} has format {metadata.get('format')}, and this version reads format {FORMAT}. "
-            "Use the version of MyXTTS that wrote it."
+            f"{checkpoint} has format {metadata.get('format')}, but this version of MyXTTS reads format {FORMAT}. "
+            "Use the version that wrote it."
         )
     return metadata
 
 
 def advice(checkpoint: Path) -> str:
+    """Return what to do about a damaged checkpoint."""
     return f"Remove the folder {checkpoint} to use the checkpoint before it."
 
 
@@ -95,24 +96,29 @@ def write_checkpoint(
     """Write a checkpoint under a temporary name, to the disk, then rename it.
 
     Args:
-        target: its folder; the folders above it are made.
+        target: folder of the checkpoint; its parents are made.
         groups: (name of an archive, its arrays by name), taken one after another.
-        about: state.json beside `format`.
-        by: tells apart those who may write the same one at the same time.
-        replace: drop what is there already.
+        metadata: of state.json, beside `format`.
+        by: distinguishes the temporary names of writers that may write the same checkpoint at the same time.
+        replace: replace a checkpoint that exists.
 
     Raises:
-        OSError: the disk refuses, or it is there already (ENOTEMPTY).
+        OSError: the disk refuses (the temporary folder is removed, and the error names the file), or the checkpoint
+            exists (ENOTEMPTY).
     """
     temporary = partial_of(target.with_name(target.name + by))
-    if temporary.exists():  # a kill left it
+    if temporary.exists():  # left behind by a kill
         shutil.rmtree(temporary)
     temporary.mkdir(parents=True)
-    for group, arrays in groups:
-        write_arrays(temporary / f"{group}.npz", arrays)
-    text = json.dumps({"format": FORMAT, **metadata}, ensure_ascii=False, indent=1)
-    write_whole(temporary / "state.json", text.encode())
-    fsync_folder(temporary)
+    try:
+        for group, arrays in groups:
+            write_arrays(temporary / f"{group}.npz", arrays)
+        text = json.dumps({"format": FORMAT, **metadata}, ensure_ascii=False, indent=1)
+        write_whole(temporary / "state.json", text.encode())
+        fsync_folder(temporary)
+    except OSError:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
     if replace and target.exists():
         before = temporary.with_name(f"{temporary.name}-before")
         os.rename(target, before)
@@ -124,20 +130,20 @@ def write_checkpoint(
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """What `write_arrays` wrote, whole. Raises CheckpointError where it is missing or damaged."""
+    """Return the arrays of an archive by name; raise CheckpointError if it is missing or damaged."""
     with opened_arrays(path) as arrays:
         return dict(arrays)
 
 
 @contextmanager
 def opened_arrays(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
-    """What `write_arrays` wrote, each array read when it is asked for; each has a checksum.
+    """Open an archive; each array is read when it is taken.
 
     Raises:
-        CheckpointError: it is missing or damaged.
+        CheckpointError: the archive is missing or damaged, by the checksum of each array.
     """
     with _explained(path):
-        with zipfile.ZipFile(path) as archive:  # checksums first: numpy parses a header before it has read the array
+        with zipfile.ZipFile(path) as archive:  # checksums first: numpy parses a header before it reads the array
             if damaged := archive.testzip():
                 raise zipfile.BadZipFile(f"the checksum of {damaged} is wrong")
         opened = np.load(path, allow_pickle=False)
@@ -164,13 +170,19 @@ class _Arrays(Mapping):
 def _explained(path: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile) as error:  # RuntimeError: a flag of zip
+    except (
+        OSError,
+        ValueError,
+        EOFError,
+        RuntimeError,
+        zipfile.BadZipFile,
+    ) as error:  # RuntimeError: encrypted
         raise CheckpointError(f"{path} cannot be read: {error}. {advice(path.parent)}") from error
 
 
 def write_arrays(path: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
-    """An .npz archive to the disk; holds one array at a time."""
-    with open(path, "wb") as file:
+    """Write an .npz archive to the disk; holds one array in memory at a time."""
+    with name_in_errors(path), open(path, "wb") as file:
         with zipfile.ZipFile(file, "w") as archive:
             for name, array in arrays:
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
@@ -180,7 +192,7 @@ def write_arrays(path: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
 
 
 def digest_of(weights: Mapping[str, np.ndarray]) -> str:
-    """SHA-256 of names, types, shapes and values."""
+    """Return the SHA-256 of names, types, shapes and values."""
     digest = hashlib.sha256()
     for name in sorted(weights):
         array = weights[name]

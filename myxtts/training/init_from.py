@@ -1,7 +1,7 @@
-"""The run that another one starts from: its tables, its weights, and the settings that these fix.
+"""--init-from: the pretrained run that another run starts from, its vocabulary, its weights and its fixed settings.
 
-Rows are matched by name: the tables of the new run begin with those of its base, so that each symbol and language
-that the base knows keeps its weights, whether the new corpus has it or not.
+Rows of embeddings are matched by name: the vocabulary of the new run begins with that of the pretrained run, so that
+each symbol and language of the pretrained run keeps its weights, whether the new corpus has it or not.
 """
 
 from collections.abc import Sequence
@@ -20,18 +20,18 @@ from myxtts.text.symbols import FIRST_SYMBOL_ID, SymbolTable
 from myxtts.training.checkpoint_files import digest_of, read_arrays, read_metadata
 from myxtts.training.select_checkpoint import INHERITED, select_checkpoint, settings_of, vocabulary_of, weights_file
 
-SHOWN_NAMES = 12
+LISTED_NAMES = 12
 
 
 @dataclass(frozen=True, eq=False)
 class Pretrained:
-    """A checkpoint of another run, read.
+    """The checkpoint of another run, in memory.
 
     Attributes:
-        run: its folder, as it was asked for.
-        checkpoint: its best checkpoint, or the newest where none is best.
-        about: its state.json.
-        weights: the averaged ones where the run has them, by name.
+        run: folder of that run, as --init-from gives it.
+        checkpoint: its best checkpoint, or the newest if none is best.
+        metadata: of the checkpoint.
+        weights: by name, the averaged ones if the run has them.
     """
 
     run: Path
@@ -41,14 +41,14 @@ class Pretrained:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """Its symbols and languages. Speakers have no weights: each run names its own."""
+        """Symbols and languages of the run. Speakers have no weights: each run names its own."""
         return replace(vocabulary_of(self.metadata), speakers=())
 
     def ancestor(self) -> dict[str, Any]:
-        """What a run that starts here keeps of it: two runs with equal `weights` started from the same ones.
+        """Return what the new run's checkpoints record; runs with equal `weights` started from the same weights.
 
-        `weights` is a SHA-256; `symbols`, `languages` and `speakers` count the first rows of the run's tables, which it
-        took over.
+        `weights` is a SHA-256. `symbols`, `languages` and `speakers` count the first rows of the new run's vocabulary,
+        which come from the pretrained run.
         """
         return {
             "run": str(self.run),
@@ -60,26 +60,26 @@ class Pretrained:
         }
 
     def describe(self, vocabulary: Vocabulary) -> str:
-        """What of it a run with these tables keeps."""
+        """Return a line on what a run with this vocabulary keeps of the pretrained run."""
         symbols = describe_rows("symbol", self.vocabulary.symbols.symbols, vocabulary.symbols.symbols)
         languages = describe_rows("language", self.vocabulary.languages, vocabulary.languages)
         return f"{self.run} step {self.metadata['step']}: {symbols}, {languages}"
 
 
 def read_pretrained(run: Path, folder: Path) -> Pretrained:
-    """The base of a new run.
+    """Read the pretrained run of a new run.
 
     Args:
-        run: folder of the base.
+        run: folder of the pretrained run.
         folder: of the new run.
 
     Raises:
-        ConfigError: it would start from itself.
+        ConfigError: both are the same run.
         CheckpointError: there is no checkpoint, or it is damaged.
     """
     if run.resolve() == folder.resolve():
         raise ConfigError(
-            f"{folder} was asked to start from itself by --init-from {run}. Go on with a run by --resume, or give the "
+            f"{folder} was asked to start from itself by --init-from {run}. Continue a run by --resume, or give the "
             "new one another name by --run."
         )
     checkpoint = select_checkpoint(run)
@@ -88,10 +88,13 @@ def read_pretrained(run: Path, folder: Path) -> Pretrained:
 
 
 def inherited_vocabulary(metadata: dict[str, Any]) -> Vocabulary | None:
-    """The rows that a run took over from its base, or from the run that it was forked from; None where it had none.
+    """Return the rows that a run took over from its pretrained run, or from the run that it was forked from.
 
     Args:
-        about: state.json of one of its checkpoints.
+        metadata: of one of the run's checkpoints.
+
+    Returns:
+        None if the run started from the seed.
     """
     ancestor = metadata["ancestor"]
     if ancestor is None:
@@ -104,129 +107,137 @@ def inherited_vocabulary(metadata: dict[str, Any]) -> Vocabulary | None:
 
 
 def inherit_settings(config: Config, checkpoint: Path) -> Config:
-    """The configuration with those settings that the weights of a checkpoint fix.
+    """Return the configuration with the settings that the weights of a checkpoint fix.
 
     Args:
-        checkpoint: of the base, or of the run itself, which goes on from it.
+        checkpoint: of the pretrained run, or of the run itself, which resumes from it.
 
     Raises:
-        ConfigError: it names another value of one of them.
+        ConfigError: the configuration names another value of such a setting.
     """
-    settings, changed = settings_of(checkpoint, read_metadata(checkpoint)).model_dump(mode="json"), {}
-    own = checkpoint.is_relative_to(Path(config.run.runs_dir, config.run.run))
-    start, other = ("goes on", "start another run by --run") if own else ("starts", "start from another by --init-from")
-    for section, names in INHERITED.items():
-        asked = getattr(config, section)
-        found = {name: settings[section][name] for name in names}
-        for name in asked.model_fields_set.intersection(names):
-            if getattr(asked, name) != found[name]:
+    saved = settings_of(checkpoint, read_metadata(checkpoint)).model_dump(mode="json")
+    resumes = checkpoint.is_relative_to(Path(config.run.runs_dir, config.run.run))
+    verb, advice = ("resumes", "start another run by --run") if resumes else ("starts", "give another --init-from")
+    inherited: dict[str, Any] = {}
+    for section_name, names in INHERITED.items():
+        section = getattr(config, section_name)
+        values = {name: saved[section_name][name] for name in names}
+        for name in section.model_fields_set.intersection(names):
+            if getattr(section, name) != values[name]:
                 raise ConfigError(
-                    f"{name} {getattr(asked, name)} was asked for, but the run {start} from {checkpoint}, which has "
-                    f"{found[name]}. Leave {name} out, or {other}."
+                    f"{name} {getattr(section, name)} was asked for, but the run {verb} from {checkpoint}, which has "
+                    f"{values[name]}. Leave {name} out, or {advice}."
                 )
-        changed[section] = asked.model_copy(update=found)
-    return config.model_copy(update=changed)
+        inherited[section_name] = section.model_copy(update=values)
+    return config.model_copy(update=inherited)
 
 
 def check_freeze(config: Config) -> None:
-    """Raises ConfigError where weights were to be kept that are random or not there, or where none is left to train."""
-    asked, components = ", ".join(config.training.freeze), task_of(config).components
-    if unknown := set(config.training.freeze).difference(components):
+    """Raise ConfigError if --freeze names unknown components, random weights, or everything."""
+    frozen, components = config.training.freeze, task_of(config).components
+    listed = ", ".join(frozen)
+    if unknown := set(frozen).difference(components):
         raise ConfigError(
-            f"--freeze was asked for with {', '.join(sorted(unknown))}, but a {config.model.task} has "
-            f"{', '.join(components)}. Name some of these."
+            f"--freeze was asked for with {', '.join(sorted(unknown))}, but the network of --task {config.model.task} "
+            f"has {', '.join(components)}. Name some of these."
         )
-    if asked and config.training.init_from is None:
+    if frozen and config.training.init_from is None:
         raise ConfigError(
-            f"--freeze was asked for ({asked}), but the run starts from nothing, and these parts would stay random. "
-            "Name the run that they come from by --init-from, or leave --freeze out."
+            f"--freeze was asked for ({listed}), but the run starts from random weights, and these components would "
+            "stay random. Name a trained run by --init-from, or leave --freeze out."
         )
-    if set(config.training.freeze) == set(components):
+    if set(frozen) == set(components):
         raise ConfigError(
-            f"--freeze was asked for with every part ({asked}), so that nothing is left to train. Leave one out."
+            f"--freeze was asked for with every component ({listed}), so that nothing is left to train. Leave one out."
         )
 
 
-def load_pretrained(base: Pretrained, network: keras.Model, vocabulary: Vocabulary, freeze: Sequence[str] = ()) -> None:
-    """Give a new network the weights of its base.
+def load_pretrained(
+    pretrained: Pretrained, network: keras.Model, vocabulary: Vocabulary, freeze: Sequence[str] = ()
+) -> None:
+    """Give a new network the weights of a pretrained run.
 
-    A row that the base lacks becomes the mean of the base's named rows and its own small random row (Hewitt 2021,
-    "Initializing new word embeddings"): it lies where the layers behind it expect one, and apart from other new ones.
+    A row that the pretrained run lacks becomes the mean of its named rows plus the network's own small random row
+    (Hewitt 2021, "Initializing new word embeddings"): the next layers expect a row there, and new rows differ.
 
     Args:
-        network: as Keras made it, from the seed of its run.
-        tables: of the new run; they begin with the base's.
-        freeze: parts that are to keep their weights.
+        network: with initial weights from the seed of its run.
+        vocabulary: of the new run; it begins with that of the pretrained run.
+        freeze: components that will keep their weights.
 
     Raises:
-        CheckpointError: the weights are those of another architecture.
+        CheckpointError: the weights belong to another architecture.
         ConfigError: rows of new symbols would stay random.
     """
-    known = base.vocabulary
-    new = known.symbols.unknown(vocabulary.symbols.symbols)
-    frozen = {v.path: part for part in freeze for layer in network.component_layers()[part] for v in layer.variables}
-    named = {
+    known = pretrained.vocabulary
+    new_symbols = known.symbols.unknown(vocabulary.symbols.symbols)
+    components = network.component_layers()
+    frozen = {v.path: name for name in freeze for layer in components[name] for v in layer.variables}
+    rows_by_table = {
         "symbols": (known.symbols.symbols, vocabulary.symbols.symbols, FIRST_SYMBOL_ID),
         "languages": (known.languages, vocabulary.languages, 0),
     }
     variables = {v.path: v.value for v in network.variables}
-    shapes, rows = {path: tuple(v.shape) for path, v in variables.items()}, network.vocabulary_variables()
-    for path, (table, axis) in rows.items():
-        if table == "symbols" and new and path in frozen:
+    shapes, row_variables = {path: tuple(v.shape) for path, v in variables.items()}, network.vocabulary_variables()
+    for path, (table, axis) in row_variables.items():
+        if table == "symbols" and new_symbols and path in frozen:
             raise ConfigError(
-                f"--freeze {frozen[path]} was asked for, but the corpus has symbols that {base.run} does not know "
-                f"({shown(new)}), and these would never be learnt. Leave {frozen[path]} out of --freeze."
+                f"--freeze {frozen[path]} was asked for, but the corpus has symbols that {pretrained.run} does not "
+                f"have ({list_names(new_symbols)}), and these would never be learnt. Leave {frozen[path]} out of "
+                "--freeze."
             )
-        old, _, special = named[table]
-        shapes[path] = (*shapes[path][:axis], special + len(old), *shapes[path][axis + 1 :])
-    check_shapes(base, shapes)
+        known_names, _, special = rows_by_table[table]
+        shapes[path] = (*shapes[path][:axis], special + len(known_names), *shapes[path][axis + 1 :])
+    check_shapes(pretrained, shapes)
     for path, variable in variables.items():
-        weights = base.weights[path]
-        if path in rows:
-            table, axis = rows[path]
-            fresh = np.moveaxis(variable.numpy(), axis, 0)
-            weights = np.moveaxis(extend_rows(np.moveaxis(weights, axis, 0), fresh, *named[table]), 0, axis)
+        weights = pretrained.weights[path]
+        if path in row_variables:
+            table, axis = row_variables[path]
+            initial = np.moveaxis(variable.numpy(), axis, 0)
+            weights = np.moveaxis(extend_rows(np.moveaxis(weights, axis, 0), initial, *rows_by_table[table]), 0, axis)
         variable.assign(weights)
 
 
-def check_shapes(base: Pretrained, expected: dict[str, tuple[int, ...]]) -> None:
-    found = {name: array.shape for name, array in base.weights.items()}
-    if found != expected:
-        name = min(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
+def check_shapes(pretrained: Pretrained, expected: dict[str, tuple[int, ...]]) -> None:
+    """Raise CheckpointError if the weights do not have the expected shapes, by name."""
+    shapes = {name: array.shape for name, array in pretrained.weights.items()}
+    if shapes != expected:
+        name = min(name for name in shapes.keys() | expected.keys() if shapes.get(name) != expected.get(name))
         raise CheckpointError(
-            f"{base.checkpoint} was to be started from, but its '{name}' has shape {found.get(name)}, and this "
+            f"{pretrained.checkpoint} was to be started from, but its '{name}' has shape {shapes.get(name)}, and this "
             f"version's has {expected.get(name)}. Use the version of MyXTTS that wrote it, or another --init-from."
         )
 
 
 def extend_rows(
-    known: np.ndarray, fresh: np.ndarray, known_names: Sequence[str], names: Sequence[str], special: int
+    known: np.ndarray, initial: np.ndarray, known_names: Sequence[str], names: Sequence[str], special: int
 ) -> np.ndarray:
-    """The known rows by name, and the mean of the named ones plus the fresh one for each other name.
+    """Return a known row for each known name, and for each new name the mean of the named rows plus its initial row.
 
     Args:
-        known: float32 [special + K, …], rows of `known_names` behind the special ones.
-        fresh: float32 [special + N, …], random rows of `names` behind the special ones.
-        special: rows without a name, which stay and are not in the mean: that of the padding is never learnt.
+        known: float32 [special + K, …], special rows and rows of `known_names`.
+        initial: float32 [special + N, …], special rows and random rows of `names`.
+        special: rows without a name. They are copied, and not part of the mean: the row of the padding is never learnt.
 
     Returns:
-        float32 [special + N, …], rows of `names` behind the special ones.
+        float32 [special + N, …], special rows and rows of `names`.
     """
-    place = {name: row for row, name in enumerate(known_names, special)}
-    rows = known[special:].mean(axis=0) + fresh
+    row_of = {name: row for row, name in enumerate(known_names, special)}
+    rows = known[special:].mean(axis=0) + initial
     rows[:special] = known[:special]
     for row, name in enumerate(names, special):
-        if name in place:
-            rows[row] = known[place[name]]
+        if name in row_of:
+            rows[row] = known[row_of[name]]
     return rows
 
 
 def describe_rows(noun: str, known: Sequence[str], names: Sequence[str]) -> str:
-    """Such as "41 symbols kept, 7 new (ə ʁ …)"."""
+    """Return a text such as "41 symbols kept, 7 new (ə ʁ …)"."""
     new = [name for name in names if name not in known]
-    kept = f"{len(known)} {noun}{'s' if len(known) != 1 else ''} kept, {len(new)} new"
-    return f"{kept} ({shown(new)})" if new else kept
+    counts = f"{len(known)} {noun}{'s' if len(known) != 1 else ''} kept, {len(new)} new"
+    return f"{counts} ({list_names(new)})" if new else counts
 
 
-def shown(names: Sequence[str]) -> str:
-    return " ".join([*names[:SHOWN_NAMES], *(["…"] if len(names) > SHOWN_NAMES else [])])
+def list_names(names: Sequence[str]) -> str:
+    """Return the first names in one line."""
+    return " ".join([*names[:LISTED_NAMES], *(["…"] if len(names) > LISTED_NAMES else [])])

@@ -1,4 +1,4 @@
-"""A trained run, read back: the network with its weights."""
+"""Load the network of a trained run."""
 
 from pathlib import Path
 from typing import Any
@@ -13,19 +13,19 @@ from myxtts.training.select_checkpoint import settings_of, vocabulary_of, weight
 
 
 def load_model(checkpoint: Path, metadata: dict[str, Any], device: str, task: str = "tts") -> keras.Model:
-    """The network of a checkpoint on a device, in float32; with the averaged weights where the run has them.
+    """Return the network of a checkpoint on a device, in float32, with the averaged weights if the run has them.
 
     Args:
-        about: its state.json, by `read_metadata`.
-        task: that it is to be of.
+        metadata: of the checkpoint, from `read_metadata`.
+        task: the task that the network must have.
 
     Raises:
-        CheckpointError: the weights are damaged, or of another task or architecture.
+        CheckpointError: the weights are damaged, or belong to another task or architecture.
     """
     config = settings_of(checkpoint, metadata)
     if config.model.task != task:
         raise CheckpointError(
-            f"{checkpoint} was to be used as a {task}, but it is a {config.model.task}. "
+            f"{checkpoint} was to be used for the task {task}, but it was trained for {config.model.task}. "
             f"Give a run that was trained with --task {task}."
         )
     with tf.device(device):

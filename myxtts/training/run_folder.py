@@ -1,14 +1,16 @@
-"""The folder of a run: where everything lies, and whether a run may start or go on in it.
+"""The folder of a run: its layout, and whether a run may start or resume in it.
 
 runs/<name>/
     config.yaml       resolved settings; loads back
-    metrics.jsonl     one object a report
+    metrics.jsonl     one object per report
+    log.txt           the lines of the console, with timestamps
     checkpoints/      see checkpoint.py
     samples/          step-000500/*.wav and *.png
     tensorboard/
-    report.html       the run on one page
+    report.html       curves, samples and settings on one page
     rejected.csv      unusable rows of the corpus
     manifest-*.npz    cached manifests
+    worker-N/         caches and log of worker N of several
 """
 
 import fcntl
@@ -23,7 +25,7 @@ from myxtts.errors import CheckpointError, ConfigError
 from myxtts.files import write_whole
 from myxtts.training.checkpoint_files import read_metadata
 
-# Settings that fix the plan, the symbols and the weights: a run keeps them for its life.
+# Settings that determine the plan, the symbols and the weights: they cannot change within a run.
 FIXED = {
     "data": (
         *("text_frontend", "batch_size", "batch_seconds", "buckets", "reference_seconds"),
@@ -31,14 +33,14 @@ FIXED = {
     ),
     "model": ("task", "model_size"),
     "asr": ("encoder", "subsampling"),
-    # A checkpoint holds moments and averages of the trained weights only, so what is frozen is fixed, too.
+    # A checkpoint holds moments and averages of the trained weights only, so `freeze` is fixed, too.
     "training": ("seed", "gradient_accumulation", "precision", "ema_decay", "init_from", "freeze"),
     "local_sgd": ("sync_every", "jobs", "job"),
 }
 
 
 class RunFolder:
-    """Paths of a run."""
+    """Paths of a run, and the lock on it."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -49,15 +51,11 @@ class RunFolder:
         self.tensorboard = path / "tensorboard"
 
     def check_not_existing(self, resume: bool) -> None:
-        """A run that exists is only gone on with when that is asked for.
-
-        Raises:
-            ConfigError: there is a run here, and `resume` is off.
-        """
+        """Raise ConfigError if there is a run in this folder, unless `resume` is on."""
         if not resume and (self.config.exists() or self.checkpoints.exists()):
             raise ConfigError(
                 f"run '{self.path.name}' was to be started, but {self.path} already holds a run. "
-                "Go on with it by --resume, or give another name by --run."
+                "Continue it by --resume, or give another name by --run."
             )
 
     def of_process(self, process: int) -> Path:
@@ -69,7 +67,7 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes out of this run, for as long as the scope lasts; the lock ends with the process.
+        """Keep other processes out of this run for as long as the scope or the process lasts.
 
         Raises:
             ConfigError: another process trains this run.
@@ -85,38 +83,38 @@ class RunFolder:
             yield
 
 
-def check_same_settings(checkpoint: Path, kept: Config, asked: Config) -> None:
-    """Raises CheckpointError where a run that has a checkpoint is to go on with another value of what is fixed."""
+def check_same_settings(checkpoint: Path, saved: Config, requested: Config) -> None:
+    """Raise CheckpointError if a run is to resume with another value of a fixed setting."""
     for section, names in FIXED.items():
         for name in names:
-            before, now = (getattr(getattr(config, section), name) for config in (kept, asked))
+            before, now = (getattr(getattr(config, section), name) for config in (saved, requested))
             if _without_order(before) != _without_order(now):
                 raise CheckpointError(
-                    f"{section}.{name} is {_shown(now)}, but {checkpoint} was written with {_shown(before)}, and a run "
-                    f"keeps it. Set it to {_shown(before)}, or start another run by --run."
+                    f"{section}.{name} is {_shown(now)}, but {checkpoint} was written with {_shown(before)}, and it "
+                    f"cannot change within a run. Set it to {_shown(before)}, or start another run by --run."
                 )
 
 
 def _shown(value: Any) -> str:
-    """As a flag takes it."""
+    """Return a value as a flag takes it."""
     return (" ".join(value) or "nothing") if isinstance(value, tuple) else str(value)
 
 
 def _without_order(value: Any) -> Any:
-    """The only list among the FIXED names parts of the network, in any order."""
+    """Return a value to compare: the only list among the FIXED settings, `freeze`, has no order."""
     return set(value) if isinstance(value, tuple) else value
 
 
 def check_same_corpus(checkpoint: Path, metadata: dict[str, Any]) -> None:
-    """Hold a checkpoint against what a new one would keep of the corpus.
+    """Raise CheckpointError if a checkpoint was trained on another corpus, or with other symbols or languages.
 
-    Raises:
-        CheckpointError: it was trained on another corpus, with other symbols or languages.
+    Args:
+        metadata: of the checkpoints that the run would write now.
     """
-    kept, asked = read_metadata(checkpoint), json.loads(json.dumps(metadata))
-    for what in ("symbols", "languages", "corpus"):
-        if kept[what] != asked[what] and kept[what] is not None:  # a fork or a merge has seen no corpus of its own yet
+    saved, current = read_metadata(checkpoint), json.loads(json.dumps(metadata))
+    for name in ("symbols", "languages", "corpus"):
+        if saved[name] != current[name] and saved[name] is not None:  # a fork or merge has no corpus of its own yet
             raise CheckpointError(
-                f"{checkpoint} was trained on another corpus: not the same {what}. "
-                "Give the corpus the run was started with, or start another run by --run."
+                f"{checkpoint} was trained on another corpus (different {name}). "
+                "Give the corpus that the run was started with, or start another run by --run."
             )

@@ -1,4 +1,4 @@
-"""Which checkpoint of a run is used, and what it says of itself. No TensorFlow."""
+"""The checkpoint of a run to use, its settings and its vocabulary. No TensorFlow."""
 
 import json
 import logging
@@ -14,7 +14,7 @@ from myxtts.errors import CheckpointError
 from myxtts.text.symbols import SymbolTable
 from myxtts.training.checkpoint_files import checkpoint_of, latest, list_checkpoints, read_best
 
-INHERITED = {  # settings that say what weights and symbols mean
+INHERITED = {  # settings that give weights and symbols their meaning
     "data": ("text_frontend",),
     "model": ("task", "model_size"),
     "asr": ("encoder", "subsampling"),
@@ -24,10 +24,10 @@ log = logging.getLogger(__name__)
 
 
 def select_checkpoint(run: Path, name: str | None = None) -> Path:
-    """A checkpoint of a run by its name, such as step-002000; by default the best, or the newest if none is best.
+    """Return a checkpoint of a run by its name, such as step-002000; by default the best, or else the newest.
 
     Raises:
-        CheckpointError: there is none, or none of this name.
+        CheckpointError: the run has no checkpoint, or none of this name.
     """
     newest = latest(run / "checkpoints")
     if newest is None:
@@ -36,29 +36,30 @@ def select_checkpoint(run: Path, name: str | None = None) -> Path:
             "runs/demo; train_main.py makes it."
         )
     if name is not None:
-        return _named(run, name)
+        return _by_name(run, name)
     best = read_best(newest)
     if best is None:
         return newest
     checkpoint = checkpoint_of(newest.parent, best.step)
     if not checkpoint.exists():
-        log.warning("the best checkpoint %s is gone: the newest one is used", checkpoint)
+        log.warning("the best checkpoint %s does not exist any more: using the newest", checkpoint)
         return newest
     return checkpoint
 
 
-def _named(run: Path, name: str) -> Path:
-    found = list_checkpoints(run / "checkpoints")
-    for checkpoint in found:
+def _by_name(run: Path, name: str) -> Path:
+    checkpoints = list_checkpoints(run / "checkpoints")
+    for checkpoint in checkpoints:
         if checkpoint.name == name:
             return checkpoint
     raise CheckpointError(
-        f"checkpoint '{name}' was asked for, but {run} has {', '.join(path.name for path in found)}. Give one of these."
+        f"checkpoint '{name}' was asked for, but {run} has {', '.join(path.name for path in checkpoints)}. "
+        "Give one of these."
     )
 
 
 def settings_of(checkpoint: Path, metadata: dict[str, Any]) -> Config:
-    """Raises CheckpointError where another version wrote settings that this one does not have."""
+    """Return the settings of a run; raise CheckpointError if this version does not have them."""
     try:
         return Config.model_validate_json(json.dumps(metadata["settings"]))
     except ValidationError as error:
@@ -70,12 +71,12 @@ def settings_of(checkpoint: Path, metadata: dict[str, Any]) -> Config:
 
 
 def vocabulary_of(metadata: Mapping[str, Any]) -> Vocabulary:
-    """The tables of a run by the state.json of one of its checkpoints."""
+    """Return the vocabulary of a run from the metadata of one of its checkpoints."""
     return Vocabulary(
         SymbolTable.from_list(metadata["symbols"]), tuple(metadata["speakers"]), tuple(metadata["languages"])
     )
 
 
 def weights_file(checkpoint: Path, metadata: dict[str, Any]) -> Path:
-    """The archive of the weights that are meant for use: the averaged ones where the run has them."""
+    """Return the archive of the weights to use: the averaged ones if the run has them."""
     return checkpoint / ("averages.npz" if metadata["settings"]["training"]["ema_decay"] else "model.npz")

@@ -16,19 +16,19 @@ CONTROLS_SPEC = {"number": tf.TensorSpec([], tf.int64), "learning_rate": SCALAR,
 class Step:
     """The training step of a state, on all its replicas.
 
-        outcome = step(rounds, number=1, learning_rate=1e-3, ema_decay=0.9)
+        outcome = step(microbatches, number=1, learning_rate=1e-3, ema_decay=0.9)
         step.read(outcome)  # {"mel": …, "prior": …, "duration": …, "loss": …, "gradient_norm": …}
 
-    Each of the `microbatches` has a batch for each replica of this process. Their gradients are summed over rounds and
-    replicas, and since each loss is already a share of the whole step's, the sum is that of one large batch.
+    Each of the `microbatches` has a batch for each replica of this process. Gradients are summed over microbatches
+    and replicas. Since each loss is a share of the loss of the whole step, the sum is the gradient of one large batch.
 
     Args:
-        state: what the step changes. Its model's call gives (losses, outputs), the losses by `model.LOSS_NAMES`, of
-            batches by the contract `model.BATCH_FIELDS`.
+        state: what the step changes. Its model's call returns (losses, outputs) for a batch with the contract
+            `model.BATCH_FIELDS`; `model.LOSS_NAMES` names the losses.
         gradient_clip: largest global norm; 0 does not clip.
-        accumulation: rounds of a full step.
-        static_shapes: trace once for each shape instead of once for all.
-        compile_xla: compile with XLA; for one replica.
+        accumulation: microbatches of a complete step.
+        static_shapes: trace once for each shape instead of once for all shapes.
+        compile_xla: compile with XLA; for one replica only.
     """
 
     def __init__(
@@ -44,16 +44,18 @@ class Step:
         for device in replicas.devices:
             with tf.device(device):
                 self._no_losses.append(tf.zeros([len(state.model.LOSS_NAMES)]))
-        for place, device in enumerate(replicas.devices):
-            require_device(device, (("sum of gradients", replicas.local_results(v)[place]) for v in self._sums))
+        for replica, device in enumerate(replicas.devices):
+            require_device(device, (("sum of gradients", replicas.local_results(v)[replica]) for v in self._sums))
         batches = [tensor_specs(state.model.BATCH_FIELDS)] * len(replicas.devices)
-        losses = [tf.TensorSpec(one.shape, one.dtype) for one in self._no_losses]
-        self._accumulate = self._traced(self._add_round, [batches, losses], static_shapes, compile_xla)
-        self._finish = self._traced(self._take_last_round, [batches, losses, CONTROLS_SPEC], static_shapes, compile_xla)
+        losses = [tf.TensorSpec(zeros.shape, zeros.dtype) for zeros in self._no_losses]
+        self._accumulate = self._traced(self._add_microbatch, [batches, losses], static_shapes, compile_xla)
+        self._finish = self._traced(
+            self._take_last_microbatch, [batches, losses, CONTROLS_SPEC], static_shapes, compile_xla
+        )
 
     @staticmethod
     def _sum_of(variable):
-        """Zeros for each replica, which adds its own gradients."""
+        """Make a variable of zeros on each replica, to which the replica adds its own gradients."""
         return tf.Variable(
             tf.zeros_like(variable),
             trainable=False,
@@ -74,7 +76,7 @@ class Step:
         ema_decay: float,
         stop: bool = False,
     ) -> tf.Tensor:
-        """Take step `number`; gives a float32 vector on the first model device, which `read` names.
+        """Take step `number`; return its outcome, a float32 vector on the first model device (see `read`).
 
         Args:
             stop: whether this process was asked to stop; see `stop_requested`.
@@ -96,9 +98,9 @@ class Step:
         }
 
     def functions(self, batches: Sequence[dict]) -> list:
-        """The concrete functions that steps on such batches, one for each replica, run; for the audit. Takes no step.
+        """Return the concrete functions that a step runs on such batches, one batch per replica; for the audit.
 
-        One that such a step has run is not traced again.
+        Takes no step. A function that was traced for such batches is not traced again.
         """
         with tf.device(self._state.device):
             finish = self._finish.get_concrete_function(
@@ -109,61 +111,62 @@ class Step:
             return [self._accumulate.get_concrete_function(list(batches), self._no_losses), finish]
 
     def read(self, outcome: tf.Tensor) -> dict[str, float]:
-        """The values of an outcome, in one copy to the host; waits for the device."""
+        """Return the losses, their sum and the gradient norm of an outcome by name; waits for the device."""
         names = (*self._state.model.LOSS_NAMES, "loss", "gradient_norm")
         return dict(zip(names, outcome[:-1].numpy().tolist(), strict=True))
 
     @staticmethod
     def stop_requested(outcome: tf.Tensor) -> bool:
-        """Whether any process was asked to stop when it took the step: the same in all; waits for the device."""
+        """Return whether any process was asked to stop when it took the step; the same on all. Waits for the device."""
         return bool(outcome[-1].numpy() > 0)
 
     @property
     def traces(self) -> int:
+        """How often the step was traced."""
         return self._finish.experimental_get_tracing_count()
 
-    def _add_round(self, batches, losses_so_far):
-        """All replicas: losses so far of each."""
+    def _add_microbatch(self, batches, losses_so_far):
+        """On all replicas: add the gradients of a microbatch; return the losses so far of each replica."""
         replicas = self._state.replicas
         arguments = replicas.per_replica(batches), replicas.per_replica(losses_so_far)
         return list(replicas.local_results(replicas.strategy.run(self._add_gradients, arguments)))
 
-    def _take_last_round(self, batches, losses_so_far, controls):
-        """All replicas: gradients of the step, and its update."""
+    def _take_last_microbatch(self, batches, losses_so_far, controls):
+        """On all replicas: compute the last gradients of the step and update the weights; return the outcome."""
         state, replicas = self._state, self._state.replicas
         set_learning_rate(state.optimizer, controls["learning_rate"])
         arguments = replicas.per_replica(batches), replicas.per_replica(losses_so_far)
-        outcome, fine = replicas.strategy.run(self._apply_gradients, (*arguments, controls["stop"]))
-        outcome, fine = replicas.local_results(outcome)[0], replicas.local_results(fine)[0]
+        outcome, is_finite = replicas.strategy.run(self._apply_gradients, (*arguments, controls["stop"]))
+        outcome, is_finite = replicas.local_results(outcome)[0], replicas.local_results(is_finite)[0]
         for average, variable in zip(state.averages, self._variables, strict=bool(state.averages)):
             replicas.strategy.extended.update(
                 average, lambda a, v: a.assign_sub((1.0 - controls["ema_decay"]) * (a - v)), (variable,), group=False
             )
-        first_bad = ~fine & (state.bad_step == 0)
+        first_bad = ~is_finite & (state.bad_step == 0)
         state.bad_step.assign(tf.where(first_bad, controls["number"], state.bad_step))
         return outcome
 
     def _gradients(self, batch):
-        """One replica: losses float32 [losses] and gradients of their (scaled) sum."""
-        # Only what is trained is watched, so that no gradient passes through what lies before it and is frozen.
+        """On one replica: return the losses, float32 [losses], and the gradients of their (scaled) sum."""
+        # Only trained variables are watched, so that no gradient is computed for frozen layers before them.
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self._variables)
             by_name, _ = self._state.model(batch, training=True)
             losses = tf.stack([by_name[name] for name in self._state.model.LOSS_NAMES])
             scaled = self._state.optimizer.scale_loss(tf.reduce_sum(losses))
         gradients = tape.gradient(scaled, self._variables)
-        shapes = [variable.shape for variable in self._variables]  # of which some gradients know nothing
-        return losses, [tf.ensure_shape(one, shape) for one, shape in zip(gradients, shapes, strict=True)]
+        shapes = [variable.shape for variable in self._variables]  # some gradients have no static shape
+        return losses, [tf.ensure_shape(gradient, shape) for gradient, shape in zip(gradients, shapes, strict=True)]
 
     def _add_gradients(self, batch, losses_so_far):
-        """One replica: losses so far."""
+        """On one replica: add the gradients of a batch; return the losses so far."""
         losses, gradients = self._gradients(batch)
         for total, gradient in zip(self._sums, gradients, strict=True):
             total.assign_add(gradient)
         return losses_so_far + losses
 
     def _apply_gradients(self, batch, losses_so_far, stop):
-        """One replica: losses, loss, norm and stop of all as one vector, and whether they are finite."""
+        """On one replica: update the weights; return the outcome of all replicas and whether it is finite."""
         optimizer = self._state.optimizer
         losses, gradients = self._gradients(batch)
         losses += losses_so_far
@@ -171,9 +174,9 @@ class Step:
             gradients = [total + gradient for total, gradient in zip(self._sums, gradients, strict=True)]
             for total in self._sums:
                 total.assign(tf.zeros_like(total))
-        told = tf.concat([losses, [stop]], axis=0)
-        told, *gradients = self._state.replicas.all_reduce_sum([told, *gradients])
-        losses, stop = told[:-1], told[-1]
+        packed = tf.concat([losses, [stop]], axis=0)
+        packed, *gradients = self._state.replicas.all_reduce_sum([packed, *gradients])
+        losses, stop = packed[:-1], packed[-1]
 
         scale = loss_scale(optimizer)
         norm = tf.linalg.global_norm(gradients)
@@ -182,22 +185,24 @@ class Step:
         optimizer.apply(gradients, self._state.trained)
 
         loss = tf.reduce_sum(losses)
-        # A scaled loss overflows now and then: the optimizer skips that update and halves the scale, which is no
-        # error until nothing is left to halve.
+        # A scaled loss overflows now and then: the optimizer skips that update and halves the scale. This is an
+        # error only when the scale falls below 1.
         overflows = is_scaled(optimizer) & (scale >= 1.0)
-        fine = tf.math.is_finite(loss) & (tf.math.is_finite(norm) | overflows)
-        return tf.concat([losses, [loss, norm / scale, stop]], axis=0), fine
+        is_finite = tf.math.is_finite(loss) & (tf.math.is_finite(norm) | overflows)
+        return tf.concat([losses, [loss, norm / scale, stop]], axis=0), is_finite
 
 
 def is_scaled(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Whether the optimizer scales the loss, as mixed_float16 needs it."""
     return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
 
 
 def loss_scale(optimizer: keras.optimizers.Optimizer):
-    """The factor on the gradients, float32, as it is now: applying them may change it."""
+    """Return the present factor on the gradients, float32; applying gradients may change it."""
     return tf.identity(optimizer.dynamic_scale.value) if is_scaled(optimizer) else 1.0
 
 
 def set_learning_rate(optimizer: keras.optimizers.Optimizer, learning_rate: tf.Tensor) -> None:
+    """Set the learning rate of the optimizer, or of the one inside a loss scale."""
     inner = optimizer.inner_optimizer if is_scaled(optimizer) else optimizer
     inner.learning_rate = learning_rate

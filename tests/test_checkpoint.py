@@ -1,5 +1,6 @@
 """Checkpoints: whole or not at all, everything in them, and what is said of damaged ones."""
 
+import errno
 import json
 import tempfile
 import unittest
@@ -127,7 +128,7 @@ class Atomic(Case):
     def setUpClass(cls):
         cls.state = training_state(build_toy(), averaged=False)
 
-    def test_what_was_not_written_to_its_end_is_no_checkpoint(self):
+    def test_a_failed_write_leaves_no_checkpoint_and_no_partial_folder(self):
         self.state.step = 10
         self.checkpoints().save(self.state)
         for fail_in in ("write_arrays", "write_whole"):
@@ -137,10 +138,17 @@ class Atomic(Case):
                 self.checkpoints().save(self.state)
             with self.subTest(fail_in=fail_in):
                 self.assertEqual(self.steps(), [10])
-                self.assertNotEqual([path.name for path in self.folder.iterdir()], ["step-000010"])
+                self.assertEqual([path.name for path in self.folder.iterdir()], ["step-000010"])
         self.checkpoints().save(self.state)
         self.assertEqual(self.steps(), [10, 20])
         self.assertEqual(sorted(path.name for path in self.folder.iterdir()), ["step-000010", "step-000020"])
+
+    def test_an_error_of_the_disk_names_the_file(self):
+        self.state.step = 30
+        full = OSError(errno.ENOSPC, "No space left on device")
+        with mock.patch("os.fsync", side_effect=full), self.assertRaises(OSError) as raised:
+            self.checkpoints().save(self.state)
+        self.assertEqual(raised.exception.filename, str(self.folder / ".partial-step-000030/model.npz"))
 
     def test_one_that_is_being_removed_is_no_checkpoint(self):
         checkpoints = self.checkpoints(keep=1)
@@ -232,7 +240,7 @@ class Damaged(Case):
         path.write_text(json.dumps(json.loads(whole) | {"format": 1}))
         self.assertEqual(
             self.refusal(),
-            f"{self.saved} has format 1, but this version of MyXTTS reads format 5. Use the version that wrote it.",
+            f"{self.saved} has format 1, but this version of MyXTTS reads format 6. Use the version that wrote it.",
         )
 
     def test_another_architecture_is_named_by_its_first_difference(self):

@@ -217,7 +217,7 @@ class Frozen(Runs):
         self.assertIn("decoder", self.refusal("typing", "--freeze", "decodr"))
 
     def test_a_frozen_text_encoder_rejects_new_symbols(self):
-        self.assertIn("does not know (ა ბ)", self.refusal("text", "--freeze", "text_encoder"))
+        self.assertIn("does not have (ა ბ)", self.refusal("text", "--freeze", "text_encoder"))
         known = self.place.train("known", "--init-from", str(self.base), "--freeze", "text_encoder")
         self.assertEqual((known.code, known.err), (0, ""))
 
@@ -261,11 +261,11 @@ class Rejected(Runs):
             message = self.refusal("d", *flags)
             self.assertIn(expected, message)
             self.assertIn("the run starts from", message)
-            self.assertIn("or start from another by --init-from", message)
+            self.assertIn("or give another --init-from", message)
 
     def test_another_model_size_at_resume(self):
         message = self.refusal("tuned", "--resume", "--model-size", "small")
-        self.assertIn(f"the run goes on from {self.place.run_dir('tuned')}", message)
+        self.assertIn(f"the run resumes from {self.place.run_dir('tuned')}", message)
         self.assertIn("Leave model_size out, or start another run by --run.", message)
 
     def test_another_pretrained_run_at_resume(self):
@@ -333,7 +333,7 @@ class Network(unittest.TestCase):
                 "has shape None",
             ),
             (self.pretrained_of(model, LETTERS[1:], ["en", "ka"]), LETTERS, (), CheckpointError, "symbol_embedding"),
-            (good, (*LETTERS[1:], "z"), ("text_encoder",), ConfigError, r"does not know \(z\)"),
+            (good, (*LETTERS[1:], "z"), ("text_encoder",), ConfigError, r"does not have \(z\)"),
         ):
             with self.assertRaisesRegex(error, expected):
                 load_pretrained(pretrained, model, vocabulary(known, ["en", "ka"]), freeze)

@@ -171,7 +171,7 @@ def load_pretrained(
     """
     known = pretrained.vocabulary
     new_symbols = known.symbols.unknown(vocabulary.symbols.symbols)
-    components = network.component_layers()
+    components = network.component_layers() if freeze else {}
     frozen = {v.path: name for name in freeze for layer in components[name] for v in layer.variables}
     rows_by_table = {
         "symbols": (known.symbols.symbols, vocabulary.symbols.symbols, FIRST_SYMBOL_ID),

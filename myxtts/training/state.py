@@ -49,7 +49,7 @@ class TrainingState:
         self.model = model
         self.optimizer = optimizer
         self.replicas = replicas
-        components = model.component_layers()
+        components = model.component_layers() if frozen else {}
         layers = [layer for name in frozen for layer in components[name]]
         frozen_paths = {v.path for layer in layers for v in layer.variables}
         for layer in layers:

@@ -216,7 +216,7 @@ class CommandTest(RecogniserCase):
             ((str(folder),), "not a file"),
             ((), "neither was given"),
             ((good, "--corpus", "x"), "both were given"),
-            (("--corpus", str(folder / "none")), "nothing can be found"),
+            (("--corpus", str(folder / "none")), "does not exist"),
             ((good, "--json", str(folder / "none" / "x.json")), "there is no folder"),
         ):
             with self.subTest(flags=flags), mock.patch("myxtts.recognition.transcriber.Transcriber") as transcriber:

@@ -1,12 +1,12 @@
-"""What it gains that the replicas of a step take batches of one bucket.
+"""Measure the gain of taking all batches of a step from one bucket.
 
     python benchmarks/buckets.py
     python benchmarks/buckets.py --real-time --replicas 2 4 8
 
-The batches are those of the demo corpus' plan, and producing and the step take as long as their padded length says.
-As planned, all replicas of a step take one bucket. Against it each replica draws its bucket by itself: the plan is then
-that of one replica, and its batches go to the replicas in turn. Each GPU makes its own batches. Both are simulated, and
-run with threads that sleep, as benchmarks/planner.py does.
+The batches are those of the demo corpus' plan; the times of producing and of the step are proportional to their padded
+length. In the plan all replicas of a step take one bucket. The alternative is that each replica draws its own bucket:
+the plan of one replica, whose batches go to the replicas in turn. Each GPU makes its own batches. Both are simulated,
+and emulated by threads that sleep, as in benchmarks/planner.py.
 """
 
 import argparse
@@ -41,8 +41,8 @@ COLUMNS = (
 )
 
 
-class Way(NamedTuple):
-    """Batches of the replicas, round by round, and the speech in one of them."""
+class Workload(NamedTuple):
+    """Times of the batches, in the order of steps and replicas, and the speech in a batch."""
 
     stages: StageTimes
     speech_s: float
@@ -50,15 +50,15 @@ class Way(NamedTuple):
 
 
 def main() -> int:
-    asked = parse()
+    arguments = parse()
     ensure_demo_corpus()
     print(f"| {COLUMNS} |\n{'|---' * (1 + COLUMNS.count(' | '))}|")
     with tempfile.TemporaryDirectory() as folder:
-        for replicas in asked.replicas:
-            for buckets in asked.buckets:
-                plans = [plan_of(buckets, sharing, asked.batch_size, Path(folder)) for sharing in (replicas, 1)]
-                with real_time_priority() if asked.real_time else nullcontext():
-                    print(f"| {' | '.join(cells(asked, replicas, buckets, *plans))} |", flush=True)
+        for replicas in arguments.replicas:
+            for buckets in arguments.buckets:
+                plans = [plan_of(buckets, sharing, arguments.batch_size, Path(folder)) for sharing in (replicas, 1)]
+                with real_time_priority() if arguments.real_time else nullcontext():
+                    print(f"| {' | '.join(cells(arguments, replicas, buckets, *plans))} |", flush=True)
     return 0
 
 
@@ -72,7 +72,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=count, default=8, help="utterances in a batch")
     parser.add_argument("--produce-ms", type=milliseconds, default=4.0, help="mean of one replica's plan")
     parser.add_argument("--step-ms", type=bounded(float, 0.1, 1000.0), default=20.0, help="the same")
-    parser.add_argument("--num-syncs", type=bounded(int, 10, 10_000), default=60, help="steps of all replicas")
+    parser.add_argument("--steps", type=bounded(int, 10, 10_000), default=60, help="steps of all replicas")
     parser.add_argument("--real-time", action="store_true", help="before all other programs of a busy machine")
     return parser.parse_args()
 
@@ -84,27 +84,27 @@ def plan_of(buckets: int, replicas: int, batch_size: int, folder: Path) -> Plan:
     return corpus.plan
 
 
-def cells(asked: argparse.Namespace, replicas: int, buckets: int, planned: Plan, alone: Plan) -> Iterator[str]:
+def cells(arguments: argparse.Namespace, replicas: int, buckets: int, planned: Plan, alone: Plan) -> Iterator[str]:
     """A row of the table."""
     routes = [(str(device), str(device)) for device in range(replicas)]
     usual_s = np.mean(padded_s(alone, alone.steps_per_epoch))
-    ways = [way_of(asked, plan, asked.rounds * replicas, usual_s) for plan in (planned, alone)]
-    yield from (str(replicas), str(buckets), *(f"{way.padding:.1%}" for way in ways))
-    simulated = [simulate(routes, way.stages) for way in ways]
-    run = [emulate_runs(routes, way.stages, DEFAULT_DEPTHS, 0.0, MAX_RUNS) for way in ways]
+    workloads = [workload_of(arguments, plan, arguments.steps * replicas, usual_s) for plan in (planned, alone)]
+    yield from (str(replicas), str(buckets), *(f"{workload.padding:.1%}" for workload in workloads))
+    simulated = [simulate(routes, workload.stages) for workload in workloads]
+    run = [emulate_runs(routes, workload.stages, DEFAULT_DEPTHS, 0.0, MAX_RUNS) for workload in workloads]
     for outcomes in (simulated, run):
         rates = [outcome.batches_per_s for outcome in outcomes]
-        speech = [rate * way.speech_s for rate, way in zip(rates, ways, strict=True)]
+        speech = [rate * workload.speech_s for rate, workload in zip(rates, workloads, strict=True)]
         yield from (*(f"{rate:.1f}" for rate in rates), f"{speech[0] / speech[1] - 1.0:+.1%}")
 
 
-def way_of(asked: argparse.Namespace, plan: Plan, batches: int, usual_s: float) -> Way:
-    """The first batches of a plan; those with `usual_s` of padded speech take the times that were asked for."""
+def workload_of(arguments: argparse.Namespace, plan: Plan, batches: int, usual_s: float) -> Workload:
+    """The first batches of a plan; those with `usual_s` of padded speech take the times that were arguments for."""
     share = padded_s(plan, batches) / usual_s
     nothing = np.zeros(batches)
-    stages = StageTimes(nothing, share * asked.produce_ms / 1e3, nothing, share * asked.step_ms / 1e3)
+    stages = StageTimes(nothing, share * arguments.produce_ms / 1e3, nothing, share * arguments.step_ms / 1e3)
     speech_s = plan.samples.sum(dtype=np.int64) / SAMPLE_RATE_HZ / (plan.steps_per_epoch * plan.replicas)
-    return Way(stages, float(speech_s), plan.padding)
+    return Workload(stages, float(speech_s), plan.padding)
 
 
 def padded_s(plan: Plan, batches: int) -> np.ndarray:

@@ -163,20 +163,20 @@ class Refusals(unittest.TestCase):
     def test_folder_with_other_content_stays_untouched(self):
         self.out.mkdir()
         (self.out / "thesis.txt").write_text("mine")
-        self.refused("no demo corpus")
+        self.refused("is not a demo corpus")
         self.assertEqual([path.name for path in self.out.iterdir()], ["thesis.txt"])
         self.assertEqual((self.out / "thesis.txt").read_text(), "mine")
 
     def test_file_in_the_way(self):
         self.out.write_text("mine")
-        self.refused("no demo corpus")
+        self.refused("is not a demo corpus")
         self.out = self.out / "below"
         self.refused("refused")
 
     def test_corpus_that_lost_a_wave_is_noticed(self):
         make_demo_corpus(self.out, 2, ["en"], 1, 0)
         next((self.out / "wavs").iterdir()).unlink()
-        self.refused("2 waves, but 1")
+        self.refused("2 waves, but it has 1")
 
     def test_interrupt_leaves_nothing_behind(self):
         done = []

@@ -204,7 +204,7 @@ def _is_complete(out: Path, arguments: dict) -> bool:
         existing = json.loads((out / ARGUMENTS_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(
-            f"The demo corpus cannot be made in {out}: the folder exists and is not a demo corpus "
+            f"The demo corpus cannot be made in {out}: this path exists and is not a demo corpus "
             f"(it has no readable {ARGUMENTS_FILE}). Give another folder, or remove this one."
         ) from error
     if existing != arguments:

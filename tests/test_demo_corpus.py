@@ -171,7 +171,7 @@ class Refusals(unittest.TestCase):
         self.out.write_text("mine")
         self.refused("is not a demo corpus")
         self.out = self.out / "below"
-        self.refused("refused")
+        self.refused("cannot be written")
 
     def test_corpus_that_lost_a_wave_is_noticed(self):
         make_demo_corpus(self.out, 2, ["en"], 1, 0)

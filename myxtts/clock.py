@@ -1,4 +1,4 @@
-"""Where the time of a run goes: steps, waits for batches, pauses, and what the producer did meanwhile."""
+"""Where the time of a run goes: steps, waits for batches, pauses, and the producer's time for the same batches."""
 
 import time
 from collections import deque
@@ -6,22 +6,22 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-NO_WAIT = 0.05  # a wait share below this: batches come as fast as the model takes them
-STARVED = 0.2  # of the producer's time; taking a batch that lies ready costs up to a tenth of it on small batches
+NO_WAIT = 0.05  # below this wait share, batches come as fast as the model takes them
+STARVED = 0.2  # of the producer's time; taking a batch that is ready costs up to a tenth of it on small batches
 
 
 class Times(NamedTuple):
     """When a batch passed through the producer, in seconds of `time.perf_counter`.
 
-    A GPU works on after it was told what to do: there, times are those of telling it, except `produced_s` where the
-    producer is asked to settle.
+    A GPU runs asynchronously: there, these are the times at which work was launched, except for `produced_s` if the
+    producer synchronizes.
 
     Attributes:
-        began_s: the producer asked for it.
-        read_s: it lay on the data device.
-        produced_s: its features did.
-        handed_s: they lay on the model device.
-        producer: which one, by its data device.
+        began_s: the producer asked for the samples.
+        read_s: the samples were on the data device.
+        produced_s: the features were on the data device.
+        handed_s: the features were on the model device.
+        producer: data device of the producer.
     """
 
     began_s: float
@@ -32,15 +32,15 @@ class Times(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """What passed since the last report; pauses left out.
+    """The time between two reports, without pauses.
 
     Attributes:
         wait_s: the model had no batch.
-        read_s, produce_s, transfer_s: the producer's time on the batches of these steps. Reading runs ahead of it, so
-            `read_s` is only the time in which it waited for that.
-        blocked_s: it waited for the model to take a batch.
+        read_s, produce_s, transfer_s: the producer's time for the batches of these steps. Reading runs ahead of the
+            producer, so `read_s` is only the time that the producer waited for samples.
+        blocked_s: the producer was blocked on a full queue.
 
-    Where there are several producers, these four are means over them.
+    With several producers, the last four are means over the producers.
     """
 
     steps: int
@@ -59,10 +59,10 @@ class Interval(NamedTuple):
 
     @property
     def bottleneck(self) -> str:
-        """The slowest stage: `step` where the model does not wait, else the one that the producer waits for or does.
+        """The slowest stage: `step` if the model does not wait, else `read`, `produce` or `transfer`.
 
-        Reading runs ahead of the producer. So where that has to wait, reading is the slower of the two, even if
-        producing takes the larger part of its time.
+        Reading runs ahead of the producer. If the producer waits for samples, reading is the slower stage, even if
+        producing takes the larger part of the producer's time.
         """
         if self.wait_share < NO_WAIT:
             return "step"
@@ -71,7 +71,7 @@ class Interval(NamedTuple):
         return "produce" if self.produce_s >= self.transfer_s else "transfer"
 
     def metrics(self) -> dict[str, float | str]:
-        """Means over the interval, under the names of metrics.jsonl."""
+        """Return means over the interval, by their names in metrics.jsonl."""
         steps, busy_s = max(self.steps, 1), max(self.busy_s, 1e-9)
         return {
             "step_s": self.busy_s / steps,
@@ -91,17 +91,17 @@ class Interval(NamedTuple):
 class Clock:
     """Counts step, wait and pause time between two reports.
 
-    A pause (validation, checkpoint, samples) is no part of any step. The device must be settled
-    before `report` and `pause` are called, or work in flight is counted in the wrong place.
+    A pause (validation, checkpoint, samples) is not part of a step. Synchronize the device before `report` and
+    `pause`, or work in flight is counted in the wrong place.
 
     Args:
-        now: seconds, by the clock that the producer's times are read from.
+        now: returns seconds of the same clock as the producer's times.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter):
         self._now = now
-        self._handed_s: dict[str, float] = {}  # when each producer was done with its newest batch of a step
-        self._pauses: deque[tuple[float, float]] = deque(maxlen=64)  # more than a feed runs ahead, as a rule
+        self._handed_s: dict[str, float] = {}  # when each producer handed over its newest batch
+        self._pauses: deque[tuple[float, float]] = deque(maxlen=64)  # usually more than a feed runs ahead
         self._restart()
 
     def _restart(self) -> None:
@@ -112,14 +112,14 @@ class Clock:
 
     @contextmanager
     def wait(self) -> Iterator[None]:
-        """Time in which the model device has no batch."""
+        """Count the scope as time in which the model device has no batch."""
         start_s = self._now()
         yield
         self._wait_s += self._now() - start_s
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Time that belongs to no step."""
+        """Count the scope as time that belongs to no step."""
         start_s = self._now()
         yield
         end_s = self._now()
@@ -127,9 +127,11 @@ class Clock:
         self._pauses.append((start_s, end_s))
 
     def finish_step(self, audio_s: float, padded_s: float, batches: Iterable[Times]) -> None:
-        """A step was taken on `batches`, all in all `audio_s` seconds of speech, `padded_s` with padding.
+        """Count a step.
 
-        Those of one producer are in their order.
+        Args:
+            audio_s, padded_s: seconds of speech of its batches, without and with padding.
+            batches: times of its batches; those of one producer in their order.
         """
         batches = list(batches)
         share = 1.0 / max(len({times.producer for times in batches}), 1)
@@ -145,17 +147,17 @@ class Clock:
             self._handed_s[times.producer] = times.handed_s
 
     def _unpaused(self, start_s: float, end_s: float) -> float:
-        """Seconds between two moments that lie in no pause."""
+        """Return the seconds between two moments, without pauses."""
         overlaps = (max(0.0, min(end, end_s) - max(start, start_s)) for start, end in self._pauses)
         return end_s - start_s - sum(overlaps)
 
     def forget(self) -> None:
-        """Drop what passed since the last report, as a pause that nobody asks for."""
+        """Count the time since the last report as a pause."""
         self._pauses.append((self._start_s, self._now()))
         self._restart()
 
     def report(self) -> Interval:
-        """What passed since the last report; starts anew."""
+        """Return the time since the last report, and start the next interval."""
         interval = Interval(
             steps=self._steps,
             busy_s=self._now() - self._start_s - self._pause_s,

@@ -240,7 +240,7 @@ class Waves(unittest.TestCase):
         stdout = io.StringIO()
         with contextlib.redirect_stdout(stdout), self.assertRaises(SystemExit):
             synthesize.parse(["--help"])
-        self.assertIn(f"Griffin-Lim ({ITERATIONS_OF_SPEECH} by default)", " ".join(stdout.getvalue().split()))
+        self.assertIn(f"Griffin-Lim (default {ITERATIONS_OF_SPEECH})", " ".join(stdout.getvalue().split()))
 
 
 class Concatenation(unittest.TestCase):

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import keras
 
@@ -39,7 +40,7 @@ class ASRTask:
         )
 
     def build(self, config: Config, vocabulary: Vocabulary, training: bool = True) -> keras.Model:
-        settings = {
+        settings: dict[str, Any] = {
             "precision": config.training.precision,
             "dropout": config.model.dropout,
             "sync_batch_norm": config.asr.sync_batch_norm,

@@ -25,7 +25,8 @@ def references(batch: dict, symbols: SymbolTable) -> list[str]:
 
 def transcripts(outputs: dict, symbols: SymbolTable) -> list[str]:
     """Return the text of each row by greedy decoding."""
-    return decoded_texts(*greedy_decode(outputs["logits"], outputs["frames"]), symbols)
+    ids, counts = greedy_decode(outputs["logits"], outputs["frames"])
+    return decoded_texts(ids, counts, symbols)
 
 
 class ErrorRateMetric:

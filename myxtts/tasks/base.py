@@ -24,9 +24,11 @@ class Metric(Protocol):
 
     def update(self, batch: dict, outputs: dict) -> None:
         """Add one batch and the model's outputs for it."""
+        ...
 
     def result(self) -> dict[str, float]:
         """Return the figures by name."""
+        ...
 
 
 class Task(Protocol):

@@ -7,7 +7,7 @@ from myxtts.tasks.asr import ASRTask
 from myxtts.tasks.base import Task
 from myxtts.tasks.tts import TTSTask
 
-TASKS: Mapping[str, Task] = {task.name: task for task in (TTSTask(), ASRTask())}
+TASKS: Mapping[str, Task] = {"tts": TTSTask(), "asr": ASRTask()}
 
 
 def task_of(config: Config) -> Task:

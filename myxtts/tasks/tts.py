@@ -1,6 +1,7 @@
 """Text to speech: text and a reference of a speaker in, log-mel out."""
 
 from pathlib import Path
+from typing import Any
 
 import keras
 
@@ -27,7 +28,7 @@ class TTSTask:
 
     def build(self, config: Config, vocabulary: Vocabulary, training: bool = True) -> keras.Model:
         model = config.model
-        settings = {
+        settings: dict[str, Any] = {
             "precision": config.training.precision,
             "dropout": model.dropout,
             "reference_dropout": model.reference_dropout,

@@ -22,7 +22,7 @@ class ASRTask:
     """An encoder with CTC: see models/asr.py."""
 
     name = "asr"
-    components = ("subsampling", "encoder", "output")
+    components: tuple[str, ...] = ("subsampling", "encoder", "output")
     supports_xla = False  # TensorFlow's CTC loss on sparse labels has no XLA kernel
 
     def extractor(self, config: Config, training: bool) -> FeatureExtractor:

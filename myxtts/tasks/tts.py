@@ -20,7 +20,7 @@ class TTSTask:
     """XTTS: see models/xtts.py."""
 
     name = "tts"
-    components = ("reference_encoder", "text_encoder", "prosody", "decoder")
+    components: tuple[str, ...] = ("reference_encoder", "text_encoder", "prosody", "decoder")
     supports_xla = True
 
     def extractor(self, config: Config, training: bool) -> FeatureExtractor:

@@ -1,0 +1,131 @@
+"""The order of what happens between two steps, on a state and a step that only count."""
+
+import unittest
+from types import SimpleNamespace
+
+import numpy as np
+
+from myxtts.clock import Clock
+from myxtts.errors import DataError, PlacementError
+from myxtts.training import loop
+from myxtts.training.hooks import Hook, Report, Validate
+from myxtts.training.stop_request import StopRequest
+
+
+class CountingState:
+    """The part of a TrainingState that the loop uses."""
+
+    def __init__(self):
+        self.step = 0
+        self.bad_step = np.int64(0)
+
+    @property
+    def bad_step(self):
+        return SimpleNamespace(numpy=lambda: self._bad_step)
+
+    @bad_step.setter
+    def bad_step(self, step):
+        self._bad_step = step
+
+    def advance(self, planned):
+        self.step += 1
+
+
+class Recorder(Hook):
+    """Appends its name and the step to a list."""
+
+    def __init__(self, every, name, calls, error=None):
+        super().__init__(every)
+        self._name, self._calls, self._error = name, calls, error
+
+    def __call__(self, end):
+        self._calls.append((self._name, end.step))
+        if self._error is not None:
+            raise self._error
+
+
+def endless_feed(fail_after: int | None = None):
+    """Yield one batch per step for one replica; a DataError takes the place of the one after `fail_after` steps."""
+    step = SimpleNamespace(audio_s=1.0, padded_s=2.0, bucket=0, position=SimpleNamespace(epoch=0))
+    planned = SimpleNamespace(step=step, last=True)
+    number = 0
+    while fail_after is None or number < fail_after:
+        number += 1
+        yield (SimpleNamespace(planned=planned, batch={}, times=None),)
+    raise DataError("utterance 'a' cannot be read")
+
+
+class CountingStep:
+    def __call__(self, microbatches, number, learning_rate, ema_decay, stop):
+        return number
+
+    def read(self, outcome):
+        return {"loss": float(outcome)}
+
+
+class NoTimes(Clock):
+    def finish_step(self, audio_s, padded_s, batches):
+        super().finish_step(audio_s, padded_s, ())
+
+
+class LoopTest(unittest.TestCase):
+    def setUp(self):
+        self.state, self.calls, self.saved = CountingState(), [], []
+
+    def train(self, hooks, steps=4, log_every=100, checkpoint_every=0, feed=None):
+        schedule = loop.Schedule(steps, log_every, checkpoint_every, lambda step: 1.0, lambda step: 0.9)
+
+        def save(state, validation_loss):
+            self.calls.append(("save", state.step))
+            self.saved.append((state.step, validation_loss))
+
+        arguments = schedule, hooks, save, NoTimes(), StopRequest()
+        loop.train(self.state, CountingStep(), feed or endless_feed(), *arguments)
+
+    def recorder(self, every, name, error=None):
+        return Recorder(every, name, self.calls, error)
+
+    def test_hooks_run_in_the_order_of_the_list_and_the_checkpoint_comes_last(self):
+        self.train([self.recorder(2, "b"), self.recorder(1, "a")], steps=2, checkpoint_every=1)
+        self.assertEqual(self.calls, [("a", 1), ("save", 1), ("b", 2), ("a", 2), ("save", 2)])
+
+    def test_a_hook_is_called_after_the_last_step_unless_its_period_is_0(self):
+        self.train([self.recorder(3, "third"), self.recorder(0, "off")], steps=5)
+        self.assertEqual([call for call in self.calls if call[0] != "save"], [("third", 3), ("third", 5)])
+
+    def test_validation_asks_for_a_checkpoint_only_if_its_loss_is_the_best(self):
+        losses = iter([2.0, 3.0])
+        validate = Validate(2, lambda state: {"loss": next(losses)}, lambda loss: loss < 2.5)
+        self.train([validate], steps=4)
+        self.assertEqual(self.saved, [(2, 2.0), (4, None)])  # the last step is saved in any case
+
+    def test_a_report_has_what_hooks_before_it_measured(self):
+        reports = []
+        reporter = SimpleNamespace(write=lambda step, metrics: reports.append((step, dict(metrics))))
+        validate = Validate(2, lambda state: {"loss": 7.0}, lambda loss: False)
+        self.train([validate, Report(reporter, lambda step, metrics: None)], steps=3, log_every=3)
+        self.assertEqual([step for step, _ in reports], [2, 3])
+        self.assertEqual(reports[0][1], {"validation_loss": 7.0})
+        self.assertEqual((reports[1][1]["loss"], reports[1][1]["validation_loss"]), (3.0, 7.0))
+
+    def test_an_error_of_a_batch_or_a_hook_saves_the_steps_before_it(self):
+        with self.assertRaisesRegex(DataError, "utterance 'a'"):
+            self.train([], feed=endless_feed(fail_after=3))
+        self.assertEqual(self.saved, [(3, None)])
+        with self.assertRaisesRegex(DataError, "held-out"):
+            self.train([self.recorder(5, "validation", DataError("held-out file"))], steps=9)
+        self.assertEqual(self.saved, [(3, None), (5, None)])
+
+    def test_a_non_finite_loss_or_a_misplaced_variable_saves_nothing(self):
+        self.state.bad_step = np.int64(2)
+        with self.assertRaises(loop.NonFiniteLoss) as raised:
+            self.train([self.recorder(2, "validation")])
+        self.assertEqual((raised.exception.step, self.calls), (2, []))
+        self.state = CountingState()
+        with self.assertRaises(PlacementError):
+            self.train([self.recorder(1, "devices", PlacementError("stray"))])
+        self.assertEqual(self.saved, [])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -219,7 +219,7 @@ class EmulatedProfileTest(unittest.TestCase):
             figures = json.loads(files["json"].read_text())
             picture = np.asarray(Image.open(files["picture"]))
             trace = json.loads(files["trace"].read_text())
-        self.assertGreater(figures["efficiency"], 0.5)  # on a quiet machine 0.98; see docs/guides/profiling.md
+        self.assertGreater(figures["efficiency"], 0.5)  # on a quiet machine 0.98; see docs/experiments/profiling.md
         self.assertAlmostEqual(figures["speedup"] / figures["ideal_speedup"], figures["efficiency"])
         self.assertAlmostEqual(figures["ideal_speedup"], 42 / 22, delta=0.1)
         self.assertEqual(figures["bottleneck"], "produce")

@@ -15,7 +15,7 @@ CEPSTRA = 13
 MCD_FACTOR = 10.0 * np.sqrt(2.0) / np.log(10.0)  # from the distance of two mel cepstra to decibels
 DURATION_BOUNDS = 0.95, 1.05
 UNRELATED_DB = 6.0  # a frame this far from its counterpart on the warping path has nothing in common with it
-MIN_UNMATCHED_S = 0.05  # docs/reference/evaluation.md lists what this threshold finds and misses
+MIN_UNMATCHED_S = 0.05  # docs/experiments/evaluation_metrics.md lists what this threshold finds and misses
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,7 +23,7 @@ CLASSES = {
 }
 # Boundaries between two sounds with reliable times: 85 % or more of them lie within 10 ms of the change in the signal,
 # both in 1,200 utterances of 8 speakers in 3 languages and in 400 utterances of one speaker
-# (benchmarks/phoneme_times.py; docs/reference/evaluation.md).
+# (benchmarks/phoneme_times.py; docs/experiments/evaluation_metrics.md).
 RELIABLE_BETWEEN = {
     "vowel": ("stop", "affricate", "fricative", "nasal"),
     "fricative": ("vowel", "stop", "fricative", "nasal", "approximant"),

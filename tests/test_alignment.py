@@ -109,7 +109,7 @@ class Score(unittest.TestCase):
 
 
 class Frames(unittest.TestCase):
-    def test_path_of_ends_is_the_inverse_of_durations(self):
+    def test_path_from_ends_inverts_durations(self):
         path = path_from_ends(tf.constant([[2, 3, 3], [1, 2, 5]]), tf.constant([2, 3])).numpy()
         self.assertEqual(path.tolist(), [[0, 0, 1, -1, -1], [0, 1, 2, 2, 2]])
         self.assertEqual(durations_of_path(path, 3).numpy().tolist(), [[2.0, 1.0, 0.0], [1.0, 1.0, 3.0]])
@@ -118,7 +118,7 @@ class Frames(unittest.TestCase):
         rows = gather_rows(tf.constant([[[1.0], [2.0]]]), tf.constant([[1, 1, 0, -1]])).numpy()
         self.assertEqual(rows[0, :, 0].tolist(), [2.0, 2.0, 1.0, 0.0])
 
-    def test_positions_in_a_segment_equal_those_in_the_whole_utterance(self):
+    def test_positions_in_a_segment_equal_positions_in_the_whole_utterance(self):
         path = np.array([[0, 0, 1, 1, 1, 1, 2, -1]], np.int32)
         durations = durations_of_path(tf.constant(path), 3)
         frame = np.arange(8, dtype=np.int32)[None]

@@ -97,7 +97,7 @@ class Padding(unittest.TestCase):
                 with self.subTest(encoder=encoder, name=name):
                     self.assert_same(outputs, call(model_of(encoder), batch | {name: changed}), (13, 24, 1))
 
-    def test_losses_of_microbatches_add_up_to_that_of_the_whole_batch(self):
+    def test_microbatch_losses_add_up_to_the_loss_of_the_whole_batch(self):
         batch = asr_features([*ROWS, (8, 19)])
         for encoder in ENCODERS:
             whole = call(model_of(encoder), batch)[0]["ctc"]
@@ -117,7 +117,7 @@ class Padding(unittest.TestCase):
 
 
 class EmptyRows(unittest.TestCase):
-    def test_add_nothing(self):
+    def test_empty_rows_add_nothing_to_losses_and_gradients(self):
         for encoder in ENCODERS:
             loss, gradients = gradients_of(model_of(encoder, 0.0), asr_features(ROWS))
             with_empty, with_empty_gradients = gradients_of(
@@ -128,7 +128,7 @@ class EmptyRows(unittest.TestCase):
                 for left, right in zip(gradients, with_empty_gradients, strict=True):
                     np.testing.assert_allclose(left, right, atol=1e-5)
 
-    def test_alone_have_a_loss_and_gradients_of_0(self):
+    def test_a_batch_of_empty_rows_has_zero_loss_and_gradients(self):
         for encoder in ENCODERS:
             batch = asr_features([(0, 0), (0, 0)]) | {"step_tokens": np.float32(7)}
             loss, gradients = gradients_of(model_of(encoder, 0.0), batch)
@@ -141,7 +141,7 @@ class EmptyRows(unittest.TestCase):
 
 
 class Loss(unittest.TestCase):
-    def test_sums_over_all_paths(self):
+    def test_loss_sums_over_all_paths(self):
         """Two frames, 4 equally likely symbols: `a` has the paths a-, -a, aa: 3/16; `ab` has the path ab: 1/16."""
         logits, frames = tf.zeros([2, 2, 4]), tf.constant([2, 2])
         losses = ctc_losses(logits, frames, tf.constant([[3, 0], [3, 2]]), tf.constant([1, 2]))
@@ -157,7 +157,7 @@ class Loss(unittest.TestCase):
         with self.assertRaisesRegex(tf.errors.InvalidArgumentError, "Not enough time"):
             call(model_of("lmu"), asr_features([(8, 9)]))
 
-    def test_is_divided_by_the_tokens_of_the_whole_step(self):
+    def test_loss_is_divided_by_the_tokens_of_the_whole_step(self):
         batch = asr_features(ROWS)
         once, half = (call(model_of("lmu"), batch | {"step_tokens": n})[0]["ctc"] for n in np.float32([16, 32]))
         self.assertAlmostEqual(once, 2 * half, places=5)
@@ -240,7 +240,7 @@ class Normalisation(unittest.TestCase):
         np.testing.assert_allclose(norm.moving_mean, [0.05 * 3.0], rtol=1e-5)
         np.testing.assert_allclose(norm.moving_variance, [0.95 + 0.05 * 8 / 3], rtol=1e-5)
 
-    def test_an_empty_batch_leaves_the_statistics(self):
+    def test_an_empty_batch_leaves_the_statistics_unchanged(self):
         norm = MaskedBatchNorm(synchronized=False)
         normalised = norm(tf.ones([2, 3, 4]), tf.zeros([2, 3, 1]), training=True)
         self.assertTrue(np.isfinite(normalised).all())
@@ -274,7 +274,7 @@ class Normalisation(unittest.TestCase):
 
 
 class Precision(unittest.TestCase):
-    def test_losses_in_mixed_precision_are_near_those_of_float32(self):
+    def test_mixed_precision_losses_are_close_to_float32_losses(self):
         batch = asr_features(ROWS)
         for encoder in ENCODERS:
             expected = call(model_of(encoder, 0.0), batch)[0]["ctc"]
@@ -290,7 +290,7 @@ class Precision(unittest.TestCase):
 
 
 class Sizes(unittest.TestCase):
-    def test_match_the_documentation(self):
+    def test_parameter_counts_match_the_documentation(self):
         for size, smallest, largest in (("tiny", 1.0e6, 1.5e6), ("normal", 0.98 * 7.16e6, 1.02 * 7.16e6)):
             count = parameter_count(build(size=SIZES[size], symbols=40))
             self.assertTrue(smallest <= count <= largest, count)

@@ -39,7 +39,7 @@ class ProjectTest(unittest.TestCase):
         self.assertEqual(found.host_only, ())
         self.assertGreater(found.operations, least)  # fewer if the audit had skipped called functions
 
-    def test_producer(self):
+    def test_producer_passes_the_audit(self):
         for vtlp in (0.0, 0.15):
             with self.subTest(vtlp=vtlp):
                 self.assert_clean(trace_produce(DATA, tts_extractor(vtlp)), 200)
@@ -54,14 +54,14 @@ class ProjectTest(unittest.TestCase):
     # The tests of the preflight audit the step in float32.
 
     @long
-    def test_accumulating_step_in_bfloat16(self):
+    def test_accumulating_bfloat16_step_passes_the_audit(self):
         self.assert_step_clean(build_model("mixed_bfloat16"), "mixed_bfloat16", 2, 3000)
 
     @long
-    def test_step_in_float16_with_gradient_checkpointing(self):
+    def test_float16_step_with_gradient_checkpointing_passes_the_audit(self):
         self.assert_step_clean(build_model("mixed_float16", gradient_checkpointing=True), "mixed_float16", 1, 3000)
 
-    def test_step_compiled_by_xla(self):
+    def test_xla_compiled_step_passes_the_audit(self):
         self.assert_step_clean(build_toy(), "float32", 1, 100, xla=True)
 
     def test_audit_of_a_step_does_not_retrace(self):
@@ -72,7 +72,7 @@ class ProjectTest(unittest.TestCase):
         self.assertIs(step.functions([batch])[0], first[0])
         self.assertEqual(step.traces, 1)
 
-    def test_what_is_exported_with_griffin_lim(self):
+    def test_exported_model_with_griffin_lim_passes_the_audit(self):
         module = synthesis_module(build_model(), 2, SAMPLE_RATE_HZ)
         self.assert_clean(module.synthesize.get_concrete_function(), 2000)
         self.assert_clean(module.reference_mel.get_concrete_function(), 50)
@@ -80,7 +80,7 @@ class ProjectTest(unittest.TestCase):
 
 @unittest.skipUnless(has_gpu_kernels(), "this build of TensorFlow has no GPU kernels to look up")
 class PlantedOperationTest(unittest.TestCase):
-    def test_operation_on_strings(self):
+    def test_string_operation_is_found(self):
         found = audit_of(length, TEXTS)
         self.assertEqual([operation.type for operation in found.host_only], ["StringLength"])
         self.assertIn("length", found.host_only[0].function)
@@ -105,7 +105,7 @@ class PlantedOperationTest(unittest.TestCase):
         types = [name for name, _ in missing_kernels(lambda path: tf.audio.decode_wav(tf.io.read_file(path))[0], path)]
         self.assertEqual(types, ["ReadFile", "DecodeWav"])
 
-    def test_operation_in_the_body_or_condition_of_a_loop(self):
+    def test_operation_in_a_loop_body_or_condition_is_found(self):
         def loop(text):
             return tf.while_loop(
                 lambda i, total: tf.reduce_sum(length(text)) > total, lambda i, total: (i + 1, total + 1.0), (0, 0.0)
@@ -115,20 +115,20 @@ class PlantedOperationTest(unittest.TestCase):
         body = tf.function(lambda text: tf.map_fn(length, text, fn_output_signature=tf.float32))
         self.assertEqual(missing_kernels(body, TEXTS)[-1], ("StringLength", "GPU kernel"))
 
-    def test_operation_in_a_branch_not_taken(self):
+    def test_operation_in_an_untaken_branch_is_found(self):
         def branch(text, x):
             return tf.cond(x[0] > 0.0, lambda: x[0], lambda: length(text)[0])
 
         self.assertIn(("StringLength", "GPU kernel"), missing_kernels(branch, TEXTS, NUMBERS))
 
-    def test_operation_in_a_nested_function(self):
+    def test_operation_in_a_nested_function_is_found(self):
         inner = tf.function(length)
         outer = tf.function(lambda text: inner(text) + 1.0)
         found = audit_of(lambda text: outer(text) + 1.0, TEXTS).host_only
         self.assertEqual([operation.type for operation in found], ["StringLength"])
         self.assertIn("length", found[0].function)
 
-    def test_operation_in_a_gradient_only(self):
+    def test_operation_that_occurs_only_in_a_gradient_is_found(self):
         @tf.custom_gradient
         def scaled(x):
             return 2.0 * x, lambda upstream: tf.numpy_function(abs, [upstream], tf.float32)

@@ -35,23 +35,23 @@ class RankPlacementsTest(unittest.TestCase):
     def best(self, *milliseconds, gpus: int = 2, **training):
         return rank_placements(profile(*milliseconds), gpus, Config(training=TrainingConfig(**training)))[0]
 
-    def test_replicas_win_where_the_all_reduce_is_cheap(self):
+    def test_replicas_win_if_the_all_reduce_is_cheap(self):
         best = self.best(1, 5, 2, 22, 3)
         self.assertEqual(best.candidate.flags, "--model-gpus 0 1")
         self.assertAlmostEqual(best.batches_per_s, 2 / 0.030, delta=0.2)
         self.assertEqual(self.best(1, 5, 2, 22, 3, gpus=4).candidate.flags, "--model-gpus 0 1 2 3")
 
-    def test_dual_wins_where_the_all_reduce_exceeds_the_difference_of_producing_and_training(self):
+    def test_dual_wins_if_the_all_reduce_takes_longer_than_the_stage_difference(self):
         best = self.best(1, 20, 2, 22, 5)
         self.assertEqual(best.candidate.flags, "--data-gpu 0 --model-gpu 1")
         self.assertAlmostEqual(best.batches_per_s, 1 / 0.022, delta=0.2)
 
-    def test_microbatches_of_a_step_share_its_all_reduce(self):
+    def test_microbatches_of_a_step_share_one_all_reduce(self):
         best = self.best(1, 20, 2, 22, 8, gradient_accumulation=8)
         self.assertEqual(best.candidate.flags, "--model-gpus 0 1")
         self.assertAlmostEqual(best.batches_per_s, 2 / 0.043, delta=0.2)
 
-    def test_single_wins_where_a_second_gpu_gains_nothing(self):
+    def test_single_wins_if_a_second_gpu_gains_nothing(self):
         best = self.best(1, 5, 40, 20, 60)
         self.assertEqual(best.candidate.name, "single")
         self.assertAlmostEqual(best.batches_per_s, 1 / 0.025, delta=0.2)
@@ -61,7 +61,7 @@ class RankPlacementsTest(unittest.TestCase):
         self.assertEqual(best.candidate.name, "replicated")
         self.assertAlmostEqual(best.batches_per_s, 2 / 0.060, delta=0.2)
 
-    def test_replicas_of_a_step_have_batches_of_one_bucket(self):
+    def test_replicas_train_on_batches_of_the_same_bucket_in_a_step(self):
         best = self.best(0, 0, 0, [10, 30])
         self.assertEqual(best.candidate.flags, "--model-gpus 0 1")
         self.assertAlmostEqual(best.batches_per_s, 2 / 0.020, delta=0.2)  # drawn independently: 2 / 0.025
@@ -104,13 +104,13 @@ class ChoosePlacementTest(unittest.TestCase):
         with mock.patch.dict(os.environ, worker), self.assertRaisesRegex(PlacementError, "worker 1 .* of 2"):
             choose_placement(self.AUTO, not_called)
 
-    def test_auto_is_no_placement_until_it_is_chosen(self):
+    def test_auto_has_no_routes_until_a_placement_is_chosen(self):
         with self.assertRaisesRegex(PlacementError, "only train_main.py"):
             plan_routes(PlacementConfig(placement="auto"), 2)
 
 
 class MeasureTest(unittest.TestCase):
-    def test_measurement_has_all_that_a_prediction_needs(self):
+    def test_measurement_has_all_stage_times_that_a_prediction_needs(self):
         place = Workplace.temporary(self.addCleanup)
         argv = place.argv("measured", "--data-gpu", "0", "--model-gpu", "1")
         # In its own process: TensorFlow treats the all-reduce of another strategy there as a part of this one.
@@ -121,7 +121,7 @@ class MeasureTest(unittest.TestCase):
             self.assertGreater(measured.times[stage].sum(), 0.0)
         self.assertGreater(measured.all_reduce_s, 0.0)
 
-    def test_user_error_of_the_measuring_process_is_raised(self):
+    def test_user_error_in_the_measuring_process_is_raised(self):
         with self.assertRaisesRegex(DataError, "nowhere"):
             measure_in_subprocess(measure_stage_times, parse(["--train-data", "nowhere"])[0])
 

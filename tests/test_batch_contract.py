@@ -25,7 +25,7 @@ def batch_of(fields) -> dict[str, np.ndarray]:
 
 
 class CheckTest(unittest.TestCase):
-    def test_arrays_tensors_and_symbolic_tensors_that_keep_it_pass(self):
+    def test_valid_arrays_tensors_and_symbolic_tensors_pass(self):
         for fields in (TTS_INPUTS, TTS_FEATURES):
             check_batch(batch_of(fields), fields, "test")
             check_batch({name: tf.constant(array) for name, array in batch_of(fields).items()}, fields, "test")
@@ -33,18 +33,18 @@ class CheckTest(unittest.TestCase):
                 {name: tf.TensorSpec(field.shape, field.dtype) for name, field in fields.items()}, fields, "test"
             )
 
-    def test_every_field_is_required(self):
+    def test_missing_field_is_rejected(self):
         for name in TTS_FEATURES:
             batch = batch_of(TTS_FEATURES)
             del batch[name]
             with self.assertRaisesRegex(TypeError, f"^batch after test: {name} is missing$"):
                 check_batch(batch, TTS_FEATURES, "test")
 
-    def test_no_other_field_is_allowed(self):
+    def test_unknown_field_is_rejected(self):
         with self.assertRaisesRegex(TypeError, "pitch is unknown"):
             check_batch(batch_of(TTS_FEATURES) | {"pitch": np.zeros(2)}, TTS_FEATURES, "test")
 
-    def test_another_type_is_named(self):
+    def test_wrong_dtype_is_named(self):
         for name, field in TTS_FEATURES.items():
             batch = batch_of(TTS_FEATURES)
             batch[name] = batch[name].astype(np.float64)
@@ -55,29 +55,29 @@ class CheckTest(unittest.TestCase):
                 batch_of(TTS_FEATURES) | {"mel": tf.zeros([2, 10, MEL_BANDS], tf.bfloat16)}, TTS_FEATURES, "test"
             )
 
-    def test_another_rank_is_named(self):
+    def test_wrong_rank_is_named(self):
         for name in TTS_FEATURES:
             batch = batch_of(TTS_FEATURES)
             batch[name] = batch[name][None]
             with self.assertRaisesRegex(TypeError, f"{name} has shape"):
                 check_batch(batch, TTS_FEATURES, "test")
 
-    def test_a_dimension_must_be_the_same_in_all_fields(self):
+    def test_a_named_dimension_must_have_one_size_in_all_fields(self):
         with self.assertRaisesRegex(TypeError, "has [23] batch, not [23]"):
             check_batch(batch_of(TTS_FEATURES) | {"frames": np.zeros(3, np.int32)}, TTS_FEATURES, "test")
 
-    def test_a_fixed_dimension_is_held_to_its_number(self):
+    def test_a_fixed_dimension_must_have_its_size(self):
         for name, shape in (("mel", (2, 10, 79)), ("reference", (2, 5, 81))):
             with self.assertRaisesRegex(TypeError, f"{name} has {shape[2]} 80, not 80"):
                 check_batch(batch_of(TTS_FEATURES) | {name: np.zeros(shape, np.float32)}, TTS_FEATURES, "test")
 
-    def test_all_breaches_are_named_at_once(self):
+    def test_all_violations_are_listed_in_one_error(self):
         batch = batch_of(TTS_INPUTS) | {"pcm": np.zeros((2, 3), np.float32), "seed": np.zeros(3, np.int32)}
         del batch["tokens"]
         with self.assertRaisesRegex(TypeError, "pcm is float32, not int16; seed has 3 2, not 2; tokens is missing"):
             check_batch(batch, TTS_INPUTS, "test")
 
-    def test_values_are_not_looked_at(self):
+    def test_values_are_not_checked(self):
         with tf.device(DATA):
             check_batch(
                 {name: tf.fill(array.shape, array.dtype.type(7)) for name, array in batch_of(TTS_INPUTS).items()},
@@ -87,21 +87,21 @@ class CheckTest(unittest.TestCase):
 
 
 class StagesTest(unittest.TestCase):
-    def test_producing_turns_waves_into_features_and_passes_the_text_on(self):
+    def test_producing_turns_waves_into_features_and_keeps_the_text(self):
         waves = batch_of(TTS_INPUTS) | {"tokens": np.arange(10, dtype=np.int32).reshape(2, 5)}
         features = tts_features({name: tf.constant(array) for name, array in waves.items()})
         check_batch(features, TTS_FEATURES, "producing")
         for name in TEXT:
             np.testing.assert_array_equal(features[name], waves[name])
 
-    def test_the_traced_function_takes_and_gives_what_the_contract_says(self):
+    def test_outputs_of_the_traced_function_match_the_contract(self):
         for vtlp in (0.0, 0.15):
             outputs = trace_produce(DATA, tts_extractor(vtlp)).structured_outputs
             check_batch(outputs, TTS_FEATURES, "producing")
             for name, field in TTS_FEATURES.items():
                 self.assertEqual(outputs[name].shape.as_list(), field.shape, name)
 
-    def test_the_pitch_is_that_of_the_target_up_to_its_end(self):
+    def test_f0_is_the_pitch_of_the_target_and_zero_in_padding(self):
         hz = tts_features(tones())["f0_hz"].numpy()
         self.assertEqual(hz.shape, (4, 40))
         np.testing.assert_allclose(hz[:3, 4:20], 200.0, rtol=0.002)
@@ -130,17 +130,17 @@ def factors(features: dict) -> np.ndarray:
     return np.median(features["f0_hz"].numpy()[:3, 4:20], axis=1) / 200.0
 
 
-class VoiceAugmentationTest(unittest.TestCase):
+class VTLPTest(unittest.TestCase):
     MOST = 0.3
 
-    def test_without_it_the_features_are_those_of_the_waves(self):
+    def test_a_range_of_0_leaves_the_features_unchanged(self):
         waves = tones()
         features = tts_features(waves, 0.0)
         for mel, pcm, samples in (("mel", "pcm", "samples"), ("reference", "reference_pcm", "reference_samples")):
             expected = log_mel(waves[pcm].astype(np.float32) / 32_768, waves[samples])
             np.testing.assert_array_equal(features[mel], expected)
 
-    def test_target_reference_and_pitch_of_a_row_are_moved_by_the_same_factor(self):
+    def test_target_reference_and_pitch_of_a_row_are_warped_by_the_same_factor(self):
         waves = tones()
         features = tts_features(waves, self.MOST)
         check_batch(features, TTS_FEATURES, "producing")
@@ -151,7 +151,7 @@ class VoiceAugmentationTest(unittest.TestCase):
             np.testing.assert_allclose(features[mel], expected, atol=1e-4)
         np.testing.assert_array_equal(features["f0_hz"] > 0, tts_features(waves)["f0_hz"] > 0)
 
-    def test_the_spectrum_is_raised_by_a_smooth_curve_of_bounded_height(self):
+    def test_the_spectral_gain_is_a_smooth_curve_of_bounded_height(self):
         seeds = [tf.constant([seed, 0], tf.int32) for seed in range(20)]
         gains = []
         for seed in seeds:
@@ -169,7 +169,7 @@ class VoiceAugmentationTest(unittest.TestCase):
         np.testing.assert_allclose(heights[:, 1:VTLP_COSINES].std(), uniform, rtol=0.1)
         np.testing.assert_allclose(heights[:, 0].std() / 2, uniform, rtol=0.3)
 
-    def test_the_factors_are_spread_over_the_range_and_differ_between_rows_and_batches(self):
+    def test_factors_cover_the_range_and_differ_between_rows_and_batches(self):
         traced = trace_produce(DATA, tts_extractor(self.MOST))
         batches = ({name: tf.constant(value) for name, value in tones(seed).items()} for seed in range(30))
         found = np.log([factors(traced(batch)) for batch in batches])
@@ -179,7 +179,7 @@ class VoiceAugmentationTest(unittest.TestCase):
         self.assertGreater(found.max(), 0.25)
         self.assertLess(abs(found.mean()), 0.06)  # 3 standard errors of a uniform one
 
-    def test_the_seed_alone_decides_and_not_the_padding_or_the_rows_behind(self):
+    def test_factors_depend_on_the_seed_but_not_on_padding_or_later_rows(self):
         waves = tones(3)
         expected = factors(tts_features(waves, self.MOST))
         np.testing.assert_allclose(factors(tts_features(tones(3, padded=20_480), self.MOST)), expected, rtol=1e-5)

@@ -42,11 +42,11 @@ def random_settings(cases):
 
 
 class BucketBounds(unittest.TestCase):
-    def test_two_clusters_get_a_bucket_each(self):
+    def test_two_clusters_of_lengths_get_one_bucket_each(self):
         samples = np.array([10, 11, 10, 40, 41]) * HOP_SAMPLES
         self.assertEqual((bucket_bounds(samples, 2) // HOP_SAMPLES).tolist(), [11, 41])
 
-    def test_padding_is_the_least_of_all_choices(self):
+    def test_bounds_minimise_the_padding(self):
         for seed, buckets in itertools.product(range(10), (1, 2, 3)):
             hops = np.random.default_rng(seed).integers(5, 30, 12)
             choices = (
@@ -55,7 +55,7 @@ class BucketBounds(unittest.TestCase):
             least = min(padded(hops, np.array(choice)) for choice in choices)
             self.assertEqual(padded(hops, bucket_bounds(hops * HOP_SAMPLES, buckets) // HOP_SAMPLES), least)
 
-    def test_bounds_are_ascending_multiples_of_a_hop_and_hold_the_longest(self):
+    def test_bounds_are_ascending_multiples_of_the_hop_and_cover_the_longest_utterance(self):
         for utterances, buckets, step in itertools.product((1, 2, 7, 300, 5000), (1, 3, 64), (1, 16)):
             samples = corpus(utterances)[0]
             bounds = bucket_bounds(samples, buckets, step)
@@ -64,10 +64,10 @@ class BucketBounds(unittest.TestCase):
             self.assertTrue(np.all(np.diff(bounds) > 0) and np.all(bounds % HOP_SAMPLES == 0))
             self.assertTrue(samples.max() <= bounds[-1] < samples.max() + HOP_SAMPLES)
 
-    def test_equal_lengths_share_one_bucket_however_many_are_allowed(self):
+    def test_equal_lengths_share_one_bucket_even_if_more_are_allowed(self):
         self.assertEqual(bucket_bounds(np.full(9, 1000), 8).tolist(), [1024])
 
-    def test_bounds_at_whole_steps_leave_nothing_to_move_up(self):
+    def test_bounds_at_whole_steps_leave_no_utterances_over(self):
         samples = np.arange(1, 41) * HOP_SAMPLES
         bounds = bucket_bounds(samples, 3, step_utterances=8)
         self.assertTrue(np.all(np.searchsorted(samples, bounds, side="right") % 8 == 0))
@@ -78,7 +78,7 @@ def padded(hops, bounds):
 
 
 class Epoch(unittest.TestCase):
-    def test_each_utterance_comes_exactly_once_in_batches_of_one_shape(self):
+    def test_each_utterance_occurs_exactly_once_in_a_batch_of_its_bucket(self):
         for columns, buckets, settings in random_settings(60):
             plan = plan_of(columns, buckets, **settings)
             epoch = plan.epoch(3)
@@ -96,7 +96,7 @@ class Epoch(unittest.TestCase):
                     self.assertLessEqual(columns[0][rows].max(initial=0), samples)
                     self.assertLessEqual(columns[1][rows].max(initial=0), tokens)
 
-    def test_at_most_one_step_is_incomplete_and_the_number_of_steps_never_changes(self):
+    def test_every_epoch_has_the_same_number_of_steps_and_at_most_one_is_incomplete(self):
         for columns, buckets, settings in random_settings(60):
             plan = plan_of(columns, buckets, **settings)
             whole = plan.batch_sizes * settings["accumulation"] * settings["replicas"]
@@ -107,18 +107,18 @@ class Epoch(unittest.TestCase):
                 self.assertLessEqual(np.count_nonzero(sizes != whole[epoch.step_bucket]), 1)
                 self.assertTrue(np.all((sizes > 0) & (sizes <= whole[epoch.step_bucket])))
 
-    def test_same_seed_and_epoch_give_the_same_plan_from_any_order_of_calls(self):
+    def test_plan_depends_on_seed_and_epoch_but_not_on_earlier_calls(self):
         first, second = plan_of(corpus(100)), plan_of(corpus(100))
         second.epoch(7)
         for column in ("order", "references", "step_start", "step_bucket"):
             np.testing.assert_array_equal(getattr(first.epoch(2), column), getattr(second.epoch(2), column))
 
-    def test_another_epoch_or_seed_gives_another_order(self):
+    def test_order_differs_between_epochs_and_seeds(self):
         order = plan_of(corpus(100)).epoch(0).order
         self.assertFalse(np.array_equal(order, plan_of(corpus(100)).epoch(1).order))
         self.assertFalse(np.array_equal(order, plan_of(corpus(100), seed=1).epoch(0).order))
 
-    def test_utterances_of_a_bucket_meet_in_other_batches_in_another_epoch(self):
+    def test_each_epoch_groups_the_utterances_of_a_bucket_differently(self):
         plan = plan_of(corpus(64), buckets=1, batch_size=8)
         together = [{frozenset(plan.epoch(n).utterances(step).tolist()) for step in range(8)} for n in (0, 1)]
         self.assertEqual(together[0] & together[1], set())
@@ -127,13 +127,13 @@ class Epoch(unittest.TestCase):
         buckets = plan_of(corpus(400)).epoch(0).step_bucket
         self.assertGreater(np.count_nonzero(np.diff(buckets)), len(buckets) // 2)
 
-    def test_left_over_utterances_move_up_the_longest_first(self):
+    def test_longest_leftover_utterances_move_to_the_next_bucket(self):
         samples = np.array([100, 200, 250, 300, 900]) * 1
         plan = Plan(samples, samples, samples * 0, bounds=np.array([512, 1024]), batch_size=3, seed=0)
         steps = {tuple(sorted(plan.epoch(0).utterances(step).tolist())) for step in range(plan.steps_per_epoch)}
         self.assertEqual(steps, {(0, 1, 2), (3, 4)})
 
-    def test_resuming_is_starting_at_a_step(self):
+    def test_batches_from_a_later_step_equal_those_of_an_uninterrupted_epoch(self):
         whole, resumed = plan_of(corpus(100)).epoch(5), plan_of(corpus(100)).epoch(5)
         for step in range(11, whole.steps):
             for (rows, references), (again, references_again) in zip(
@@ -142,7 +142,7 @@ class Epoch(unittest.TestCase):
                 np.testing.assert_array_equal(rows, again)
                 np.testing.assert_array_equal(references, references_again)
 
-    def test_an_utterance_longer_than_the_longest_bucket_is_refused(self):
+    def test_an_utterance_longer_than_the_longest_bucket_is_rejected(self):
         with self.assertRaisesRegex(ValueError, "2000 samples"):
             Plan(np.array([2000]), np.array([5]), np.array([0]), bounds=np.array([1024]), batch_size=1, seed=0)
 
@@ -156,19 +156,19 @@ class Replicas(unittest.TestCase):
         for step, replica in itertools.product(complete, range(2)):
             self.assertEqual([len(rows) for rows, _ in epoch.batches(step, replica)], [4, 4, 4])
 
-    def test_shares_of_replicas_are_disjoint_and_cover_the_step(self):
+    def test_batches_of_the_replicas_are_disjoint_and_cover_the_step(self):
         epoch = plan_of(corpus(333), replicas=3, accumulation=2).epoch(1)
         for step in range(epoch.steps):
             shares = [rows for replica in range(3) for rows, _ in epoch.batches(step, replica)]
             np.testing.assert_array_equal(np.concatenate(shares), epoch.utterances(step))
 
-    def test_the_incomplete_step_is_shared_evenly_in_rounds_for_all(self):
+    def test_the_incomplete_step_is_divided_evenly_among_replicas_and_microbatches(self):
         expected = {1: [[1], [0], [0]], 4: [[2], [1], [1]], 10: [[3, 1], [3, 0], [3, 0]], 17: [[3, 3], [3, 3], [3, 2]]}
         for utterances, shares in expected.items():
             epoch = plan_of(corpus(utterances), batch_size=3, accumulation=2, replicas=3).epoch(0)
             self.assertEqual([[len(rows) for rows, _ in epoch.batches(0, replica)] for replica in range(3)], shares)
 
-    def test_two_replicas_of_a_batch_size_make_the_steps_of_one_with_twice_of_it(self):
+    def test_two_replicas_have_the_steps_of_one_replica_with_twice_the_batch_size(self):
         both = plan_of(corpus(200), batch_size=4, replicas=2).epoch(0)
         one = plan_of(corpus(200), batch_size=8).epoch(0)
         np.testing.assert_array_equal(both.order, one.order)
@@ -176,24 +176,24 @@ class Replicas(unittest.TestCase):
 
 
 class Shapes(unittest.TestCase):
-    def test_batch_seconds_bound_the_padded_audio_and_give_short_buckets_more(self):
+    def test_batch_seconds_limits_padded_audio_and_gives_short_buckets_larger_batches(self):
         plan = plan_of(corpus(500), batch_seconds=30.0)
         sizes, samples, _ = zip(*(plan.shape(bucket) for bucket in range(len(plan.bounds))), strict=True)
         for size, length in zip(sizes, samples, strict=True):
             self.assertTrue(size * length <= 30.0 * SAMPLE_RATE_HZ < (size + 1) * length)
         self.assertGreater(sizes[0], sizes[-1])
 
-    def test_batch_seconds_shorter_than_an_utterance_give_batches_of_one(self):
+    def test_batch_seconds_below_one_utterance_gives_batches_of_one(self):
         self.assertEqual(plan_of(corpus(20), batch_seconds=0.1).batch_sizes.tolist(), [1, 1, 1, 1])
 
-    def test_tokens_of_a_shape_are_the_most_of_all_utterances_that_fit(self):
+    def test_token_dimension_of_a_shape_is_the_maximum_over_all_utterances_that_fit(self):
         samples, tokens = np.array([100, 200, 600, 900]), np.array([9, 3, 5, 4])
         plan = Plan(samples, tokens, samples * 0, bounds=np.array([256, 768, 1024]), batch_size=2, seed=0)
         self.assertEqual([plan.shape(bucket)[2] for bucket in range(3)], [9, 9, 9])
         plan = Plan(samples, tokens[::-1].copy(), samples * 0, bounds=np.array([256, 768, 1024]), batch_size=2, seed=0)
         self.assertEqual([plan.shape(bucket)[2] for bucket in range(3)], [5, 5, 9])
 
-    def test_padding_counts_what_the_batches_hold(self):
+    def test_padding_is_the_padded_fraction_of_all_batches(self):
         samples = np.array([256, 256, 512])
         plan = Plan(samples, samples, samples * 0, bounds=np.array([256, 512]), batch_size=2, seed=0)
         self.assertAlmostEqual(plan.padding, 1 - 1024 / (2 * 256 + 2 * 512))  # one row of the last batch is empty
@@ -208,13 +208,13 @@ class References(unittest.TestCase):
         np.testing.assert_array_equal(columns[2][epoch.order], columns[2][epoch.references])
         self.assertFalse(np.any(epoch.order == epoch.references))
 
-    def test_a_speaker_with_one_utterance_refers_to_itself(self):
+    def test_the_only_utterance_of_a_speaker_is_its_own_reference(self):
         samples, tokens, _ = corpus(4)
         epoch = plan_of((samples, tokens, np.array([7, 3, 7, 9]))).epoch(0)
         reference = dict(zip(epoch.order.tolist(), epoch.references.tolist(), strict=True))
         self.assertEqual(reference, {0: 2, 1: 1, 2: 0, 3: 3})
 
-    def test_every_other_utterance_is_drawn_about_equally_often(self):
+    def test_all_other_utterances_of_a_speaker_are_drawn_equally_often(self):
         plan = plan_of(corpus(5, speakers=1), buckets=1)
         drawn = np.zeros((5, 5))
         for number in range(400):

@@ -49,7 +49,7 @@ class Case(unittest.TestCase):
 
 
 class RoundTrip(Case):
-    def test_brings_back_every_variable_and_the_position(self):
+    def test_restores_every_variable_and_the_position(self):
         for make, precision in ((build_model, "float32"), (build_toy, "mixed_float16")):
             with self.subTest(precision=precision):
                 state = training_state(make(precision=precision), precision)
@@ -66,7 +66,7 @@ class RoundTrip(Case):
                 self.assertEqual((state.step, state.position), (41, Position(2, 5)))
                 self.folder = self.folder.with_name("other")
 
-    def test_saving_changes_nothing(self):
+    def test_saving_does_not_change_the_state(self):
         state = training_state(build_toy())
         before = shake(state)
         state.step, state.position = 7, Position(1, 3)
@@ -74,14 +74,14 @@ class RoundTrip(Case):
         self.assert_equal_values(values(state), before)
         self.assertEqual((state.step, state.position), (7, Position(1, 3)))
 
-    def test_holds_what_it_is_told_of_the_run(self):
+    def test_metadata_of_the_run_is_stored(self):
         state = training_state(build_toy())
         state.step = 3
         metadata = read_metadata(self.checkpoints().save(state))
         self.assertEqual((metadata["settings"], metadata["symbols"], metadata["step"]), ({"a": 1}, ["ა", "b"], 3))
 
 
-class Kept(Case):
+class Retention(Case):
     @classmethod
     def setUpClass(cls):
         cls.state = training_state(build_toy(), averaged=False)
@@ -91,7 +91,7 @@ class Kept(Case):
             self.state.step = step
             checkpoints.save(self.state, loss)
 
-    def test_are_the_newest_and_the_best(self):
+    def test_newest_and_best_checkpoints_are_kept(self):
         checkpoints = self.checkpoints(keep=2)
         self.save(checkpoints, 10, 20, loss=0.5)  # the second is no better than the first
         self.save(checkpoints, 999_990, 1_000_000, 1_000_010)
@@ -100,7 +100,7 @@ class Kept(Case):
         self.save(checkpoints, 1_000_020, loss=0.4)
         self.assertEqual(self.steps(), [1_000_010, 1_000_020])
 
-    def test_best_is_known_after_a_restart(self):
+    def test_best_checkpoint_is_known_after_a_restart(self):
         self.save(self.checkpoints(keep=1), 10, loss=0.5)
         self.save(self.checkpoints(keep=1), 20)
         again = self.checkpoints(keep=1)
@@ -110,7 +110,7 @@ class Kept(Case):
         self.assertEqual(self.steps(), [10, 30])
         self.assertEqual(read_best(latest(self.folder)), (10, 0.5))
 
-    def test_a_loss_that_is_no_number_is_never_the_best(self):
+    def test_a_checkpoint_with_a_non_finite_loss_is_never_the_best(self):
         checkpoints = self.checkpoints()
         for loss in (float("nan"), float("inf")):
             self.save(checkpoints, 10 if loss != loss else 20, loss=loss)
@@ -118,7 +118,7 @@ class Kept(Case):
         self.save(checkpoints, 30, loss=2.0)
         self.assertEqual(checkpoints.best, (30, 2.0))
 
-    def test_none_where_nothing_was_saved(self):
+    def test_an_empty_folder_has_no_newest_or_best_checkpoint(self):
         self.assertIsNone(latest(self.folder))
         self.assertIsNone(self.checkpoints().best)
 
@@ -143,14 +143,14 @@ class Atomic(Case):
         self.assertEqual(self.steps(), [10, 20])
         self.assertEqual(sorted(path.name for path in self.folder.iterdir()), ["step-000010", "step-000020"])
 
-    def test_an_error_of_the_disk_names_the_file(self):
+    def test_a_disk_error_names_the_file(self):
         self.state.step = 30
         full = OSError(errno.ENOSPC, "No space left on device")
         with mock.patch("os.fsync", side_effect=full), self.assertRaises(OSError) as raised:
             self.checkpoints().save(self.state)
         self.assertEqual(raised.exception.filename, str(self.folder / ".partial-step-000030/model.npz"))
 
-    def test_one_that_is_being_removed_is_no_checkpoint(self):
+    def test_a_partly_removed_folder_is_not_a_checkpoint(self):
         checkpoints = self.checkpoints(keep=1)
         self.state.step = 10
         checkpoints.save(self.state)
@@ -159,7 +159,7 @@ class Atomic(Case):
             checkpoints.save(self.state)
         self.assertEqual(self.steps(), [20])
 
-    def test_folders_of_other_names_are_left_alone(self):
+    def test_folders_with_other_names_are_ignored(self):
         self.state.step = 10
         self.checkpoints().save(self.state)
         for name in ("step-000020 (copy)", "step-", "step-99.bak", "notes"):
@@ -189,7 +189,7 @@ class Damaged(Case):
             restore(self.saved, state or self.state)
         return str(caught.exception)
 
-    def test_archive_that_is_cut_short_missing_or_empty_is_refused_by_name(self):
+    def test_truncated_missing_or_empty_archive_is_rejected_by_name(self):
         for group in ("model", "optimizer", "averages"):
             path = self.saved / f"{group}.npz"
             whole = path.read_bytes()
@@ -204,7 +204,7 @@ class Damaged(Case):
             path.write_bytes(whole)
         restore(self.saved, self.state)
 
-    def test_flipped_bit_is_refused_or_harmless(self):
+    def test_flipped_bit_is_rejected_or_harmless(self):
         path = self.saved / "model.npz"
         whole, random = path.read_bytes(), np.random.default_rng(0)
         refused = 0
@@ -219,7 +219,7 @@ class Damaged(Case):
                 refused += 1
         self.assertGreater(refused, 250)
 
-    def test_a_damaged_archive_leaves_its_variables_as_they_were(self):
+    def test_a_damaged_archive_changes_no_variable(self):
         before = shake(self.state, seed=1)
         path = self.saved / "model.npz"
         whole = bytearray(path.read_bytes())
@@ -228,7 +228,7 @@ class Damaged(Case):
         self.refusal()
         self.assert_equal_values(values(self.state), before)
 
-    def test_state_that_is_damaged_missing_or_of_another_format_is_refused(self):
+    def test_damaged_missing_or_differently_formatted_state_is_rejected(self):
         path = self.saved / "state.json"
         whole = path.read_text()
         for text in ("", whole[: len(whole) // 2], "[]", "null", "\0"):
@@ -243,7 +243,7 @@ class Damaged(Case):
             f"{self.saved} has format 1, but this version of MyXTTS reads format 6. Use the version that wrote it.",
         )
 
-    def test_another_architecture_is_named_by_its_first_difference(self):
+    def test_error_for_another_architecture_names_the_first_difference(self):
         path = self.saved / "model.npz"
         with np.load(path) as archive:
             arrays = dict(archive)

@@ -33,16 +33,16 @@ class FlagTest(unittest.TestCase):
             train.parse(argv)
         return str(caught.exception)
 
-    def test_no_flags_are_the_defaults(self):
+    def test_without_flags_the_settings_are_the_defaults(self):
         config, options = train.parse([])
         self.assertEqual((config, options.print_config), (Config(), False))
 
-    def test_hyphen_and_underscore_are_the_same(self):
+    def test_hyphens_and_underscores_in_flags_are_equivalent(self):
         for flag in ("--data-gpu", "--data_gpu"):
             self.assertEqual(train.parse([flag, "3"])[0].placement.data_gpu, 3)
             self.assertEqual(train.parse([flag + "=3"])[0].placement.data_gpu, 3)
 
-    def test_underscore_in_a_value_stays(self):
+    def test_underscore_in_a_value_is_kept(self):
         self.assertEqual(train.parse(["--run=my_voice"])[0].run.run, "my_voice")
 
     def test_every_setting_has_a_flag_that_takes_its_default(self):
@@ -57,18 +57,18 @@ class FlagTest(unittest.TestCase):
     def test_list_takes_several_values(self):
         self.assertEqual(train.parse(["--model-gpus", "1", "2", "3"])[0].placement.model_gpus, (1, 2, 3))
 
-    def test_null_cancels_a_setting_of_the_file(self):
+    def test_null_resets_a_setting_of_the_file(self):
         argv = ["--config", str(ROOT / "configs/dual_gpu.yaml"), "--data-gpu", "null"]
         placement = train.parse(argv)[0].placement
         self.assertEqual((placement.data_gpu, placement.model_gpu), (None, 1))
 
-    def test_flag_replaces_the_file_wherever_it_stands(self):
+    def test_flag_overrides_the_file_in_any_order(self):
         file = ["--config", str(ROOT / "configs/dual_gpu_12gb.yaml")]
         for argv in ([*file, "--batch-size", "2"], ["--batch-size", "2", *file]):
             config = train.parse(argv)[0]
             self.assertEqual((config.data.batch_size, config.placement.model_gpu_memory), (2, 8192))
 
-    def test_unknown_flag_is_rejected_with_the_nearest(self):
+    def test_error_for_an_unknown_flag_suggests_the_nearest(self):
         for argument, near in (
             ("--batch-sise", "--batch-size"),
             ("--batch_sise=8", "--batch-size"),
@@ -81,11 +81,11 @@ class FlagTest(unittest.TestCase):
                 message = self.error_of(argument, "8")
                 self.assertTrue(message.endswith(f"is not a flag. Did you mean {near}?"), message)
 
-    def test_argument_that_belongs_to_no_flag_is_rejected(self):
+    def test_argument_without_a_flag_is_rejected(self):
         self.assertIn("'2' is not a flag", self.error_of("--model-gpu", "1", "2"))
         self.assertIn("'--zzzz' is not a flag", self.error_of("--zzzz"))
 
-    def test_value_that_is_not_allowed_is_rejected_in_one_line(self):
+    def test_invalid_value_is_rejected_in_one_line(self):
         for argv, message in (
             (("--batch-size", "-3"), "--batch-size is -3, but must be a whole number from 1 to 1000000."),
             (("--batch-size", "x"), "--batch-size is 'x', but must be a whole number from 1 to 1000000."),
@@ -133,12 +133,12 @@ class MainTest(unittest.TestCase):
             path.write_text(out, encoding="utf-8")
             self.assertEqual(load(path), load(None, {"batch_size": 3, "learning_rate": 1e-5}))
 
-    def test_mistake_is_one_line_on_stderr_and_exit_code_2(self):
+    def test_user_error_is_one_line_on_stderr_with_exit_code_2(self):
         code, out, err = self.main("--batch-sise", "8")
         self.assertEqual((code, out), (2, ""))
         self.assertEqual(err, "error: '--batch-sise' is not a flag. Did you mean --batch-size?\n")
 
-    def test_exit_code_is_that_of_training(self):
+    def test_exit_code_of_training_is_returned(self):
         for program, expected in (
             (lambda config: config.data.batch_size, (3, "", "")),
             (_raising(DataError("no corpus")), (2, "", "error: no corpus\n")),
@@ -197,7 +197,7 @@ class FreshInterpreterTest(unittest.TestCase):
             after.children_user + after.children_system - before.children_user - before.children_system, 1.5
         )
 
-    def test_mistake_writes_no_file_and_no_traceback(self):
+    def test_user_error_writes_no_file_and_no_traceback(self):
         with tempfile.TemporaryDirectory() as folder:
             argv = [sys.executable, str(ROOT / "train_main.py"), "--config", "nowhere.yaml"]
             done = subprocess.run(argv, cwd=folder, capture_output=True, text=True)
@@ -214,7 +214,7 @@ class CommandTest(unittest.TestCase):
         self.assertEqual(stop.exception.code, 0)
         return out.getvalue()
 
-    def test_every_command_has_a_name_a_line_of_help_and_flags(self):
+    def test_every_command_has_a_name_a_help_line_and_flags(self):
         modules = {path.stem for path in (ROOT / "myxtts" / "commands").glob("*.py")}
         shared = {"__init__", "main", "parser", "console", "tensorflow_log"}
         self.assertEqual({name.replace("-", "_") for name in main.COMMANDS}, modules - shared)
@@ -224,11 +224,11 @@ class CommandTest(unittest.TestCase):
                 self.assertEqual(command.NAME, name)
                 self.assertIn(f"usage: myxtts {name} ", self.help_of(name, "--help"))
 
-    def test_unknown_command_is_rejected_with_the_nearest(self):
+    def test_error_for_an_unknown_command_suggests_the_nearest(self):
         with self.assertRaisesRegex(ConfigError, "'trian' is not a command. Did you mean train?"):
             main.run(["trian"])
 
-    def test_help_of_a_script_has_the_name_that_the_user_typed(self):
+    def test_help_of_a_script_shows_the_name_that_the_user_typed(self):
         for script in ("train_main.py", "utilities/plan_placement.py"):
             done = subprocess.run([sys.executable, script, "--help"], cwd=ROOT, capture_output=True, text=True)
             self.assertEqual((done.returncode, done.stderr), (0, ""))
@@ -256,7 +256,7 @@ class CommandTest(unittest.TestCase):
                 main.run(argv)
             self.assertIn(message, str(caught.exception))
 
-    def test_package_has_one_console_script_its_types_and_its_data(self):
+    def test_package_has_one_console_script_and_includes_its_types_and_data(self):
         """The configuration that a wheel is built from."""
         text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
         self.assertIn('[project.scripts]\nmyxtts = "myxtts.commands.main:main"\n', text)
@@ -306,7 +306,7 @@ sys.exit(max(codes))
 
 
 class TensorFlowLogTest(unittest.TestCase):
-    def test_training_and_synthesis_write_nothing_to_stderr_and_real_errors_arrive(self):
+    def test_training_and_synthesis_print_only_real_errors_to_stderr(self):
         with tempfile.TemporaryDirectory() as name:
             write_corpus(Path(name, "corpus"), [0.4 + 0.03 * i for i in range(8)])
             argv = f"--run a --runs-dir {name} --train-data {name}/corpus/corpus.csv"
@@ -324,7 +324,7 @@ class TensorFlowLogTest(unittest.TestCase):
         real = "E0000 00:00:1.5  1 cuda_driver.cc:1] out of memory\nF0000 the last line"
         self.assertEqual(done.stderr, f"[0, 0]\n{real}", done.stdout)
 
-    def test_each_line_of_the_list_is_dropped_and_others_pass(self):
+    def test_only_listed_log_lines_are_dropped(self):
         noise = """\
 WARNING: All log messages before absl::InitializeLog() is called are written to STDERR
 I0000 00:00:1.1   1 port.cc:153] oneDNN custom operations are on. You may see slightly different numerical results.

@@ -32,19 +32,19 @@ class ClockTest(unittest.TestCase):
         self.time.pass_(work_s)
         self.clock.finish_step(audio_s, padded_s, batches)
 
-    def test_an_interval_holds_steps_waits_and_audio(self):
+    def test_an_interval_counts_steps_waits_and_audio(self):
         for _ in range(4):
             self.step(wait_s=0.25, work_s=0.75)
         self.assertEqual(self.clock.report(), Interval(4, 4.0, 1.0, 12.0, 16.0, 0.0, 0.0, 0.0, 0.0))
 
-    def test_pauses_are_part_of_no_step(self):
+    def test_pauses_are_not_part_of_any_step(self):
         self.step()
         with self.clock.pause():
             self.time.pass_(100.0)
         self.step()
         self.assertEqual(self.clock.report().busy_s, 2.0)
 
-    def test_each_report_starts_anew(self):
+    def test_each_report_starts_a_new_interval(self):
         self.step(wait_s=0.5)
         with self.clock.pause():
             self.time.pass_(9.0)
@@ -52,7 +52,7 @@ class ClockTest(unittest.TestCase):
         self.step(work_s=2.0)
         self.assertEqual(self.clock.report(), Interval(1, 2.0, 0.0, 3.0, 4.0, 0.0, 0.0, 0.0, 0.0))
 
-    def test_a_pause_after_a_report_belongs_to_the_next_interval_and_is_left_out_of_it(self):
+    def test_a_pause_after_a_report_is_excluded_from_the_next_interval(self):
         self.step()
         self.clock.report()
         with self.clock.pause():
@@ -78,25 +78,25 @@ class ClockTest(unittest.TestCase):
         interval = self.clock.report()
         self.assertEqual((interval.wait_s, interval.busy_s), (0.75, 2.875))
 
-    def test_an_empty_interval_has_metrics_without_dividing_by_zero(self):
+    def test_an_empty_interval_has_finite_metrics(self):
         metrics = self.clock.report().metrics()
         self.assertEqual((metrics["steps_per_s"], metrics["wait_s"], metrics["padding"]), (0.0, 0.0, 0.0))
         self.assertEqual((metrics["accelerator_utilisation"], metrics["bottleneck"]), (1.0, "step"))
 
-    def test_the_producer_s_time_is_told_apart_into_what_it_did(self):
+    def test_producer_time_is_split_by_stage(self):
         self.step(work_s=4.0, batches=[Times(0.0, 1.0, 3.0, 3.5), Times(4.0, 4.25, 6.0, 7.0)])
         metrics = self.clock.report().metrics()
         self.assertEqual(
             [metrics[f"{name}_s"] for name in ("read", "produce", "transfer", "blocked")], [1.25, 3.75, 1.5, 0.5]
         )
 
-    def test_a_producer_is_blocked_from_one_batch_to_the_next_also_across_reports(self):
+    def test_blocked_time_is_counted_between_batches_and_across_reports(self):
         self.step(batches=[Times(0.0, 0.0, 0.0, 1.0)])
         self.assertEqual(self.clock.report().blocked_s, 0.0)
         self.step(batches=[Times(3.0, 3.0, 3.0, 3.0)])
         self.assertEqual(self.clock.report().blocked_s, 2.0)
 
-    def test_a_producer_that_is_blocked_in_a_pause_counts_what_lies_beside_it(self):
+    def test_blocked_time_excludes_pauses(self):
         self.step(batches=[Times(990.0, 990.0, 990.0, 1_000.0)])  # the clock stands at 1001
         with self.clock.pause():
             self.time.pass_(100.0)
@@ -115,7 +115,7 @@ class ClockTest(unittest.TestCase):
             with self.subTest(stage=stage):
                 self.assertEqual(nothing._replace(**times).bottleneck, stage)
 
-    def test_by_itself_it_follows_a_clock_that_runs(self):
+    def test_default_clock_measures_real_time(self):
         clock = Clock()
         with clock.wait():
             sum(range(1_000))
@@ -139,35 +139,35 @@ class LongWaitTest(unittest.TestCase):
                 self.long_wait(step, {"accelerator_utilisation": 1.0 - wait_share, **metrics})
         return [record.getMessage() for record in logs.records[1:]]
 
-    def test_after_200_steps_of_waiting_it_is_said_once(self):
+    def test_200_steps_of_waiting_are_reported_once(self):
         self.assertEqual(self.said([(50, 0.2), (100, 0.3), (150, 0.11), (199, 0.2)]), [])
         (message,) = self.said([(200, 0.25), (250, 0.9), (1_000, 0.9)])
         self.assertIn("for 200 steps", message)
         self.assertIn("now 25 %", message)
 
-    def test_steps_without_waits_between_begin_the_count_anew(self):
+    def test_steps_without_waits_restart_the_count(self):
         self.assertEqual(self.said([(150, 0.2), (160, 0.09), (310, 0.2), (350, 0.2)]), [])
         self.assertEqual(len(self.said([(360, 0.2)])), 1)
 
-    def test_validation_alone_is_no_report_of_time(self):
+    def test_a_report_of_validation_only_is_ignored(self):
         self.long_wait(500, {"validation_loss": 1.0})
         self.assertEqual(self.said([(150, 0.2)]), [])
 
-    def test_says_the_flags_of_the_stage_that_is_slow(self):
+    def test_message_names_the_flags_for_the_slow_stage(self):
         (message,) = self.said([(200, 0.5)], bottleneck="read")
         self.assertIn("--cache-dataset", message)
         self.assertNotIn("--data-gpu", message)
 
-    def test_where_both_sides_wait_by_turns_deeper_buffers_are_named(self):
+    def test_deeper_buffers_are_suggested_if_both_sides_wait_alternately(self):
         (message,) = self.said([(200, 0.5)], blocked_s=0.2)
         self.assertIn("--prefetch-buffer-size 6; --buffer-size 16", message)
 
-    def test_what_is_set_already_is_not_named(self):
+    def test_settings_already_in_use_are_not_suggested(self):
         data = DataConfig(num_workers=10_000, cache_dataset=True, enable_static_shapes=True, batch_seconds=9.0)
         for stage in ("read", "step"):
             self.assertEqual(candidates(stage, data, single=True, devices=2), [])
 
-    def test_another_gpu_is_named_where_there_is_one(self):
+    def test_a_second_gpu_is_suggested_only_if_available(self):
         dual = candidates("produce", DataConfig(), single=True, devices=2)
         self.assertEqual(list(map(flags_of, dual)), ["--data-gpu 0 --model-gpu 1"])
         self.assertEqual(candidates("produce", DataConfig(), single=True, devices=1), [])

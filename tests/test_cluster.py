@@ -46,7 +46,7 @@ class TfConfigTest(unittest.TestCase):
         cluster = Cluster(("a:1", "b:2"), 1)
         self.assertEqual(find_cluster({"TF_CONFIG": cluster.tf_config()}), cluster)
 
-    def test_one_worker_or_none_is_no_cluster(self):
+    def test_fewer_than_two_workers_are_not_a_cluster(self):
         for environ in ({}, {"TF_CONFIG": " "}, {"TF_CONFIG": "{}"}, tf_config({"worker": ["a:1"]})):
             with self.subTest(environ=environ):
                 self.assertIsNone(find_cluster(environ))
@@ -113,7 +113,7 @@ class SlurmTest(unittest.TestCase):
         self.assertEqual(find_cluster({**SLURM, **tf_config({"worker": ["a:1", "b:2"]})}).workers, ("a:1", "b:2"))
         self.assertIsNone(find_cluster({**SLURM, **tf_config({"worker": ["a:1"]})}))
 
-    def test_allocation_without_a_step_or_with_one_task_is_no_cluster(self):
+    def test_allocation_without_a_step_or_with_one_task_is_not_a_cluster(self):
         single = {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NODELIST": "n2", "SLURM_STEP_TASKS_PER_NODE": "1"}
         self.assertIsNone(find_cluster({**SLURM, **single, "SLURM_NODEID": "0"}))
         self.assertIsNone(find_cluster({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}))
@@ -167,7 +167,7 @@ class RendezvousTest(unittest.TestCase):
     def test_all_workers_are_released(self):
         self.assertEqual(self.join([{"GPUs": "0"}] * 3), {0: "", 1: "", 2: ""})
 
-    def test_ports_are_free_afterwards(self):
+    def test_ports_are_released_afterwards(self):
         workers = local_workers(2)
         self.join([{}] * 2, workers)
         self.assertEqual(self.join([{}] * 2, workers), {0: "", 1: ""})

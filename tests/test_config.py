@@ -35,7 +35,7 @@ class YamlTest(unittest.TestCase):
             self.load(text, **overrides)
         return str(caught.exception).replace(str(self.path), "c.yaml")
 
-    def test_file_without_settings_is_the_defaults(self):
+    def test_file_without_settings_loads_the_defaults(self):
         for text in ("", "# nothing\n", "---\n", "data:\nmodel:\n  # dropout: 0.1\n", "\ufeff"):
             self.assertEqual(self.load(text), Config())
 
@@ -51,14 +51,14 @@ class YamlTest(unittest.TestCase):
         self.assertEqual(config.training.weight_decay, 0.005)
         self.assertEqual((config.training.max_steps, config.training.ema_decay), (100_000, 0.0))
 
-    def test_words_of_yaml_1_1_are_text(self):
+    def test_yaml_1_1_booleans_are_text(self):
         config = self.load("training:\n  compile: off\ndata:\n  language: no\nrun:\n  run: 2026-01-31\n")
         self.assertEqual((config.training.compile, config.data.language, config.run.run), ("off", "no", "2026-01-31"))
 
     def test_list_becomes_tuple(self):
         self.assertEqual(self.load("placement:\n  model_gpus: [2, 0]\n").placement.model_gpus, (2, 0))
 
-    def test_value_that_is_not_allowed_is_rejected_with_line_and_bound(self):
+    def test_error_for_an_invalid_value_names_line_and_bound(self):
         whole = "must be a whole number from 1 to 1000000."
         for value, found in (
             ("-1", "-1"),
@@ -76,19 +76,19 @@ class YamlTest(unittest.TestCase):
                 message = self.error_of(f"data:\n  buckets: 4\n  batch_size: {value}\n")
                 self.assertEqual(message, f"c.yaml, line 3: batch_size is {found}, but {whole}")
 
-    def test_truth_value_is_true_or_false(self):
+    def test_booleans_are_only_true_and_false(self):
         self.assertTrue(self.load("run:\n  resume: True\n").run.resume)
         for value in ("yes", "on", "1", "'true'", "!!bool yes"):
             with self.subTest(value=value):
                 self.assertIn("line 2: resume is ", self.error_of(f"run:\n  resume: {value}\n"))
 
-    def test_number_that_is_not_finite_is_rejected(self):
+    def test_non_finite_number_is_rejected(self):
         for value in (".nan", ".inf", "-.inf", "1e999", "nan", "!!float nan", "!!float inf"):
             with self.subTest(value=value):
                 message = self.error_of(f"data:\n  model_start_delay: {value}\n")
                 self.assertIn("c.yaml, line 2: model_start_delay is ", message)
 
-    def test_every_value_that_is_not_allowed_is_named(self):
+    def test_all_invalid_values_are_named(self):
         message = self.error_of("model:\n  dropout: 1\n  model_size: huge\n", batch_size=0)
         self.assertEqual(
             message.splitlines(),
@@ -102,10 +102,10 @@ class YamlTest(unittest.TestCase):
     def test_override_replaces_an_invalid_value_of_the_file(self):
         self.assertEqual(self.load("data:\n  batch_size: 0\n", batch_size=2).data.batch_size, 2)
 
-    def test_number_as_text_is_rejected_with_advice(self):
+    def test_number_in_quotes_is_rejected_with_advice(self):
         self.assertTrue(self.error_of("run:\n  run: 7\n").endswith("Put it in quotes."))
 
-    def test_unknown_name_is_rejected_with_the_nearest(self):
+    def test_error_for_an_unknown_name_suggests_the_nearest(self):
         for text, message in (
             ("data:\n  batch_sise: 3\n", "c.yaml, line 2: 'batch_sise' is unknown. Did you mean 'batch_size'?"),
             ("data:\n  batch-size: 3\n", "c.yaml, line 2: 'batch-size' is unknown. Did you mean 'batch_size'?"),
@@ -141,7 +141,7 @@ class YamlTest(unittest.TestCase):
             message, "c.yaml, line 2: task is 'voice', but must be one of tts, asr. It was renamed to tts."
         )
 
-    def test_renamed_settings_exist(self):
+    def test_new_names_of_renamed_settings_exist(self):
         flags = {*SETTINGS, "shards", "num_syncs", "warmstart_steps", "asr"}  # the last four belong to other commands
         self.assertEqual(set(RENAMED.values()) - flags, set())
         self.assertEqual(set(RENAMED) & set(SETTINGS), set())
@@ -156,7 +156,7 @@ class YamlTest(unittest.TestCase):
         )
         self.assertIn("line 2: 'data' was given in line 1", self.error_of("data: {}\ndata: {}\n"))
 
-    def test_file_of_another_form_is_rejected(self):
+    def test_file_that_is_not_a_mapping_of_sections_is_rejected(self):
         for text, place in (
             ("- data\n", "line 1: the file must hold"),
             ("hello\n", "line 1: the file must hold"),
@@ -180,7 +180,7 @@ class YamlTest(unittest.TestCase):
             with self.subTest(text=text):
                 self.assertTrue(self.error_of(text).startswith(f"c.yaml, line {line}: "))
 
-    def test_hostile_yaml_is_rejected_and_never_built(self):
+    def test_hostile_yaml_is_rejected_without_building_objects(self):
         doublings = "".join(f"  a{i + 1}: &a{i + 1} [*a{i}, *a{i}]\n" for i in range(64))
         marker = self.path.with_name("made")
         for text in (
@@ -197,7 +197,7 @@ class YamlTest(unittest.TestCase):
                 self.assertLess(len(self.error_of(text)), 400)
         self.assertFalse(marker.exists())
 
-    def test_file_that_cannot_be_read_is_rejected(self):
+    def test_unreadable_file_is_rejected(self):
         for path in (self.path, self.path.parent):
             with self.subTest(path=path), self.assertRaisesRegex(ConfigError, "cannot be read: "):
                 load(path)
@@ -275,7 +275,7 @@ class DefaultsTest(unittest.TestCase):
                 self.assertEqual(self.error_of({"a.yaml": text, "c.yaml": composed}), message)
         self.assertEqual(self.load({"a.yaml": "data: {buckets: 0}\n", "c.yaml": composed}, buckets=2).data.buckets, 2)
 
-    def test_missing_file_is_rejected_with_the_nearest_name(self):
+    def test_error_for_a_missing_file_suggests_the_nearest_name(self):
         files = {"distributed.yaml": "", "default.yaml": ""}
         for listed, hint in (
             ("distribute", "'distribute.yaml' in FOLDER. Did you mean 'distributed'?"),
@@ -309,7 +309,7 @@ class DefaultsTest(unittest.TestCase):
                 with self.assertRaisesRegex(ConfigError, "line 1: defaults names .*, but must be a list of files in"):
                     load(inside / "c.yaml")
 
-    def test_list_of_another_form_is_rejected(self):
+    def test_malformed_list_is_rejected(self):
         for text, found in (
             ("a", "holds a plain value"),
             ("{a: b}", "holds a mapping"),
@@ -381,7 +381,7 @@ class SchemaTest(unittest.TestCase):
     def test_documentation_is_current(self):
         self.assertEqual(document.PAGE.read_text(encoding="utf-8"), document.page(), "python -m myxtts.config.document")
 
-    def test_every_setting_is_read_outside_of_config(self):
+    def test_every_setting_is_read_outside_config(self):
         """Read as `data.batch_size`, a field of something with the name of its section, or as `settings.batch_size`."""
         read: set[tuple[str, str]] = set()
         for path in (ROOT / "myxtts").rglob("*.py"):

@@ -40,11 +40,11 @@ def loss_of(labels, frames):
 
 
 class Feasibility(unittest.TestCase):
-    def test_labels_need_a_frame_each_and_one_more_between_equal_ones(self):
+    def test_frames_needed_are_one_per_label_plus_one_between_equal_labels(self):
         for labels, frames in (([], 0), ([3], 1), ([3, 4], 2), ([3, 3], 3), ([3, 3, 3, 4, 4], 8), ([3, 4, 3], 3)):
             self.assertEqual(frames_needed(np.array(labels, np.int32)), frames, labels)
 
-    def test_the_loss_is_finite_from_frames_needed_on(self):
+    def test_the_loss_is_finite_with_at_least_the_frames_needed(self):
         for labels in ([3], [3, 3], [3, 4, 4, 4]):
             fewest = frames_needed(np.array(labels))
             self.assertTrue(np.isfinite(loss_of(labels, fewest)), labels)
@@ -68,7 +68,7 @@ class Greedy(unittest.TestCase):
         logits, _ = logits_of([3, 4, 5, 5], [3, 4, 0, 5])
         self.assertEqual(decoded(greedy_decode, logits, tf.constant([2, 0])), [[3, 4], []])
 
-    def test_matches_the_definition(self):
+    def test_greedy_decoding_matches_the_definition(self):
         random = np.random.default_rng(0)
         paths = random.integers(0, 6, (20, 30))
         logits, _ = logits_of(*paths.tolist())
@@ -93,7 +93,7 @@ class Greedy(unittest.TestCase):
 
 
 class Beam(unittest.TestCase):
-    def test_confident_logits_decode_as_by_greedy(self):
+    def test_confident_logits_decode_as_in_greedy_decoding(self):
         logits, frames = logits_of([3, 3, 0, 3, 4, 4, 5], [0, 0, 5], [0])
         self.assertEqual(decoded(beam_search_decode, logits, frames, width=4), decoded(greedy_decode, logits, frames))
 

@@ -128,13 +128,13 @@ class OrderTest(ServiceCase):
             servers.enter_context(worker("127.0.0.1", port, "127.0.0.1", 0))
         cls.address = f"grpc://127.0.0.1:{port}"
 
-    def test_batches_are_those_that_are_read_here_in_their_order(self):
+    def test_batches_equal_locally_read_batches_in_order(self):
         for fields in (TTS_INPUTS, ASR_INPUTS):
             with self.subTest(len(fields)), self.assertNoLogs("myxtts", "WARNING"):
                 found = self.corpus.read_by(self.corpus.service(self.address, fields, stall_s=60.0), 4)
                 self.assert_same(found, self.corpus.read_here(4, fields), fields)
 
-    def test_any_position_can_be_started_from(self):
+    def test_reading_can_start_at_any_position(self):
         start = Position(1, 4)
         with self.assertNoLogs("myxtts", "WARNING"):
             found = self.corpus.read_by(self.corpus.service(self.address, stall_s=60.0), 3, start)
@@ -154,14 +154,14 @@ class OrderTest(ServiceCase):
                 self.assertEqual(len(list(islice(batches, taken))), taken)
             self.assert_no_thread()
 
-    def test_files_that_tensorflow_cannot_decode_are_counted_and_the_first_is_named(self):
+    def test_error_counts_files_that_tensorflow_cannot_decode_and_names_the_first(self):
         manifest = self.corpus.manifest
         self.addCleanup(setattr, self.corpus, "manifest", manifest)
         self.corpus.manifest = replace(manifest, native=np.arange(22) < 19)
         with self.assertRaisesRegex(DataError, "but 3 of 22 files have another format, the first is .*/u19.wav"):
             self.corpus.service(self.address)
 
-    def test_an_utterance_that_is_gone_is_named_at_its_batch(self):
+    def test_a_missing_utterance_is_named_at_its_batch(self):
         planned = list(self.corpus.planned(4))
         row = planned[9].rows[0]
         path = Path(self.corpus.manifest.paths[row])
@@ -174,7 +174,7 @@ class OrderTest(ServiceCase):
                 taken += 1
         self.assertEqual(taken, first)
 
-    def test_workers_that_do_not_find_the_corpus_are_an_error_that_names_the_file(self):
+    def test_error_names_a_file_that_workers_cannot_find(self):
         select = service._select_rows
 
         def elsewhere(manifest, rows):
@@ -190,7 +190,7 @@ class OrderTest(ServiceCase):
 class LossTest(ServiceCase):
     """Nothing ends a request to a service that is gone but a service that takes its place, so each test starts one."""
 
-    def test_without_any_worker_the_run_goes_on_here_and_says_so(self):
+    def test_without_workers_this_machine_reads_the_batches_with_a_warning(self):
         servers, address = self.servers(workers=0)
         with (
             closing(self.corpus.read_by(self.corpus.service(address, stall_s=0.2), 8)) as batches,
@@ -205,7 +205,7 @@ class LossTest(ServiceCase):
         servers.enter_context(worker(*service_address(address), "127.0.0.1", port))
         self.assert_no_thread()
 
-    def test_a_dispatcher_that_comes_back_is_used_again(self):
+    def test_a_restarted_dispatcher_is_used_again(self):
         servers, address = self.servers()
         port = service_address(address)[1]
         reader = self.corpus.service(address, stall_s=0.2)
@@ -227,14 +227,14 @@ class LossTest(ServiceCase):
                 self.assert_no_thread()
         self.assert_same(found, self.corpus.read_here(9))
 
-    def test_nothing_at_the_address_is_an_error_at_once(self):
+    def test_error_is_immediate_if_nothing_listens_at_the_address(self):
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))  # and never listens
             address = f"grpc://127.0.0.1:{taken.getsockname()[1]}"
             with self.assertRaisesRegex(DataError, "nothing answers there: Connection refused. Start `python util"):
                 list(self.corpus.read_by(self.corpus.service(address), 1))
 
-    def test_a_dispatcher_without_workers_is_an_error_in_time(self):
+    def test_a_dispatcher_without_workers_is_an_error_after_the_timeout(self):
         servers, address = self.servers(workers=0)
         with self.assertRaisesRegex(DataError, "gave no batch within 0.3 s: it has no worker"):
             list(self.corpus.read_by(self.corpus.service(address, start_s=0.3), 1))
@@ -264,31 +264,31 @@ class JobTest(unittest.TestCase):
     def taken(self, job, patience_s=5.0) -> list[int | None]:
         return [(job.take(place, patience_s) or {}).get("pcm") for place in range(len(job.batches))]
 
-    def test_batches_come_out_in_order_however_they_come_in(self):
+    def test_batches_are_returned_in_order_whatever_order_they_arrive_in(self):
         self.assertEqual(self.taken(self.job([1, 0, 3, 2, 5, 7, 6, 4])), list(range(8)))
 
-    def test_a_batch_that_a_window_of_others_waits_for_is_given_up_and_dropped_when_it_comes(self):
+    def test_a_batch_later_than_a_window_of_others_is_given_up_and_dropped(self):
         job = self.job([1, 2, 3, 4, 0, 5, 6, 7])
         self.assertEqual(self.taken(job), [None, 1, 2, 3, 4, 5, 6, 7])
 
-    def test_what_never_comes_is_given_up_at_the_end(self):
+    def test_missing_batches_are_given_up_at_the_end(self):
         self.assertEqual(self.taken(self.job([0, 2, 3, 4, 6, 7])), [0, None, 2, 3, 4, None, 6, 7])
 
-    def test_what_does_not_come_in_time_is_given_up_and_waited_for_once(self):
+    def test_late_batches_are_given_up_after_a_single_wait(self):
         held = threading.Event()
         job = self.job([0, 1, held.wait])
         self.addCleanup(held.set)
         self.assertEqual(self.taken(job, patience_s=0.05), [0, 1] + [None] * 6)
         self.assertFalse(job.answered_within(0.0))
 
-    def test_no_more_than_the_depth_is_asked_for_ahead(self):
+    def test_requests_run_ahead_no_further_than_the_depth(self):
         job = self.job(range(8))
         self.assertEqual(job.take(0, 5.0)["pcm"], 0)
         job._thread.join(0.1)
         self.assertLessEqual(len(self.asked), 4)  # the one taken, two ready, and the one asked for before it was taken
         self.assertEqual([job.take(place, 5.0)["pcm"] for place in range(1, 8)], list(range(1, 8)))
 
-    def test_an_error_ends_it_after_what_came_before(self):
+    def test_an_error_ends_the_job_after_the_batches_before_it(self):
         def fail():
             raise tf.errors.NotFoundError(None, None, "gone")
 
@@ -296,13 +296,13 @@ class JobTest(unittest.TestCase):
         self.assertEqual(self.taken(job), [0, 1] + [None] * 6)
         self.assertIsInstance(job.error, tf.errors.NotFoundError)
 
-    def test_batches_of_another_job_are_not_taken_for_its_own(self):
+    def test_batches_of_another_job_are_rejected(self):
         """A dispatcher that was started anew may give them to who still waits for those of the old one."""
         job = self.job([0, (1, 1), 2])  # the second is of a job with the next number
         self.assertEqual(self.taken(job), [0] + [None] * 7)
         self.assertIn("restarted", str(job.error))
 
-    def test_it_ends_when_all_came_without_asking_for_more(self):
+    def test_a_job_ends_after_its_last_batch_without_another_request(self):
         job = self.job([*range(8), self.fail])
         self.taken(job)
         self.assertTrue(job.answered_within(5.0))
@@ -316,13 +316,13 @@ def interfaces(port: int) -> set[bytes]:
 
 
 class ServerTest(unittest.TestCase):
-    def test_a_port_that_is_taken_is_refused(self):
+    def test_a_port_in_use_is_rejected(self):
         with dispatcher("127.0.0.1", 0) as port:
             for server in (lambda: dispatcher("127.0.0.1", port), lambda: worker("127.0.0.1", port, "127.0.0.1", port)):
                 with self.assertRaisesRegex(ConfigError, f"--port {port} .*Address already in use"), server():
                     pass
 
-    def test_a_server_on_a_loopback_address_hears_the_loopback_interface_alone(self):
+    def test_a_server_on_a_loopback_address_listens_on_the_loopback_interface_only(self):
         with dispatcher("127.0.0.1", 0) as port:
             self.assertEqual(interfaces(port), {b"lo"})
             socket.create_connection(("127.0.0.1", port), 5.0).close()
@@ -332,18 +332,18 @@ class ServerTest(unittest.TestCase):
             self.assertEqual(interfaces(port), {b""})
         self.assertIn("without encryption", told.output[0])
 
-    def test_a_worker_that_nobody_could_reach_is_refused(self):
+    def test_an_unreachable_worker_address_is_rejected(self):
         for at, host in (("node1", "127.0.0.1"), ("10.0.0.1", "localhost"), ("10.0.0.1", "0.0.0.0")):
             with self.assertRaisesRegex(ConfigError, "--host"), worker(at, 5050, host, 0):
                 pass
 
-    def test_what_loopback_is(self):
+    def test_loopback_addresses_are_recognised(self):
         self.assertTrue(all(map(is_loopback, ("127.0.0.1", "127.1.2.3", "localhost"))))
         self.assertFalse(any(map(is_loopback, ("0.0.0.0", "10.0.0.1", "node1", "127.0.0.1.example.org"))))
 
 
 class ProgramTest(ServiceCase):
-    def test_a_worker_that_is_killed_costs_no_batch_and_the_others_end_by_their_signals(self):
+    def test_killing_a_worker_loses_no_batch_and_signals_end_the_other_servers(self):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -374,7 +374,7 @@ class ProgramTest(ServiceCase):
             program.send_signal(number)
             self.assertEqual(program.wait(60.0), code)
 
-    def test_what_is_wrong_with_the_command_line_is_said_without_tensorflow(self):
+    def test_command_line_errors_are_reported_without_importing_tensorflow(self):
         for arguments, message in (
             (("worker", "--dispatcher", "node1"), "--dispatcher is 'node1', but must be HOST:PORT"),
             (("dispatcher", "--host", "a b"), "--host is 'a b', but must be a host name"),
@@ -388,7 +388,7 @@ class AddressTest(unittest.TestCase):
         self.assertEqual(service_address("grpc://node-1.example.org:5050"), ("node-1.example.org", 5050))
         self.assertEqual(service_address("grpc://10.0.0.1:1"), ("10.0.0.1", 1))
 
-    def test_anything_else_is_refused(self):
+    def test_any_other_address_is_rejected(self):
         for text in (
             *("", "grpc://", "node1:5050", "http://node1:5050", "grpc://node1", "grpc://:5050", "grpc://node1:"),
             *("grpc://node1:0", "grpc://node1:65536", "grpc://node1:5050/", "grpc://a b:1", "grpc://node1:5050\n"),

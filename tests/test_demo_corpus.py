@@ -31,7 +31,7 @@ def digests(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-class MadeOnce(unittest.TestCase):
+class GeneratedCorpus(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.folder = tempfile.TemporaryDirectory()
@@ -49,13 +49,13 @@ class MadeOnce(unittest.TestCase):
             samples, _ = soundfile.read(self.out / row["path"], dtype="int16")
             self.assertTrue(8_000 < np.abs(samples.astype(int)).max() < 32_000)
 
-    def test_edges_are_silent_and_of_one_length(self):
+    def test_silences_at_both_ends_have_a_fixed_length(self):
         for row in self.rows:
             samples, _ = soundfile.read(self.out / row["path"], dtype="int16")
             sounding = np.flatnonzero(samples)
             self.assertEqual((sounding[0], len(samples) - 1 - sounding[-1]), (EDGE_SAMPLES, EDGE_SAMPLES))
 
-    def test_metadata_is_ljspeech(self):
+    def test_metadata_has_the_ljspeech_format(self):
         lines = (self.out / "metadata.csv").read_text("utf-8").splitlines()
         self.assertEqual(len(lines), ARGUMENTS["utterances"])
         for line, row in zip(lines, self.rows, strict=True):
@@ -63,12 +63,12 @@ class MadeOnce(unittest.TestCase):
             self.assertEqual((f"wavs/{identifier}.wav", text), (row["path"], row["text"]))
             self.assertNotIn("،", normalised)
 
-    def test_utterances_are_dealt_in_turn(self):
+    def test_speakers_and_languages_alternate(self):
         turn = ["en-00", "ka-00", "fa-00", "en-01", "ka-01", "fa-01"]
         self.assertEqual([Path(row["path"]).stem[:5] for row in self.rows], turn * 2)
         self.assertEqual([row["language"] for row in self.rows], ["en", "ka", "fa"] * 4)
 
-    def test_a_speaker_speaks_every_language(self):
+    def test_each_speaker_speaks_every_language(self):
         self.assertEqual([row["speaker"] for row in self.rows], (["speaker-00"] * 3 + ["speaker-01"] * 3) * 2)
 
     def test_texts_are_distinct(self):
@@ -98,16 +98,16 @@ class MadeOnce(unittest.TestCase):
         self.assertEqual(max(silent), 0)
         self.assertGreater(min(loud), 300)
 
-    def test_asking_again_does_nothing(self):
+    def test_generating_again_changes_nothing(self):
         before = digests(self.out)
         self.assertFalse(make_demo_corpus(self.out, **ARGUMENTS))
         self.assertEqual(digests(self.out), before)
 
-    def test_asking_with_other_arguments_is_refused(self):
+    def test_generating_with_other_arguments_is_rejected(self):
         with self.assertRaisesRegex(DataError, r'"seed": 4.*"seed": 3'):
             make_demo_corpus(self.out, **{**ARGUMENTS, "seed": 4})
 
-    def test_same_arguments_give_the_same_bytes_in_this_process_and_in_another(self):
+    def test_same_arguments_give_the_same_bytes_in_any_process(self):
         synthesize("Something in between.", EspeakVoice("en", "m3"))
         again = Path(self.folder.name) / "again"
         make_demo_corpus(again, **ARGUMENTS)
@@ -119,7 +119,7 @@ class MadeOnce(unittest.TestCase):
 
 
 class Speakers(unittest.TestCase):
-    def test_later_speakers_are_others_and_the_arguments_say_so(self):
+    def test_first_speaker_selects_other_speakers_and_is_recorded(self):
         with tempfile.TemporaryDirectory() as folder:
             first, later = Path(folder) / "first", Path(folder) / "later"
             make_demo_corpus(first, 1, ["en"], 1, 0)
@@ -130,12 +130,12 @@ class Speakers(unittest.TestCase):
             self.assertEqual(json.loads((later / "demo_corpus.json").read_text())["first_speaker"], 8)
             self.assertNotIn("first_speaker", json.loads((first / "demo_corpus.json").read_text()))
 
-    def test_every_voice_is_another(self):
+    def test_all_voices_differ(self):
         voices = [_voice("ka", speaker) for speaker in range(MAX_SPEAKERS)]
         self.assertEqual(len(set(voices)), MAX_SPEAKERS)
 
 
-class Refusals(unittest.TestCase):
+class Rejected(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
@@ -146,7 +146,7 @@ class Refusals(unittest.TestCase):
         with self.assertRaisesRegex(DataError, pattern):
             make_demo_corpus(self.out, **{"utterances": 2, "languages": ["en"], "speakers": 1, "seed": 0, **arguments})
 
-    def test_arguments_out_of_bounds(self):
+    def test_arguments_out_of_range_are_rejected(self):
         self.refused("at least 1", utterances=0)
         self.refused(f"1 to {MAX_SPEAKERS}", speakers=MAX_SPEAKERS + 1)
         self.refused(f"Begin with 0 to {MAX_SPEAKERS - 2}", speakers=2, first_speaker=MAX_SPEAKERS - 1)
@@ -156,29 +156,29 @@ class Refusals(unittest.TestCase):
         self.refused("at least one", languages=[])
         self.assertEqual(list(self.parent.iterdir()), [])
 
-    def test_more_utterances_than_sentences_names_the_number(self):
+    def test_error_for_too_many_utterances_names_the_number_of_sentences(self):
         distinct = sum(load_grammar("fa").sizes())
         self.refused(f"{distinct + 1} utterances.* {distinct} distinct", utterances=distinct + 1, languages=["fa"])
 
-    def test_folder_with_other_content_stays_untouched(self):
+    def test_folder_with_other_content_is_not_changed(self):
         self.out.mkdir()
         (self.out / "thesis.txt").write_text("mine")
         self.refused("is not a demo corpus")
         self.assertEqual([path.name for path in self.out.iterdir()], ["thesis.txt"])
         self.assertEqual((self.out / "thesis.txt").read_text(), "mine")
 
-    def test_file_in_the_way(self):
+    def test_file_at_the_output_path_is_rejected(self):
         self.out.write_text("mine")
         self.refused("is not a demo corpus")
         self.out = self.out / "below"
         self.refused("cannot be written")
 
-    def test_corpus_that_lost_a_wave_is_noticed(self):
+    def test_a_missing_wave_is_detected(self):
         make_demo_corpus(self.out, 2, ["en"], 1, 0)
         next((self.out / "wavs").iterdir()).unlink()
         self.refused("2 waves, but it has 1")
 
-    def test_interrupt_leaves_nothing_behind(self):
+    def test_an_interrupt_leaves_no_files(self):
         done = []
 
         def interrupt() -> None:
@@ -190,7 +190,7 @@ class Refusals(unittest.TestCase):
             make_demo_corpus(self.out, 5, ["en"], 1, 0, interrupt)
         self.assertEqual(list(self.parent.iterdir()), [])
 
-    def test_utility_ends_with_2_and_one_message(self):
+    def test_utility_exits_with_2_and_one_message(self):
         run = utility(["--languages", "xx"], self.parent)
         self.assertEqual((run.returncode, run.stdout), (2, ""))
         self.assertNotIn("Traceback", run.stderr)

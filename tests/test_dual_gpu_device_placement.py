@@ -114,12 +114,12 @@ class RouteOfAStepTest(unittest.TestCase):
             for operation in ("RFFT", "Log", "GatherV2"):
                 self.assertEqual(devices_of[operation], {route.data}, operation)
 
-    def test_network_is_on_its_route(self):
+    def test_step_of_the_network_is_on_its_route(self):
         operations = ("Conv2D", "MatMul", "BatchMatMulV2", "Square", "Conv2DBackpropFilter")
         network = build_model(size=BARE, device=MODEL)
         self.assert_on_route(network, Route(DATA, MODEL), 2, operations)
 
-    def test_toy_is_on_the_opposite_route(self):
+    def test_step_of_the_toy_model_is_on_the_opposite_route(self):
         operations = ("MatMul", "Square", "AssignSubVariableOp")
         self.assert_on_route(build_toy(device=DATA), Route(MODEL, DATA), 1, operations)
 
@@ -133,14 +133,14 @@ class MisplacedValueTest(unittest.TestCase):
         self.assertIn(message, str(caught.exception))
         self.assertIn(ADVICE, str(caught.exception))
 
-    def test_model_on_another_device(self):
+    def test_model_on_another_device_is_rejected(self):
         self.assert_rejected(
             f"all values must be on {MODEL}, but found toy/embedding/embeddings on {DATA}",
             training_state,
             build_toy(device=DATA),
         )
 
-    def test_optimizer_built_outside_the_scope(self):
+    def test_optimizer_built_outside_the_scope_is_rejected(self):
         toy = build_toy()
         self.assert_rejected(
             f"all values must be on {MODEL}, but found adamw/iteration on {DATA}",
@@ -163,7 +163,7 @@ class MisplacedValueTest(unittest.TestCase):
         state.optimizer = training_state(build_toy(device=DATA), device=DATA).optimizer
         self.assert_rejected(f"adamw/iteration on {DATA}", check_devices, state, [[Delivered(batch)]], good)
 
-    def test_more_than_five_are_counted(self):
+    def test_more_than_five_misplaced_values_are_counted(self):
         misplaced = on_device(features([(5, 13)]), DATA)
         with self.assertRaisesRegex(PlacementError, f" and {len(misplaced) - 5} more"):
             require_device(MODEL, misplaced.items())

@@ -116,7 +116,7 @@ class DistortionTest(unittest.TestCase):
         decibels = 20 / np.log(10) * np.sqrt(np.mean((x - y) ** 2))
         self.assertAlmostEqual(MCD_FACTOR * np.linalg.norm(mel_cepstrum(x, 1, 79) - mel_cepstrum(y, 1, 79)), decibels)
 
-    def test_loudness_does_not_matter(self):
+    def test_distortion_does_not_depend_on_loudness(self):
         (sound,) = features(glide())
         louder = AcousticFeatures(sound.mel + np.float32(np.log(2)), sound.f0_hz, sound.voiced)
         self.assertAlmostEqual(utterance_metrics(sound, louder).mcd_db, 0.0, places=4)
@@ -172,7 +172,7 @@ class PitchErrorTest(unittest.TestCase):
 
 
 class SpeakerTest(unittest.TestCase):
-    def test_three_speakers_are_told_apart(self):
+    def test_three_speakers_are_distinguished(self):
         random = np.random.default_rng(0)
         timbre = random.normal(0, 1, (3, 80))
         mels = [(timbre[i % 3] + random.normal(-5, 1, (50, 80))).astype(np.float32) for i in range(18)]
@@ -201,18 +201,18 @@ class DeletionInsertionTest(unittest.TestCase):
         metrics = utterance_metrics(self.recorded, self.sound(vowels))
         return metrics.has_deletion, metrics.has_insertion
 
-    def test_a_missing_vowel_is_a_deletion_and_a_doubled_one_an_insertion(self):
+    def test_a_missing_vowel_is_a_deletion_and_a_doubled_vowel_an_insertion(self):
         self.assertEqual(self.errors(self.vowels), (False, False))
         self.assertEqual(self.errors(np.delete(self.vowels, 4, axis=0)), (True, False))
         self.assertEqual(self.errors([*self.vowels[:5], self.vowels[3], *self.vowels[4:]]), (False, True))
 
-    def test_longer_and_shorter_vowels_are_neither(self):
+    def test_longer_and_shorter_vowels_are_neither_deletions_nor_insertions(self):
         shorter = [vowel[: 4 + 5 * (number % 2)] for number, vowel in enumerate(self.vowels)]
         longer = [np.repeat(vowel, 1 + number % 2, axis=0) for number, vowel in enumerate(self.vowels)]
         self.assertEqual(self.errors(shorter), (False, False))
         self.assertEqual(self.errors(longer), (False, False))
 
-    def test_a_missing_pause_is_no_deletion(self):
+    def test_a_missing_pause_is_not_a_deletion(self):
         pause = np.full((30, 80), SILENCE, np.float32)
         with_pause = self.sound([*self.vowels[:5], pause, *self.vowels[5:]])
         self.assertLess(utterance_metrics(with_pause, self.recorded).deleted_s, MIN_UNMATCHED_S / 10)
@@ -559,7 +559,7 @@ class CompleteEvaluation(unittest.TestCase):
         with self.assertRaisesRegex(DataError, "symbol unknown to the training corpus"):
             self.measure(plots=self.plots.with_name("unknown"), data=file)
 
-    def test_ode_steps_and_guidance_are_the_runs_unless_given(self):
+    def test_ode_steps_and_guidance_default_to_those_of_the_run(self):
         run_options = synthesis_options(ModelConfig(ode_steps=5, guidance=2.0))
         self.assertEqual(override(run_options, EvaluationOptions()), SynthesisOptions(ode_steps=5, guidance=2.0))
         given = EvaluationOptions(ode_steps=3, guidance=1.0)

@@ -99,7 +99,7 @@ class FeedTest(unittest.TestCase):
             with Feed(Watched(50), depth) as feed:
                 self.assertEqual(list(feed), list(range(50)))
 
-    def test_the_producer_makes_depth_and_one_more_items_ahead_and_never_more(self):
+    def test_the_producer_runs_at_most_depth_plus_one_items_ahead(self):
         for depth in (1, 3):
             source = Watched()
             with Feed(source, depth) as feed:
@@ -108,7 +108,7 @@ class FeedTest(unittest.TestCase):
                     self.assertFalse(source.wait_for(taken + depth + 2, timeout_s=0.02))
                     self.assertEqual(next(feed), taken)
 
-    def test_the_next_item_is_made_while_the_consumer_works_on_this_one(self):
+    def test_the_next_item_is_produced_while_the_consumer_uses_the_current_one(self):
         meeting = threading.Barrier(2, timeout=PATIENCE_S)  # breaks unless both stages are at work at once
 
         def emulated_producer():
@@ -122,7 +122,7 @@ class FeedTest(unittest.TestCase):
                 if item < 9:
                     meeting.wait()
 
-    def test_an_error_in_the_producer_is_raised_at_its_batch(self):
+    def test_error_in_producer_is_raised_at_its_batch(self):
         def failing():
             yield from range(3)
             raise ValueError("batch 3 is bad")
@@ -134,7 +134,7 @@ class FeedTest(unittest.TestCase):
                     next(feed)
                 self.assertEqual(list(feed), [])
 
-    def test_no_kind_of_error_in_the_thread_hangs_the_consumer(self):
+    def test_no_error_in_the_producer_thread_blocks_the_consumer(self):
         class Unopened:
             def __iter__(self):
                 raise OSError("cannot be opened")
@@ -158,11 +158,11 @@ class FeedTest(unittest.TestCase):
             with self.subTest(batches=batches), Feed(batches, 1) as feed, self.assertRaises(error):
                 within_patience(lambda feed=feed: list(feed))
 
-    def test_an_error_in_the_consumer_comes_out_of_the_with_block_as_it_is(self):
+    def test_an_error_in_the_consumer_leaves_the_with_block_unchanged(self):
         with self.assertRaisesRegex(ZeroDivisionError, "step"), Feed(Watched(), 2):
             raise ZeroDivisionError("step")
 
-    def test_closing_frees_a_producer_that_is_blocked_on_a_full_feed(self):
+    def test_closing_releases_a_producer_that_is_blocked_on_a_full_feed(self):
         for depth in (1, 3):
             source = Watched()
             feed = Feed(source, depth).__enter__()
@@ -178,7 +178,7 @@ class FeedTest(unittest.TestCase):
                 self.assertEqual(list(islice(feed, items)), list(range(items)))
             self.assertEqual(source.closed_in, "myxtts-producer")
 
-    def test_closing_waits_for_the_item_that_is_being_made(self):
+    def test_closing_waits_for_the_item_in_production(self):
         begun, may_end, closed = threading.Event(), threading.Event(), threading.Event()
 
         def slow():
@@ -203,36 +203,36 @@ class FeedTest(unittest.TestCase):
                 self.assertEqual([next(feed) for _ in range(items)], list(range(items)))
             within_patience(lambda feed=feed: feed.__exit__(None, None, None))
 
-    def test_a_feed_stays_at_its_end(self):
+    def test_an_exhausted_feed_stays_exhausted(self):
         with Feed(Watched(2), 3) as feed:
             self.assertEqual(list(feed), [0, 1])
             self.assertEqual(within_patience(lambda: list(feed)), [])
         self.assertEqual(within_patience(lambda: list(feed)), [])
 
-    def test_a_feed_that_was_closed_early_gives_no_more_items(self):
+    def test_a_feed_closed_early_yields_no_more_items(self):
         with Feed(Watched(9), 3) as feed:
             next(feed)
         self.assertEqual(within_patience(lambda: list(feed)), [])
 
-    def test_use_outside_of_with_is_refused_instead_of_hanging(self):
+    def test_use_outside_a_with_block_is_an_error(self):
         feed = Feed(Watched(1), 1)
         with self.assertRaisesRegex(RuntimeError, "with"):
             within_patience(lambda: next(feed))
         with feed, self.assertRaises(RuntimeError):
             feed.__enter__()
 
-    def test_a_depth_below_one_is_refused(self):
+    def test_a_depth_below_one_is_rejected(self):
         for depth in (0, -1):
             with self.assertRaisesRegex(ValueError, "depth"):
                 Feed([], depth)
 
-    def test_waiting_for_a_full_feed_ends_when_it_is_full(self):
+    def test_wait_until_full_returns_when_the_feed_is_full(self):
         with Feed(Watched(), 3) as feed:
             self.assertLess(feed.wait_until_full(PATIENCE_S), PATIENCE_S)
             self.assertEqual([next(feed) for _ in range(4)], [0, 1, 2, 3])
             self.assertLess(feed.wait_until_full(PATIENCE_S), PATIENCE_S)  # it has been full
 
-    def test_waiting_for_a_full_feed_ends_with_a_short_or_broken_iterable(self):
+    def test_wait_until_full_returns_when_the_iterable_ends_or_fails(self):
         def broken():
             yield 0
             raise ValueError
@@ -241,7 +241,7 @@ class FeedTest(unittest.TestCase):
             with Feed(batches, 8) as feed:
                 self.assertLess(feed.wait_until_full(PATIENCE_S), PATIENCE_S)
 
-    def test_waiting_for_a_full_feed_ends_at_its_timeout(self):
+    def test_wait_until_full_returns_at_its_timeout(self):
         may_end = threading.Event()
 
         def slow():
@@ -330,13 +330,13 @@ class PipelineTest(PipelineCase):
             rows = [d.planned.rows for d in self.delivered if d.planned.step.position.epoch == epoch]
             self.assertEqual(sorted(np.concatenate(rows).tolist()), list(range(13)))
 
-    def test_every_batch_is_whole_and_lies_on_the_model_device(self):
+    def test_every_batch_is_complete_and_on_the_model_device(self):
         for delivery in self.delivered:
             check_batch(delivery.batch, TTS_FEATURES, "delivery")
             for name, tensor in delivery.batch.items():
                 self.assertTrue(tensor.device.endswith(MODEL[1:]), f"{name} is on {tensor.device}")
 
-    def test_the_mel_of_each_utterance_is_that_of_its_file_by_librosa(self):
+    def test_the_mel_of_each_utterance_matches_librosa(self):
         for delivery in self.first_epoch:
             batch = host(delivery)
             for row, mel, frames in zip(delivery.planned.rows, batch["mel"], batch["frames"], strict=False):
@@ -345,7 +345,7 @@ class PipelineTest(PipelineCase):
                 self.assertEqual(frames, len(expected))
                 np.testing.assert_allclose(mel[:frames], expected, atol=1e-3)
 
-    def test_the_plan_that_travels_with_a_batch_tells_what_is_in_it(self):
+    def test_the_plan_of_a_batch_describes_its_content(self):
         for planned, batch, _ in self.delivered:
             batch = {name: tensor.numpy() for name, tensor in batch.items()}
             rows, real = planned.rows, len(planned.rows)
@@ -367,7 +367,7 @@ class PipelineTest(PipelineCase):
                 np.testing.assert_array_equal(ids[: end - begin], self.manifest.tokens[begin:end])
                 self.assertFalse(ids[end - begin :].any())
 
-    def test_rows_without_an_utterance_have_no_length_and_are_silent(self):
+    def test_rows_without_an_utterance_are_silent_with_length_0(self):
         short = [(d, host(d)) for d in self.delivered if len(d.planned.rows) < 3]
         self.assertTrue(short)
         for delivery, batch in short:
@@ -377,7 +377,7 @@ class PipelineTest(PipelineCase):
             for name in ("mel", "reference"):
                 np.testing.assert_allclose(batch[name][empty], np.log(LOG_FLOOR), rtol=1e-6)
 
-    def test_each_step_says_how_many_frames_and_tokens_its_batches_have_together(self):
+    def test_step_totals_are_the_frames_and_tokens_of_all_batches_of_the_step(self):
         steps = {}
         for delivery in self.delivered:
             steps.setdefault(delivery.planned.step.position, []).append(delivery)
@@ -388,12 +388,12 @@ class PipelineTest(PipelineCase):
             for batch in map(host, batches):
                 self.assertEqual((batch["step_frames"], batch["step_tokens"]), (frames, tokens))
 
-    def test_over_an_epoch_every_batch_says_the_totals_of_the_epoch(self):
+    def test_epoch_totals_are_the_same_in_every_batch(self):
         delivered = [host(delivery) for delivery in self.epoch(mean_over="epoch")]
         frames, tokens = (sum(batch[name].sum() for batch in delivered) for name in ("frames", "token_count"))
         self.assertEqual({(float(b["step_frames"]), float(b["step_tokens"])) for b in delivered}, {(frames, tokens)})
 
-    def test_each_batch_has_randomness_of_its_own(self):
+    def test_each_batch_has_its_own_seed(self):
         seeds = {tuple(host(delivery)["seed"]) for delivery in self.delivered}
         self.assertEqual(len(seeds), len(self.delivered))
 
@@ -401,7 +401,7 @@ class PipelineTest(PipelineCase):
         self.assertEqual(len({delivery.planned.step.bucket for delivery in self.delivered}), 2)
         self.assertEqual(self.traced, 2)  # the wave, and its reference
 
-    def test_how_it_is_read_changes_no_bit(self):
+    def test_reading_options_change_no_bit(self):
         for settings in (
             {"num_workers": 4, "buffer_size": 1, "prefetch_buffer_size": 1},
             {"num_workers": 1, "buffer_size": 20, "prefetch_buffer_size": 8, "use_tf_native_loading": False},
@@ -410,7 +410,7 @@ class PipelineTest(PipelineCase):
             with self.subTest(**settings):
                 self.assert_same(self.epoch(**settings), self.first_epoch)
 
-    def test_each_batch_is_heard_in_other_voices_where_that_is_asked_for_and_only_there(self):
+    def test_vtlp_is_applied_only_if_the_extractor_has_it(self):
         settings = self.SETTINGS.model_copy(update={"vtlp": 0.2})
         heard = []
         for extractor in (PLAIN, tts_extractor(0.2), tts_extractor(0.2)):
@@ -428,33 +428,33 @@ class PipelineTest(PipelineCase):
             for name in set(batch) - {"mel", "reference", "f0_hz"}:
                 np.testing.assert_array_equal(batch[name], expected[name], err_msg=name)
 
-    def test_the_pitch_of_each_utterance_is_that_of_its_tone(self):
+    def test_the_f0_of_each_utterance_is_its_frequency(self):
         for delivery in self.first_epoch:
             batch = host(delivery)
             for row, hz, frames in zip(delivery.planned.rows, batch["f0_hz"], batch["frames"], strict=False):
                 if pitch_of(row) <= 600.0:
                     np.testing.assert_allclose(hz[4 : frames - 4], pitch_of(row), rtol=0.005)
 
-    def test_starting_at_a_position_is_skipping_to_it(self):
+    def test_starting_at_a_position_equals_skipping_to_it(self):
         for start in (Position(0, 2), Position(1, 0), Position(1, self.steps - 1)):
             with self.subTest(start=start):
                 expected = [delivery for delivery in self.delivered if delivery.planned.step.position >= start]
                 self.assert_same(self.epoch(start, epochs=2), expected)
 
-    def test_following_positions_lead_through_the_epochs(self):
+    def test_next_positions_traverse_the_epochs(self):
         ends = [delivery.planned.step for delivery in self.delivered if delivery.planned.last]
         positions = [Position(epoch, step) for epoch in (0, 1) for step in range(self.steps)]
         self.assertEqual([step.position for step in ends], positions)
         self.assertEqual([step.next_position for step in ends[:-1]], positions[1:])
         self.assertEqual(ends[-1].next_position, Position(2, 0))
 
-    def test_a_feed_without_end_can_be_left_and_opened_again(self):
+    def test_an_endless_feed_can_be_closed_and_opened_again(self):
         pipeline = self.pipeline()
         for _ in range(2):
             with pipeline.open_feed(Position()) as feed:
                 self.assert_same([*next(feed), *next(feed)], self.first_epoch[:2])
 
-    def test_later_batches_are_produced_and_handed_over_while_the_consumer_holds_one(self):
+    def test_later_batches_are_produced_while_the_consumer_holds_one(self):
         produced, enough = [], threading.Event()
         produce_on_data = trace_produce(DATA, PLAIN)
 
@@ -479,7 +479,7 @@ class PipelineTest(PipelineCase):
             at = {op.device for op in operations if op.type not in ("Placeholder", "Identity")}  # arguments, results
             self.assertEqual(at, {f"/device:{device[1:]}"})
 
-    def test_a_batch_on_another_device_than_promised_is_refused(self):
+    def test_a_batch_on_the_wrong_device_is_rejected(self):
         planned = [self.first_epoch[0].planned]
         batches = device_batches(self.silent(planned, MODEL), [ROUTE], PLAIN, trace_produce(DATA, PLAIN))
         with self.assertRaisesRegex(PlacementError, f"must be on {DATA}, but found .* on {MODEL}"):
@@ -499,7 +499,7 @@ def silence(rows, starts, samples, padded):
 
 
 class SlowFilesTest(PipelineCase):
-    def test_batches_keep_their_order_where_the_first_one_is_read_last(self):
+    def test_batches_keep_their_order_if_the_first_is_read_last(self):
         planned = list(
             planned_batches(
                 self.corpus.plan, self.manifest, Position(), seed=self.SEED, reference_samples=11_008, epochs=1
@@ -540,7 +540,7 @@ class ReferenceTest(PipelineCase):
 
     SECONDS = tuple(0.6 + 0.01 * i for i in range(9))
 
-    def test_a_reference_is_a_random_stretch_of_another_utterance_of_the_speaker(self):
+    def test_a_reference_is_a_random_segment_of_another_utterance_of_the_speaker(self):
         planned = list(
             planned_batches(
                 self.corpus.plan, self.manifest, Position(), seed=self.SEED, reference_samples=5632, epochs=30
@@ -559,7 +559,7 @@ class ReferenceTest(PipelineCase):
         self.assertGreater(len(set(starts)), 200)  # of 270
         self.assertAlmostEqual(float(np.mean(starts)), 0.5, delta=0.06)  # standard deviation 0.018
 
-    def test_the_reference_that_is_read_is_the_one_that_was_planned(self):
+    def test_the_planned_reference_is_read(self):
         pipeline = self.pipeline(reference_seconds=0.5)
         with pipeline.open_feed(Position(), epochs=1) as feed:
             for ((planned, batch, _),) in feed:
@@ -606,20 +606,20 @@ class DamagedCorpusTest(PipelineCase):
             seen.append({*plan.rows.tolist(), *plan.arrays["reference_row"][: len(plan.rows)].tolist()})
         cls.latest = max(range(13), key=lambda row: [row in batch for batch in seen].index(True))
 
-    def test_vanished(self):
+    def test_a_missing_file_is_named_at_its_batch(self):
         self.assert_named_at_its_batch(os.remove, "No such file", self.latest)
 
-    def test_vanished_where_soundfile_reads(self):
+    def test_a_missing_file_is_named_at_its_batch_by_soundfile(self):
         self.assert_named_at_its_batch(os.remove, "No such file", self.latest, use_tf_native_loading=False)
 
-    def test_truncated(self):
+    def test_a_truncated_file_is_named_at_its_batch(self):
         def cut(path):
             with open(path, "r+b") as file:
                 file.truncate(5_000)
 
         self.assert_named_at_its_batch(cut, "had [0-9]+ when the manifest was made", self.latest)
 
-    def test_replaced_by_a_shorter_one(self):
+    def test_a_shorter_file_is_named_at_its_batch(self):
         for native in (True, False):
             self.assert_named_at_its_batch(
                 lambda path: soundfile.write(path, np.zeros(7_000), SAMPLE_RATE_HZ),
@@ -628,7 +628,7 @@ class DamagedCorpusTest(PipelineCase):
                 use_tf_native_loading=native,
             )
 
-    def test_replaced_by_a_longer_one(self):
+    def test_a_longer_file_is_named_at_its_batch(self):
         for native in (True, False):
             self.assert_named_at_its_batch(
                 lambda path: soundfile.write(path, np.zeros(70_000), SAMPLE_RATE_HZ),
@@ -637,7 +637,7 @@ class DamagedCorpusTest(PipelineCase):
                 use_tf_native_loading=native,
             )
 
-    def test_replaced_by_one_of_another_format(self):
+    def test_a_file_of_another_format_is_named_at_its_batch(self):
         def replace_with(channels, rate_hz, subtype):
             def change(path):
                 samples = soundfile.info(path).frames
@@ -669,21 +669,21 @@ class UnusualCorpusTest(unittest.TestCase):
                 self.assertGreater(spectrogram[:frames].max(axis=1).min(), -3.0)  # the tone sounds throughout
         return delivered
 
-    def test_one_utterance_is_its_own_reference(self):
+    def test_a_single_utterance_is_its_own_reference(self):
         (delivery,) = self.delivered([0.4])
         batch = host(delivery)
         self.assertEqual(batch["frames"].tolist(), [34, 0])
         np.testing.assert_array_equal(batch["reference"][0, :34], batch["mel"][0, :34])
 
-    def test_very_short_and_very_long_utterances_in_batches_shorter_than_the_longest(self):
+    def test_very_short_and_very_long_utterances_are_read(self):
         delivered = self.delivered([0.06, 0.3, 20.0, 0.31], speakers=2, batch_seconds=1.0, reference_seconds=30.0)
         self.assertEqual({d.batch["reference"].shape[1] for d in delivered}, {2583})  # 30 s in whole frames
         self.assertEqual(max(int(d.batch["reference_frames"].numpy().max()) for d in delivered), 1722)  # 20 s
 
-    def test_spaces_and_letters_of_any_script_in_paths(self):
+    def test_paths_with_spaces_and_letters_of_any_script_are_read(self):
         self.delivered([0.3, 0.4], suffixes=("  ა سلام ü %s.wav", " {0}'\".wav"), name="der Körper\t日本")
 
-    def test_a_path_that_is_no_utf_8(self):
+    def test_a_path_that_is_not_utf_8_is_read(self):
         self.delivered([0.3], name=os.fsdecode(b"caf\xe9"))
 
 

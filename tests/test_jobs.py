@@ -122,7 +122,7 @@ sys.exit(report_errors(lambda: main(flags, "jobs", command("trainer"), command("
 """
 
 
-class Place(unittest.TestCase):
+class Case(unittest.TestCase):
     """A folder with a corpus of 13 utterances, and jobs of 6 steps with a warm start of 2."""
 
     def setUp(self):
@@ -186,8 +186,8 @@ class Place(unittest.TestCase):
         return {name: (process.state, process.restarts) for name, process in processes.items()}
 
 
-class JobsTest(Place):
-    def test_train_on_their_shards_from_the_warm_start_and_are_merged(self):
+class JobsTest(Case):
+    def test_jobs_train_on_their_shards_from_the_warm_start_and_are_merged(self):
         code, out, err = self.launch()
         self.assertEqual((code, err), (0, ""))
         self.assertEqual(self.steps("warmstart", "gpu0", "gpu1"), [2, 6, 6])
@@ -317,7 +317,7 @@ class JobsTest(Place):
             self.assertEqual(config.training.stop_at_step, stop_at)
 
 
-class StopTest(Place):
+class StopTest(Case):
     def test_sigterm_lets_all_jobs_save_and_resume_continues(self):
         for name in ("gpu0", "gpu1"):
             self.fault(name, "wait", at=3, once=True)
@@ -372,7 +372,7 @@ class StopTest(Place):
         self.assertEqual(self.launch("--resume")[0], 0)
         self.assertEqual(self.steps("gpu0", "gpu1"), [6, 6])
 
-    def test_stop_signals_no_process_that_reuses_the_pid(self):
+    def test_stop_does_not_signal_another_process_with_the_same_pid(self):
         self.run_folder.mkdir(parents=True)
         fixed = ImmutableSettings(gpus=[0, 1], warmstart_steps=2, sync_every=0, corpus={})
         record = new_state(6, fixed)
@@ -391,7 +391,7 @@ class StopTest(Place):
             time.sleep(0.02)
 
 
-class SettingsTest(Place):
+class SettingsTest(Case):
     def test_file_of_one_gpu_overrides_settings_of_its_job(self):
         path = self.folder / "own.yaml"
         path.write_text("training: {warmup_steps: 3}\n")
@@ -429,7 +429,7 @@ class SettingsTest(Place):
                 self.assertIn(message, err)
         self.assertFalse((self.folder / "runs").exists())
 
-    def test_folder_of_another_run_is_left_alone(self):
+    def test_folder_of_another_run_is_not_changed(self):
         for name in ("checkpoints", "warmstart"):
             other = self.folder / "runs" / f"of_{name}"
             (other / name).mkdir(parents=True)
@@ -472,7 +472,7 @@ class SettingsTest(Place):
             self.assertEqual([device.cores for device in job_devices((0, 1), 6)], [None, None])
 
 
-class RealTrainingTest(Place):
+class RealTrainingTest(Case):
     def test_killed_job_ends_bit_identical_to_an_uninterrupted_run(self):
         flags = "--simulate-gpus 2 --validation-fraction 0 --validate-every 0 --sample-every 0 --model-size tiny"
         flags += " --batch-size 2 --log-every 1 --checkpoint-every 2 --keep-checkpoints 9"
@@ -540,7 +540,7 @@ class DisplayTest(unittest.TestCase):
             display.show_table(["b"])
         self.assertEqual(out.getvalue(), "a\nb\n")
 
-    def test_newest_complete_report_is_read(self):
+    def test_progress_is_read_from_the_last_complete_line(self):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "metrics.jsonl"
             self.assertEqual(read_last_report(path), {})

@@ -73,7 +73,7 @@ class LauncherTest(unittest.TestCase):
         self.assertIn("\n  | at step 7\n", done.stderr)
         self.assertIn(str(self.folder / "logs" / "worker-1.log"), done.stderr)
 
-    def test_defect_is_blamed_not_the_workers_that_lost_another(self):
+    def test_defect_is_reported_as_the_cause_not_the_workers_that_lost_their_peer(self):
         done = self.run_workers("if index == 1:\n    time.sleep(1.0)\n    raise ValueError('17')\n" + NOTICES)
         self.assertEqual(done.returncode, 1)
         self.assertIn("error: worker 1", done.stderr)

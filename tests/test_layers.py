@@ -74,16 +74,16 @@ WITHOUT_TENSORFLOW = (
 
 
 class LayersTest(unittest.TestCase):
-    def test_every_module_stands_in_a_row(self):
+    def test_every_module_is_in_a_row(self):
         self.assertEqual({_unit(path) for path in _modules()} - set(HEIGHT), set())
 
-    def test_imports_point_down_only(self):
+    def test_modules_import_only_from_lower_rows(self):
         for path in _modules():
             for line, target in _project_imports(path):
                 with self.subTest(file=str(path.relative_to(ROOT)), line=line, imports=target):
                     self.assertTrue(_may_import(_unit(path), target), f"{_unit(path)} may not import {target}")
 
-    def test_a_row_does_not_import_itself_or_what_stands_above(self):
+    def test_import_from_the_same_or_a_higher_row_is_rejected(self):
         self.assertTrue(_may_import("data", "data"))
         self.assertTrue(_may_import("data", "audio"))
         self.assertFalse(_may_import("data", "models"))
@@ -91,7 +91,7 @@ class LayersTest(unittest.TestCase):
         self.assertFalse(_may_import("errors", "clock"))
         self.assertFalse(_may_import("data", "utilities"))
 
-    def test_every_form_of_import_is_seen(self):
+    def test_every_form_of_import_is_found(self):
         forms = (
             "import myxtts.data.feed",
             "from myxtts.data import feed",

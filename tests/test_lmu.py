@@ -120,7 +120,7 @@ class Memory(unittest.TestCase):
                     alone = memory_of(u[row : row + 1, :real], 8, 16.0, backward, block_frames)
                     np.testing.assert_allclose(together[row, :real], alone[0], atol=1e-5)
 
-    def test_is_causal(self):
+    def test_memory_is_causal(self):
         u = noise(1, 40, 1)
         later = u.copy()
         later[0, 25:] += 1.0

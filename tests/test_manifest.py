@@ -61,7 +61,7 @@ TTS_INPUTS = {  # name: (file, whether it is native)
 }
 
 
-class Corpus(unittest.TestCase):
+class CorpusCase(unittest.TestCase):
     """A CSV corpus of sounds in a temporary folder."""
 
     def setUp(self):
@@ -104,7 +104,7 @@ class Corpus(unittest.TestCase):
             self.assertEqual(self.lines[row.line - 1].split(",")[0], row.audio)
 
 
-class Columns(Corpus):
+class Columns(CorpusCase):
     def test_lengths_count_samples_after_resampling(self):
         self.sound("a.wav", 30_000)
         self.sound("b.wav", 60_000, 44_100)
@@ -119,7 +119,7 @@ class Columns(Corpus):
         self.assertEqual(manifest.native.tolist(), [True, False, False, False, False, False])
         self.assertEqual(manifest.paths[2], os.path.realpath(self.folder / "c.flac"))
 
-    def test_tokens_speakers_and_languages_index_the_tables(self):
+    def test_tokens_speakers_and_languages_are_rows_of_the_vocabulary(self):
         self.sound("a.wav", text="ba", speaker="zoe")
         self.sound("b.wav", text="cab", speaker="ann", language="ka")
         manifest, vocabulary, _ = self.build()
@@ -131,7 +131,7 @@ class Columns(Corpus):
         self.assertEqual((vocabulary.languages, manifest.language.tolist()), (("en", "ka"), [0, 1]))
         self.assertEqual(manifest.padded_tokens(np.array([1]), 2, 6).tolist(), [[1, 5, 3, 4, 2, 0], [0] * 6])
 
-    def test_dtypes_are_those_of_the_contract_even_without_utterances(self):
+    def test_dtypes_match_the_contract_even_without_utterances(self):
         self.add("missing.wav")
         empty = self.build()[0]
         self.sound("a.wav")
@@ -143,7 +143,7 @@ class Columns(Corpus):
                 | {"native": np.dtype(bool), "token_start": np.dtype(np.int64)},
             )
 
-    def test_tables_hold_nothing_of_rejected_rows(self):
+    def test_vocabulary_excludes_rejected_rows(self):
         self.sound("a.wav", text="ab")
         self.sound("short.wav", 100, text="z", speaker="gone", language="ka")
         _, vocabulary, _ = self.build()
@@ -151,7 +151,7 @@ class Columns(Corpus):
             (vocabulary.symbols.to_list(), vocabulary.speakers, vocabulary.languages), (["a", "b"], ("s",), ("en",))
         )
 
-    def test_validation_uses_the_tables_of_training_and_may_add_speakers(self):
+    def test_validation_uses_the_vocabulary_of_training_and_may_add_speakers(self):
         self.sound("a.wav", text="ab")
         vocabulary = self.build()[1]
         self.lines[1:] = []
@@ -169,7 +169,7 @@ class Columns(Corpus):
             ],
         )
 
-    def test_the_fingerprint_is_of_the_content(self):
+    def test_the_fingerprint_depends_on_the_content_only(self):
         self.sound("a.wav")
         self.sound("b.wav")
         first = self.build()[0].fingerprint
@@ -182,7 +182,7 @@ class Columns(Corpus):
                 self.assertNotEqual(self.build()[0].fingerprint, first)
             self.lines[1] = kept
 
-    def test_the_number_of_threads_does_not_matter(self):
+    def test_the_result_does_not_depend_on_the_number_of_threads(self):
         for number in range(600):
             self.add(f"u{number}.wav").write_bytes(riff(pcm_format(), chunk(b"data", b"\0" * 2 * (10_000 + number))))
         one, two = self.build(workers=1)[0], self.build(workers=4)[0]
@@ -190,8 +190,8 @@ class Columns(Corpus):
         self.assertEqual(two.samples.tolist(), list(range(10_000, 10_600)))
 
 
-class RejectedRows(Corpus):
-    def test_files_that_cannot_be_read_are_rejected(self):
+class RejectedRows(CorpusCase):
+    def test_unreadable_files_are_rejected(self):
         self.sound("good.wav")
         self.add("missing.wav")
         self.add("empty.wav").write_bytes(b"")
@@ -208,7 +208,7 @@ class RejectedRows(Corpus):
             ("pipe.wav", "not a file"),
         )
 
-    def test_a_wrong_suffix_does_not_matter(self):
+    def test_a_wrong_suffix_is_accepted(self):
         self.sound("a.wav")
         os.rename(self.folder / "a.wav", self.folder / "a.txt")
         self.lines[1] = "a.txt,hello,s,en"
@@ -224,7 +224,7 @@ class RejectedRows(Corpus):
             ("a.wav", "truncated"), ("b.flac", "truncated"), ("c.mp3", "truncated"), ("d.wav", "unreadable")
         )
 
-    def test_headers_that_contradict_themselves_are_rejected(self):
+    def test_inconsistent_headers_are_rejected(self):
         self.sound("good.wav")
         self.add("two.wav").write_bytes(riff(pcm_format(), DATA, DATA))
         self.add("slow.wav").write_bytes(riff(pcm_format(rate_hz=10), DATA))
@@ -236,7 +236,7 @@ class RejectedRows(Corpus):
         names = ("two.wav", "slow.wav", "fast.wav", "stream.flac")
         self.assert_rejected(*((name, "unreadable") for name in names), max_seconds=1e99)
 
-    def test_sounds_that_are_not_finite_are_rejected_where_they_are_not(self):
+    def test_non_finite_samples_are_rejected_with_their_position(self):
         for name, value in (("nan.wav", np.nan), ("infinite.wav", np.inf), ("fine.wav", 0.0)):
             wave = np.zeros((100_000, 2))
             wave[70_000, 1] = value
@@ -247,12 +247,12 @@ class RejectedRows(Corpus):
             [(name, "not finite", "sample 70000") for name in ("nan.wav", "infinite.wav")],
         )
 
-    def test_lengths_out_of_bounds_are_rejected_and_the_bounds_are_not(self):
+    def test_lengths_outside_the_inclusive_limits_are_rejected(self):
         for name, samples in (("a.wav", 11_024), ("b.wav", 11_025), ("c.wav", 22_050), ("d.wav", 22_051)):
             self.sound(name, samples)
         self.assert_rejected(("a.wav", "too short"), ("d.wav", "too long"), min_seconds=0.5, max_seconds=1.0)
 
-    def test_texts_that_cannot_be_spoken_are_rejected(self):
+    def test_unusable_texts_are_rejected(self):
         self.sound("a.wav", text="")
         self.sound("b.wav", text="?! 12")
         self.sound("c.wav", language="xx")
@@ -265,7 +265,7 @@ class RejectedRows(Corpus):
             ("d.wav", "audio too short for its text"),
         )
 
-    def test_paths_that_leave_the_corpus_folder_are_rejected(self):
+    def test_paths_outside_the_corpus_folder_are_rejected(self):
         self.sound("good.wav")
         for place in ("outside.wav", "corpus-of-another/a.wav"):
             (self.outside / place).parent.mkdir(exist_ok=True)
@@ -284,7 +284,7 @@ class RejectedRows(Corpus):
             self.add(path)
         self.assert_rejected(*((path, "outside the corpus folder") for path in ("link.wav", *hostile)))
 
-    def test_the_second_row_of_a_file_is_rejected_under_any_name(self):
+    def test_a_file_listed_twice_under_any_name_is_rejected(self):
         self.sound("a.wav")
         os.symlink("a.wav", self.add("b.wav"))
         for path in ("./a.wav", "x/../a.wav", str(self.folder / "a.wav")):
@@ -294,14 +294,14 @@ class RejectedRows(Corpus):
             [(row.reason, row.detail) for row in rejected], [("duplicate path", "line 2 names it, too")] * 4
         )
 
-    def test_names_that_no_file_can_have_are_rejected(self):
+    def test_impossible_file_names_are_rejected(self):
         self.sound("a.wav")
         self.add("x" * 300 + ".wav")
         os.symlink("loop.wav", self.add("loop.wav"))
         self.assert_rejected(("x" * 300 + ".wav", "unreadable"), ("loop.wav", "unreadable"))
 
 
-class Report(Corpus):
+class RejectedReport(CorpusCase):
     def report(self, max_rejected):
         rows = self.rows()
         manifest, _, rejected = self.build()
@@ -330,7 +330,7 @@ class Report(Corpus):
         )
         self.assertEqual([path.name for path in self.outside.iterdir() if path.is_file()], ["rejected.csv"])
 
-    def test_more_than_the_allowed_share_stops_and_the_share_itself_does_not(self):
+    def test_only_a_fraction_above_max_rejected_is_an_error(self):
         self.sound("a.wav")
         self.add("b.wav")
         with self.assertLogs("myxtts.data.manifest", "WARNING"):
@@ -339,19 +339,19 @@ class Report(Corpus):
             self.report(0.49)
         self.assertTrue((self.outside / "rejected.csv").exists())
 
-    def test_a_corpus_without_a_usable_row_stops_whatever_is_allowed(self):
+    def test_a_corpus_without_usable_rows_is_always_an_error(self):
         self.add("b.wav")
         with self.assertRaisesRegex(DataError, r"no usable utterances"):
             self.report(1.0)
 
-    def test_a_listing_of_an_earlier_run_does_not_stay(self):
+    def test_the_listing_of_an_earlier_run_is_replaced(self):
         (self.outside / "rejected.csv").write_text("old")
         self.sound("a.wav")
         self.report(0.0)
         self.assertEqual((self.outside / "rejected.csv").read_text().strip(), "metadata,line,audio,reason,detail")
 
 
-class Cache(Corpus):
+class Cache(CorpusCase):
     def setUp(self):
         super().setUp()
         self.cache = self.outside / "manifest.npz"
@@ -374,7 +374,7 @@ class Cache(Corpus):
             np.testing.assert_array_equal(column, vars(again)[name], name)
         self.assertEqual((vocabulary, rejected, first.fingerprint), (tables_again, rejected_again, again.fingerprint))
 
-    def test_any_change_rebuilds(self):
+    def test_any_change_rebuilds_the_cache(self):
         self.cached()
         content = (self.folder / "a.wav").read_bytes()
         changes = {
@@ -392,12 +392,12 @@ class Cache(Corpus):
         vocabulary = self.cached()[0][1]
         self.assertTrue(self.cached(vocabulary=vocabulary)[1])
 
-    def test_a_file_that_appears_is_noticed(self):
+    def test_a_new_file_rebuilds_the_cache(self):
         self.assertEqual(len(self.cached()[0][0]), 2)
         (self.folder / "missing.wav").write_bytes(riff(pcm_format(), DATA))
         self.assertEqual(len(self.cached()[0][0]), 3)
 
-    def test_a_damaged_cache_is_rebuilt_with_a_word(self):
+    def test_a_damaged_cache_is_rebuilt_with_a_warning(self):
         self.cached()
         whole = self.cache.read_bytes()
         flipped = bytearray(whole)
@@ -425,13 +425,13 @@ class Native(unittest.TestCase):
         Path(self.path).write_bytes(content)
         return read_header(self.path)
 
-    def test_native_is_what_the_table_says_and_every_length_is_libsndfiles(self):
+    def test_native_formats_match_the_table_and_lengths_match_libsndfile(self):
         for name, (content, native) in TTS_INPUTS.items():
             header = self.header(content)
             self.assertEqual(header.native, native, name)
             self.assertEqual(header.samples, len(soundfile.read(self.path)[0]), name)
 
-    def test_tensorflow_decodes_all_that_is_native_to_the_same_length(self):
+    def test_tensorflow_decodes_native_files_to_the_same_length(self):
         import tensorflow as tf
 
         for name, (content, native) in TTS_INPUTS.items():
@@ -439,7 +439,7 @@ class Native(unittest.TestCase):
                 wave, rate_hz = tf.audio.decode_wav(content)
                 self.assertEqual((wave.shape, int(rate_hz)), ((self.header(content).samples, 1), SAMPLE_RATE_HZ), name)
 
-    def test_headers_cut_or_altered_anywhere_are_read_or_unusable(self):
+    def test_truncated_or_altered_headers_are_read_or_rejected(self):
         random = np.random.default_rng(0)
         base = riff(pcm_format(), chunk(b"LIST", b"abcd"), chunk(b"data", b"\0\1" * 50))
         for _ in range(1_000):

@@ -69,13 +69,13 @@ class LogMelTest(unittest.TestCase):
         loudest = log_mel(waves)[:, 12].numpy().argmax(axis=1)
         np.testing.assert_array_equal(loudest, bands)
 
-    def test_the_magnitude_of_a_sinusoid_is_that_of_its_hann_window(self):
+    def test_the_magnitude_of_a_sinusoid_matches_its_hann_window(self):
         # Under a Hann window, a tone of level a on bin k has |X[k]| = a * 1024 / 4, and half of it in both neighbours.
         tone = sine(100 * SAMPLE_RATE_HZ / 1024, 0.3).astype(np.float32)
         expected = 0.5 * 256 * (mel_filters()[99:102] * np.array([[0.5], [1.0], [0.5]])).sum(axis=0)
         np.testing.assert_allclose(np.exp(log_mel(tone[None])[0, 12]), np.maximum(expected, 1e-5), rtol=1e-4, atol=1e-6)
 
-    def test_a_wave_has_a_frame_per_256_samples(self):
+    def test_a_wave_has_one_frame_per_256_samples(self):
         for samples in (385, 511, 512, 513, 1_023, 1_024, 1_025, 6_615, 7_000):
             wave = np.random.default_rng(samples).uniform(-1, 1, (1, samples)).astype(np.float32)
             mel = log_mel(wave)[0].numpy()
@@ -216,7 +216,7 @@ class InversionTest(unittest.TestCase):
         self.assertEqual((wave.shape, wave.dtype), ((2, 19 * HOP_SAMPLES), np.float32))
         self.assertLessEqual(np.abs(wave).max(), 1.0)
 
-    def test_equal_seeds_return_equal_bytes_and_other_seeds_other_phases(self):
+    def test_output_depends_on_the_seed(self):
         noise = np.random.default_rng(0).uniform(-0.5, 0.5, 8_192)
         self.assertEqual(invert(noise, seed=3).tobytes(), invert(noise, seed=3).tobytes())
         self.assertNotEqual(invert(noise, seed=3).tobytes(), invert(noise, seed=4).tobytes())

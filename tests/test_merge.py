@@ -354,7 +354,7 @@ class InterpolationLineTest(unittest.TestCase):
         verdict = self.line((0.3, 1.0), (0.2, 0.8), (0.1, 0.9)).verdict()
         self.assertIn("as good as those of B (10.000 against 20.000; character error rate, %)", verdict)
 
-    def test_the_table_follows_the_line(self):
+    def test_table_rows_are_in_the_order_of_the_line(self):
         lines = self.line((0.2, 1.0), (0.3, 0.8), (0.25, 0.9), mean=(0.25, 0.75)).table().splitlines()
         self.assertEqual(lines[2:5], ["| 0 | A | 20.000 | 1.0000 |", "| 0.75 | merged | 25.000 | 0.9000 |", lines[4]])
         self.assertTrue(lines[4].startswith("| 1 | B |"))

@@ -9,7 +9,7 @@ from myxtts.data.metadata_file import DEFAULT_SPEAKER, Row, Rows, hold_out, read
 from myxtts.errors import DataError
 
 
-class Corpora(unittest.TestCase):
+class Case(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
@@ -33,32 +33,32 @@ class Corpora(unittest.TestCase):
         self.assertEqual(sorted(self.folder.rglob("*")), before)
 
 
-class LJSpeech(Corpora):
-    def test_the_normalised_text_is_taken_where_there_is_one(self):
+class LJSpeech(Case):
+    def test_the_normalised_text_is_preferred(self):
         rows = read_corpus(self.ljspeech("a|Dr. A|Doctor A\nb|Only this\nc|Kept|\n"), "en")
         self.assertEqual([row.text for row in rows.rows], ["Doctor A", "Only this", "Kept"])
         self.assertEqual(rows.folder, self.folder / "wavs")
 
-    def test_ids_name_files_with_or_without_their_suffix(self):
+    def test_ids_match_files_with_or_without_a_suffix(self):
         rows = read_corpus(self.ljspeech("LJ001.0001|x\nb.wav|x\nc.FLAC|x\nsub/d|x\n"), "en").rows
         self.assertEqual([row.audio for row in rows], ["LJ001.0001.wav", "b.wav", "c.FLAC", "sub/d.wav"])
 
-    def test_quotes_and_line_separators_of_unicode_are_text(self):
+    def test_quotes_and_unicode_line_separators_are_text(self):
         rows = read_corpus(self.ljspeech('a|"Hello, he said.\r\nb|one\u2028two\x85three\n'), "en").rows
         self.assertEqual(
             [(row.line, row.text) for row in rows], [(1, '"Hello, he said.'), (2, "one\u2028two\x85three")]
         )
 
-    def test_rows_of_a_wrong_form_are_rejected_with_their_line(self):
+    def test_malformed_rows_are_rejected_with_their_line(self):
         rows = read_corpus(self.ljspeech("a|fine\n\njust words\n|no id\na|b|c|d\n"), "en")
         self.assertEqual([row.id for row in rows.rows], ["a.wav"])
         self.assertEqual([(row.line, row.reason) for row in rows.rejected], [(n, "malformed row") for n in (3, 4, 5)])
 
-    def test_a_metadata_file_can_be_named_itself(self):
+    def test_a_metadata_file_can_be_given_directly(self):
         self.ljspeech("a|x\n", "metadata_train.csv")
         self.assertEqual(len(read_corpus(self.folder / "metadata_train.csv", "en").rows), 1)
 
-    def test_a_folder_with_train_and_eval_metadata_gives_both(self):
+    def test_a_folder_with_train_and_eval_metadata_provides_both_corpora(self):
         self.ljspeech("a|x\nb|x\nbad\n", "metadata_train.csv")
         self.ljspeech("c|x\n|bad\n", "metadata_eval.csv")
         train, validation, rejected = read_corpora(self.folder, None, "en", 0.5, seed=0)
@@ -67,14 +67,14 @@ class LJSpeech(Corpora):
         )
         self.assertEqual([Path(row.metadata).name for row in rejected], ["metadata_train.csv", "metadata_eval.csv"])
 
-    def test_without_validation_rows_are_held_out_and_malformed_ones_listed_once(self):
+    def test_without_validation_data_rows_are_held_out_and_malformed_rows_listed_once(self):
         train, validation, rejected = read_corpora(
             self.ljspeech("a|x\nb|x\nc|x\nd|x\nbad\n|bad\n"), None, "en", 0.25, 0
         )
         self.assertEqual((len(train.rows), len(validation.rows), len(rejected)), (3, 1, 2))
         self.assertEqual(len(train.rejected) + len(validation.rejected), 2)
 
-    def test_a_given_validation_corpus_comes_before_the_folders_own(self):
+    def test_a_given_validation_corpus_overrides_the_one_in_the_folder(self):
         self.ljspeech("a|x\n", "metadata_train.csv")
         self.ljspeech("c|x\n", "metadata_eval.csv")
         table = self.write("other.csv", "path,text\nd.wav,x\n")
@@ -82,7 +82,7 @@ class LJSpeech(Corpora):
         self.assertEqual([row.id for row in validation.rows], ["d.wav"])
 
 
-class Tables(Corpora):
+class Tables(Case):
     def test_every_separator_is_detected(self):
         for separator in ",;\t|":
             path = self.write("list.txt", separator.join(["path", "text"]) + "\n" + separator.join(["a.wav", "hi"]))
@@ -100,17 +100,17 @@ class Tables(Corpora):
         )
         self.assertEqual(read_corpus(path, "en").rows, expected)
 
-    def test_quotes_quote_and_lines_are_counted_through_them(self):
+    def test_quoted_line_breaks_count_as_lines(self):
         path = self.write("list.csv", 'path,text\r\na.wav,"one, ""two""\r\nthree"\r\n\r\nb.wav,four\r\n')
         rows = read_corpus(path, "en").rows
         self.assertEqual([(row.line, row.text) for row in rows], [(2, 'one, "two"\r\nthree'), (5, "four")])
 
-    def test_rows_with_another_number_of_fields_are_rejected(self):
+    def test_rows_with_the_wrong_number_of_fields_are_rejected(self):
         rows = read_corpus(self.write("list.csv", "path,text,speaker\na.wav,x,s\nb.wav,x\nc.wav,x,s,t\n ,x,s\n"), "en")
         self.assertEqual([row.id for row in rows.rows], ["a.wav"])
         self.assertEqual([(row.line, row.audio) for row in rows.rejected], [(3, "b.wav"), (4, "c.wav"), (5, "")])
 
-    def test_a_quote_that_is_never_closed_does_not_swallow_the_rest(self):
+    def test_an_unclosed_quote_affects_only_its_row(self):
         self.refused("line 3 is not", self.write("list.csv", 'path,text\na.wav,x\nb.wav,"x\nc.wav,x\n'))
         self.refused("line 2 is not", self.write("list.csv", 'path,text\na.wav,"x' + "y" * 200_000 + '"\n'))
 
@@ -119,29 +119,29 @@ class Tables(Corpora):
         self.assertEqual({row.id for row in rows}, {"a.wav"})
 
 
-class Refusals(Corpora):
-    def test_what_is_not_there_is_refused_and_not_made(self):
+class Rejected(Case):
+    def test_a_missing_path_is_rejected_and_not_created(self):
         self.refused("does not exist", self.folder / "missing")
         self.refused("does not exist", self.folder / ("x" * 300))
 
-    def test_a_folder_without_metadata_or_wavs_is_refused(self):
+    def test_a_folder_without_metadata_or_wavs_is_rejected(self):
         self.refused("no metadata.csv", self.folder)
         self.write("metadata.csv", "a|x\n")
         self.refused("no folder wavs/", self.folder)
 
-    def test_a_device_is_refused(self):
+    def test_a_device_file_is_rejected(self):
         self.refused("neither a folder nor a file", Path("/dev/zero"))
 
-    def test_a_header_without_path_or_text_is_refused(self):
+    def test_a_header_without_path_or_text_is_rejected(self):
         for header in ("file,text", "path,words", "path,path,text", "path", "a.wav,hello"):
             self.refused("header that names path and text", self.write("list.csv", header + "\na,b,c\n"))
 
-    def test_a_file_without_utterances_is_refused(self):
+    def test_a_file_without_utterances_is_rejected(self):
         self.refused("is empty", self.write("list.csv", b""))
         self.refused("is empty", self.write("list.csv", " \n\n"))
         self.refused("no utterances", self.write("list.csv", "path,text\n\n"))
 
-    def test_what_is_not_utf8_text_is_refused(self):
+    def test_a_file_that_is_not_utf_8_text_is_rejected(self):
         self.refused("binary or UTF-16", self.write("list.csv", b"RIFF\0\0\0\0WAVE"))
         self.refused("binary or UTF-16", self.write("list.csv", "path,text\na.wav,x\n".encode("utf-16")))
         self.refused(
@@ -157,29 +157,29 @@ class HoldOut(unittest.TestCase):
     def ids(self, part):
         return {row.id for row in part.rows}
 
-    def test_parts_are_disjoint_and_cover_and_have_the_asked_size(self):
+    def test_both_parts_are_disjoint_and_complete_with_the_requested_size(self):
         ids = [f"u{n}" for n in range(200)]
         train, validation = hold_out(self.rows(ids), 0.05, seed=3)
         self.assertEqual(len(validation.rows), 10)
         self.assertEqual([row.id for row in train.rows], [id_ for id_ in ids if id_ not in self.ids(validation)])
 
-    def test_the_order_of_the_rows_does_not_matter_but_the_seed_does(self):
+    def test_the_split_depends_on_the_seed_but_not_on_the_row_order(self):
         ids = [f"u{n}" for n in range(200)]
         _, validation = hold_out(self.rows(ids), 0.1, seed=0)
         random.Random(1).shuffle(ids)
         self.assertEqual(self.ids(hold_out(self.rows(ids), 0.1, seed=0)[1]), self.ids(validation))
         self.assertNotEqual(self.ids(hold_out(self.rows(ids), 0.1, seed=1)[1]), self.ids(validation))
 
-    def test_each_part_gets_an_utterance_where_there_are_two(self):
+    def test_each_part_of_two_or_more_utterances_is_not_empty(self):
         for share, ids in ((0.001, "ab"), (0.999, "ab"), (0.5, "abc")):
             train, validation = hold_out(self.rows(ids), share, seed=0)
             self.assertTrue(train.rows and validation.rows, (share, ids))
         self.assertEqual(len(hold_out(self.rows("a"), 0.5, seed=0)[0].rows), 1)
 
-    def test_a_share_of_nothing_holds_nothing_out(self):
+    def test_a_fraction_of_0_holds_nothing_out(self):
         self.assertEqual(hold_out(self.rows("abc"), 0.0, seed=0)[1].rows, ())
 
-    def test_rows_of_one_id_stay_together(self):
+    def test_rows_with_the_same_id_stay_together(self):
         train, validation = hold_out(self.rows("aabbccdd"), 0.5, seed=0)
         self.assertEqual((len(train.rows), len(validation.rows)), (4, 4))
         self.assertFalse(self.ids(train) & self.ids(validation))

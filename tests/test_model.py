@@ -90,7 +90,7 @@ class Padding(Network):
             np.testing.assert_array_equal(path_alone[0, :real], path[row, :real])
             np.testing.assert_allclose(mel_alone[0, :real], mel[row, :real], atol=2e-3)
 
-    def test_losses_of_microbatches_add_up_to_those_of_the_whole_batch(self):
+    def test_microbatch_losses_add_up_to_the_losses_of_the_whole_batch(self):
         batch = features([*ROWS, (8, 9)])
         whole, _ = self.call(batch)
         microbatches = [self.call(rows_of(batch, rows))[0] for rows in (slice(0, 1), slice(1, 4))]
@@ -149,7 +149,7 @@ class Inputs(Network):
         self.assert_changes("reference_frames", no_frames)
         self.assert_changes("language", switched)
 
-    def test_a_reference_of_no_frames_is_ignored(self):
+    def test_a_reference_without_frames_is_ignored(self):
         batch = features(ROWS)
         batch["reference_frames"][:] = 0
         mel, _, _ = self.synthesize(batch)
@@ -187,7 +187,7 @@ class Inputs(Network):
 
 
 class MeanMel(Network):
-    def test_depends_on_its_own_token_only(self):
+    def test_mean_mel_of_a_token_depends_on_that_token_only(self):
         batch = features(ROWS)
 
         def means(tokens):
@@ -343,7 +343,7 @@ class Dropout(Network):
     def losses(self, batch, **options):
         return [float(loss) for loss in self.call(batch, **options)[0].values()]
 
-    def test_is_active_only_in_training(self):
+    def test_dropout_is_active_only_in_training(self):
         batch = features(ROWS)
         first = self.losses(batch)
         reseeded = self.losses(batch | {"seed": np.array([1, 2], np.int32)})
@@ -352,13 +352,13 @@ class Dropout(Network):
         self.assertEqual(first, self.losses(batch))
         self.assertNotEqual(first, self.losses(batch, training=True))
 
-    def test_is_a_function_of_the_seed(self):
+    def test_dropout_is_a_function_of_the_seed(self):
         batch = features(ROWS)
         first = self.losses(batch, training=True)
         self.assertEqual(first, self.losses(batch, training=True))
         self.assertNotEqual(first, self.losses(batch | {"seed": np.array([1, 2], np.int32)}, training=True))
 
-    def test_differs_between_layers(self):
+    def test_dropout_differs_between_layers(self):
         names = [layer.seed_name for layer in self.model._flatten_layers() if hasattr(layer, "seed_name")]
         self.assertGreater(len(names), 3)
         self.assertEqual(len(names), len(set(names)))
@@ -395,7 +395,7 @@ class Synthesis(Network):
 
 
 class Precision(unittest.TestCase):
-    def test_losses_in_mixed_precision_are_near_those_of_float32(self):
+    def test_mixed_precision_losses_are_close_to_float32_losses(self):
         batch = on_device(features(ROWS))
         with tf.device(MODEL):
             expected = numpy_of(build_model()(batch)[0])
@@ -417,7 +417,7 @@ class Precision(unittest.TestCase):
 
 @long
 class Sizes(unittest.TestCase):
-    def test_match_the_documentation(self):
+    def test_parameter_counts_match_the_documentation(self):
         for size, smallest, largest in (
             ("tiny", 2e6, 3e6),
             ("small", 9e6, 11e6),

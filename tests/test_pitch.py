@@ -67,7 +67,7 @@ class ToneTest(unittest.TestCase):
         middle_s = (np.arange(len(f0_hz)) + 0.5) * HOP_SAMPLES / SAMPLE_RATE_HZ
         self.assertLess(np.abs(f0_hz - (100 + 100 * middle_s))[EDGE:-EDGE].max(), 1.0)
 
-    def test_a_constant_offset_does_not_matter(self):
+    def test_f0_does_not_depend_on_a_constant_offset(self):
         np.testing.assert_allclose(pitch(vowel(150.0) + 0.2)[0][EDGE:-EDGE], 150.0, rtol=0.005)
 
 
@@ -105,7 +105,7 @@ class VoicingTest(unittest.TestCase):
 
 
 class ReferenceTest(unittest.TestCase):
-    def test_f0_matches_yin_of_librosa(self):
+    def test_f0_matches_librosa_yin(self):
         seconds = np.arange(SAMPLE_RATE_HZ) / SAMPLE_RATE_HZ
         hz = 140 + 40 * np.sin(2 * np.pi * 0.5 * seconds)
         phase = 2 * np.pi * np.cumsum(hz) / SAMPLE_RATE_HZ

@@ -210,7 +210,7 @@ class PlannerTest(unittest.TestCase):
                 config = train.parse([] if candidate.flags == "none" else candidate.flags.split())[0]
                 self.assertEqual(plan_routes(config.placement, 4).routes, candidate.placement.routes)
 
-    def test_dual_beats_two_replicas_where_the_all_reduce_per_batch_exceeds_half_the_difference(self):
+    def test_dual_beats_two_replicas_if_the_all_reduce_per_batch_exceeds_half_the_stage_difference(self):
         for produce_s, step_s in ((1, 3), (3, 1), (2, 2), (0.5, 5)):
             crossing_s = abs(produce_s - step_s) / 2
             for of_batch_s in {0.8 * crossing_s, 1.2 * crossing_s + 0.01} - {0.0}:
@@ -255,7 +255,7 @@ class PlannerTest(unittest.TestCase):
         mixed = analytic_bound([("0", "1"), ("0", "2"), ("3", "3")], read)[0]
         self.assertEqual(mixed, "max(2 P, P + C, 2 R / 2, R / 2) / 3 = max(40, 40, 90, 45) / 3 = 30 ms")
 
-    def test_deep_queues_reach_the_bound_where_nothing_varies(self):
+    def test_deep_queues_reach_the_bound_if_times_do_not_vary(self):
         times = StageTimes.constant(2400, 0.0, 0.005, 0.001, 0.02)
         for prediction in predict_all(candidate_placements(4), times, all_reduce_s=0.004):
             if "trains too" not in prediction.candidate.name:

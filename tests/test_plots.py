@@ -23,21 +23,21 @@ class Pictures(unittest.TestCase):
                 for drawn in (image, f0):
                     self.assertEqual((drawn.dtype, drawn.ndim, drawn.shape[2]), (np.uint8, 3, 3))
 
-    def test_recording_and_speech_are_drawn_apart(self):
+    def test_recording_and_speech_are_drawn_separately(self):
         loud = MEL + 5.0
         plain, other = (mel_and_alignment(MEL, spoken, np.arange(20), "") for spoken in (MEL, loud))
         self.assertTrue((plain != other).any())
 
-    def test_png_holds_the_image(self):
+    def test_png_contains_the_image(self):
         image = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
         np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(png_bytes(image)))), image)
 
-    def test_curves_of_nothing_are_an_empty_picture(self):
+    def test_a_plot_without_curves_is_an_empty_picture(self):
         self.assertEqual(curves({}).shape, curves({"loss": np.array([[1, 2.0], [2, 1.0]])}).shape)
 
 
 class Page(unittest.TestCase):
-    def test_names_that_a_link_cannot_hold_are_quoted(self):
+    def test_file_names_in_links_are_percent_encoded(self):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name) / "run<1>"
             samples = folder / "samples" / "step-000010"

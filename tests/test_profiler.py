@@ -80,7 +80,7 @@ class AnalysisTest(unittest.TestCase):
         self.assertAlmostEqual(analysis.ceiling, 10 / 0.75)
         self.assertEqual(analysis.bottleneck, "produce")
 
-    def test_serial_time_includes_reading_only_where_it_is_slowest(self):
+    def test_serial_time_includes_reading_only_if_reading_is_slowest(self):
         self.assertAlmostEqual(analyze(measured(read=2.0), DataConfig()).serial, 5.0)
 
     def test_fractions_come_from_the_traced_runs(self):
@@ -91,7 +91,7 @@ class AnalysisTest(unittest.TestCase):
         self.assertAlmostEqual(analysis.tracing_overhead, 0.0)
         self.assertAlmostEqual(analysis.padding, 0.2)
 
-    def test_traced_runs_stand_for_untraced_ones_where_there_are_none(self):
+    def test_traced_runs_replace_missing_untraced_runs(self):
         analysis = analyze(measured(untraced_s=[]), DataConfig())
         self.assertAlmostEqual(analysis.achieved, 40 / 2.25)
         self.assertIsNone(analysis.tracing_overhead)

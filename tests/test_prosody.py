@@ -14,7 +14,7 @@ def prosody(**values) -> Prosody:
 
 
 class Target(unittest.TestCase):
-    def test_is_the_mean_over_the_frames_of_a_token(self):
+    def test_target_is_the_mean_over_the_frames_of_a_token(self):
         with tf.device(MODEL):
             mel = tf.constant(np.array([[1, 3, 5, 7, 9, 9]], np.float32))[:, :, None] * tf.ones([80])
             f0_hz = tf.constant([[0.0, 150.0, 300.0, 0.0, 0.0, 600.0]])
@@ -43,8 +43,8 @@ class Errors(unittest.TestCase):
         self.assertEqual(errors["pitch"].numpy().tolist(), [[0.25]])
 
 
-class Ends(unittest.TestCase):
-    def test_are_rounded_so_that_no_error_adds_up(self):
+class FrameEnds(unittest.TestCase):
+    def test_ends_are_rounded_without_accumulating_errors(self):
         log_duration = tf.math.log(tf.fill([1, 10], 2.4))
         ends = token_ends(log_duration, tf.ones([1, 10]), 1.0).numpy()
         self.assertEqual(ends[0].tolist(), [2, 5, 7, 10, 12, 14, 17, 19, 22, 24])

@@ -41,7 +41,7 @@ class FolderCase(unittest.TestCase):
 
 
 class ReadPcmTest(FolderCase):
-    def test_16_bit_samples_come_out_as_they_are(self):
+    def test_16_bit_samples_are_returned_unchanged(self):
         pcm = np.array([0, 1, -1, 12_345, -32_768, 32_767], np.int16)
         soundfile.write(self.folder / "a.wav", pcm, SAMPLE_RATE_HZ)
         np.testing.assert_array_equal(read_pcm(self.folder / "a.wav"), pcm, strict=True)
@@ -65,7 +65,7 @@ class ReadPcmTest(FolderCase):
                 middle = slice(2_000, -2_000)
                 np.testing.assert_allclose(pcm[middle] / 32_768, sine(440.0, 0.7)[middle], atol=0.02)
 
-    def test_frequencies_that_the_rate_cannot_hold_are_removed(self):
+    def test_frequencies_above_nyquist_are_removed(self):
         write_sound(self.folder / "a.wav", sine(15_000.0, 0.5, 44_100), 44_100)  # would fold to 7,050 Hz
         self.assertLess(np.abs(read_pcm(self.folder / "a.wav")[500:-500]).max(), 40)
 
@@ -73,11 +73,11 @@ class ReadPcmTest(FolderCase):
         write_sound(self.folder / "a.wav", np.array([[0.5, 0.25], [0.5, -0.5]]))
         np.testing.assert_array_equal(read_pcm(self.folder / "a.wav"), [12_288, 0])
 
-    def test_what_exceeds_full_scale_is_clipped_and_not_wrapped(self):
+    def test_samples_beyond_full_scale_are_clipped(self):
         write_sound(self.folder / "a.wav", np.array([1.5, -1.5, 1.0, -1.0]), subtype="FLOAT")
         np.testing.assert_array_equal(read_pcm(self.folder / "a.wav"), [32_767, -32_768, 32_767, -32_768])
 
-    def test_the_length_of_the_manifest_is_that_of_the_resampler_within_a_sample(self):
+    def test_the_length_in_the_manifest_matches_the_resampler(self):
         for rate_hz in (8_000, 16_000, 24_000, 44_100, 48_000):
             for samples in (3_000, 6_615, 50_000):
                 write_sound(self.folder / "a.wav", np.zeros(samples), rate_hz)
@@ -85,14 +85,14 @@ class ReadPcmTest(FolderCase):
                 self.assertEqual(len(read_pcm(self.folder / "a.wav", expected)), expected)
                 self.assertAlmostEqual(expected, samples * SAMPLE_RATE_HZ / rate_hz, delta=0.5)
 
-    def test_another_length_than_expected_is_refused(self):
+    def test_an_unexpected_length_is_rejected(self):
         write_sound(self.folder / "a.wav", np.zeros(1_000))
         write_sound(self.folder / "b.wav", np.zeros(2_000), 44_100)
         for name, expected in (("a.wav", 999), ("a.wav", 1_001), ("b.wav", 998), ("b.wav", 1_002)):
             with self.assertRaisesRegex(DataError, f"{name} has 1000 samples .* had {expected} when"):
                 read_pcm(self.folder / name, expected)
 
-    def test_what_cannot_be_read_is_named_with_the_reason(self):
+    def test_an_unreadable_file_is_named_with_the_reason(self):
         (self.folder / "empty.wav").touch()
         (self.folder / "noise.wav").write_bytes(bytes(range(256)) * 9)
         (self.folder / "folder.wav").mkdir()
@@ -131,7 +131,7 @@ class RowsCase(FolderCase):
 
 
 class ReadRowsTest(RowsCase):
-    def test_all_readers_give_the_samples_of_the_files_and_silence_behind_them(self):
+    def test_all_readers_return_the_samples_of_the_files_padded_with_silence(self):
         manifest = write_corpus(self.folder, [0.3, 0.4, 0.5])
         asked = ([2, 0, 1, 0], [100, 0, 8_000, 0], [5_000, 6_615, 820, 0], 7_000)
         for name, read_rows in self.readers(manifest).items():
@@ -139,7 +139,7 @@ class ReadRowsTest(RowsCase):
                 found = self.rows(read_rows, *asked)
                 np.testing.assert_array_equal(found, self.expected(manifest, *asked), strict=True)
 
-    def test_files_that_tensorflow_decodes_and_others_mix_in_a_batch(self):
+    def test_a_batch_can_mix_files_that_tensorflow_decodes_with_other_files(self):
         manifest = write_corpus(self.folder, [0.3, 0.4, 0.3, 0.4], suffixes=(".wav", ".flac"))
         self.assertEqual(manifest.native.tolist(), [True, False] * 2)
         asked = ([0, 1, 2, 3], [0, 7, 0, 0], [6_615, 8_000, 6_615, 8_820], 8_820)
@@ -149,7 +149,7 @@ class ReadRowsTest(RowsCase):
                 np.testing.assert_array_equal(found, self.expected(manifest, *asked), strict=True)
                 self.assertEqual([round(frequency(row[:6_600]), -1) for row in found], [300, 340, 380, 420])
 
-    def test_full_scale_survives_tensorflows_floats(self):
+    def test_full_scale_samples_are_exact_in_every_reader(self):
         manifest = write_corpus(self.folder, [0.3])
         extremes = np.resize(np.array([-32_768, 32_767, -32_767, 1, -1, 0], np.int16), 6_615)
         soundfile.write(manifest.paths[0], extremes, SAMPLE_RATE_HZ)
@@ -165,7 +165,7 @@ class ReadRowsTest(RowsCase):
             with self.subTest(name):
                 self.assertFalse(self.rows(read_rows, [0, 0], [0, 0], [0, 0], 512).any())
 
-    def test_no_python_runs_for_a_native_utterance(self):
+    def test_native_utterances_are_read_without_python(self):
         manifest = write_corpus(self.folder, [0.3, 0.4])
         flac = write_corpus(self.folder / "flac", [0.3, 0.4], suffixes=(".wav", ".flac"))
         for expected, read_rows in (
@@ -177,7 +177,7 @@ class ReadRowsTest(RowsCase):
             self.assertIn("DecodeWav", types)
             self.assertEqual(any("PyFunc" in name for name in types), expected, types)
 
-    def test_python_runs_for_the_other_utterances_only(self):
+    def test_python_reads_only_the_other_utterances(self):
         manifest = write_corpus(self.folder, [0.3, 0.4], suffixes=(".wav", ".flac"))
         os.replace(manifest.paths[1], self.folder / "away")  # only Python would say "No such file" in these words
         read_rows = rows_from_files(manifest, native_loading=True)
@@ -187,7 +187,7 @@ class ReadRowsTest(RowsCase):
         with self.assertRaisesRegex(tf.errors.OpError, "DataError: .*u1.flac cannot be read: No such file"):
             self.rows(read_rows, [1], [0], [6_615], 6_615)
 
-    def test_all_dimensions_but_the_rank_are_free(self):
+    def test_rank_is_static_and_dimensions_are_dynamic(self):
         manifest = write_corpus(self.folder, [0.3])
         for name, read_rows in self.readers(manifest).items():
             with self.subTest(name):
@@ -211,21 +211,21 @@ class CacheTest(FolderCase):
         self.manifest = write_corpus(self.folder / "corpus", [0.3, 0.31, 0.32], suffixes=(".wav", ".flac"))
         self.cache = self.folder / "run" / "cache"
 
-    def test_it_holds_the_utterances_one_after_another_and_cannot_be_written(self):
+    def test_cache_has_all_utterances_in_order_and_is_read_only(self):
         pcm = open_cache(self.manifest, self.cache, 2)
         expected = [soundfile.read(path, dtype="int16")[0] for path in self.manifest.paths]
         np.testing.assert_array_equal(pcm, np.concatenate(expected), strict=True)
         with self.assertRaises(ValueError):
             pcm[0] = 1
 
-    def test_it_is_named_by_the_fingerprint_and_leaves_no_other_file(self):
+    def test_cache_is_named_by_the_fingerprint_and_leaves_no_other_file(self):
         open_cache(self.manifest, self.cache, 2)
         open_cache(replace(self.manifest, ids=("a", "b", "c")), self.cache, 2)
         names = sorted(path.name for path in self.cache.iterdir())
         self.assertEqual(len(names), 2)
         self.assertIn(f"pcm-{self.manifest.fingerprint[:16]}.int16", names)
 
-    def test_it_is_made_once(self):
+    def test_cache_is_written_once(self):
         open_cache(self.manifest, self.cache, 2)
         (path,) = self.cache.iterdir()
         os.utime(path, (2**31, 2**31))  # newer than any file of the corpus
@@ -233,27 +233,27 @@ class CacheTest(FolderCase):
         open_cache(self.manifest, self.cache, 2)
         self.assertEqual(path.stat().st_ino, before)
 
-    def test_a_partial_one_is_not_used_and_overwritten(self):
+    def test_a_partial_cache_is_overwritten(self):
         self.cache.mkdir(parents=True)
         partial = self.cache / f"pcm-{self.manifest.fingerprint[:16]}.partial"
         partial.write_bytes(b"\1" * 100_000)
         self.assertEqual(len(open_cache(self.manifest, self.cache, 2)), self.manifest.samples.sum())
         self.assertFalse(partial.exists())
 
-    def test_nothing_under_the_final_name_is_left_where_decoding_fails(self):
+    def test_failed_decoding_leaves_no_file_with_the_final_name(self):
         os.remove(self.manifest.paths[1])
         with self.assertRaisesRegex(DataError, "u1.flac cannot be read: No such file"):
             open_cache(self.manifest, self.cache, 2)
         self.assertEqual([path for path in self.cache.iterdir() if path.suffix == ".int16"], [])
 
-    def test_one_that_was_cut_is_made_anew(self):
+    def test_a_truncated_cache_is_rebuilt(self):
         open_cache(self.manifest, self.cache, 2)
         (path,) = self.cache.iterdir()
         os.truncate(path, 1_000)
         os.utime(path, (2**31, 2**31))
         self.assertEqual(len(open_cache(self.manifest, self.cache, 2)), self.manifest.samples.sum())
 
-    def test_a_file_of_the_corpus_that_changed_since_is_decoded_again(self):
+    def test_a_changed_file_of_the_corpus_is_decoded_again(self):
         open_cache(self.manifest, self.cache, 2)
         write_sound(Path(self.manifest.paths[0]), sine(1_000.0, 0.3))  # as long as before: the same fingerprint
         (path,) = self.cache.iterdir()
@@ -262,7 +262,7 @@ class CacheTest(FolderCase):
 
 
 class WaveBatchesTest(FolderCase):
-    def test_elements_carry_the_planned_arrays_unchanged(self):
+    def test_elements_have_the_planned_arrays_unchanged(self):
         data = DataConfig(batch_size=2, buckets=1)
         corpus = planned_corpus(write_corpus(self.folder, [0.3, 0.4, 0.5]), data)
         batches = list(planned(corpus, Position(), seed=3, epochs=1))
@@ -298,26 +298,26 @@ class PlannedBatchesTest(FolderCase):
             for name, array in one.arrays.items():
                 np.testing.assert_array_equal(array, other.arrays[name], err_msg=name, strict=True)
 
-    def test_any_position_can_be_started_from(self):
+    def test_iteration_can_start_at_any_position(self):
         whole = self.planned(Position(), 3)
         for start in {planned.step.position for planned in whole}:
             self.assert_same(self.planned(start, 3), [planned for planned in whole if planned.step.position >= start])
 
-    def test_it_ends_before_the_epoch_that_was_named_or_never(self):
+    def test_iteration_ends_before_the_given_epoch_or_never(self):
         self.assertEqual(self.planned(Position(2, 0), 2), [])
         self.assertEqual({planned.step.position.epoch for planned in self.planned(Position(), 2)}, {0, 1})
         endless = planned(self.corpus, Position())
         positions = (planned.step.position for planned in endless)
         self.assertEqual(next(position for position in positions if position.epoch == 50), Position(50, 0))
 
-    def test_another_seed_moves_the_references_only(self):
+    def test_another_seed_changes_only_the_references_and_seeds(self):
         one, other = self.planned(Position(), 1, seed=1), self.planned(Position(), 1, seed=2)
         changed = set()
         for planned, again in zip(one, other, strict=True):
             changed |= {name for name, array in planned.arrays.items() if np.any(array != again.arrays[name])}
         self.assertEqual(changed, {"reference_start", "seed"})
 
-    def test_the_share_of_an_utterance_in_the_mean_is_the_same_however_it_is_batched(self):
+    def test_the_weight_of_an_utterance_in_the_mean_does_not_depend_on_its_batch(self):
         for mean_over in ("step", "epoch"):
             batches = self.planned(Position(), 1, mean_over=mean_over)
             share = sum(float((b.arrays["samples"] // 256).sum() / b.arrays["step_frames"]) for b in batches)
@@ -325,7 +325,7 @@ class PlannedBatchesTest(FolderCase):
             self.assertAlmostEqual(share, 1.0 if mean_over == "epoch" else steps, places=5)
 
 
-class CulpritTest(FolderCase):
+class UnreadableTest(FolderCase):
     def setUp(self):
         super().setUp()
         data = DataConfig(batch_size=3, buckets=1)
@@ -333,12 +333,12 @@ class CulpritTest(FolderCase):
         corpus = planned_corpus(self.manifest, data)
         (self.planned,) = planned(corpus, Position(4, 0), seed=0, epochs=5)
 
-    def test_the_utterance_that_cannot_be_read_is_named_with_its_step(self):
+    def test_the_unreadable_utterance_is_named_with_its_step(self):
         os.remove(self.manifest.paths[1])
         error = unreadable(self.manifest, self.planned, ValueError("in C++"))
         self.assertRegex(str(error), r"^utterance 'u1' \(epoch 5, step 1\): .*u1.wav cannot be read: No such file")
 
-    def test_an_error_that_no_file_explains_is_passed_on_with_the_names(self):
+    def test_an_error_unrelated_to_a_file_lists_the_utterances_of_the_batch(self):
         error = unreadable(self.manifest, self.planned, ValueError("in C++"))
         self.assertIsInstance(error, DataError)
         for part in ("in C++", "epoch 5, step 1", "'u0'", "'u1'", "'u2'", str(self.folder)):
@@ -357,7 +357,7 @@ class LoadCorporaTest(FolderCase):
         lines = [f"u{i}.wav,ab,s{i % 2}" for i in range(utterances)]
         (self.folder / "corpus.csv").write_text("\n".join(["path,text,speaker", *lines]))
 
-    def test_the_hold_out_and_the_training_corpus_share_no_utterance(self):
+    def test_training_and_held_out_utterances_are_disjoint(self):
         self.write(20)
         train, validation, vocabulary = self.load(validation_fraction=0.2)
         ids = [set(corpus.manifest.ids) for corpus in (train, validation)]
@@ -365,13 +365,13 @@ class LoadCorporaTest(FolderCase):
         self.assertEqual(vocabulary.speakers, ("s0", "s1"))
         self.assertEqual(self.load(validation_fraction=0.2)[1].manifest.ids, validation.manifest.ids)
 
-    def test_one_utterance_or_no_share_leaves_no_validation(self):
+    def test_one_utterance_or_a_fraction_of_0_has_no_validation(self):
         self.write(1)
         self.assertIsNone(self.load()[1])
         self.write(4)
         self.assertIsNone(self.load(validation_fraction=0.0)[1])
 
-    def test_a_validation_corpus_with_longer_utterances_gets_a_bucket_of_its_own(self):
+    def test_a_validation_corpus_with_longer_utterances_has_an_additional_bucket(self):
         self.write(6)
         write_corpus(self.folder / "long", [0.9, 0.3])
         (self.folder / "long" / "corpus.csv").write_text("path,text\nu0.wav,ab\nu1.wav,ba\n")
@@ -380,12 +380,12 @@ class LoadCorporaTest(FolderCase):
         self.assertEqual(validation.plan.bounds[:-1].tolist(), train.plan.bounds.tolist())
         self.assertGreaterEqual(validation.plan.bounds[-1], round(0.9 * SAMPLE_RATE_HZ))
 
-    def test_accumulation_belongs_to_training_alone(self):
+    def test_accumulation_applies_to_training_only(self):
         self.write(20)
         train, validation, _ = self.load(accumulation=4, batch_size=2, validation_fraction=0.4)
         self.assertEqual((train.plan.steps_per_epoch, validation.plan.steps_per_epoch), (2, 4))
 
-    def test_unusable_rows_are_listed_and_too_many_stop_the_run(self):
+    def test_unusable_rows_are_listed_and_too_many_are_an_error(self):
         self.write(4)
         os.remove(self.folder / "u2.wav")
         with self.assertRaisesRegex(DataError, "1 missing file"):
@@ -394,12 +394,12 @@ class LoadCorporaTest(FolderCase):
         with self.assertLogs("myxtts", "WARNING"):
             self.assertEqual(len(self.load(max_rejected=0.5, validation_fraction=0.0)[0].manifest), 3)
 
-    def test_a_corpus_that_is_not_there_makes_nothing(self):
+    def test_a_missing_corpus_creates_no_files(self):
         with self.assertRaisesRegex(DataError, "does not exist"):
             self.load(train_data=str(self.folder / "nowhere"))
         self.assertEqual(list(self.folder.iterdir()), [])
 
-    def test_manifests_are_of_the_paths_that_were_given(self):
+    def test_manifests_have_the_given_paths(self):
         self.write(3)
         train, _, _ = self.load(validation_fraction=0.0)
         self.assertEqual(train.manifest.paths, manifest_of(self.folder / "corpus.csv").paths)

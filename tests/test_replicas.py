@@ -180,7 +180,7 @@ class FreezeTest(unittest.TestCase):
             np.testing.assert_array_equal(variable.numpy(), value, variable.path)
 
 
-class RestOfAnEpochTest(unittest.TestCase):
+class RestOfEpochTest(unittest.TestCase):
     """An epoch of 200 utterances that starts and ends with different numbers of replicas."""
 
     def setUp(self):

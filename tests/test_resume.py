@@ -73,9 +73,9 @@ def of_training(line: dict) -> dict:
     return {name: value for name, value in line.items() if name not in TIMES and not name.startswith("validation_")}
 
 
-class Network(Case):
+class NetworkRun(Case):
     @long
-    def test_that_goes_on_elsewhere_in_the_middle_of_an_epoch_equals_one_that_was_not_stopped(self):
+    def test_run_resumed_on_other_devices_within_an_epoch_equals_an_uninterrupted_run(self):
         whole = whole_run()
         place = whole.place
         broken = place.copy_run("whole", "broken", self.addCleanup)
@@ -89,7 +89,7 @@ class Network(Case):
         self.assert_same_run(place, "broken", "whole")
 
 
-class Interrupted(Case):
+class ToyRuns(Case):
     """Runs of the toy, and one of them that nothing interrupts."""
 
     @classmethod
@@ -100,7 +100,7 @@ class Interrupted(Case):
         cls.addClassCleanup(cls.killed.wait)
         cls.whole = cls.place.train("whole", *DUAL)
 
-    def test_by_a_kill_and_a_signal_on_all_placements_equals_an_uninterrupted_run(self):
+    def test_killed_and_terminated_run_resumed_on_other_placements_equals_an_uninterrupted_run(self):
         self.assertEqual((self.whole.code, self.whole.err), (0, ""))
         checkpoints = self.place.run_dir("killed") / "checkpoints"
         self.assertEqual(self.killed.wait(), -signal.SIGKILL)
@@ -120,7 +120,7 @@ class Interrupted(Case):
         steps = [line["step"] for line in read_metrics(self.place.run_dir("killed") / "metrics.jsonl")]
         self.assertEqual(steps, list(range(1, 9)))
 
-    def test_a_line_that_a_kill_cut_short_and_those_behind_the_checkpoint_are_written_again(self):
+    def test_metrics_after_the_checkpoint_and_a_truncated_line_are_written_again(self):
         broken = self.place.copy_run("whole", "broken", self.addCleanup)
         newest = latest(broken / "checkpoints")
         newest.rename(newest.with_name(".partial-step-000008"))
@@ -131,7 +131,7 @@ class Interrupted(Case):
         self.assertIn(f"resumed        {broken / 'checkpoints/step-000006'}", resumed.out)
         self.assert_same_run(self.place, "broken", "whole")
 
-    def test_by_ctrl_c_with_accumulation_and_a_scaled_loss_in_the_middle_of_an_epoch(self):
+    def test_run_with_accumulation_and_loss_scaling_resumes_after_ctrl_c_within_an_epoch(self):
         flags = ("--batch-size", "2", "--gradient-accumulation", "2", "--precision", "mixed_float16", *DUAL)
         self.assertEqual(self.place.train("scaled", *flags).code, 0)
         with signal_at(5, signal.SIGINT):

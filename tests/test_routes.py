@@ -115,7 +115,7 @@ class ErrorTest(unittest.TestCase):
             plan(gpus, **settings)
         return str(caught.exception)
 
-    def test_missing_gpu(self):
+    def test_missing_gpu_is_rejected(self):
         advice = "Leave out --data-gpu and --model-gpu to train on one device, or try the pipeline with --simulate-gpus"
         for gpus, (data, model), message in (
             (0, (0, 0), f"data GPU 0 was asked for, but TensorFlow sees no GPU. {advice} 2."),
@@ -129,7 +129,7 @@ class ErrorTest(unittest.TestCase):
             f"model GPU 5 was asked for, but TensorFlow sees 2 GPUs (0 to 1). {advice} 6.",
         )
 
-    def test_missing_simulated_gpu(self):
+    def test_missing_simulated_gpu_is_rejected(self):
         self.assertEqual(
             self.error_of(8, simulate_gpus=2, data_gpu=0, model_gpu=2),
             "model GPU 2 was asked for, but --simulate-gpus 2 makes GPUs 0 to 1. Leave out --data-gpu and --model-gpu "
@@ -141,7 +141,7 @@ class ErrorTest(unittest.TestCase):
             "to train on one device, or try the pipeline with --simulate-gpus 2.",
         )
 
-    def test_only_one_of_data_gpu_and_model_gpu(self):
+    def test_only_one_of_data_gpu_and_model_gpu_is_rejected(self):
         rest = (
             "Give both to make batches on one GPU and train on another (the same index twice for one GPU), or neither "
             "to train on GPU 0."
@@ -149,26 +149,26 @@ class ErrorTest(unittest.TestCase):
         self.assertEqual(self.error_of(2, data_gpu=0), f"--data-gpu was given without --model-gpu. {rest}")
         self.assertEqual(self.error_of(2, model_gpu=1), f"--model-gpu was given without --data-gpu. {rest}")
 
-    def test_model_gpu_and_model_gpus(self):
+    def test_model_gpu_with_model_gpus_is_rejected(self):
         self.assertEqual(
             self.error_of(4, data_gpu=0, model_gpu=1, model_gpus=(1, 2)),
             "--model-gpu 1 and --model-gpus 1 2 were both given. Use one of the two.",
         )
 
-    def test_gpu_named_twice(self):
+    def test_gpu_given_twice_is_rejected(self):
         self.assertEqual(
             self.error_of(4, model_gpus=(1, 2, 1)),
             "--model-gpus 1 2 1 names a GPU twice. Each replica needs its own GPU.",
         )
 
-    def test_memory_limit_without_data_gpu(self):
+    def test_memory_limit_without_data_gpu_is_rejected(self):
         for gpus in (0, 2):
             self.assertEqual(
                 self.error_of(gpus, data_gpu_memory=1000),
                 "--data-gpu-memory was given without --data-gpu. Name the GPU that makes the batches.",
             )
 
-    def test_memory_limit_for_the_cpu(self):
+    def test_memory_limit_for_the_cpu_is_rejected(self):
         message = (
             "A memory limit was asked for, but TensorFlow sees no GPU, and the CPU has no such limit. "
             "Leave out --enable-memory-isolation and --model-gpu-memory, or make a GPU visible."

@@ -55,7 +55,7 @@ class Case(unittest.TestCase):
         return finished.err.removeprefix("error: ").strip()
 
 
-class WholeRun(Case):
+class CompleteRun(Case):
     """One run with all that a run does: 8 steps, validation and samples after 4 and 8."""
 
     @classmethod
@@ -64,7 +64,7 @@ class WholeRun(Case):
         cls.folder = cls.place.run_dir("whole")
         cls.settings = load(cls.folder / "config.yaml")  # as the run left it: a test resumes it
 
-    def test_ends_well_and_says_its_derived_numbers(self):
+    def test_console_shows_placement_corpus_model_and_progress(self):
         self.assertEqual((self.finished.code, self.finished.err), (0, ""))
         for line in (
             "placement      dual (GPUs simulated on the CPU)",
@@ -84,7 +84,7 @@ class WholeRun(Case):
         self.assertRegex(self.finished.out, rf"\nstep      5 \| loss \d+\.\d{{3}} \| \d+\.\d steps/s \| {shares}\n")
         self.assertRegex(self.finished.out, r"\nstep      8 \| validation loss \d+\.\d{3}\n")
 
-    def test_metrics_have_a_line_for_each_step_with_every_number_of_it(self):
+    def test_metrics_have_a_complete_line_for_each_step(self):
         lines = read_metrics(self.folder / "metrics.jsonl")
         self.assertEqual([line["step"] for line in lines], list(range(1, 9)))
         self.assertEqual([line["epoch"] for line in lines], [0, 0, 0, 1, 1, 1, 2, 2])
@@ -101,11 +101,11 @@ class WholeRun(Case):
         self.assertGreater(lines[4]["audio_seconds_per_s"], 0)
         self.assertTrue(0 <= lines[4]["padding"] < 0.5)
 
-    def test_settings_load_back(self):
+    def test_saved_settings_load_back(self):
         config, _ = train.parse(self.place.argv("whole", *self.flags))
         self.assertEqual(self.settings, config)
 
-    def test_best_and_newest_checkpoints_are_kept_with_all_that_speaking_needs(self):
+    def test_best_and_newest_checkpoints_are_kept_with_their_vocabulary_and_position(self):
         losses = {
             line["step"]: line["validation_loss"]
             for line in read_metrics(self.folder / "metrics.jsonl")
@@ -140,12 +140,12 @@ class WholeRun(Case):
             self.assertEqual([event.step for event in events.Tensors(tag)], [4, 8], tag)
         self.assertEqual([event.step for event in events.Tensors("loss")], list(range(1, 9)))
 
-    def test_report_shows_it(self):
+    def test_report_shows_samples_and_settings(self):
         page = (self.folder / "report.html").read_text(encoding="utf-8")
         self.assertIn("samples/step-000008/", page)
         self.assertIn("max_steps: 8", page)
 
-    def test_its_name_is_taken(self):
+    def test_name_of_an_existing_run_is_rejected(self):
         before = files_of(self.place.folder)
         self.assertEqual(
             self.refusal("whole"),
@@ -154,7 +154,7 @@ class WholeRun(Case):
         )
         self.assertEqual(files_of(self.place.folder), before)
 
-    def test_resuming_it_says_that_it_is_done_and_changes_nothing_of_it(self):
+    def test_resuming_a_finished_run_changes_only_the_log(self):
         before = files_of(self.folder)
         finished = self.place.train("whole", "--resume", *self.flags)
         self.assertEqual((finished.code, finished.err), (0, ""))
@@ -162,7 +162,7 @@ class WholeRun(Case):
         after = files_of(self.folder)
         self.assertEqual({name for name in after if after[name] != before.get(name)}, {"log.txt"})
 
-    def test_the_lines_of_the_console_are_in_a_file_with_timestamps(self):
+    def test_log_file_has_the_console_lines_with_timestamps(self):
         lines = (self.folder / "log.txt").read_text(encoding="utf-8").splitlines()
         for line in lines:
             self.assertRegex(line, r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ")
@@ -170,7 +170,7 @@ class WholeRun(Case):
         texts = [line[len("2026-01-31 12:00:00 ") :] for line in lines]
         self.assertEqual(texts[: len(printed)], printed)  # a test that resumes the run appends to it
 
-    def test_resuming_it_with_a_setting_that_a_run_keeps_is_refused(self):
+    def test_resuming_with_another_fixed_setting_is_rejected(self):
         message = self.refusal("whole", "--resume", *self.flags, "--seed", "1", "--train-data", "not looked at")
         newest = self.folder / "checkpoints/step-000008"
         self.assertEqual(
@@ -179,7 +179,7 @@ class WholeRun(Case):
             "Set it to 0, or start another run by --run.",
         )
 
-    def test_resuming_it_with_anything_else_that_a_run_keeps_is_refused(self):
+    def test_every_fixed_setting_and_the_corpus_are_checked_at_resume(self):
         checkpoint = latest(RunFolder(self.folder).checkpoints)
         self.assertEqual(checkpoint, self.folder / "checkpoints/step-000008")
         metadata = read_metadata(checkpoint)
@@ -202,7 +202,7 @@ class Stopped(Case):
         with toy_models():
             return super().run(result)
 
-    def test_by_a_non_finite_loss_names_step_and_utterances_and_leaves_the_checkpoints(self):
+    def test_non_finite_loss_names_step_and_utterances_and_keeps_the_checkpoints(self):
         self.assertEqual(self.place.train("nan", "--max-steps", "3").code, 0)
         saved = self.place.run_dir("nan") / "checkpoints/step-000003"
         model = saved / "model.npz"
@@ -220,7 +220,7 @@ class Stopped(Case):
         )
         self.assertEqual(files_of(self.place.run_dir("nan") / "checkpoints"), before)
 
-    def test_by_a_full_memory_says_where_and_which_flags_help(self):
+    def test_out_of_memory_error_names_device_and_flags(self):
         full = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
         with mock.patch("myxtts.training.step.Step.__call__", side_effect=full):
             message = self.refusal("full", *DUAL, "--data-gpu-memory", "4096", "--model-gpu-memory", "8192")
@@ -233,13 +233,13 @@ class Stopped(Case):
         self.assertIn("limits: /CPU:0 4096 MiB; /CPU:1 8192 MiB; ", message)  # and those that no route uses
         self.assertIn("). --resume with a higher --model-gpu-memory", message)
 
-    def test_by_a_full_memory_before_the_first_step_names_no_batch(self):
+    def test_out_of_memory_error_before_the_first_step_names_no_batch(self):
         full = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
         with mock.patch("myxtts.tasks.tts.build_xtts", side_effect=full):
             message = self.refusal("fuller", *DUAL)
         self.assertRegex(message, r"^out of memory: OOM when allocating tensor \(the model is on /CPU:1; ")
 
-    def test_by_an_utterance_that_vanished_keeps_the_steps_before(self):
+    def test_missing_utterance_stops_the_run_after_saving_a_checkpoint(self):
         place = Workplace(Path(tempfile.mkdtemp(dir=self.place.folder)))
         victim = sorted(place.corpus.parent.rglob("*.wav"))[3]
 
@@ -253,35 +253,35 @@ class Stopped(Case):
         self.assertEqual(len(list_checkpoints(place.run_dir("lost") / "checkpoints")), 1)
 
 
-class Refused(Case):
-    def test_a_run_that_another_process_trains(self):
+class Rejected(Case):
+    def test_a_run_trained_by_another_process_is_rejected(self):
         folder = RunFolder(self.place.run_dir("busy"))
         folder.path.mkdir(parents=True)
         with folder.locked():
             self.assertIn("another process is training it", self.refusal("busy"))
 
-    def test_xla_for_several_replicas(self):
+    def test_xla_with_several_replicas_is_rejected(self):
         self.assertRegex(
             self.refusal("two", "--model-gpus", "0", "1", "--enable-static-shapes", "--compile", "xla"),
             r"^--compile xla was asked for with 2 replicas \(replicated.*\), but XLA compiles for one device\. ",
         )
         self.assertFalse(self.place.run_dir("two").exists())
 
-    def test_validation_without_held_out_utterances(self):
+    def test_validation_without_held_out_utterances_is_rejected(self):
         message = self.refusal("none", "--validation-fraction", "0", "--validate-every", "1")
         self.assertIn("validation and samples were asked for, but none of the 13 utterances is held out", message)
 
-    def test_a_corpus_that_is_not_there_makes_nothing(self):
+    def test_a_missing_corpus_creates_no_files(self):
         self.assertIn("does not exist", self.refusal("nowhere", "--train-data", str(self.place.folder / "x")))
         self.assertFalse(self.place.run_dir("nowhere").exists())
 
-    def test_checkpoints_without_settings_are_a_run_too(self):
+    def test_a_folder_with_checkpoints_but_no_settings_is_a_run(self):
         (self.place.run_dir("half") / "checkpoints").mkdir(parents=True)
         with self.assertRaises(ConfigError):
             RunFolder(self.place.run_dir("half")).check_not_existing(resume=False)
         RunFolder(self.place.run_dir("half")).check_not_existing(resume=True)
 
-    def test_too_many_unusable_rows(self):
+    def test_too_many_unusable_rows_are_rejected(self):
         corpus = self.broken_corpus()
         message = self.refusal("rejected", "--train-data", str(corpus), "--max-rejected", "0.1")
         self.assertIn("2 of 13 utterances cannot be used", message)
@@ -290,7 +290,7 @@ class Refused(Case):
         self.assertIn("u3.wav", listing)
         self.assertIn("u2.wav", listing)
 
-    def test_a_run_goes_on_without_a_few_unusable_rows(self):
+    def test_a_few_unusable_rows_are_skipped(self):
         corpus = self.broken_corpus()
         with toy_models():
             flags = ("--max-rejected", "0.2", "--max-steps", "2")
@@ -307,7 +307,7 @@ class Refused(Case):
         return folder / "corpus.csv"
 
 
-class QuietRun(Case):
+class MinimalRun(Case):
     """A run of the toy that does as little as a run can, for two epochs, traced for each shape."""
 
     @classmethod
@@ -319,11 +319,11 @@ class QuietRun(Case):
             cls.finished = cls.place.train("quiet", *off, *length, "--enable-static-shapes", "--buckets", "3")
         cls.folder = cls.place.run_dir("quiet")
 
-    def test_ends_with_its_last_epoch(self):
+    def test_run_ends_with_its_last_epoch(self):
         self.assertEqual((self.finished.code, self.finished.err), (0, ""))
         self.assertIn("length         6 steps of 3 an epoch (2.0 epochs), from step 0", self.finished.out)
 
-    def test_periods_of_0_turn_their_actions_off_and_the_last_step_is_always_saved(self):
+    def test_intervals_of_0_disable_their_hooks_but_the_last_step_is_saved(self):
         checkpoints = self.folder / "checkpoints"
         self.assertFalse((self.folder / "samples").exists())
         self.assertEqual([path.name for path in checkpoints.iterdir()], ["step-000006"])
@@ -332,7 +332,7 @@ class QuietRun(Case):
         self.assertEqual([line["step"] for line in lines], [5, 6])
         self.assertFalse(any("validation_loss" in line for line in lines))
 
-    def test_of_static_shapes_is_traced_once_for_each_bucket(self):
+    def test_static_shapes_trace_once_for_each_bucket(self):
         out = self.finished.out
         buckets = len(next(line for line in out.split("\n") if line.startswith("buckets")).split()) - 2
         self.assertGreater(buckets, 1)
@@ -378,7 +378,7 @@ def settings_named_in(path: Path) -> frozenset[str]:
 
 
 class Metrics(unittest.TestCase):
-    def test_numbers_keep_all_their_digits_and_what_is_none_is_null(self):
+    def test_numbers_keep_all_digits_and_non_finite_numbers_are_null(self):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "metrics.jsonl"
             values = {"step": 1, "loss": 0.1 + 0.2, "gradient_norm": float("inf"), "mel": float("nan")}

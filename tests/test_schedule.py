@@ -8,14 +8,14 @@ from myxtts.training.schedule import ema_decay, learning_rate, total_steps
 
 
 class LearningRate(unittest.TestCase):
-    def test_is_finite_and_within_its_bounds_at_every_step_and_beyond(self):
+    def test_learning_rate_is_finite_and_bounded_at_every_step(self):
         for total, warmup, final in itertools.product((1, 2, 9, 10, 11, 40_000), (0, 1, 10, 500), (0.0, 0.05, 1.0)):
             rates = [learning_rate(step, total, 1e-3, warmup, final) for step in range(total + 600)]
             self.assertTrue(all(math.isfinite(rate) for rate in rates))
             self.assertLessEqual(max(rates), 1e-3 * (1 + 1e-12))
             self.assertGreaterEqual(min(rates[:total]), min(1e-3 * final, 1e-3 / max(warmup, 1)) - 1e-12)
 
-    def test_rises_to_the_peak_and_falls_to_its_final_share(self):
+    def test_learning_rate_rises_to_the_peak_and_falls_to_its_final_fraction(self):
         rates = [learning_rate(step, 1000, 2e-3, 100, 0.05) for step in range(1000)]
         self.assertAlmostEqual(rates[0], 2e-5)
         self.assertAlmostEqual(rates[100], 2e-3)
@@ -25,17 +25,17 @@ class LearningRate(unittest.TestCase):
         self.assertEqual(rates[:100], sorted(rates[:100]))
         self.assertEqual(rates[100:], sorted(rates[100:], reverse=True))
 
-    def test_stays_at_its_final_share_beyond_the_end(self):
+    def test_learning_rate_stays_constant_after_the_last_step(self):
         for step in (1000, 1001, 31_501, 10**9):
             self.assertAlmostEqual(learning_rate(step, 1000, 2e-3, 100, 0.05), 1e-4)
 
-    def test_is_never_0_where_the_final_share_is_not(self):
+    def test_learning_rate_is_positive_if_the_final_ratio_is_positive(self):
         for step in range(20):
             self.assertGreater(learning_rate(step, 10, 1e-3, 30, 0.1), 0.0)
 
 
 class EmaDecay(unittest.TestCase):
-    def test_rises_to_the_setting_and_stays_below_1(self):
+    def test_ema_decay_rises_to_the_setting_and_stays_below_1(self):
         for decay in (0.0, 0.9, 0.999, 0.999999):
             decays = [ema_decay(step, decay) for step in range(20_000)]
             self.assertEqual(decays, sorted(decays))
@@ -44,8 +44,8 @@ class EmaDecay(unittest.TestCase):
         self.assertEqual(ema_decay(10**9, 0.999), 0.999)
 
 
-class Length(unittest.TestCase):
-    def test_is_the_nearer_bound_and_0_is_none(self):
+class TotalSteps(unittest.TestCase):
+    def test_total_steps_is_the_smaller_limit_and_0_means_no_limit(self):
         for max_steps, by_epochs, expected in ((100, 0, 100), (0, 21, 21), (100, 21, 21), (20, 21, 20), (1, 1, 1)):
             self.assertEqual(total_steps(max_steps, by_epochs), expected)
 

@@ -104,7 +104,7 @@ class LongSentences(unittest.TestCase):
     def test_a_short_sentence_is_not_split(self):
         self.assertEqual(texts("One, two; three: four.", max_characters=22), ["One, two; three: four."])
 
-    def test_it_is_split_at_the_strongest_mark_near_its_middle(self):
+    def test_a_long_sentence_is_split_at_the_strongest_mark_near_its_middle(self):
         for text, expected in (
             ("one two, three; four five, six", ["one two, three;", "four five, six"]),
             ("one two three, four five six", ["one two three,", "four five six"]),

@@ -16,7 +16,7 @@ from tests.sine_corpus import sine, write_corpus, write_sound
 
 
 class Assign(unittest.TestCase):
-    def test_the_longest_of_each_turn_goes_to_the_shard_with_the_least_audio(self):
+    def test_the_longest_of_each_group_goes_to_the_shard_with_the_least_audio(self):
         samples = np.array([50, 10, 40, 20, 30])  # sorted: 50 40 | 30 20 | 10
         shard_of = assign_shards(samples, np.zeros(5), np.zeros(5), 2)
         # 50 to 0, 40 to 1; then 1 has less: 30 to 1, 20 to 0; both have 70: 10 to 0
@@ -68,7 +68,7 @@ class Split(unittest.TestCase):
             [{row[0] for row in self.rows(path)} for path in (corpus_shards.train, corpus_shards.held_out)], names
         )
 
-    def test_the_same_corpus_gives_the_same_files_wherever_they_are_written(self):
+    def test_shard_files_do_not_depend_on_the_output_folder(self):
         written = []
         for name in ("one", "elsewhere/two"):
             split_corpus(self.config(), self.folder / name, 2)

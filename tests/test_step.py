@@ -35,7 +35,7 @@ def norm_of(arrays):
 
 
 class Accumulation(unittest.TestCase):
-    def test_of_some_batches_is_one_large_batch(self):
+    def test_accumulated_microbatches_match_one_large_batch(self):
         batch = features(ROWS)
         (one, whole), (other, parts) = make(clip=1.0), make(clip=1.0, accumulation=3)
         cuts = [slice(0, 1), slice(1, 3), slice(3, 4)]
@@ -47,7 +47,7 @@ class Accumulation(unittest.TestCase):
         for left, right in zip(weights(one), weights(other), strict=True):
             np.testing.assert_allclose(left, right, atol=1e-5)
 
-    def test_of_fewer_batches_than_a_full_step_takes_those_alone(self):
+    def test_incomplete_step_uses_only_its_own_batches(self):
         state, step = make(accumulation=3)
         take(step, *[features(ROWS)] * 3)  # leaves no gradient behind
         again, whole = make()
@@ -57,7 +57,7 @@ class Accumulation(unittest.TestCase):
         found = take(step, features(ROWS, seed=1))
         np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=1e-5)
 
-    def test_a_gradient_of_the_accumulated_batches_is_found_non_finite(self):
+    def test_non_finite_gradient_of_a_microbatch_is_found(self):
         state, step = make(accumulation=2)
         bad = features(ROWS)
         bad["mel"][0, 0, 0] = np.nan
@@ -75,17 +75,17 @@ class Gradient(unittest.TestCase):
         self.assertEqual(len(moments), len(weights(state)))
         return norm, norm_of(moments) / 0.1
 
-    def test_is_clipped_once_to_the_norm_asked_for(self):
+    def test_gradient_is_clipped_once_to_the_given_norm(self):
         norm, used = self.first_moment(clip=0.5)
         self.assertGreater(norm, 5.0)
         self.assertAlmostEqual(used, 0.5, 4)
 
-    def test_is_not_clipped_by_0_nor_by_a_larger_norm(self):
+    def test_gradient_is_not_clipped_by_0_or_a_larger_norm(self):
         for clip in (0.0, 1e9):
             norm, used = self.first_moment(clip)
             self.assertAlmostEqual(used / norm, 1.0, 4)
 
-    def test_decay_reaches_kernels_only(self):
+    def test_weight_decay_applies_to_kernels_only(self):
         state = training_state(build_model(size=BARE))
         state.optimizer.learning_rate = 1.0
         for variable in state.model.trainable_variables:
@@ -97,8 +97,8 @@ class Gradient(unittest.TestCase):
             np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-6, err_msg=variable.path)
 
 
-class Controls(unittest.TestCase):
-    def test_learning_rate_is_what_was_passed(self):
+class StepArguments(unittest.TestCase):
+    def test_given_learning_rate_is_used(self):
         state, step = make()
         for number, rate in enumerate((1e-2, 3e-4), 1):
             before = weights(state)
@@ -107,7 +107,7 @@ class Controls(unittest.TestCase):
             self.assertAlmostEqual(largest / rate, 1.0, delta=0.15)  # Adam moves a weight by about the rate
             self.assertAlmostEqual(float(state.optimizer.learning_rate), rate, 8)
 
-    def test_average_follows_by_the_decay_that_was_passed(self):
+    def test_given_ema_decay_is_used(self):
         state, step = make()
         expected = weights(state)
         for number, decay in enumerate((0.1, 0.9), 1):
@@ -116,7 +116,7 @@ class Controls(unittest.TestCase):
             for mean, average in zip(expected, state.averages, strict=True):
                 np.testing.assert_allclose(average.numpy(), mean, atol=1e-6)
 
-    def test_without_averages_the_weights_are_their_own(self):
+    def test_without_averages_averaged_weights_are_the_weights(self):
         state, step = make(averaged=False)
         take(step, features(ROWS))
         before = weights(state)
@@ -124,7 +124,7 @@ class Controls(unittest.TestCase):
             np.testing.assert_array_equal(weights(state)[0], before[0])
         self.assertEqual(state.averages, [])
 
-    def test_averaged_weights_are_lent_and_given_back_also_after_an_error(self):
+    def test_averaged_weights_are_swapped_in_and_restored_even_after_an_error(self):
         state, step = make()
         take(step, features(ROWS))
         before = weights(state)
@@ -151,7 +151,7 @@ class Root(keras.Model):
 
 
 class NonFinite(unittest.TestCase):
-    def test_loss_is_found_with_the_step_where_it_began(self):
+    def test_first_step_with_a_non_finite_loss_is_reported(self):
         state, step = make()
         bad = features(ROWS)
         bad["mel"][1, 3, 5] = np.inf
@@ -161,7 +161,7 @@ class NonFinite(unittest.TestCase):
             require_finite(state)
         self.assertEqual(caught.exception.step, 2)
 
-    def test_gradient_of_a_finite_loss_is_found_too(self):
+    def test_non_finite_gradient_of_a_finite_loss_is_found(self):
         with replicas_on(MODEL).scope():
             root = Root()
         state, step = make(root)
@@ -177,7 +177,7 @@ class LossScale(unittest.TestCase):
         self.state, self.step = make(precision="mixed_float16", clip=1.0)
         self.optimizer = self.state.optimizer
 
-    def test_step_that_overflows_changes_no_weight_and_is_no_error(self):
+    def test_overflowing_step_changes_no_weight_and_is_no_error(self):
         before = weights(self.state)
         self.optimizer.dynamic_scale.assign(3e38)
         outcome = take(self.step, features(ROWS), number=1)
@@ -189,13 +189,13 @@ class LossScale(unittest.TestCase):
         self.assertEqual(self.optimizer.iterations.numpy(), 0)
         np.testing.assert_allclose(self.optimizer.dynamic_scale.numpy(), 1.5e38)
 
-    def test_non_finite_loss_is_an_error_all_the_same(self):
+    def test_non_finite_loss_is_an_error_with_loss_scaling(self):
         bad = features(ROWS)
         bad["mel"][0, 0, 0] = np.nan
         take(self.step, bad, number=5)
         self.assertEqual(self.state.bad_step.numpy(), 5)
 
-    def test_norm_and_clip_are_those_of_the_unscaled_gradient(self):
+    def test_reported_norm_and_clipping_use_the_unscaled_gradient(self):
         expected = take(make()[1], features(ROWS))["gradient_norm"]
         for scale in (1.0, 1024.0):
             self.setUp()
@@ -205,7 +205,7 @@ class LossScale(unittest.TestCase):
             moments = [v.numpy() for v in self.optimizer.variables if "momentum" in v.path]
             self.assertAlmostEqual(norm_of(moments) / 0.1, 1.0, 2)
 
-    def test_norm_is_right_in_the_step_that_changes_the_scale(self):
+    def test_norm_is_correct_in_the_step_that_changes_the_scale(self):
         self.optimizer.dynamic_scale.assign(8.0)
         self.optimizer.step_counter.assign(self.optimizer.dynamic_growth_steps - 1)
         norms = [take(self.step, features(ROWS), learning_rate=0.0)["gradient_norm"] for _ in range(2)]
@@ -222,17 +222,17 @@ class Traces(unittest.TestCase):
             take(step, *[features(ROWS, shape)] * accumulation)
         return step.traces
 
-    def test_one_for_all_shapes(self):
+    def test_dynamic_shapes_are_traced_once(self):
         self.assertEqual(self.traces(accumulation=2, static=False), 1)
 
-    def test_one_for_each_shape_where_they_are_static(self):
+    def test_static_shapes_are_traced_once_each(self):
         self.assertEqual(self.traces(accumulation=1, static=True), 3)
 
 
 class CompiledByXla(unittest.TestCase):
     """The toy's whole step and the network's gradients: to compile the network's whole step takes 10 s more."""
 
-    def test_a_step_is_the_same(self):
+    def test_compiled_step_matches_the_plain_step(self):
         (state, step), (other, compiled) = make(clip=0.5), make(clip=0.5, static=True, xla=True)
         for number in (1, 2):
             expected, found = (take(each, features(ROWS), number=number) for each in (step, compiled))
@@ -244,7 +244,7 @@ class CompiledByXla(unittest.TestCase):
             np.testing.assert_allclose(left.numpy(), right.numpy(), atol=1e-5)
 
     @long
-    def test_the_network_has_the_same_losses_and_finite_gradients(self):
+    def test_compiled_network_has_the_same_losses_and_finite_gradients(self):
         """But for the flow's loss: XLA draws other numbers from a seed."""
         state, step = make(build_model(size=BARE, segment_frames=24, gradient_checkpointing=True), averaged=False)
         batch = on_device(features(ROWS))
@@ -259,7 +259,7 @@ class CompiledByXla(unittest.TestCase):
 
 
 class Network(unittest.TestCase):
-    def test_learns_a_batch_with_one_trace(self):
+    def test_network_learns_a_batch_with_one_trace(self):
         state, step = make(build_model(), clip=1.0, averaged=False)
         losses = [take(step, features(ROWS, (8 + i % 3, 24 + i % 3)), number=i + 1)["loss"] for i in range(12)]
         self.assertTrue(np.isfinite(losses).all())
@@ -269,7 +269,7 @@ class Network(unittest.TestCase):
         self.assertEqual(list(take(step, features(ROWS))), [*state.model.LOSS_NAMES, "loss", "gradient_norm"])
 
     @long
-    def test_learns_in_float16(self):
+    def test_network_learns_in_float16(self):
         state, step = make(build_model("mixed_float16", size=BARE), clip=1.0, precision="mixed_float16", averaged=False)
         outcomes = [take(step, features(ROWS), number=i + 1) for i in range(12)]
         self.assertLess(outcomes[-1]["loss"], 0.8 * outcomes[0]["loss"])

@@ -90,7 +90,7 @@ class Synthesis(Case):
         self.assertGreater(len(wave), HOP_SAMPLES * len(self.text))  # a frame or more for each token
         self.assertTrue(np.isfinite(wave).all() and 0.0 < np.abs(wave).max() <= 1.0)
 
-    def test_equal_seeds_make_equal_waves_and_other_seeds_others(self):
+    def test_waves_depend_on_the_seed(self):
         first, again, other = (
             self.synthesize(options=replace(self.synthesizer.options, seed=seed)) for seed in (1, 1, 2)
         )
@@ -149,7 +149,7 @@ class Synthesis(Case):
 
 
 class UnknownSymbols(Case):
-    def test_a_few_are_left_out_with_one_warning_each(self):
+    def test_a_few_unknown_symbols_are_skipped_with_one_warning_each(self):
         text = f"{self.text * 3}ჰ.\n{self.text}.\n{self.text * 4}ჰ漢ჰ."
         with self.assertLogs("myxtts", "WARNING") as logs:
             self.synthesizer.synthesize_sentences(text)
@@ -157,7 +157,7 @@ class UnknownSymbols(Case):
         self.assertEqual([line for line in named if "ჰ" in line], [line for line in named if "sentences 1, 3" in line])
         self.assertEqual(sum("漢 (sentence 3)" in line for line in named), 1)
 
-    def test_too_many_in_a_sentence_are_an_error(self):
+    def test_too_many_unknown_symbols_in_a_sentence_are_an_error(self):
         self.assert_error("symbols of sentence 2, '漢字 ჰაერი' (unknown: ", f"{self.text}\n漢字 ჰაერი")
         self.assert_error("the training corpus has only", "漢字 ჰაერი")
 

@@ -23,14 +23,14 @@ class Normalisation(unittest.TestCase):
     def test_quotes_dashes_and_ellipses_have_one_spelling(self):
         self.assertEqual(normalise_text("„Don’t“ – «wait»... well‑known—no"), '"Don\'t" — "wait"… well-known — no')
 
-    def test_marks_of_other_scripts_become_the_latin_ones(self):
+    def test_punctuation_of_other_scripts_becomes_latin_punctuation(self):
         self.assertEqual(normalise_text("سلام، حال؛ چطور؟"), "سلام, حال; چطور?")
         self.assertEqual(normalise_text("你好，世界。"), "你好, 世界.")
 
     def test_composed_and_decomposed_letters_are_the_same(self):
         self.assertEqual(normalise_text("cafe\u0301"), "café")
 
-    def test_joiner_inside_a_persian_word_stays(self):
+    def test_joiner_inside_a_persian_word_is_kept(self):
         self.assertIn("\u200c", normalise_text("می\u200cروم"))
 
 
@@ -163,7 +163,7 @@ class Symbols(unittest.TestCase):
         self.assertEqual((ids.tolist(), ids.dtype), ([1, 5, 3, 2], np.int32))
         self.assertEqual(len(self.table), 6)
 
-    def test_order_of_the_corpus_does_not_matter(self):
+    def test_symbols_do_not_depend_on_the_order_of_the_corpus(self):
         self.assertEqual(self.table, SymbolTable.from_sequences([["a", "ˈ"], [], ["b"]]))
 
     def test_each_unknown_symbol_is_named_once(self):

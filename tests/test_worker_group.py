@@ -66,7 +66,7 @@ class DiagnosisTest(unittest.TestCase):
     def lost(self, text: str, kind=tf.errors.UnavailableError) -> str | None:
         return diagnose_lost_worker(kind(None, None, text), THREE)
 
-    def test_first_broken_connection_is_named_not_those_that_passed_it_on(self):
+    def test_first_broken_connection_is_named_as_the_cause(self):
         self.assertRegex(self.lost(BROKEN.format(1) + BROKEN.format(0)), r"^worker 1 \(b:2\) is gone: its connection")
 
     def test_all_workers_without_heartbeat_are_named(self):
@@ -92,7 +92,7 @@ class DiagnosisTest(unittest.TestCase):
         start = LATE.format("[Init]Wait_for_all_tasks_to_register") + BROKEN.format(0)
         self.assertRegex(self.lost(start), r"^worker 1 \(b:2\) did not start within 60 s")
 
-    def test_reported_reason_is_kept_whoever_passed_it_on(self):
+    def test_reported_reason_is_kept_when_another_worker_forwards_it(self):
         text = "Collective ops is aborted by: <<worker 1 (b:2) gave up: no such file>>\nThe error" + BROKEN.format(0)
         self.assertEqual(self.lost(text, tf.errors.AbortedError), "worker 1 (b:2) gave up: no such file")
 
@@ -108,8 +108,8 @@ class DiagnosisTest(unittest.TestCase):
         self.assertEqual(short, "InvalidArgumentError: assertion failed: [bad batch]")
 
 
-class DeathTest(unittest.TestCase):
-    def test_killed_worker_ends_the_other_which_names_it(self):
+class KilledWorkerTest(unittest.TestCase):
+    def test_surviving_worker_ends_and_names_the_killed_one(self):
         with tempfile.TemporaryDirectory() as name:
             program = Path(name) / "dies.py"
             program.write_text(DIES.format(root=str(ROOT)))

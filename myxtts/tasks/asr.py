@@ -15,7 +15,7 @@ from myxtts.models import asr
 from myxtts.models.build import build_asr
 from myxtts.observe.metrics import TensorBoard
 from myxtts.tasks.asr_samples import ASRSampler, ErrorRateMetric
-from myxtts.tasks.base import Metric, dimensions
+from myxtts.tasks.base import Examples, Metric, dimensions
 
 
 class ASRTask:
@@ -60,13 +60,6 @@ class ASRTask:
         return partial(ErrorRateMetric, vocabulary.symbols)
 
     def sampler(
-        self,
-        config: Config,
-        vocabulary: Vocabulary,
-        folder: Path,
-        batch: dict,
-        ids: list[str],
-        texts: list[str],
-        tensorboard: TensorBoard,
+        self, config: Config, vocabulary: Vocabulary, examples: Examples, folder: Path, tensorboard: TensorBoard
     ) -> ASRSampler:
-        return ASRSampler(folder, batch, ids, vocabulary.symbols, tensorboard)
+        return ASRSampler(examples, vocabulary.symbols, folder, tensorboard)

@@ -11,6 +11,7 @@ from myxtts.files import replaced_folder
 from myxtts.models.ctc import decoded_texts, greedy_decode
 from myxtts.observe.metrics import TensorBoard
 from myxtts.observe.plots import mel_and_posteriors, png_bytes
+from myxtts.tasks.base import Examples
 from myxtts.text.ctc import BLANK_ID
 from myxtts.text.edit_distance import error_rates
 from myxtts.text.symbols import FIRST_SYMBOL_ID, SymbolTable
@@ -52,17 +53,16 @@ class ASRSampler:
     """Transcribes the same held-out utterances at each call; see `tasks.base.Sampler`.
 
     Args:
-        folder: gets `step-000500/` with transcripts.txt and a PNG for each utterance.
-        batch: ASR_FEATURES on the model device; its first rows are used.
-        ids: of its rows.
+        examples: ASR_FEATURES; the first rows are used.
         symbols: of the run.
+        folder: gets `step-000500/` with transcripts.txt and a PNG for each utterance.
         tensorboard: gets the same pictures.
     """
 
-    def __init__(self, folder: Path, batch: dict, ids: list[str], symbols: SymbolTable, tensorboard: TensorBoard):
-        count = min(UTTERANCES, len(ids))
-        self._batch = first_rows(batch, ASR_FEATURES, count)
-        self._ids, self._symbols = ids[:count], symbols
+    def __init__(self, examples: Examples, symbols: SymbolTable, folder: Path, tensorboard: TensorBoard):
+        count = min(UTTERANCES, len(examples.ids))
+        self._batch = first_rows(examples.batch, ASR_FEATURES, count)
+        self._ids, self._symbols = examples.ids[:count], symbols
         self._folder, self._tensorboard = folder, tensorboard
 
     def __call__(self, model: keras.Model, step: int) -> None:

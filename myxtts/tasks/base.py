@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import keras
 
@@ -17,6 +17,19 @@ Sampler = Callable[[keras.Model, int], None]
 
 The caller has set the weights and entered the model's device.
 """
+
+
+class Examples(NamedTuple):
+    """The held-out utterances to write samples of.
+
+    Attributes:
+        batch: features on the model device.
+        ids, texts: of its rows.
+    """
+
+    batch: dict
+    ids: list[str]
+    texts: list[str]
 
 
 class Metric(Protocol):
@@ -65,16 +78,9 @@ class Task(Protocol):
         ...
 
     def sampler(
-        self,
-        config: Config,
-        vocabulary: Vocabulary,
-        folder: Path,
-        batch: dict,
-        ids: list[str],
-        texts: list[str],
-        tensorboard: TensorBoard,
+        self, config: Config, vocabulary: Vocabulary, examples: Examples, folder: Path, tensorboard: TensorBoard
     ) -> Sampler:
-        """Return the sampler of a held-out batch, which writes below `folder`."""
+        """Return the sampler of some held-out utterances, which writes below `folder`."""
         ...
 
 

@@ -12,7 +12,7 @@ from myxtts.data.manifest import Vocabulary
 from myxtts.models import xtts
 from myxtts.models.build import build_xtts
 from myxtts.observe.metrics import TensorBoard
-from myxtts.tasks.base import dimensions
+from myxtts.tasks.base import Examples, dimensions
 from myxtts.tasks.tts_samples import TTSSampler, synthesis_options
 
 
@@ -46,13 +46,6 @@ class TTSTask:
         return None
 
     def sampler(
-        self,
-        config: Config,
-        vocabulary: Vocabulary,
-        folder: Path,
-        batch: dict,
-        ids: list[str],
-        texts: list[str],
-        tensorboard: TensorBoard,
+        self, config: Config, vocabulary: Vocabulary, examples: Examples, folder: Path, tensorboard: TensorBoard
     ) -> TTSSampler:
-        return TTSSampler(folder, batch, ids, texts, synthesis_options(config.model), tensorboard)
+        return TTSSampler(examples, synthesis_options(config.model), folder, tensorboard)

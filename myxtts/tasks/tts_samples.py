@@ -13,6 +13,7 @@ from myxtts.files import replaced_folder
 from myxtts.models.xtts import SynthesisOptions
 from myxtts.observe.metrics import TensorBoard
 from myxtts.observe.plots import mel_and_alignment, png_bytes
+from myxtts.tasks.base import Examples
 
 UTTERANCES = 4
 
@@ -21,25 +22,16 @@ class TTSSampler:
     """Synthesizes the same held-out utterances at each call; see `tasks.base.Sampler`.
 
     Args:
-        folder: gets `step-000500/` with a WAV and a PNG for each utterance.
-        batch: TTS_FEATURES on the model device; its first rows are synthesized, each with its own reference.
-        ids, texts: of its rows.
+        examples: TTS_FEATURES; the first rows are synthesized, each with its own reference.
         options: how the texts are synthesized.
+        folder: gets `step-000500/` with a WAV and a PNG for each utterance.
         tensorboard: gets the same sounds and pictures.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        batch: dict,
-        ids: list[str],
-        texts: list[str],
-        options: SynthesisOptions,
-        tensorboard: TensorBoard,
-    ):
-        count = min(UTTERANCES, len(ids))
-        self._batch = first_rows(batch, TTS_FEATURES, count)
-        self._ids, self._texts = ids[:count], texts[:count]
+    def __init__(self, examples: Examples, options: SynthesisOptions, folder: Path, tensorboard: TensorBoard):
+        count = min(UTTERANCES, len(examples.ids))
+        self._batch = first_rows(examples.batch, TTS_FEATURES, count)
+        self._ids, self._texts = examples.ids[:count], examples.texts[:count]
         self._folder = folder
         self._options = options
         self._tensorboard = tensorboard

@@ -7,6 +7,7 @@ from myxtts.data.plan_iterator import Position
 from myxtts.observe.advice import LongWait
 from myxtts.observe.report import Reporter
 from myxtts.placement import devices
+from myxtts.tasks.base import Examples
 from myxtts.tasks.registry import task_of
 from myxtts.training.checkpoint import Checkpoints
 from myxtts.training.hooks import Hook, Report, SyncWeights, Validate, WeightSync, WriteSamples
@@ -46,8 +47,8 @@ def validation_hooks(
     with pipeline.open_feed(Position(), epochs=1) as feed:
         (first,) = next(feed)
     rows, manifest = first.planned.rows, held_out.manifest
-    ids, texts = [manifest.ids[row] for row in rows], [manifest.texts[row] for row in rows]
-    sampler = task.sampler(config, vocabulary, folder.samples, first.batch, ids, texts, reporter.tensorboard)
+    examples = Examples(first.batch, [manifest.ids[row] for row in rows], [manifest.texts[row] for row in rows])
+    sampler = task.sampler(config, vocabulary, examples, folder.samples, reporter.tensorboard)
     return (
         [Validate(run.validate_every, validation, checkpoints.improves)],
         [WriteSamples(run.sample_every, sampler, folder.path)],

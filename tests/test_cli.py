@@ -5,7 +5,6 @@ import errno
 import io
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -22,7 +21,6 @@ from myxtts.config.schema import Config
 from myxtts.config.settings import SECTIONS, SETTINGS
 from myxtts.errors import ConfigError, DataError
 from myxtts.files import write_whole
-from tests.sine_corpus import write_corpus
 
 ROOT = Path(__file__).parents[1]
 
@@ -285,45 +283,7 @@ class DiskErrorTest(unittest.TestCase):
         )
 
 
-NOISY_RUN = """
-import ctypes, os, sys
-from myxtts.commands.tensorflow_log import filter_stderr, set_environment
-set_environment()
-filter_stderr()
-from tests.tiny import small_models
-from myxtts.commands import main, synthesize, train
-from myxtts.commands.console import report_errors
-*argv, run, out = sys.argv[1:]
-with small_models():
-    codes = [report_errors(lambda: train.main(argv))]
-    codes.append(report_errors(lambda: synthesize.main(["--run", run, "--text", "abc", "--out", out])))
-if os.environ.get("ABORT"):
-    print(codes, file=sys.stderr)
-    os.write(2, b"E0000 00:00:1.5  1 cuda_driver.cc:1] out of memory\\nF0000 the last line")
-    os.abort()
-sys.exit(max(codes))
-"""
-
-
 class TensorFlowLogTest(unittest.TestCase):
-    def test_training_and_synthesis_print_only_real_errors_to_stderr(self):
-        with tempfile.TemporaryDirectory() as name:
-            write_corpus(Path(name, "corpus"), [0.4 + 0.03 * i for i in range(8)])
-            argv = f"--run a --runs-dir {name} --train-data {name}/corpus/corpus.csv"
-            argv += " --text-frontend characters --model-size tiny --batch-size 4 --buckets 1 --max-steps 1"
-            argv += " --validate-every 1 --sample-every 0 --validation-fraction 0.2"
-            environ = {key: value for key, value in os.environ.items() if not key.startswith("TF_CPP")}
-            done = subprocess.run(
-                [sys.executable, "-c", NOISY_RUN, *argv.split(), f"{name}/a", f"{name}/a.wav"],
-                cwd=ROOT,
-                env=environ | {"ABORT": "1"},
-                capture_output=True,
-                text=True,
-            )
-        self.assertEqual(done.returncode, -signal.SIGABRT, done.stderr)
-        real = "E0000 00:00:1.5  1 cuda_driver.cc:1] out of memory\nF0000 the last line"
-        self.assertEqual(done.stderr, f"[0, 0]\n{real}", done.stdout)
-
     def test_only_listed_log_lines_are_dropped(self):
         noise = """\
 WARNING: All log messages before absl::InitializeLog() is called are written to STDERR

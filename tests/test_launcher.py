@@ -1,5 +1,7 @@
 """The launcher of workers, with instant programs as workers."""
 
+import contextlib
+import io
 import os
 import signal
 import subprocess
@@ -8,6 +10,9 @@ import tempfile
 import time
 import unittest
 from pathlib import Path
+
+from myxtts.commands import launch
+from myxtts.commands.console import report_errors
 
 ROOT = Path(__file__).parents[1]
 LAUNCHER = ROOT / "utilities" / "launch_workers.py"
@@ -171,10 +176,11 @@ class MistakeTest(unittest.TestCase):
         }
         for message, flags in mistakes.items():
             with self.subTest(message=message):
-                done = run([sys.executable, str(LAUNCHER), *flags])
-                self.assertEqual(done.returncode, 2)
-                self.assertIn(message, done.stderr)
-                self.assertNotIn("Traceback", done.stderr)
+                err = io.StringIO()
+                with contextlib.redirect_stderr(err):
+                    self.assertEqual(report_errors(lambda flags=flags: launch.main(flags)), 2)
+                self.assertIn(message, err.getvalue())
+                self.assertNotIn("Traceback", err.getvalue())
 
 
 NOTICES = "time.sleep(0.5)\nprint('error: worker 1 is gone', file=sys.stderr)\nsys.exit(2)"

@@ -19,6 +19,7 @@ from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.batch import TTS_INPUTS
 from myxtts.config.schema import Config, DataConfig, TrainingConfig
 from myxtts.data.audio_file import read_pcm, resampled_length
+from myxtts.data.audio_header import read_header
 from myxtts.data.dataset import load_corpora
 from myxtts.data.manifest import LengthRule
 from myxtts.data.plan_iterator import Position, planned_batches
@@ -28,6 +29,7 @@ from myxtts.data.readers.files import rows_from_files
 from myxtts.data.readers.local import LocalReader
 from myxtts.errors import DataError
 from tests.sine_corpus import frequency, manifest_of, pitch_of, planned_corpus, sine, write_corpus, write_sound
+from tests.test_manifest import WAV_FILES
 
 
 def planned(corpus, start, seed=1, **options):
@@ -148,6 +150,15 @@ class ReadRowsTest(RowsCase):
                 found = self.rows(read_rows, *asked)
                 np.testing.assert_array_equal(found, self.expected(manifest, *asked), strict=True)
                 self.assertEqual([round(frequency(row[:6_600]), -1) for row in found], [300, 340, 380, 420])
+
+    def test_tensorflow_decodes_native_files_to_the_same_length(self):
+        path = self.folder / "a.wav"
+        for name, (content, native) in WAV_FILES.items():
+            if native:
+                path.write_bytes(content)
+                wave, rate_hz = tf.audio.decode_wav(content)
+                expected = ((read_header(str(path)).samples, 1), SAMPLE_RATE_HZ)
+                self.assertEqual((wave.shape, int(rate_hz)), expected, name)
 
     def test_full_scale_samples_are_exact_in_every_reader(self):
         manifest = write_corpus(self.folder, [0.3])

@@ -1,7 +1,11 @@
 """Whole runs by the command line, in this process, on a corpus of sinusoids."""
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
 import unittest
 from pathlib import Path
@@ -375,6 +379,38 @@ class ShippedConfigurations(Case):
 def settings_named_in(path: Path) -> frozenset[str]:
     sections = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     return frozenset(f"{section}.{name}" for section, settings in sections.items() for name in settings)
+
+
+NOISY_RUN = """
+import os, sys
+from myxtts.commands.tensorflow_log import filter_stderr, set_environment
+set_environment()
+filter_stderr()
+from tests.tiny import small_models
+from myxtts.commands import synthesize, train
+from myxtts.commands.console import report_errors
+*argv, run, out = sys.argv[1:]
+with small_models():
+    codes = [report_errors(lambda: train.main(argv))]
+    codes.append(report_errors(lambda: synthesize.main(["--run", run, "--text", "abc", "--out", out])))
+print(codes, file=sys.stderr)
+os.write(2, b"E0000 00:00:1.5  1 cuda_driver.cc:1] out of memory\\nF0000 the last line")
+os.abort()
+"""
+
+
+class StandardErrorTest(Case):
+    def test_training_and_synthesis_print_only_real_errors(self):
+        flags = ("--simulate-gpus", "1", "--max-steps", "1", "--validate-every", "1", "--batch-size", "2")
+        argv = self.place.argv("noisy", *flags)
+        environ = {key: value for key, value in os.environ.items() if not key.startswith("TF_CPP")}
+        done = subprocess.run(
+            [sys.executable, "-c", NOISY_RUN, *argv, self.place.run_dir("noisy"), self.place.folder / "noisy.wav"],
+            **{"cwd": ROOT, "env": environ, "capture_output": True, "text": True},
+        )
+        self.assertEqual(done.returncode, -signal.SIGABRT, done.stderr)
+        real = "E0000 00:00:1.5  1 cuda_driver.cc:1] out of memory\nF0000 the last line"
+        self.assertEqual(done.stderr, f"[0, 0]\n{real}", done.stdout)
 
 
 class Metrics(unittest.TestCase):

@@ -87,19 +87,20 @@ def train_on(
             save = checkpoints.save
         if weight_sync is not None:
             weight_sync.prepare(state, new_run=start.checkpoint is None)
-        if not schedule.total_steps:
+        if not schedule.total_steps:  # --stop-at-step 0
             save(state, None)
             log.info("first weights  saved in %s, and no step", folder.checkpoints)
             return 0
 
         request = SharedStopRequest(step.stop_requested) if replicas.is_distributed else StopRequest()
         stop = resources.enter_context(stop_on_signals(request))
-        # Between two devices the hand-over waits for the produced batch anyway; synchronizing separates the times.
+        # Synchronizing times producing apart from the hand-over. It costs nothing between two devices, where the
+        # hand-over would wait for the produced batch anyway.
         pipeline = setup.training_pipeline(synchronize=setup.between_devices)
         feed = resources.enter_context(pipeline.open_feed(state.position))
         log.info("feed           filled in %.1f s", feed.wait_until_full(config.data.model_start_delay))
         if weight_sync is not None and weight_sync.is_due(state) and weight_sync.sync(state, stop.due):
-            save(state, None)
+            save(state, None)  # the sync that a stopped run owed
 
         with explained(setup, placement, folder.checkpoints):
             loop.train(state, step, feed, schedule, hooks, save, Clock(), stop)

@@ -8,7 +8,7 @@ import numpy as np
 from myxtts.clock import Clock
 from myxtts.errors import DataError, PlacementError
 from myxtts.training import loop
-from myxtts.training.hooks import Hook, Report, Validate
+from myxtts.training.hooks import PeriodicHook, Report, Validate
 from myxtts.training.stop_request import StopRequest
 
 
@@ -31,7 +31,7 @@ class CountingState:
         self.step += 1
 
 
-class Recorder(Hook):
+class Recorder(PeriodicHook):
     """Appends its name and the step to a list."""
 
     def __init__(self, every, name, calls, error=None):

@@ -4,7 +4,7 @@ import itertools
 import math
 import unittest
 
-from myxtts.training.schedule import ema_decay, learning_rate, total_steps
+from myxtts.training.schedule import ema_decay, learning_rate, run_length
 
 
 class LearningRate(unittest.TestCase):
@@ -45,9 +45,9 @@ class EmaDecay(unittest.TestCase):
 
 
 class TotalSteps(unittest.TestCase):
-    def test_total_steps_is_the_smaller_limit_and_0_means_no_limit(self):
+    def test_run_length_is_the_smaller_limit_and_0_means_no_limit(self):
         for max_steps, by_epochs, expected in ((100, 0, 100), (0, 21, 21), (100, 21, 21), (20, 21, 20), (1, 1, 1)):
-            self.assertEqual(total_steps(max_steps, by_epochs), expected)
+            self.assertEqual(run_length(max_steps, by_epochs), expected)
 
 
 if __name__ == "__main__":

@@ -23,13 +23,14 @@ class Feed(Generic[Item]):
     Args:
         batches: iterated in the feed's thread only; its iterator's `close`, if there is one, is called there.
         depth: items kept ready, besides the one that is being made.
+        thread_name: for debuggers and profilers.
 
     Raises:
         ValueError: the depth is less than 1.
         RuntimeError: the feed is iterated before it is entered, or entered twice.
     """
 
-    def __init__(self, batches: Iterable[Item], depth: int):
+    def __init__(self, batches: Iterable[Item], depth: int, thread_name: str = "myxtts-producer"):
         if depth < 1:
             raise ValueError(f"the depth of a feed must be at least 1, not {depth}")
         self._batches = batches
@@ -37,7 +38,7 @@ class Feed(Generic[Item]):
         self._stopping = threading.Event()
         self._full = threading.Event()
         self._ended = False
-        self._thread = threading.Thread(target=self._produce, name="myxtts-producer", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=thread_name, daemon=True)
 
     def __enter__(self) -> "Feed[Item]":
         self._thread.start()
@@ -75,7 +76,7 @@ class Feed(Generic[Item]):
         self._full.wait(timeout_s)
         return time.perf_counter() - start_s
 
-    def _produce(self) -> None:
+    def _run(self) -> None:
         error: BaseException = StopIteration()
         try:
             iterator = iter(self._batches)

@@ -17,7 +17,7 @@ from myxtts.profiling.isolated_stages import LEARNING_RATE
 from myxtts.profiling.profiled_run import WARM_UP, ProfiledRun
 from myxtts.training import loop
 from myxtts.training.checkpoint import save_nothing
-from myxtts.training.hooks import Hook, StepEnd
+from myxtts.training.hooks import StepEnd
 from myxtts.training.schedule import ema_decay
 from myxtts.training.step import Step
 from myxtts.training.stop_request import StopRequest
@@ -61,11 +61,10 @@ def _train(run: ProfiledRun, step: loop.StepFunction, feed: Iterator[ReplicaBatc
     return collect.metrics
 
 
-class CollectMetrics(Hook):
+class CollectMetrics:
     """Keeps the numbers of the newest report; waits for the first step."""
 
     def __init__(self) -> None:
-        super().__init__(every=0)
         self.metrics: dict[str, float] = {}
 
     def is_due(self, end: StepEnd) -> bool:

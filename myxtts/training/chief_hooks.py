@@ -10,7 +10,7 @@ from myxtts.placement import devices
 from myxtts.tasks.base import Examples
 from myxtts.tasks.registry import task_of
 from myxtts.training.checkpoint import Checkpoints
-from myxtts.training.hooks import Hook, Report, SyncWeights, Validate, WeightSync, WriteSamples
+from myxtts.training.hooks import Hook, Report, SyncWeights, Validate, WeightSyncProtocol, WriteSamples
 from myxtts.training.run_folder import RunFolder
 from myxtts.training.setup import TrainingSetup
 from myxtts.training.validation import Validation
@@ -18,7 +18,7 @@ from myxtts.training.validation import Validation
 
 @contextmanager
 def chief_hooks(
-    setup: TrainingSetup, folder: RunFolder, checkpoints: Checkpoints, weight_sync: WeightSync | None
+    setup: TrainingSetup, folder: RunFolder, checkpoints: Checkpoints, weight_sync: WeightSyncProtocol | None
 ) -> Iterator[list[Hook]]:
     """Open the reporter of a run; the value is its hooks in the order in which the loop calls them."""
     config, state = setup.config, setup.state

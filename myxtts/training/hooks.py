@@ -28,7 +28,7 @@ class StepEnd:
 
     Attributes:
         state: after the step.
-        step: its number, which stays when a hook moves the state to another step.
+        step: its number. `SyncWeights` may move the state to a later step; then only this number stays.
         outcome: what `Step` returned.
         microbatches: that the step was taken on.
         is_first, is_last: whether it is the first step of this process, or the last one of the run.
@@ -50,16 +50,24 @@ class StepEnd:
     save: bool = False
 
     def is_due(self, every: int) -> bool:
-        """Whether something with a period of so many steps is due; the last step is. A period of 0 turns it off."""
+        """Whether this step is a multiple of `every` steps, or the last step; never if `every` is 0."""
         return every > 0 and (self.is_last or self.step % every == 0)
 
 
-class Hook:
-    """Something that is done after some steps. A subclass implements `__call__`.
+class Hook(Protocol):
+    """Something that is done after some steps."""
 
-    Args:
-        every: steps between two calls; it is also called after the last step. 0 turns it off.
-    """
+    def is_due(self, end: StepEnd) -> bool:
+        """Whether to call it after this step."""
+        ...
+
+    def __call__(self, end: StepEnd) -> None:
+        """Do it."""
+        ...
+
+
+class PeriodicHook:
+    """A hook that is due every so many steps and after the last one; 0 turns it off. A subclass has `__call__`."""
 
     def __init__(self, every: int):
         self._every = every
@@ -67,11 +75,8 @@ class Hook:
     def is_due(self, end: StepEnd) -> bool:
         return end.is_due(self._every)
 
-    def __call__(self, end: StepEnd) -> None:
-        raise NotImplementedError
 
-
-class CheckDevices(Hook):
+class CheckDevices:
     """Checks after the first step that everything is on the device that the placement names.
 
     Args:
@@ -79,7 +84,6 @@ class CheckDevices(Hook):
     """
 
     def __init__(self, started_s: float):
-        super().__init__(every=0)
         self._started_s = started_s
 
     def is_due(self, end: StepEnd) -> bool:
@@ -101,19 +105,18 @@ def check_devices(state: TrainingState, microbatches: Sequence[ReplicaBatches], 
             require_device(device, device_batch.batch.items())
 
 
-class WeightSync(Protocol):
-    """See local_sgd/sync.py."""
+class WeightSyncProtocol(Protocol):
+    """What `SyncWeights` needs of `local_sgd.sync.WeightSync`, which stands above this module."""
 
     def is_due(self, state: TrainingState) -> bool: ...
 
     def sync(self, state: TrainingState, stop_requested: Callable[[], bool]) -> bool: ...
 
 
-class SyncWeights(Hook):
+class SyncWeights:
     """Averages the weights with those of other jobs (local SGD) and asks for a checkpoint of the result."""
 
-    def __init__(self, weight_sync: WeightSync):
-        super().__init__(every=0)
+    def __init__(self, weight_sync: WeightSyncProtocol):
         self._weight_sync = weight_sync
 
     def is_due(self, end: StepEnd) -> bool:
@@ -123,7 +126,7 @@ class SyncWeights(Hook):
         end.save |= self._weight_sync.sync(end.state, end.stop.due)
 
 
-class Validate(Hook):
+class Validate(PeriodicHook):
     """Measures the losses on held-out utterances; asks for a checkpoint if the loss is the best so far.
 
     Args:
@@ -141,11 +144,10 @@ class Validate(Hook):
         end.save |= self._improves(losses["loss"])
 
 
-class Report(Hook):
+class Report:
     """Writes the metrics of a step, if there are any."""
 
     def __init__(self, reporter: Reporter, long_wait: LongWait):
-        super().__init__(every=0)
         self._reporter, self._long_wait = reporter, long_wait
 
     def is_due(self, end: StepEnd) -> bool:
@@ -156,7 +158,7 @@ class Report(Hook):
         self._long_wait(end.state.step, end.metrics)
 
 
-class WriteSamples(Hook):
+class WriteSamples(PeriodicHook):
     """Writes the model's output for some held-out utterances, and report.html.
 
     Args:

@@ -55,10 +55,10 @@ def train(
 ) -> None:
     """Train to the end of the schedule or to a stop request; leave a checkpoint of the last step.
 
-    After a step, in this order: read the losses (a non-finite loss is found before anything is
-    written), run the hooks that are due in the order of the list, and save last, since a hook may ask for a
-    checkpoint and only then is it known whether a validation was the best. The loop waits for the device only where a
-    report, a hook or a checkpoint is due.
+    After a step at which something is due, in this order: read the losses (a non-finite loss is found before anything
+    is written), run the hooks that are due in the order of the list, and save. Saving comes last, so that a hook may
+    ask for a checkpoint, and the checkpoint knows the validation of its step. The loop waits for the device only where
+    a report, a hook or a checkpoint is due.
 
     Raises:
         NonFiniteLoss: the checkpoints before it are intact.
@@ -70,16 +70,16 @@ def train(
         while state.step < schedule.total_steps and not stop.due():
             with clock.wait():
                 microbatches = next_microbatches(feed)
-            planned = microbatches[0][0].planned.step
+            planned_step = microbatches[0][0].planned.step
             learning_rate, ema_decay = schedule.learning_rate(state.step), schedule.ema_decay(state.step)
             try:
                 outcome = step(batches_of(microbatches), state.step + 1, learning_rate, ema_decay, stop.requested)
             except tf.errors.ResourceExhaustedError as error:
-                raise StepOutOfMemory(state.step + 1, planned.bucket, error) from error
-            state.advance(planned)
+                raise StepOutOfMemory(state.step + 1, planned_step.bucket, error) from error
+            state.advance(planned_step)
             stop.observe(outcome)
             times = [device_batch.times for replica_batches in microbatches for device_batch in replica_batches]
-            clock.finish_step(planned.audio_s, planned.padded_s, times)
+            clock.finish_step(planned_step.audio_s, planned_step.padded_s, times)
 
             is_first, is_last = state.step == first_step, state.step == schedule.total_steps
             end = StepEnd(state, state.step, outcome, microbatches, is_first, is_last, stop)
@@ -90,7 +90,8 @@ def train(
                 continue
             require_finite(state)
             if log:
-                end.metrics = {"epoch": planned.position.epoch, **step.read(outcome), "learning_rate": learning_rate}
+                epoch = planned_step.position.epoch
+                end.metrics = {"epoch": epoch, **step.read(outcome), "learning_rate": learning_rate}
                 end.metrics |= clock.report().metrics()
             with clock.pause():
                 for hook in hooks:

@@ -20,6 +20,6 @@ def ema_decay(step: int, decay: float) -> float:
     return min(decay, (1.0 + step) / (10.0 + step))
 
 
-def total_steps(max_steps: int, by_epochs: int) -> int:
-    """Return the length of the run: the smaller of the two limits; 0 means no limit."""
+def run_length(max_steps: int, by_epochs: int) -> int:
+    """Return the length of a run in steps: the smaller of the two limits; 0 means no limit."""
     return min(limit for limit in (max_steps, by_epochs) if limit)

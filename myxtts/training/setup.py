@@ -107,7 +107,7 @@ class TrainingSetup:
 
     @cached_property
     def schedule(self) -> Schedule:
-        """The schedule from the state's present step to the end of the run."""
+        """The schedule of the run; take it before the first step, since a length in epochs counts from the position."""
         return make_schedule(self.config, self.corpora.training, self.state)
 
     @property
@@ -222,13 +222,14 @@ def run_metadata(
 def make_schedule(config: Config, corpus: Corpus, state: TrainingState) -> Schedule:
     """Return the schedule of a run, whose length may be given in steps or epochs."""
     training, replicas = config.training, state.replicas.count
-    by_epochs = state.step + steps_left(corpus.plan, state.position, training.epochs) if training.epochs else 0
-    total = schedule.total_steps(training.max_steps, by_epochs)
+    last_by_epochs = state.step + steps_left(corpus.plan, state.position, training.epochs) if training.epochs else 0
+    total = schedule.run_length(training.max_steps, last_by_epochs)
     peak = training.learning_rate * (replicas if training.scale_learning_rate else 1)
     return Schedule(
         total_steps=total if training.stop_at_step is None else min(total, training.stop_at_step),
         log_every=config.run.log_every,
         checkpoint_every=config.run.checkpoint_every,
+        # The rate falls over the whole length, whatever stop_at_step is: the jobs after a warm start continue it.
         learning_rate=lambda step: schedule.learning_rate(
             step, total, peak, training.warmup_steps, training.final_lr_ratio
         ),

@@ -104,7 +104,7 @@ class ServiceReader:
         batches = _OrderedBatches(self, planned)
         uploaded = ((batch, self._upload(batch, waves, device)) for batch, waves in batches)
         # `batches` is closed first, which ends the wait of the feed's thread.
-        with Feed(uploaded, self.data.prefetch_buffer_size) as feed, closing(batches):
+        with Feed(uploaded, self.data.prefetch_buffer_size, "myxtts-upload") as feed, closing(batches):
             yield from feed
 
     def _upload(self, batch: PlannedBatch, read: Waves, device: str) -> Waves:

@@ -59,7 +59,9 @@ def parse() -> argparse.Namespace:
         description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("corpus", type=Path, help="folder with wavs/ and alignments.jsonl")
-    parser.add_argument("--utterances", type=bounded(int, 1), default=1200, help="most utterances to measure")
+    parser.add_argument(
+        "--utterances", type=bounded(int, 1), default=1200, help="maximum number of utterances to measure"
+    )
     parser.add_argument(
         "--least", type=bounded(int, 1), default=100, help="show kinds with at least this many boundaries"
     )

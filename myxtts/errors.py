@@ -2,12 +2,12 @@
 
     UserError               printed as its message alone
     ├── ConfigError         a flag, a YAML file or a combination of settings
-    ├── PlacementError      the devices that were asked for, or the workers
+    ├── PlacementError      the requested devices, or the workers
     ├── DataError           a corpus, an utterance or a text
     ├── CheckpointError     a run folder or a checkpoint
     └── TrainingError       a run that cannot continue: non-finite loss, out of memory
 
-Each message says what was asked for, what was found and what to do. Any other error is a defect: it keeps its traceback
+Each message says what was requested, what was found and what to do. Any other error is a defect: it keeps its traceback
 and exits with code 1.
 """
 

@@ -46,7 +46,7 @@ def check_writable(flag: str, path: Path | None) -> None:
     """
     if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
         fault = "that is a folder" if path.is_dir() else f"there is no folder {path.parent}"
-        raise ConfigError(f"{flag} {path} was asked for, but {fault}. Name a file in a folder that exists.")
+        raise ConfigError(f"{flag} {path} was given, but {fault}. Name a file in an existing folder.")
 
 
 def fsync_folder(folder: Path) -> None:

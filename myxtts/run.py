@@ -75,7 +75,11 @@ def train_on(
         # A run that was stopped while it waited for the last sync has all its steps, but not that sync.
         owes_sync = weight_sync is not None and state.audio_s_since_sync > 0
         if state.step >= schedule.total_steps and start.checkpoint is not None and not owes_sync:
-            log.info("nothing to do  run %s has its %d steps; --max-steps makes it longer", config.run.run, state.step)
+            log.info(
+                "nothing to do  run %s has its %d steps; train longer with a higher --max-steps",
+                config.run.run,
+                state.step,
+            )
             return 0
 
         hooks: list[Hook] = [CheckDevices(started_s)]
@@ -89,7 +93,7 @@ def train_on(
             weight_sync.prepare(state, new_run=start.checkpoint is None)
         if not schedule.total_steps:  # --stop-at-step 0
             save(state, None)
-            log.info("first weights  saved in %s, and no step", folder.checkpoints)
+            log.info("first weights  saved in %s, without a step", folder.checkpoints)
             return 0
 
         request = SharedStopRequest(step.stop_requested) if replicas.is_distributed else StopRequest()
@@ -108,5 +112,5 @@ def train_on(
     if replicas.is_chief:
         log.info("report         %s", write_report(folder.path))
     if stop.due():
-        log.info("stopped        by %s at step %d, after a checkpoint; --resume continues", stop.name, state.step)
+        log.info("stopped        by %s at step %d, after a checkpoint; resume with --resume", stop.name, state.step)
     return stop.exit_code

@@ -105,7 +105,7 @@ class ChoosePlacementTest(unittest.TestCase):
             choose_placement(self.AUTO, not_called)
 
     def test_auto_has_no_routes_until_a_placement_is_chosen(self):
-        with self.assertRaisesRegex(PlacementError, "only train_main.py"):
+        with self.assertRaisesRegex(PlacementError, "only `myxtts train`"):
             plan_routes(PlacementConfig(placement="auto"), 2)
 
 

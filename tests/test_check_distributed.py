@@ -55,7 +55,7 @@ class MistakeTest(unittest.TestCase):
     def test_mistakes_are_explained(self):
         task = json.dumps({"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 1}})
         mistakes = [
-            ("one worker was asked for", ["--workers", "1"], {}),
+            ("one worker was requested", ["--workers", "1"], {}),
             ("--node-rank is missing", ["--nodes", "a:1,b:2"], {}),
             (r"this is worker 1 \(b:2\) of 2", ["--workers", "2"], {"TF_CONFIG": task}),
         ]

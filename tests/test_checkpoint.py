@@ -198,7 +198,7 @@ class Damaged(Case):
                 with self.subTest(group=group, length=length):
                     message = self.refusal()
                     self.assertTrue(message.startswith(f"{path} cannot be read: "), message)
-                    self.assertIn(f"Remove the folder {self.saved} to use the checkpoint before it.", message)
+                    self.assertIn(f"Remove the folder {self.saved} to use the previous checkpoint.", message)
             path.unlink()
             self.assertIn(f"{path} cannot be read", self.refusal())
             path.write_bytes(whole)

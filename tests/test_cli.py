@@ -80,8 +80,8 @@ class FlagTest(unittest.TestCase):
                 self.assertTrue(message.endswith(f"is not a flag. Did you mean {near}?"), message)
 
     def test_argument_without_a_flag_is_rejected(self):
-        self.assertIn("'2' is not a flag", self.error_of("--model-gpu", "1", "2"))
-        self.assertIn("'--zzzz' is not a flag", self.error_of("--zzzz"))
+        self.assertIn("'2' is neither a flag", self.error_of("--model-gpu", "1", "2"))
+        self.assertIn("'--zzzz' is neither a flag", self.error_of("--zzzz"))
 
     def test_invalid_value_is_rejected_in_one_line(self):
         for argv, message in (

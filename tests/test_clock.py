@@ -173,7 +173,7 @@ class LongWaitTest(unittest.TestCase):
         self.assertEqual(candidates("produce", DataConfig(), single=True, devices=1), [])
         self.assertEqual(candidates("produce", DataConfig(), single=False, devices=2), [])
         (message,) = self.said([(200, 0.5)], bottleneck="produce")
-        self.assertIn("No setting is known to help", message)
+        self.assertIn("Only a faster device is known to help", message)
 
 
 if __name__ == "__main__":

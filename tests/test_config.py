@@ -118,11 +118,11 @@ class YamlTest(unittest.TestCase):
             ("trainig:\n  seed: 3\n", "c.yaml, line 1: 'trainig' is unknown. Did you mean 'training'?"),
             (
                 "داده: 3\n",
-                f"c.yaml, line 1: 'داده' is unknown. Known here: defaults, {', '.join(SECTIONS)}.",
+                f"c.yaml, line 1: 'داده' is unknown. Known names: defaults, {', '.join(SECTIONS)}.",
             ),
             (
                 "model:\n  <<: {dropout: 0}\n",
-                f"c.yaml, line 2: '<<' is unknown. Known here: {', '.join(ModelConfig.model_fields)}.",
+                f"c.yaml, line 2: '<<' is unknown. Known names: {', '.join(ModelConfig.model_fields)}.",
             ),
         ):
             with self.subTest(text=text):
@@ -162,7 +162,7 @@ class YamlTest(unittest.TestCase):
             ("hello\n", "line 1: the file must hold"),
             ("run: demo\n", "line 1: the section 'run' must hold"),
             ("data:\n  - buckets: 3\n", "line 1: the section 'data' must hold"),
-            ("? [a]\n: 3\n", "line 1: a name must stand before the colon, not a list"),
+            ("? [a]\n: 3\n", "line 1: a name must precede the colon, not a list"),
             ("data:\n  buckets: {a: 1}\n", "line 2: buckets holds a mapping"),
         ):
             with self.subTest(text=text):
@@ -279,7 +279,7 @@ class DefaultsTest(unittest.TestCase):
         files = {"distributed.yaml": "", "default.yaml": ""}
         for listed, hint in (
             ("distribute", "'distribute.yaml' in FOLDER. Did you mean 'distributed'?"),
-            ("ასრ", "'ასრ.yaml' in FOLDER. There are: default, distributed."),
+            ("ასრ", "'ასრ.yaml' in FOLDER. Available files: default, distributed."),
         ):
             with self.subTest(listed):
                 message = self.error_of(files | {"c.yaml": f"defaults:\n  - default\n  - {listed}\n"})

@@ -182,7 +182,9 @@ class OrderTest(ServiceCase):
 
         with (
             mock.patch.object(service, "_select_rows", elsewhere),
-            self.assertRaisesRegex(DataError, "could not read what this machine can: .*/nowhere/u.wav; No such file"),
+            self.assertRaisesRegex(
+                DataError, "could not read files that this machine can read: .*/nowhere/u.wav; No such file"
+            ),
         ):
             list(self.corpus.read_by(self.corpus.service(self.address, stall_s=60.0), 1))
 

@@ -15,6 +15,7 @@ from myxtts.commands import train
 from myxtts.commands.main import COMMANDS, run
 from myxtts.config.settings import SETTINGS
 from myxtts.errors import ConfigError
+from tests import list_messages
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -124,6 +125,12 @@ class LinkTest(unittest.TestCase):
         for page in PAGES:
             with self.subTest(page=page.name):
                 self.assertIsNone(ABSOLUTE_PATH.search(page.read_text(encoding="utf-8")))
+
+
+class MessagesTest(unittest.TestCase):
+    def test_page_of_messages_is_current(self):
+        written = list_messages.PAGE.read_text(encoding="utf-8")
+        self.assertTrue(written == list_messages.page(), "run `python -m tests.list_messages`")
 
 
 class FlagTest(unittest.TestCase):

@@ -531,13 +531,13 @@ class CompleteEvaluation(unittest.TestCase):
         away = self.place.corpus.with_name("elsewhere.csv")
         self.place.corpus.rename(away)
         self.addCleanup(away.rename, self.place.corpus)
-        with self.assertRaisesRegex(DataError, "is not found from"):
+        with self.assertRaisesRegex(DataError, "does not exist under"):
             self.measure(self.copy_run("gone"))
 
     def test_a_run_without_held_out_utterances_is_rejected(self):
         run = self.copy_run("all")
         self.rewrite(run, lambda settings: settings["data"].update(validation_fraction=0.0))
-        with self.assertRaisesRegex(DataError, "none was held out"):
+        with self.assertRaisesRegex(DataError, "held none out"):
             self.measure(run)
 
     def test_another_corpus_is_measured_and_its_speakers_are_unseen(self):

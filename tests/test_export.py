@@ -178,7 +178,7 @@ class Exported(unittest.TestCase):
         for flags, expected in (
             (("--out", str(self.exported)), "exists already. Give another folder"),
             (("--out", str(self.folder / "none" / "new")), "there is no folder"),
-            (("--out", new, "--checkpoint", "step-000008"), "checkpoint 'step-000008' was asked for"),
+            (("--out", new, "--checkpoint", "step-000008"), "checkpoint 'step-000008' was requested"),
             (("--out", new, "--run", str(self.folder)), "has no checkpoint"),
         ):
             with self.subTest(flags=flags):

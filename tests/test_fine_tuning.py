@@ -173,7 +173,7 @@ class Started(Runs):
         self.addCleanup(away.rename, self.base)
         resumed = tune("broken", "--resume")
         self.assertEqual((resumed.code, resumed.err), (0, ""))
-        self.assertNotIn("have changed: making", resumed.out)
+        self.assertNotIn("have changed: rebuilding", resumed.out)
         left, right = (
             dict(arrays_of(latest(self.place.run_dir(name) / "checkpoints"))) for name in ("tuned", "broken")
         )
@@ -229,7 +229,9 @@ class Rejected(Runs):
         self.assertFalse(self.place.run_dir("a").exists())
 
     def test_the_run_itself(self):
-        self.assertIn("to start from itself", self.refusal("self", base=self.place.run_dir("self") / ".." / "self"))
+        self.assertIn(
+            "cannot start from its own weights", self.refusal("self", base=self.place.run_dir("self") / ".." / "self")
+        )
 
     def test_a_damaged_checkpoint(self):
         broken = self.place.folder / "runs" / "damaged"
@@ -255,8 +257,8 @@ class Rejected(Runs):
 
     def test_another_model_size_or_front_end(self):
         for flags, expected in (
-            (("--model-size", "small"), "model_size small was asked for"),
-            (("--text-frontend", "phonemes"), "text_frontend phonemes was asked for"),
+            (("--model-size", "small"), "model_size small was given"),
+            (("--text-frontend", "phonemes"), "text_frontend phonemes was given"),
         ):
             message = self.refusal("d", *flags)
             self.assertIn(expected, message)
@@ -266,7 +268,7 @@ class Rejected(Runs):
     def test_another_model_size_at_resume(self):
         message = self.refusal("tuned", "--resume", "--model-size", "small")
         self.assertIn(f"the run resumes from {self.place.run_dir('tuned')}", message)
-        self.assertIn("Leave model_size out, or start another run by --run.", message)
+        self.assertIn("Leave model_size out, or start another run with --run.", message)
 
     def test_another_pretrained_run_at_resume(self):
         self.assertIn("training.init_from is ", self.refusal("tuned", "--resume", base=self.place.folder))

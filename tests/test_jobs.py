@@ -69,7 +69,7 @@ while True:
             faults.unlink()
         print("fault", flush=True)
         if fault["kind"] == "refuse":
-            print("error: the fault was asked for,", "and is two lines long", sep="\\n", file=sys.stderr)
+            print("error: the fault was requested,", "and is two lines long", sep="\\n", file=sys.stderr)
             sys.exit(2)
         if fault["kind"] == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -256,7 +256,8 @@ class JobsTest(Case):
         self.assertIn("error: gpu1: was killed by SIGKILL; its last lines", err)
         self.assertRegex(
             err,
-            r"the merge lacks gpu1, which failed at step 5 of 6, and so shard 1 .*\(\d utterances, 0\.\d+ minutes\)",
+            r"the merge lacks gpu1, which failed at step 5 of 6, and with it shard 1 .*"
+            r"\(\d utterances, 0\.\d+ minutes\)",
         )
         self.assertEqual([Path(path).parts[-3] for path in self.read("merged/asked.json")[1:3]], ["gpu0", "gpu2"])
         self.heal("gpu1")
@@ -270,14 +271,14 @@ class JobsTest(Case):
         code, _, err = self.launch()
         self.assertEqual(code, 1)
         self.assertEqual(self.states()["gpu1"], ("rejected", 0))
-        self.assertIn("error: gpu1: the fault was asked for,\nand is two lines long\n", err)
+        self.assertIn("error: gpu1: the fault was requested,\nand is two lines long\n", err)
         self.assertIn("error: there is nothing to merge; only gpu0 is done", err)
         self.assertFalse((self.run_folder / "merged").exists())
 
     def test_failed_warm_start_ends_all_and_can_be_retried_with_other_settings(self):
         self.fault("warmstart", "refuse", at=0)
         code, _, err = self.launch()
-        self.assertEqual((code, err.count("the fault was asked for")), (2, 1))
+        self.assertEqual((code, err.count("the fault was requested")), (2, 1))
         self.assertFalse((self.run_folder / "gpu0").exists())
         self.heal("warmstart")
         code, _, err = self.launch("--resume", "--validation-fraction", "0.4", "--warmstart-steps", "3")
@@ -328,7 +329,7 @@ class StopTest(Case):
         self.assertIn("another process is training it", rival[2])
         code, out, _ = self.launch("--status")
         self.assertEqual(code, 0)
-        self.assertIn(f"launcher       runs (process {launcher.pid})", out)
+        self.assertIn(f"launcher       running (process {launcher.pid})", out)
         self.assertRegex(out, r"gpu0\s+running  3 of 6  0\.333\s+2\.00  0:02")
         other = self.started("--stop")
         told, _ = launcher.communicate(timeout=DEADLINE_S)
@@ -350,7 +351,10 @@ class StopTest(Case):
         self.wait_for(lambda: self.steps("warmstart") == [1])
         process = read_state(self.run_folder).processes["warmstart"]
         launcher.send_signal(signal.SIGINT)
-        self.assertIn("SIGINT: all runs save and end; a second Ctrl-C kills them\n", iter(launcher.stdout.readline, ""))
+        self.assertIn(
+            "SIGINT: all runs write a checkpoint and end; a second Ctrl-C kills them\n",
+            iter(launcher.stdout.readline, ""),
+        )
         self.assertTrue(process.is_alive())
         launcher.send_signal(signal.SIGINT)
         self.assertEqual(launcher.wait(DEADLINE_S), 130)
@@ -367,7 +371,7 @@ class StopTest(Case):
         self.wait_for(lambda: not process.is_alive())
         code, out, _ = self.launch("--status")
         self.assertEqual(code, 0)
-        self.assertIn("launcher       does not run; --resume continues", out)
+        self.assertIn("launcher       not running; resume with --resume", out)
         self.assertRegex(out, r"gpu1\s+dead")
         self.assertEqual(self.launch("--resume")[0], 0)
         self.assertEqual(self.steps("gpu0", "gpu1"), [6, 6])
@@ -417,10 +421,10 @@ class SettingsTest(Case):
             "Give --max-steps, and leave out --epochs": ["--epochs", "2"],
             "Give --warmstart-steps instead": ["--stop-at-step", "2"],
             "--jobs or --job was given": ["--jobs", "2"],
-            "--warmstart-steps 6 was asked for": ["--warmstart-steps", "6"],
+            "--warmstart-steps 6 was given": ["--warmstart-steps", "6"],
             "--num-syncs 2 and sync_every 3 were both given": ["--num-syncs", "2", "--sync-every", "3"],
             "has no independent jobs": ["--status"],
-            "nowhere was asked for, but has no checkpoint": ["--init-from", "nowhere"],
+            "nowhere has no checkpoint": ["--init-from", "nowhere"],
         }
         for message, flags in mistakes.items():
             with self.subTest(message=message):

@@ -165,7 +165,7 @@ class MistakeTest(unittest.TestCase):
         mistakes = {
             "no program was given": ["--workers", "2"],
             "there is no such file": ["--workers", "2", "--", "nowhere.py"],
-            "there is no module of that name": ["--workers", "2", "--", "-m", "nowhere"],
+            "there is no such module": ["--workers", "2", "--", "-m", "nowhere"],
             "--workers is '0', but must be a whole number from 1 to 1000.": ["--workers", "0", "--", str(LAUNCHER)],
             "not allowed with": ["--workers", "2", "--nodes", "a:1", "--", str(LAUNCHER)],
             "--node-rank is missing": ["--nodes", "a:1,b:2", "--", str(LAUNCHER)],

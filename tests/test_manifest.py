@@ -291,7 +291,7 @@ class RejectedRows(CorpusCase):
             self.add(path)
         rejected = self.build()[2]
         self.assertEqual(
-            [(row.reason, row.detail) for row in rejected], [("duplicate path", "line 2 names it, too")] * 4
+            [(row.reason, row.detail) for row in rejected], [("duplicate path", "line 2 also names it")] * 4
         )
 
     def test_impossible_file_names_are_rejected(self):
@@ -325,7 +325,7 @@ class RejectedReport(CorpusCase):
             [
                 ["metadata", "line", "audio", "reason", "detail"],
                 [name, "3", "b, c.wav", "missing file", ""],
-                [name, "4", "too", "malformed row", "2 fields, the header names 4"],
+                [name, "4", "too", "malformed row", "2 fields, but the header names 4"],
             ],
         )
         self.assertEqual([path.name for path in self.outside.iterdir() if path.is_file()], ["rejected.csv"])

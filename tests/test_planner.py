@@ -287,7 +287,7 @@ class PlannerTest(unittest.TestCase):
 
     def test_no_fitting_placement_is_an_error_with_the_reasons(self):
         candidates = candidate_placements(1, MemoryBudget(6, 10, (8,)))
-        with self.assertRaisesRegex(PlacementError, "No placement fits the memory: GPU 0 has 8 MiB and needs 16"):
+        with self.assertRaisesRegex(PlacementError, "no placement fits the memory: GPU 0 has 8 MiB and needs 16"):
             format_table([], candidates)
 
     def test_table_ends_with_the_best_placement_and_its_flags(self):
@@ -367,7 +367,7 @@ class PlanCommandTest(unittest.TestCase):
             "nothing to compare": ("--gpus", "2", "--produce-ms", "0", "--step-ms", "0"),
             "2 numbers for 3 GPUs": ("--gpus", "3", *times, "--memory-mib", "1", "2"),
             "Add --memory-mib": ("--gpus", "2", *times, "--replica-memory-mib", "1"),
-            "No placement fits": ("--gpus", "2", *times, "--replica-memory-mib", "2", "--memory-mib", "1"),
+            "no placement fits": ("--gpus", "2", *times, "--replica-memory-mib", "2", "--memory-mib", "1"),
             "there is no folder": ("--gpus", "1", *times, "--json", str(self.folder / "none" / "x.json")),
         }
         for message, arguments in calls.items():

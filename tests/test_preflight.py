@@ -127,7 +127,7 @@ class WithoutGpu(unittest.TestCase):
             "--train-data", str(PLACE.corpus), "--text-frontend", "characters", "--validation-fraction=0.1"
         )
         self.assertEqual((finished.code, finished.err), (1, ""))
-        self.assertIn("❌ requested devices: data GPU 0 was asked for, but TensorFlow sees no GPU", finished.out)
+        self.assertIn("❌ requested devices: data GPU 0 was requested, but TensorFlow sees no GPU", finished.out)
         self.assertEqual(finished.out.count("⚠️ section skipped: the requested devices are not available"), 3)
         self.assertIn("✅ durations: 13 utterances of 0.40 to 0.76 s", finished.out)
         self.assertRegex(finished.out.splitlines()[-1], r"^\d+ failed: start with ")
@@ -144,7 +144,7 @@ class Mistakes(unittest.TestCase):
             (["--json", "/nowhere/at/all.json"], "there is no folder /nowhere/at"),
             (["--config", "nowhere.yaml"], "cannot be read"),
             (["--init-from", "nowhere"], "nowhere"),
-            (["--placement", "auto"], "only train_main.py supports it"),
+            (["--placement", "auto"], "only `myxtts train` supports it"),
         ):
             with self.subTest(argv=argv):
                 finished = preflight_of(*argv)
@@ -163,8 +163,8 @@ class Checks(unittest.TestCase):
         self.assertEqual(next(check_lines(recommended(False, "n", "e", "f", "d"))), "   ⚠️ n: f")
 
     def test_message_of_a_user_error_is_split(self):
-        check = failed_by(PlacementError("GPU 1 was asked for, but\n there is none. Buy one. Or do without."), "n", "e")
-        self.assertEqual(check[3:], ("GPU 1 was asked for, but there is none", "Buy one. Or do without."))
+        check = failed_by(PlacementError("GPU 1 was requested, but\n there is none. Buy one. Or do without."), "n", "e")
+        self.assertEqual(check[3:], ("GPU 1 was requested, but there is none", "Buy one. Or do without."))
 
     def run_quietly(self, report: Report, title: str, checks: Iterator[Check]):
         with contextlib.redirect_stdout(io.StringIO()):

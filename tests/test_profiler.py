@@ -289,7 +289,7 @@ class GpuSamplerTest(unittest.TestCase):
         sampler = GpuSampler([])
         with sampler.sampling():
             pass
-        self.assertEqual((sampler.usage, sampler.reason), ({}, "the model is on no GPU"))
+        self.assertEqual((sampler.usage, sampler.reason), ({}, "the model is not on a GPU"))
 
     def test_usage_is_the_mean_utilisation_and_the_maximum_memory(self):
         figures = GpuUsage([0.5, 1.0], [100.0, 300.0]).to_json()

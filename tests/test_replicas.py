@@ -281,7 +281,7 @@ class RunTest(unittest.TestCase):
         asked = ("--model-gpus", "0", "1", "--compile", "xla", "--enable-static-shapes")
         refused = self.place.train("compiled", *asked)
         self.assertEqual(refused.code, 2)
-        self.assertIn("--compile xla was asked for with 2 replicas", refused.err)
+        self.assertIn("--compile xla was given with 2 replicas", refused.err)
 
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ class ToyRuns(Case):
             stopped = self.place.train("killed", *REVERSED, "--resume")
         self.assertEqual(stopped.code, 128 + signal.SIGTERM, stopped.err)
         self.assertIn(f"resumed        {survived}", stopped.out)
-        self.assertIn("stopped        by SIGTERM at step 7, after a checkpoint; --resume continues", stopped.out)
+        self.assertIn("stopped        by SIGTERM at step 7, after a checkpoint; resume with --resume", stopped.out)
         self.assertEqual(latest(checkpoints).name, "step-000007")
         self.assertEqual(read_metadata(latest(checkpoints))["position"], [2, 1, []])  # of 3 steps an epoch
 

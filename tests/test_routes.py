@@ -118,26 +118,26 @@ class ErrorTest(unittest.TestCase):
     def test_missing_gpu_is_rejected(self):
         advice = "Leave out --data-gpu and --model-gpu to train on one device, or try the pipeline with --simulate-gpus"
         for gpus, (data, model), message in (
-            (0, (0, 0), f"data GPU 0 was asked for, but TensorFlow sees no GPU. {advice} 2."),
-            (1, (0, 1), f"model GPU 1 was asked for, but TensorFlow sees 1 GPU (index 0). {advice} 2."),
-            (1, (4, 0), f"data GPU 4 was asked for, but TensorFlow sees 1 GPU (index 0). {advice} 5."),
-            (3, (0, 3), f"model GPU 3 was asked for, but TensorFlow sees 3 GPUs (0 to 2). {advice} 4."),
+            (0, (0, 0), f"data GPU 0 was requested, but TensorFlow sees no GPU. {advice} 2."),
+            (1, (0, 1), f"model GPU 1 was requested, but TensorFlow sees 1 GPU (index 0). {advice} 2."),
+            (1, (4, 0), f"data GPU 4 was requested, but TensorFlow sees 1 GPU (index 0). {advice} 5."),
+            (3, (0, 3), f"model GPU 3 was requested, but TensorFlow sees 3 GPUs (0 to 2). {advice} 4."),
         ):
             self.assertEqual(self.error_of(gpus, data_gpu=data, model_gpu=model), message)
         self.assertEqual(
             self.error_of(2, data_gpu=0, model_gpus=(1, 5)),
-            f"model GPU 5 was asked for, but TensorFlow sees 2 GPUs (0 to 1). {advice} 6.",
+            f"model GPU 5 was requested, but TensorFlow sees 2 GPUs (0 to 1). {advice} 6.",
         )
 
     def test_missing_simulated_gpu_is_rejected(self):
         self.assertEqual(
             self.error_of(8, simulate_gpus=2, data_gpu=0, model_gpu=2),
-            "model GPU 2 was asked for, but --simulate-gpus 2 makes GPUs 0 to 1. Leave out --data-gpu and --model-gpu "
+            "model GPU 2 was requested, but --simulate-gpus 2 makes GPUs 0 to 1. Leave out --data-gpu and --model-gpu "
             "to train on one device, or try the pipeline with --simulate-gpus 3.",
         )
         self.assertEqual(
             self.error_of(simulate_gpus=1, data_gpu=0, model_gpu=1),
-            "model GPU 1 was asked for, but --simulate-gpus 1 makes only GPU 0. Leave out --data-gpu and --model-gpu "
+            "model GPU 1 was requested, but --simulate-gpus 1 makes only GPU 0. Leave out --data-gpu and --model-gpu "
             "to train on one device, or try the pipeline with --simulate-gpus 2.",
         )
 
@@ -170,7 +170,7 @@ class ErrorTest(unittest.TestCase):
 
     def test_memory_limit_for_the_cpu_is_rejected(self):
         message = (
-            "A memory limit was asked for, but TensorFlow sees no GPU, and the CPU has no such limit. "
+            "a memory limit was set, but TensorFlow sees no GPU, and the CPU has no such limit. "
             "Leave out --enable-memory-isolation and --model-gpu-memory, or make a GPU visible."
         )
         self.assertEqual(self.error_of(enable_memory_isolation=True), message)

@@ -153,8 +153,8 @@ class CompleteRun(Case):
         before = files_of(self.place.folder)
         self.assertEqual(
             self.refusal("whole"),
-            f"run 'whole' was to be started, but {self.folder} already holds a run. "
-            "Continue it by --resume, or give another name by --run.",
+            f"run 'whole' cannot be started: {self.folder} already holds a run. "
+            "Resume it with --resume, or choose another name with --run.",
         )
         self.assertEqual(files_of(self.place.folder), before)
 
@@ -162,7 +162,7 @@ class CompleteRun(Case):
         before = files_of(self.folder)
         finished = self.place.train("whole", "--resume", *self.flags)
         self.assertEqual((finished.code, finished.err), (0, ""))
-        self.assertIn("nothing to do  run whole has its 8 steps; --max-steps makes it longer", finished.out)
+        self.assertIn("nothing to do  run whole has its 8 steps; train longer with a higher --max-steps", finished.out)
         after = files_of(self.folder)
         self.assertEqual({name for name in after if after[name] != before.get(name)}, {"log.txt"})
 
@@ -180,7 +180,7 @@ class CompleteRun(Case):
         self.assertEqual(
             message,
             f"training.seed is 1, but {newest} was written with 0, and it cannot change within a run. "
-            "Set it to 0, or start another run by --run.",
+            "Set it to 0, or start another run with --run.",
         )
 
     def test_every_fixed_setting_and_the_corpus_are_checked_at_resume(self):
@@ -235,7 +235,7 @@ class Stopped(Case):
             message, r" \(bucket [12] of 2\): OOM when allocating tensor \(the model is on /CPU:1; limits: "
         )
         self.assertIn("limits: /CPU:0 4096 MiB; /CPU:1 8192 MiB; ", message)  # and those that no route uses
-        self.assertIn("). --resume with a higher --model-gpu-memory", message)
+        self.assertIn("). Resume with --resume and a higher --model-gpu-memory", message)
 
     def test_out_of_memory_error_before_the_first_step_names_no_batch(self):
         full = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
@@ -267,13 +267,13 @@ class Rejected(Case):
     def test_xla_with_several_replicas_is_rejected(self):
         self.assertRegex(
             self.refusal("two", "--model-gpus", "0", "1", "--enable-static-shapes", "--compile", "xla"),
-            r"^--compile xla was asked for with 2 replicas \(replicated.*\), but XLA compiles for one device\. ",
+            r"^--compile xla was given with 2 replicas \(replicated.*\), but XLA compiles for one device\. ",
         )
         self.assertFalse(self.place.run_dir("two").exists())
 
     def test_validation_without_held_out_utterances_is_rejected(self):
         message = self.refusal("none", "--validation-fraction", "0", "--validate-every", "1")
-        self.assertIn("validation and samples were asked for, but none of the 13 utterances is held out", message)
+        self.assertIn("validation and samples were requested, but none of the 13 utterances is held out", message)
 
     def test_a_missing_corpus_creates_no_files(self):
         self.assertIn("does not exist", self.refusal("nowhere", "--train-data", str(self.place.folder / "x")))

@@ -121,7 +121,7 @@ class Split(unittest.TestCase):
         )
 
     def test_more_shards_than_utterances_are_rejected(self):
-        with self.assertRaisesRegex(DataError, "24 shards were asked for, but there are 22 usable utterances"):
+        with self.assertRaisesRegex(DataError, "24 shards were requested, but there are 22 usable utterances"):
             split_corpus(self.config(), self.folder / "shards", 24)
 
     def test_a_missing_audio_root_is_named(self):

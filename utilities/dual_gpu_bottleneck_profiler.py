@@ -1,4 +1,4 @@
-"""Measure where the time of a training run goes, and say what would make it faster.
+"""Measure where the time of a training run goes, and recommend faster settings.
 
 python utilities/dual_gpu_bottleneck_profiler.py --batch-size 16 --num-steps 100 --data-gpu 0 --model-gpu 1
 python utilities/dual_gpu_bottleneck_profiler.py --config configs/demo.yaml --num-steps 50 --picture lanes.png

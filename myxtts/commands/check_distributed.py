@@ -48,7 +48,7 @@ def start_workers(options: argparse.Namespace) -> int:
     """Start the workers of this machine, each with this command."""
     workers, local = worker_addresses(options)
     if len(workers) < 2:
-        raise ConfigError("one worker was asked for, but the check compares several with one. Ask for two or more.")
+        raise ConfigError("one worker was requested, but the check compares several with one. Request two or more.")
     gpus = options.gpus_per_worker if options.nodes else options.gpus_per_worker or 0
     gpu_flags = () if gpus is None else ("--gpus-per-worker", str(gpus))
     command = find_program(["-m", "myxtts", NAME, *gpu_flags])

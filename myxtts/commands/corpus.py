@@ -19,7 +19,7 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     parser.add_argument("--utterances", type=int, default=400, help="number of utterances")
     parser.add_argument("--languages", nargs="+", default=["en"], help=f"any of {', '.join(grammar_languages())}")
     parser.add_argument("--speakers", type=int, default=1, help="number of speakers; each speaks all languages")
-    parser.add_argument("--first-speaker", type=int, default=0, help="index of the first speaker, to make unseen ones")
+    parser.add_argument("--first-speaker", type=int, default=0, help="first speaker; another one makes other speakers")
     parser.add_argument("--seed", type=int, default=0, help="seed for the choice and order of the sentences")
     return parser.parse(argv)
 

@@ -13,7 +13,9 @@ HELP = "Measure the quality of a trained run on its held-out utterances or on an
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:
     parser = CommandParser(prog=prog, description=HELP, renamed={"steps": "ode_steps"})
-    parser.add_argument("--run", type=Path, required=True, help="folder of the run; start where the run was started")
+    parser.add_argument(
+        "--run", type=Path, required=True, help="folder of the run; work in the folder where it was started"
+    )
     parser.add_argument(
         "--checkpoint", help="a checkpoint such as step-002000; by default the best, or else the newest"
     )
@@ -23,7 +25,7 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     parser.add_argument(
         "--utterances",
         type=bounded(int, 1),
-        help="most utterances to measure; by default 50 for synthesis, and all for a recogniser",
+        help="maximum number of utterances to measure; by default 50 for synthesis, and all for a recogniser",
     )
     parser.add_argument(
         "--asr",

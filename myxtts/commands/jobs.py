@@ -51,18 +51,22 @@ def make_parser(prog: str = f"myxtts {NAME}") -> CommandParser:
         "--num-syncs", metavar="N", type=bounded(int, 1), help="number of syncs between the jobs; sets --sync-every"
     )
     parser.add_argument(
-        "--max-restarts", metavar="N", type=count, default=2, help="restarts of a job that fails (default 2)"
+        "--max-restarts",
+        metavar="N",
+        type=count,
+        default=2,
+        help="maximum number of restarts of a failed job (default 2)",
     )
     parser.add_argument(
         "--table-every",
         metavar="X",
         type=bounded(float, 0.1),
         default=30.0,
-        help="seconds between two tables where the output is not a terminal (default 30)",
+        help="seconds between two progress tables if the output is not a terminal (default 30)",
     )
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--status", action="store_true", help="print the progress of the jobs of --run and exit")
-    group.add_argument("--stop", action="store_true", help="stop the jobs of --run after checkpoints")
+    group.add_argument("--stop", action="store_true", help="stop the jobs of --run after they write checkpoints")
     return parser
 
 
@@ -107,7 +111,7 @@ def gpus_of(options: argparse.Namespace, previous: LauncherState | None) -> tupl
     if options.gpus is not None:
         return tuple(options.gpus)
     if previous is None:
-        raise ConfigError("no GPUs were named. Give one for each job by --gpus, such as --gpus 0 1.")
+        raise ConfigError("no GPUs were named. Give one for each job with --gpus, such as --gpus 0 1.")
     return tuple(previous.immutable.gpus)
 
 
@@ -120,7 +124,7 @@ def warmstart_steps_of(options: argparse.Namespace, previous: LauncherState | No
     steps = default if options.warmstart_steps is None else options.warmstart_steps
     if steps >= total_steps:
         raise ConfigError(
-            f"--warmstart-steps {steps} was asked for, but the jobs have --max-steps {total_steps}, which includes the "
+            f"--warmstart-steps {steps} was given, but the jobs have --max-steps {total_steps}, which includes the "
             "warm start. Give fewer, or more --max-steps."
         )
     return steps

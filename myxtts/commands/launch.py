@@ -19,7 +19,7 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
         prog=prog,
         usage=f"{prog} [--workers N | --nodes HOST:PORT,... --node-rank N] [--FLAG VALUE ...] -- "
         "PROGRAM [ARGUMENT ...]",
-        description=f"{HELP} What the workers print is shown here and kept in their logs.",
+        description=f"{HELP} The output of the workers is shown here and kept in their logs.",
         epilog="PROGRAM is a Python file, -m and a module, or a command of myxtts such as train. The exit code is 0, "
         "or the exit code of the worker that failed (128 + the number of a signal); 130 and 143 when stopped.",
     )
@@ -29,9 +29,14 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
         "--cores-per-worker", metavar="N", type=bounded(int, 1), default=0, help="pin each worker to N cores of its own"
     )
     parser.add_argument(
-        "--gpus-per-worker", metavar="N", type=bounded(int, 0), help="show each worker N GPUs of its own; 0 hides all"
+        "--gpus-per-worker",
+        metavar="N",
+        type=bounded(int, 0),
+        help="give each worker N GPUs of its own; 0 hides all GPUs",
     )
-    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM", help="what each worker runs")
+    parser.add_argument(
+        "program", nargs=argparse.REMAINDER, metavar="-- PROGRAM", help="program of each worker, with its arguments"
+    )
     return parser.parse(argv)
 
 

@@ -35,9 +35,11 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     )
     parser.add_argument("--train-data", metavar="CORPUS", help="corpus of the new run; by default the first input's")
     parser.add_argument(
-        "--val-data", metavar="CORPUS", help="validation corpus of the new run; measures it and its inputs first"
+        "--val-data",
+        metavar="CORPUS",
+        help="validation corpus of the new run; the new run and its inputs are first measured on it",
     )
-    parser.add_argument("--audio-root", metavar="DIR", help="folder that the paths of CSV and TSV files start from")
+    parser.add_argument("--audio-root", metavar="DIR", help="folder to which paths in CSV and TSV files are relative")
     parser.add_argument(
         "--force", action="store_true", help="also merge inputs with different speakers or different first weights"
     )

@@ -65,7 +65,7 @@ class CommandParser(argparse.ArgumentParser):
         near = nearest(flag, flags)
         if near:
             return f"{shown(argument)} is not a flag. Did you mean {near}?"
-        return f"{shown(argument)} is not a flag and belongs to none. --help lists the flags."
+        return f"{shown(argument)} is neither a flag nor the value of one. --help lists the flags."
 
     def _new_name(self, flag: str) -> str | None:
         negation = "no-" if flag.startswith("--no-") else ""

@@ -28,10 +28,12 @@ BATCHES = 3200  # 200 steps on 16 GPUs; filling the queues takes a few of them
 
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:
-    parser = CommandParser(prog=prog, description=HELP, epilog="Times are means of a batch, in milliseconds.")
+    parser = CommandParser(prog=prog, description=HELP, epilog="Times are means per batch, in milliseconds.")
     milliseconds, mib = bounded(float, 0.0, MAX_MS), bounded(float, 0.0, 1e7)
     parser.add_argument("--gpus", type=bounded(int, 1, MAX_GPUS), required=True, help="number of GPUs")
-    parser.add_argument("--profile", metavar="FILE", type=Path, help="read the times from what `profile --json` wrote")
+    parser.add_argument(
+        "--profile", metavar="FILE", type=Path, help="read the times from a file that `profile --json` wrote"
+    )
     parser.add_argument("--read-ms", type=milliseconds, help="one worker reads a batch (default 0)")
     parser.add_argument("--produce-ms", type=milliseconds, help="P: the data device makes a batch")
     parser.add_argument("--transfer-ms", type=milliseconds, help="T: a batch moves to another GPU (default 0)")
@@ -98,7 +100,7 @@ def costs_of(options: argparse.Namespace) -> dict[str, StageStatistics]:
             costs[name] = costs.get(name, StageStatistics(0.0))._replace(mean_s=time_ms / 1e3)
     missing = [f"--{name}-ms" for name in ("produce", "step") if name not in costs]
     if missing:
-        raise ConfigError(f"No time was given for {' and '.join(missing)}. Give milliseconds, or a --profile.")
+        raise ConfigError(f"no time was given for {' and '.join(missing)}. Give milliseconds, or a --profile.")
     if not costs["produce"].mean_s + costs["step"].mean_s:
         raise ConfigError("--produce-ms and --step-ms are both 0, so there is nothing to compare. Give one of them.")
     if options.variation is None:
@@ -109,7 +111,7 @@ def costs_of(options: argparse.Namespace) -> dict[str, StageStatistics]:
 def memory_of(options: argparse.Namespace) -> MemoryBudget | None:
     if options.memory_mib is None:
         if options.produce_memory_mib or options.replica_memory_mib:
-            raise ConfigError("The memory needed was given without the memory of the GPUs. Add --memory-mib.")
+            raise ConfigError("the memory needed was given without the memory of the GPUs. Add --memory-mib.")
         return None
     limits_mib = tuple(options.memory_mib) * (options.gpus if len(options.memory_mib) == 1 else 1)
     if len(limits_mib) != options.gpus:

@@ -24,7 +24,7 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> tuple[Config, ar
         metavar="N",
         type=bounded(int, 4, 1000),
         default=12,
-        help="most training steps (4 to 1000, default 12)",
+        help="maximum number of training steps (4 to 1000, default 12)",
     )
     config, options = read_settings(parser, argv)
     check_writable("--json", options.json_file)

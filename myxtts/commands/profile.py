@@ -13,7 +13,7 @@ from myxtts.errors import ConfigError
 from myxtts.files import check_writable, write_whole
 
 NAME = "profile"
-HELP = "Measure where the time of a training run goes, and say what would make it faster."
+HELP = "Measure where the time of a training run goes, and recommend faster settings."
 
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> tuple[Config, argparse.Namespace]:
@@ -28,13 +28,13 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> tuple[Config, ar
     )
     group.add_argument("--json", dest="json_file", metavar="FILE", type=Path, help="write the figures as JSON")
     group.add_argument(
-        "--picture", metavar="FILE", type=Path, help="write a PNG of what each device did, for some batches"
+        "--picture", metavar="FILE", type=Path, help="write a PNG with a timeline of each device, for some batches"
     )
     group.add_argument("--trace", metavar="FILE", type=Path, help="write a trace of all batches for ui.perfetto.dev")
     group.add_argument(
         "--emulate",
         metavar="STAGES",
-        help="sleep instead of working, in seconds: produce=0.020,transfer=0.002,step=0.020",
+        help="sleep these seconds instead of computing: produce=0.020,transfer=0.002,step=0.020",
     )
     group.add_argument(
         "--real-time", action="store_true", help="with --emulate: run with real-time priority, for a busy machine"

@@ -25,19 +25,23 @@ log = logging.getLogger("myxtts.data_service")
 
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:
-    parser = CommandParser(prog=prog, description=HELP, epilog="Stop it by Ctrl-C (exit code 130) or SIGTERM (143).")
+    parser = CommandParser(prog=prog, description=HELP, epilog="Stop it with Ctrl-C (exit code 130) or SIGTERM (143).")
     kinds = parser.add_subparsers(dest="kind", required=True)
     dispatcher = kinds.add_parser("dispatcher", help="distributes batches over the workers; one for a run")
-    dispatcher.add_argument("--port", metavar="N", type=bounded(int, 0, 65535), default=5050, help="0 takes a free one")
+    dispatcher.add_argument(
+        "--port", metavar="N", type=bounded(int, 0, 65535), default=5050, help="port to listen on; 0 chooses a free one"
+    )
     worker = kinds.add_parser("worker", help="reads and decodes; one or more, on any machine that has the corpus")
     worker.add_argument("--dispatcher", metavar="HOST:PORT", required=True, help="address of the dispatcher")
-    worker.add_argument("--port", metavar="N", type=bounded(int, 0, 65535), default=0, help="0 takes a free one")
+    worker.add_argument(
+        "--port", metavar="N", type=bounded(int, 0, 65535), default=0, help="port to listen on; 0 chooses a free one"
+    )
     for server in (dispatcher, worker):
         server.add_argument(
             "--host",
             metavar="HOST",
             default="127.0.0.1",
-            help="name or address of this machine for the others; the default accepts this machine only",
+            help="name or address at which other machines reach this one; by default, only this machine can connect",
         )
     return parser.parse(argv)
 

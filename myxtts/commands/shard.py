@@ -15,7 +15,7 @@ HELP = "Split a corpus into disjoint shards of about equal duration, balanced ov
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:
     parser = CommandParser(prog=prog, description=HELP)
     parser.add_argument(
-        "--input", type=Path, required=True, help="corpus in any form that --train-data of `train` takes"
+        "--input", type=Path, required=True, help="corpus, in any form that `train --train-data` accepts"
     )
     parser.add_argument("--shards", type=bounded(int, 2, 1024), default=2, help="number of shards (default 2)")
     parser.add_argument("--out", type=Path, required=True, help="folder for shard-0.csv, …, train.csv, held_out.csv")
@@ -26,7 +26,7 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
         help="fraction of the utterances for held_out.csv, which are in no shard (default 0.05)",
     )
     parser.add_argument("--seed", type=bounded(int, 0, 2**31 - 1), default=0, help="seed for the held-out utterances")
-    parser.add_argument("--language", default="en", help="language of rows that name none (default en)")
+    parser.add_argument("--language", default="en", help="language of rows without one (default en)")
     parser.add_argument(
         "--min-seconds", type=bounded(float, 0.05), default=0.3, help="shortest utterance (default 0.3)"
     )
@@ -56,6 +56,6 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     shards = split_corpus(Config(data=data, training=TrainingConfig(seed=options.seed)), options.out, options.shards)
     print(shards.table)
     held_out = f" --val-data {shards.held_out}" if shards.held_out else " --validate-every 0 --sample-every 0"
-    print(f"\nTrain on shard 0:\n  python train_main.py --train-data {shards.shards[0]}{held_out} \\")
+    print(f"\nTrain on shard 0:\n  myxtts train --train-data {shards.shards[0]}{held_out} \\")
     print(f"      --audio-root {shards.audio_root} --run shard0 --init-from START")
     return 0

@@ -17,7 +17,9 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     parser.add_argument("--run", type=Path, required=True, help="folder of the run")
     text = parser.add_mutually_exclusive_group()
     text.add_argument("--text", help="the text")
-    text.add_argument("--text-file", metavar="FILE", type=Path, help="UTF-8 file of the text; stdin without both")
+    text.add_argument(
+        "--text-file", metavar="FILE", type=Path, help="UTF-8 file with the text; without --text and --text-file, stdin"
+    )
     parser.add_argument("--out", type=Path, default=Path("speech.wav"), help="file to write: .wav, .flac or .ogg")
     parser.add_argument("--language", help="language of the text; required where the run has several")
     parser.add_argument(
@@ -27,7 +29,7 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
         type=Path,
         nargs="*",
         default=[],
-        help="recordings of the speaker, each half a second or longer; without them, the learned voice",
+        help="recordings of the speaker, each half a second or longer; without them, the model uses its learned voice",
     )
     group = parser.add_argument_group("synthesis", "How the text is spoken. The defaults are the settings of the run.")
     group.add_argument("--speed", type=bounded(float, 0.25, 4.0), help="2 is twice as fast (0.25 to 4)")
@@ -76,7 +78,7 @@ def read_text(text: str | None, file: Path | None) -> str:
     if text is not None:
         return text
     if file is None and sys.stdin.isatty():
-        raise DataError("there is no text. Give it by --text, by --text-file or on stdin.")
+        raise DataError("there is no text. Give it with --text, with --text-file or on stdin.")
     try:
         content = sys.stdin.buffer.read() if file is None else file.read_bytes()
         return content.decode("utf-8-sig")

@@ -15,7 +15,7 @@ def check_settings(config: Config) -> None:
     _check_training(config.training, config.data)
     _check_local_sgd(config.local_sgd)
     if config.asr.subsampling == 3:
-        raise ConfigError("subsampling is 3, but frames are halved once or twice. Give 1, 2 or 4.")
+        raise ConfigError("subsampling is 3, but must be a power of 2. Give 1, 2 or 4.")
 
 
 def check_worker_count(config: Config, workers: int) -> None:
@@ -26,7 +26,7 @@ def check_worker_count(config: Config, workers: int) -> None:
     """
     if config.local_sgd.sync_every:
         raise ConfigError(
-            f"--sync-every was asked for with {workers} workers, which synchronize their gradients at each step. "
+            f"--sync-every was given to {workers} workers, which synchronize their gradients at each step. "
             "Leave out one of the two."
         )
 
@@ -47,13 +47,13 @@ def check_xla(config: Config, replicas: int, placement: str, supports_xla: bool)
         return
     if not supports_xla:
         raise ConfigError(
-            f"--compile xla was asked for, but XLA cannot compile the loss of the task {config.model.task}. "
+            f"--compile xla was given, but XLA cannot compile the loss of the task {config.model.task}. "
             "Leave out --compile."
         )
     if replicas > 1:
         raise PlacementError(
-            f"--compile xla was asked for with {replicas} replicas ({placement}), but XLA compiles for one device. "
-            "Leave out --compile, or give one GPU by --model-gpu."
+            f"--compile xla was given with {replicas} replicas ({placement}), but XLA compiles for one device. "
+            "Leave out --compile, or give one GPU with --model-gpu."
         )
 
 
@@ -66,7 +66,7 @@ def _check_data(data: DataConfig) -> None:
     if data.cache_dataset or not data.use_tf_native_loading:
         flag = "--cache-dataset" if data.cache_dataset else "--no-use-tf-native-loading"
         raise ConfigError(
-            f"--data-service and {flag} were both asked for, but the workers of the service read the files themselves, "
+            f"--data-service and {flag} were both given, but the workers of the service read the files themselves, "
             f"by TensorFlow's own operations. Leave out {flag} or --data-service."
         )
 

@@ -133,7 +133,7 @@ class _Files:
         if not base.is_file():  # a named pipe would block forever
             files = sorted({file.stem for file in base.parent.glob("*.y*ml")} - {through[-1].stem})
             near = nearest(name, files)
-            hint = f"Did you mean {shown(near)}?" if near else f"There are: {', '.join(files[:12]) or 'none'}."
+            hint = f"Did you mean {shown(near)}?" if near else f"Available files: {', '.join(files[:12]) or 'none'}."
             raise ConfigError(f"{where}, but there is no file {shown(base.name)} in {base.parent}. {hint}")
         if base not in self._read and len({*self._read, *through}) >= MAX_FILES:
             raise ConfigError(f"{where}, but a configuration has at most {MAX_FILES} files. Merge some of them.")
@@ -219,7 +219,7 @@ def _entries(node: yaml.Node | None, path: Path, line: int, name: str) -> Iterat
     for key, value in node.value:
         line = key.start_mark.line + 1
         if not isinstance(key, yaml.ScalarNode):
-            raise ConfigError(f"{path}, line {line}: a name must stand before the colon, not {_kind(key)}.")
+            raise ConfigError(f"{path}, line {line}: a name must precede the colon, not {_kind(key)}.")
         if key.value in lines:
             first = lines[key.value]
             raise ConfigError(f"{path}, line {line}: {shown(key.value)} was given in line {first}. Keep one of them.")
@@ -262,7 +262,7 @@ def _unknown(name: str, section: str | None) -> str:
     here = [setting.name for setting in in_section(section)] if section else [DEFAULTS, *SECTIONS]
     near = nearest(name, here) or nearest(name, SETTINGS)
     if near is None:
-        return f"{shown(name)} is unknown. Known here: {', '.join(here)}."
+        return f"{shown(name)} is unknown. Known names: {', '.join(here)}."
     under = "" if near in here else f" under '{SETTINGS[near].section}:'"
     return f"{shown(name)} is unknown. Did you mean {near!r}{under}?"
 

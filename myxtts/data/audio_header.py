@@ -107,7 +107,7 @@ def _native_header(file: BinaryIO, size: int) -> AudioHeader | None:
     sound = [chunk for chunk in chunks if chunk.name == b"data"]
     for chunk in sound:
         if chunk.available < chunk.promised != STREAMED_BYTES:
-            detail = f"the header promises {chunk.promised} bytes of sound, the file has {chunk.available}"
+            detail = f"the header promises {chunk.promised} bytes of audio, but the file has {chunk.available}"
             raise UnusableAudio("truncated", detail)
     is_native = (
         len(sound) == 1
@@ -139,7 +139,7 @@ def _libsndfile_header(path: str) -> AudioHeader:
             if samples / rate_hz > 1e9:  # libsndfile's value for a FLAC stream
                 raise UnusableAudio("unreadable", "the header does not contain the length; write the file again")
             if samples and not _reads_sample(sound, samples - 1):
-                raise UnusableAudio("truncated", f"the header promises {samples} samples, the last is missing")
+                raise UnusableAudio("truncated", f"the header promises {samples} samples, but the last one is missing")
             return AudioHeader(samples, rate_hz, native=False, floating=sound.subtype in ("FLOAT", "DOUBLE"))
     except soundfile.LibsndfileError as error:
         raise UnusableAudio("unreadable", error.error_string) from error

@@ -77,7 +77,7 @@ def load_corpora(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(
-            f"The run folder {folder} cannot be created: {error.strerror}. Choose another --runs-dir."
+            f"the run folder {folder} cannot be created: {error.strerror}. Choose another --runs-dir."
         ) from error
     cache = folder / "manifest-train.npz"
     train, vocabulary, unusable = manifest_of(train_rows, data, length_rule, known, grow=True, cache=cache)
@@ -129,7 +129,7 @@ def make_plan(manifest: Manifest, bounds: np.ndarray, config: Config, accumulati
 def ensure_demo_corpus() -> Path:
     """Return the demo corpus' folder; make the corpus if it is missing."""
     if not (DEMO_FOLDER / "metadata.csv").exists():
-        log.info("no --train-data: making the demo corpus in %s by espeak-ng, which takes some seconds", DEMO_FOLDER)
+        log.info("no --train-data: making the demo corpus in %s with espeak-ng, which takes a few seconds", DEMO_FOLDER)
         make_demo_corpus(DEMO_FOLDER, utterances=400, languages=["en"], speakers=1, seed=0)
     log.info("no --train-data: training on the demo corpus in %s", DEMO_FOLDER)
     return DEMO_FOLDER

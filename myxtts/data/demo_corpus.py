@@ -138,7 +138,7 @@ def make_demo_corpus(
             (folder / ARGUMENTS_FILE).write_text(json.dumps(arguments, indent=2) + "\n", encoding="utf-8")
             folder.rename(out)
     except OSError as error:
-        raise DataError(f"The demo corpus cannot be written to {out}: {error}. Give another folder.") from error
+        raise DataError(f"the demo corpus cannot be written to {out}: {error}. Give another folder.") from error
     return True
 
 
@@ -159,7 +159,7 @@ def _plan(utterances: int, languages: list[str], speakers: int, seed: int, first
 def _check(utterances: int, languages: list[str], speakers: int, first_speaker: int) -> None:
     known = grammar_languages()
     if utterances < 1:
-        raise DataError(f"A demo corpus of {utterances} utterances was requested, but it must have at least 1.")
+        raise DataError(f"a demo corpus of {utterances} utterances was requested, but it must have at least 1.")
     if not 1 <= speakers <= MAX_SPEAKERS:
         raise DataError(f"{speakers} speakers were requested. Request 1 to {MAX_SPEAKERS}.")
     if not 0 <= first_speaker <= MAX_SPEAKERS - speakers:
@@ -169,12 +169,12 @@ def _check(utterances: int, languages: list[str], speakers: int, first_speaker: 
         )
     if unknown := [language for language in languages if language not in known]:
         raise DataError(
-            f"The demo corpus was requested in {', '.join(unknown)}, but it has grammars only for {', '.join(known)}. "
+            f"the demo corpus was requested in {', '.join(unknown)}, but it has grammars only for {', '.join(known)}. "
             "Choose from these."
         )
     if not languages or len(set(languages)) != len(languages):
         raise DataError(
-            f"The languages of the demo corpus were given as {languages}. Give at least one of {', '.join(known)}, "
+            f"the languages of the demo corpus were given as {languages}. Give at least one of {', '.join(known)}, "
             "each of them once."
         )
 
@@ -204,12 +204,12 @@ def _is_complete(out: Path, arguments: dict) -> bool:
         existing = json.loads((out / ARGUMENTS_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(
-            f"The demo corpus cannot be made in {out}: this path exists and is not a demo corpus "
+            f"the demo corpus cannot be made in {out}: this path exists and is not a demo corpus "
             f"(it has no readable {ARGUMENTS_FILE}). Give another folder, or remove this one."
         ) from error
     if existing != arguments:
         raise DataError(
-            f"A demo corpus with {json.dumps(arguments)} was requested, but {out} has one with {json.dumps(existing)}. "
+            f"a demo corpus with {json.dumps(arguments)} was requested, but {out} has one with {json.dumps(existing)}. "
             "Give another folder, or remove this one."
         )
     waves = len(list((out / "wavs").glob("*.wav")))

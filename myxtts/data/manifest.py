@@ -217,7 +217,7 @@ def report_rejected(
             raise DataError(f"{rows.metadata} has no usable utterances: {summary}. Fix these rows.")
     if len(rejected) > max_rejected * total:
         raise DataError(
-            f"At most {max_rejected:.1%} of the utterances may be unusable, but {summary}. "
+            f"at most {max_rejected:.1%} of the utterances may be unusable, but {summary}. "
             "Fix or remove these rows, or raise --max-rejected."
         )
     log.warning("%s", summary)
@@ -233,7 +233,7 @@ def _usable_audio(
         if isinstance(audio, UnusableAudio):
             rejections.add(row, audio.reason, audio.detail)
         elif audio.path in line_of:
-            rejections.add(row, "duplicate path", f"line {line_of[audio.path]} names it, too")
+            rejections.add(row, "duplicate path", f"line {line_of[audio.path]} also names it")
         elif audio.samples < min_seconds * SAMPLE_RATE_HZ:
             rejections.add(row, "too short", f"{audio.samples / SAMPLE_RATE_HZ:.3f} s, at least {min_seconds} s")
         elif audio.samples > max_seconds * SAMPLE_RATE_HZ:
@@ -375,13 +375,13 @@ def _load(cache: Path, key: str) -> tuple[Manifest, Vocabulary, list[RejectedRow
         return None
     body, digest = blob[:-DIGEST_BYTES], blob[-DIGEST_BYTES:]
     if hashlib.sha256(body).digest() != digest:
-        log.warning("%s is damaged and will be made again", cache)
+        log.warning("%s is damaged and will be rebuilt", cache)
         return None
     with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
         columns = dict(arrays)
     document = json.loads(columns.pop("document").tobytes())
     if document["key"] != key:
-        log.info("the corpus or its settings have changed: making %s again", cache)
+        log.info("the corpus or its settings have changed: rebuilding %s", cache)
         return None
     ids, paths, texts = (tuple(document[name]) for name in STRING_COLUMNS)
     return (

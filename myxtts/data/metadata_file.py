@@ -119,11 +119,11 @@ def _metadata_of(path: Path, preferred: str) -> Path:
         return path
     if not os.path.isdir(path):
         fault = "is neither a folder nor a file" if os.path.exists(path) else "does not exist"
-        raise DataError(f"The corpus {path} {fault}. {FORMATS}")
+        raise DataError(f"the corpus {path} {fault}. {FORMATS}")
     for name in (preferred, "metadata.csv"):
         if os.path.isfile(path / name):
             return path / name
-    raise DataError(f"The corpus folder {path} has no metadata.csv. {FORMATS}")
+    raise DataError(f"the corpus folder {path} has no metadata.csv. {FORMATS}")
 
 
 def _read(metadata: Path, language: str, root: Path | None) -> Rows:
@@ -214,7 +214,7 @@ def _table_row(fields: list[str], names: list[str], metadata: Path, line: int, l
     values = dict(zip(names, (field.strip() for field in fields), strict=False))
     path = values.get("path", "")
     if len(fields) != len(names):
-        return _malformed(metadata, line, path, f"{len(fields)} fields, the header names {len(names)}")
+        return _malformed(metadata, line, path, f"{len(fields)} fields, but the header names {len(names)}")
     if not path:
         return _malformed(metadata, line, path, "no path")
     speaker = values.get("speaker") or DEFAULT_SPEAKER

@@ -55,10 +55,10 @@ def find_program(words: Sequence[str]) -> tuple[str, ...]:
     """
     words = [word for i, word in enumerate(words) if i or word != "--"]
     if not words:
-        raise ConfigError("no program was given. Name it after --, such as -- train_main.py --run first.")
+        raise ConfigError("no program was given. Name it after --, such as -- train --run first.")
     if words[0] == "-m":
         if len(words) == 1 or importlib.util.find_spec(words[1].partition(".")[0]) is None:
-            raise ConfigError(f"-m {' '.join(words[1:2])} was given, but there is no module of that name. Check it.")
+            raise ConfigError(f"-m {' '.join(words[1:2])} was given, but there is no such module. Check the name.")
     elif not Path(words[0]).is_file():
         raise ConfigError(
             f"the program '{words[0]}' was given, but there is no such file under {Path.cwd()}. "

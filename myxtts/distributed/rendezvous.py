@@ -67,7 +67,7 @@ class _Wait:
         if waited_s >= self._timeout_s:
             raise PlacementError(
                 f"all workers must start together, but {missing} did not arrive within {self._timeout_s:g} s. Look at "
-                "the log there; the hosts must reach each other by the names and ports of the cluster."
+                "the log there; the hosts must reach each other at the addresses of the cluster."
             )
         if waited_s >= self._next_report_s:
             self._report(f"waiting        for {missing}, {waited_s:.0f} s of at most {self._timeout_s:g} s")

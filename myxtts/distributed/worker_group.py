@@ -124,7 +124,7 @@ def diagnose_lost_worker(error: tf.errors.OpError, cluster: Cluster) -> str | No
         deadline = f"finish within {END_TIMEOUT_S}" if is_end else f"start within {REGISTER_TIMEOUT_S}"
         return _lost(cluster, match[2], f"did not {deadline} s of the others")
     if match := _BROKEN_CONNECTION.search(text):  # the first is the innermost; the later ones only passed it on
-        return _lost(cluster, match[1], "is gone: its connection broke")
+        return _lost(cluster, match[1], "is gone: its connection was lost")
     if _NO_SERVICE.search(text):  # worker 0 hosts the service
         return _lost(cluster, "task:0", f"sent no heartbeat for {HEARTBEAT_TIMEOUT_S} s")
     return None

@@ -109,7 +109,8 @@ def check_options(run: Path, options: EvaluationOptions) -> None:
     values = {"--ode-steps": options.ode_steps, "--guidance": options.guidance, "--asr": options.asr_run}
     if given := [flag for flag, value in values.items() if value is not None]:
         raise ConfigError(
-            f"{', '.join(given)} was given, but {run} is a recogniser, and only synthesis has that option. Omit it."
+            f"{', '.join(given)} was given, but {run} is a recogniser, and only synthesis has that option. "
+            "Leave it out."
         )
 
 

@@ -61,9 +61,9 @@ def load_run_corpora(checkpoint: Path, metadata: dict[str, Any], run: Path) -> t
     config, corpus, held_out, vocabulary = _load_corpora(checkpoint, metadata, run)
     if held_out is None:
         raise DataError(
-            f"{run} is to be measured on utterances that it was not trained on, but none was held out "
+            f"an evaluation needs utterances that the run was not trained on, but {run} held none out "
             f"(validation_fraction {config.data.validation_fraction}). Train with --validation-fraction or --val-data, "
-            "or give another corpus by --data."
+            "or give another corpus with --data."
         )
     check_same_corpus(checkpoint, run_metadata(config, corpus, vocabulary, metadata["ancestor"], metadata["start"]))
     return config, corpus, held_out.manifest
@@ -86,8 +86,8 @@ def _load_corpora(
     for path in filter(None, (data.train_data, data.val_data, data.audio_root)):
         if not Path(path).exists():
             raise DataError(
-                f"{run} was trained on {path}, which is not found from {Path.cwd()}. Restore it, or work in the folder "
-                "in which the run was started."
+                f"{run} was trained on {path}, which does not exist under {Path.cwd()}. Restore it, or work in the "
+                "folder in which the run was started."
             )
     return config, *load_corpora(config, run, length_rule_of(config), inherited_vocabulary(metadata))
 

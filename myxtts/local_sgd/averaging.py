@@ -12,7 +12,7 @@ import numpy as np
 from myxtts.errors import CheckpointError
 from myxtts.training.checkpoint_files import opened_arrays
 
-OTHER_NETWORK = "they are not of the same network. Leave one of them out."
+OTHER_NETWORK = "the networks differ. Leave one of them out."
 
 
 def normalised(weights: Sequence[float]) -> list[float]:

@@ -43,11 +43,11 @@ def check_launcher_settings(config: Config) -> None:
     if given:
         raise PlacementError(
             f"{_flag(given[0])} was given, but each job has a single GPU, which makes its batches and trains on them. "
-            "Leave it out (of the --config file, too), and name the GPUs with --gpus."
+            "Leave it out (also of the --config file), and name the GPUs with --gpus."
         )
     if training.epochs or not training.max_steps:
         raise ConfigError(
-            f"the jobs were to train for {training.epochs} epochs, but their shards differ in length, and all jobs "
+            f"--epochs {training.epochs} was given, but the shards of the jobs differ in length, and all jobs "
             "take the same number of steps. Give --max-steps, and leave out --epochs."
         )
     if training.stop_at_step is not None:

@@ -93,7 +93,7 @@ class JobsSpec:
         warmstart_steps: length of the warm start.
         sync_every: steps between two syncs; 0 only merges at the end.
         max_restarts: of each job.
-        trainer, merger: commands of train_main.py and utilities/merge_checkpoints.py, without flags.
+        trainer, merger: commands that train and merge, without flags.
     """
 
     folder: Path
@@ -158,7 +158,7 @@ def job_devices(gpus: Sequence[int], simulated: int) -> list[JobDevice]:
     if len(gpus) < 2 or len(set(gpus)) < len(gpus):
         raise PlacementError(
             f"{flag} was given, but each job needs its own GPU, and a merge needs at least two jobs. Name two "
-            "different GPUs or more; train_main.py trains on one."
+            "different GPUs or more; `myxtts train` trains on one."
         )
     if max(gpus) >= len(existing):
         source = f"--simulate-gpus {simulated} makes" if simulated else "this process sees"
@@ -184,13 +184,13 @@ def previous_state(folder: Path, resume: bool) -> LauncherState | None:
     existing = [path for path in (folder / name for name in ("config.yaml", "checkpoints", WARMSTART)) if path.exists()]
     if state is None and existing:
         raise ConfigError(
-            f"independent jobs '{folder.name}' were to be started, but {existing[0]} belongs to something else. "
+            f"independent jobs '{folder.name}' cannot be started: {existing[0]} belongs to something else. "
             "Give another name with --run."
         )
     if state is not None and not resume and state.shards is not None:
         raise ConfigError(
-            f"run '{folder.name}' was to be started, but {folder} already holds independent jobs. "
-            "Continue them with --resume, or give another name with --run."
+            f"run '{folder.name}' cannot be started: {folder} already holds independent jobs. "
+            "Resume them with --resume, or choose another name with --run."
         )
     return state
 
@@ -223,7 +223,7 @@ def train_jobs(spec: JobsSpec, display: Display) -> int:
         state.write(spec.folder)
         if stop.count:
             display.print(
-                f"stopped by {stop.signal_name} in stage {state.stage}; the same command with --resume continues"
+                f"stopped by {stop.signal_name} in stage {state.stage}; resume with the same command and --resume"
             )
             return stop.exit_code
         return code
@@ -304,7 +304,7 @@ class _Launcher:
         missed = self._missed_syncs()
         self._report_missing(failed, missed)
         if len(done) < 2:
-            single = f"; only {done[0]} is done: {spec.folder / done[0]}" if done else ""
+            single = f"; only {done[0]} has finished: {spec.folder / done[0]}" if done else ""
             self._error(f"there is nothing to merge{single}")
             return 2 if not done and any(exit.code == 2 for exit in exits) else 1
         state.stage = "merge"
@@ -359,13 +359,13 @@ class _Launcher:
         for name in failed:
             step, shard = read_progress(spec.folder / name).step, spec.names.index(name)
             self._error(
-                f"the merge lacks {name}, which failed at step {step} of {spec.total_steps}, and so shard {shard} of "
-                f"the corpus ({_shard_size(self._shards, shard)}). The same command with --resume continues it."
+                f"the merge lacks {name}, which failed at step {step} of {spec.total_steps}, and with it shard {shard} "
+                f"of the corpus ({_shard_size(self._shards, shard)}). Resume it with the same command and --resume."
             )
         for name, syncs in missed.items():
             self._error(
                 f"{name} missed {syncs} syncs because it was late or failed: its updates for them are not in the "
-                "result. A longer --sync-timeout waits longer."
+                "result. Raise --sync-timeout to wait longer."
             )
 
     def _merge(self, names: Sequence[str]) -> int:
@@ -448,7 +448,11 @@ class _JobEvents(SupervisorEvents):
         self._write(name, self._state.processes[name].model_copy(update={"state": exit.outcome}))
 
     def on_stop(self, stop: StopRequests) -> None:
-        consequence = "all runs are killed" if stop.count > 1 else "all runs save and end; a second Ctrl-C kills them"
+        consequence = (
+            "all runs are killed"
+            if stop.count > 1
+            else "all runs write a checkpoint and end; a second Ctrl-C kills them"
+        )
         self._display.print(f"{stop.signal_name}: {consequence}")
 
     def on_poll(self) -> None:

@@ -130,7 +130,7 @@ def read_state(folder: Path) -> LauncherState | None:
         location = ".".join(map(str, first["loc"])) or "the file"
         raise ConfigError(
             f"{path} cannot be read: {location}: {first['msg']}. Remove the file and start another run with --run; the "
-            "runs beside it are intact, and utilities/merge_checkpoints.py merges them."
+            "runs beside it are intact, and `myxtts merge` merges them."
         ) from error
 
 
@@ -167,7 +167,7 @@ def stop_launcher(folder: Path) -> str:
     with suppress(ProcessLookupError):
         process = os.pidfd_open(launcher.pid)  # refers to this process even after the PID is reused
     if process is None or not launcher.is_alive():
-        return f"no launcher of {folder} runs; it ended in stage {state.stage}"
+        return f"no launcher of {folder} is running; it ended in stage {state.stage}"
     try:
         signal.pidfd_send_signal(process, signal.SIGTERM)
     except PermissionError as error:
@@ -175,4 +175,4 @@ def stop_launcher(folder: Path) -> str:
             f"the launcher of {folder} (process {launcher.pid}) cannot be stopped: another user started it. Ask them."
         ) from error
     select([process], [], [])  # readable once the process has ended
-    return f"stopped the launcher of {folder} (process {launcher.pid}); the same command with --resume continues"
+    return f"stopped the launcher of {folder} (process {launcher.pid}); resume with the same command and --resume"

@@ -102,7 +102,7 @@ def check_output(output: Path) -> None:
         RunConfig(run=output.name)
     except ValidationError as error:
         raise ConfigError(
-            f"--output {output} was given, but the name of a run may have letters, digits and . _ - only, and starts "
+            f"--output {output} was given, but the name of a run has only letters, digits and . _ -, and starts "
             "with a letter or digit. Give another name."
         ) from error
     if os.path.lexists(output):

@@ -69,9 +69,9 @@ def read_inputs(paths: Sequence[Path]) -> list[MergeInput]:
     inputs = [read_input(path) for path in paths]
     resolved = [merge_input.checkpoint.resolve() for merge_input in inputs]
     if repeated := next((path for path in resolved if resolved.count(path) > 1), None):
-        raise ConfigError(f"A merge needs different checkpoints, but {repeated} was given twice. Name each one once.")
+        raise ConfigError(f"a merge needs different checkpoints, but {repeated} was given twice. Name each one once.")
     if len(inputs) < 2:
-        raise ConfigError(f"A merge needs two or more checkpoints, but {len(inputs)} was given. Name at least two.")
+        raise ConfigError(f"a merge needs two or more checkpoints, but {len(inputs)} was given. Name at least two.")
     return inputs
 
 
@@ -83,7 +83,7 @@ def read_input(path: Path) -> MergeInput:
     for name, types in METADATA_TYPES.items():
         if not isinstance(metadata.get(name), types):
             raise CheckpointError(
-                f"{checkpoint} was to be merged, but its state.json has no usable '{name}'. Give a checkpoint of a run."
+                f"{checkpoint} cannot be merged: its state.json has no usable '{name}'. Give a checkpoint of a run."
             )
     config = settings_of(checkpoint, metadata)
     vocabulary_of(metadata)
@@ -101,7 +101,7 @@ def merge_weights(inputs: Sequence[MergeInput], given: Sequence[float] | None) -
         weights = [float(merge_input.metadata["audio_s"]) for merge_input in inputs]
         if not all(0 <= weight < math.inf for weight in weights):
             raise CheckpointError(
-                f"The state.json files say that the inputs were trained on {' '.join(map(str, weights))} seconds of "
+                f"the state.json files say that the inputs were trained on {' '.join(map(str, weights))} seconds of "
                 "speech. Give --weights."
             )
         return weights
@@ -126,7 +126,7 @@ def check_compatible(inputs: Sequence[MergeInput], force: bool) -> None:
         differences = (name for name in signature if signature[name] != values[name])
         if name := next((name for name in differences if not (force and name in FORCEABLE)), None):
             raise CheckpointError(
-                f"{first.checkpoint} and {merge_input.checkpoint} were to be merged, but "
+                f"{first.checkpoint} and {merge_input.checkpoint} cannot be merged: "
                 f"{describe_difference(name, signature[name], values[name])}. "
                 f"Leave one of them out{', or merge them anyway with --force' * (name in FORCEABLE)}."
             )
@@ -135,9 +135,7 @@ def check_compatible(inputs: Sequence[MergeInput], force: bool) -> None:
 def describe_difference(name: str, first: Any, second: Any) -> str:
     """Return in words how two inputs differ."""
     if name == "start":
-        return (
-            f"they did not start from the same weights ({first[:12]}…, {second[:12]}…): their mean is rarely of any use"
-        )
+        return f"they did not start from the same weights ({first[:12]}…, {second[:12]}…): their mean is rarely useful"
     if not isinstance(first, list):
         return f"{name} is {first} in the first and {second} in the second"
     row, pair = next((row, pair) for row, pair in enumerate(zip_longest(first, second), 1) if pair[0] != pair[1])

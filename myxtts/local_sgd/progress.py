@@ -111,15 +111,15 @@ def status_report(folder: Path) -> str:
     """
     state = require_state(folder)
     if state.host != socket.gethostname():
-        launcher = f"was started on {state.host}; ask there whether it runs"
+        launcher = f"started on {state.host}; check there whether it is running"
     else:
         for process in state.processes.values():
             if process.state == "running" and not process.is_alive():
                 process.state = "dead"
         if state.launcher.is_alive():
-            launcher = f"runs (process {state.launcher.pid})"
+            launcher = f"running (process {state.launcher.pid})"
         else:
-            launcher = "does not run" + ("" if state.stage == "done" else "; --resume continues")
+            launcher = "not running" + ("" if state.stage == "done" else "; resume with --resume")
     lines = [f"run            {folder}", f"stage          {state.stage}", f"launcher       {launcher}"]
     if state.processes:
         lines += format_table(table_rows(folder, state))

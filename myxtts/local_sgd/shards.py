@@ -53,15 +53,15 @@ def split_corpus(config: Config, folder: Path, count: int) -> CorpusShards:
     names = [f"shard-{shard}.csv" for shard in range(count)]
     if stale := sorted({path.name for path in folder.glob("shard-*.csv")}.difference(names)):
         raise DataError(
-            f"{count} shards were to be written to {folder}, but it already holds {stale[0]} of another split, and "
+            f"{count} shards cannot be written to {folder}: it already holds {stale[0]} of another split, and "
             "shards must be disjoint. Give another folder, or remove this one."
         )
     corpus, held_out, vocabulary = load_corpora(config, folder, length_rule_of(config))
     manifest = corpus.manifest
     if len(manifest) < count:
         raise DataError(
-            f"{count} shards were asked for, but there are {len(manifest)} usable utterances to train on. "
-            "Ask for fewer shards, or give a larger corpus."
+            f"{count} shards were requested, but there are {len(manifest)} usable utterances to train on. "
+            "Request fewer shards, or give a larger corpus."
         )
     audio_paths = [path for part in (corpus, held_out) if part for path in part.manifest.paths]
     current_root = os.path.realpath(audio_root_of(config.data) or corpus_folder(config.data.train_data))

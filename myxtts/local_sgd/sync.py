@@ -198,7 +198,7 @@ class WeightSync:
         if not metadata:
             raise CheckpointError(
                 f"no contribution in {self._folder(step)} can be read, so there is nothing to average. "
-                "Repair that disk, and --resume."
+                "Repair that disk, then resume with --resume."
             )
         folders = [contributions[job] for job in metadata]
         weights = [entry["audio_s_since_sync"] for entry in metadata.values()]

@@ -9,7 +9,7 @@ from myxtts.config.settings import SETTINGS
 
 log = logging.getLogger(__name__)
 
-PROFILER = "utilities/dual_gpu_bottleneck_profiler.py"
+PROFILER = "myxtts profile"
 WAIT_SHARE = 0.10
 WAIT_STEPS = 200
 UNEVEN_SHARE = 0.05  # of a step: if the producer is blocked so long, too, stages are not slow but uneven
@@ -83,9 +83,9 @@ class LongWait:
         changes = candidates("variation" if uneven else stage, *self._settings)
         reason = "because times vary: the producer waits, too" if uneven else f"because the slowest stage is {stage}"
         if changes:
-            do = f"Try, one at a time: {'; '.join(map(flags_of, changes))}; {PROFILER} measures what each would gain."
+            do = f"Try, one at a time: {'; '.join(map(flags_of, changes))}; {PROFILER} measures the gain of each."
         else:
-            do = f"No setting is known to help, only a faster device; {PROFILER} shows all stages."
+            do = f"Only a faster device is known to help; {PROFILER} shows all stages."
         return (
             f"long waits     for {self._waited_steps} steps the model has waited for batches more than "
             f"{100 * WAIT_SHARE:.0f} % of the time, now {100 * wait_share:.0f} %, {reason}. {do}"

@@ -147,12 +147,12 @@ def check_worker_devices(placement: Placement, models: Sequence[str]) -> None:
     kind = models[0].rpartition(":")[0]
     if models != [f"{kind}:{number}" for number in range(len(models))]:
         raise PlacementError(
-            f"a worker was asked to train on {' '.join(models)}, but TensorFlow uses the first devices of each worker. "
+            f"a worker cannot train on {' '.join(models)}: TensorFlow uses the first devices of each worker. "
             "Give the GPU that makes batches a higher index than the GPUs that train, such as "
             "--data-gpu 1 --model-gpu 0."
         )
     if not placement.on_gpu and len(models) > 1:
         raise PlacementError(
-            f"a worker was asked to train {len(models)} replicas on simulated GPUs, but TensorFlow supports one "
+            f"a worker cannot train {len(models)} replicas on simulated GPUs: TensorFlow supports one "
             "replica per worker without GPUs. Start more workers, each with one --model-gpu."
         )

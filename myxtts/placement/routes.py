@@ -53,8 +53,8 @@ def single_route(placement: Placement, purpose: str) -> Route:
     """
     if len(placement.routes) > 1:
         raise PlacementError(
-            f"{purpose} of {len(placement.routes)} replicas ({placement.name}) was asked for, but only one replica is "
-            "supported. Give one GPU with --model-gpu; utilities/plan_placement.py compares placements with several."
+            f"{purpose} of {len(placement.routes)} replicas ({placement.name}) was requested, but only one replica is "
+            "supported. Give one GPU with --model-gpu; `myxtts plan` compares placements with several."
         )
     return placement.routes[0]
 
@@ -113,7 +113,7 @@ def _check_contradictions(settings: PlacementConfig) -> None:
     data, model, models = settings.data_gpu, settings.model_gpu, settings.model_gpus
     if settings.placement == "auto":
         raise PlacementError(
-            "--placement auto was asked for, but only train_main.py supports it: it measures before it trains. "
+            "--placement auto was given, but only `myxtts train` supports it, which measures before it trains. "
             "Name the devices with --data-gpu and --model-gpu, or leave it out."
         )
     if model is not None and models:
@@ -139,7 +139,7 @@ def _check_gpus_exist(
         for gpu in gpus:
             if gpu >= count:
                 raise PlacementError(
-                    f"{role} GPU {gpu} was asked for, but {_existing_gpus(settings, count)}. {_advice(settings)}"
+                    f"{role} GPU {gpu} was requested, but {_existing_gpus(settings, count)}. {_advice(settings)}"
                 )
 
 
@@ -164,7 +164,7 @@ def _advice(settings: PlacementConfig) -> str:
 def _check_limits_without_gpu(settings: PlacementConfig) -> None:
     if settings.enable_memory_isolation or settings.model_gpu_memory is not None:
         raise PlacementError(
-            "A memory limit was asked for, but TensorFlow sees no GPU, and the CPU has no such limit. "
+            "a memory limit was set, but TensorFlow sees no GPU, and the CPU has no such limit. "
             "Leave out --enable-memory-isolation and --model-gpu-memory, or make a GPU visible."
         )
 

@@ -41,7 +41,7 @@ def choose_placement(config: Config, measure: MeasureStages) -> Config:
     RunFolder(Path(config.run.runs_dir) / config.run.run).check_not_existing(config.run.resume)
     gpus = config.placement.simulate_gpus or _gpu_count()
     if gpus < 2:
-        log.info("placement auto only one device, nothing to choose")
+        log.info("placement auto only one device, so there is nothing to choose")
         return with_placement(config)
     log.info("placement auto measuring %d steps: GPU 0 makes the batches, GPU 1 trains", MEASURED_STEPS)
     profile = measure_in_subprocess(measure, with_placement(config, data_gpu=0, model_gpu=1))
@@ -145,7 +145,7 @@ def measure_in_subprocess(measure: MeasureStages, config: Config) -> StageProfil
         if exit_code > 0:  # a defect; the process has printed its traceback
             raise RuntimeError(f"measuring for --placement auto ended with exit code {exit_code}") from None
         raise TrainingError(
-            f"The process that measured for --placement auto died (exit code {exit_code}): the machine may be out of "
+            f"the process that measured for --placement auto died (exit code {exit_code}): the machine may be out of "
             "memory. Lower --batch-size, or name a placement with --data-gpu and --model-gpu."
         ) from None
     finally:

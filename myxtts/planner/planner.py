@@ -60,7 +60,7 @@ class Candidate:
 
     @property
     def flags(self) -> str:
-        """Flags of train_main.py that select this placement."""
+        """Flags of `myxtts train` that select this placement."""
         data, models = self.settings.data_gpu, self.settings.model_gpus
         if data is None and models == (0,):
             return "none"
@@ -252,7 +252,7 @@ def format_table(ranked: Sequence[Prediction], candidates: Sequence[Candidate]) 
     shortages = list(dict.fromkeys(candidate.memory_shortage for candidate in excluded))
     if not ranked:
         raise PlacementError(
-            f"No placement fits the memory: {'; '.join(shortages)}. Lower the batch size or use larger GPUs."
+            f"no placement fits the memory: {'; '.join(shortages)}. Lower the batch size or use larger GPUs."
         )
     rows = [("placement", "flags", "batches/s", "of bound", "busy", "time per batch")]
     for prediction in ranked:

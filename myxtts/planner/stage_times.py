@@ -124,7 +124,7 @@ def read_profile(path: Path) -> dict[str, StageStatistics]:
         ConfigError: the file is missing, is no profile, or contains impossible numbers.
     """
     source = f"--profile {path}"
-    advice = "Give a file that utilities/dual_gpu_bottleneck_profiler.py wrote with --json."
+    advice = "Give a file that `myxtts profile --json` wrote."
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -72,7 +72,7 @@ def check_rejected(listing: Path, max_rejected: float, usable: int | None = None
     return recommended(
         not rejected,
         "rejected utterances",
-        f"none; a run starts with up to {100 * max_rejected:g} %",
+        f"none; a run accepts up to {100 * max_rejected:g} %",
         found,
         "Fix or remove these rows. A run lists all of them in rejected.csv in its folder.",
     )

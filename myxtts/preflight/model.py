@@ -227,7 +227,7 @@ def check_gpu_memory(placement: Placement) -> Iterator[Check]:
         yield recommended(
             headroom_mib > HEADROOM * limit_mib,
             f"memory of {device} ({role})",
-            f"at least {100 * HEADROOM:.0f} % of {limit_mib:,.0f} MiB are free",
+            f"at least {100 * HEADROOM:.0f} % of {limit_mib:,.0f} MiB is free",
             f"peak {peak_mib:,.0f} MiB, {headroom_mib:,.0f} MiB free",
             "Lower --batch-size or --max-seconds, or add --gradient-checkpointing.",
         )
@@ -240,8 +240,8 @@ def check_process_memory(initial_mib: float, built_mib: float) -> Check:
     return recommended(
         free_mib is None or free_mib > HEADROOM * peak_mib,
         "memory of the process",
-        f"at least {100 * HEADROOM:.0f} % of its peak are free",
-        f"peak {peak_mib:,.0f} MiB, of which {built_mib - initial_mib:,.0f} for the model "
+        f"at least {100 * HEADROOM:.0f} % of its peak is free",
+        f"peak {peak_mib:,.0f} MiB, including {built_mib - initial_mib:,.0f} for the model "
         f"and {peak_mib - built_mib:,.0f} for the heaviest steps with tracing; {free}",
         "Lower --batch-size or --max-seconds, or add --gradient-checkpointing.",
     )

@@ -92,7 +92,7 @@ def check_pipeline(trial: Trial, steps: int) -> Iterator[Check]:
         "training steps",
         "batches of the corpus pass through the pipeline, and all losses are finite",
         f"{len(timeline.making)} batches, {len(timeline.training)} steps, last loss {timeline.losses[-1]:.3g}{traces}",
-        "Start the run: train_main.py names the utterances of a batch whose loss is not finite.",
+        "Start the run: `myxtts train` names the utterances of a batch whose loss is not finite.",
     )
     yield check_overlap(timeline, dual)
     yield recommended(
@@ -110,7 +110,7 @@ def check_pipeline(trial: Trial, steps: int) -> Iterator[Check]:
         "wait for batches",
         f"the model device waits at most {100 * MAX_WAIT_SHARE:.0f} % of the time",
         f"{100 * wait_share:.1f} %; {slowest}",
-        "utilities/dual_gpu_bottleneck_profiler.py measures each stage and recommends changes.",
+        "`myxtts profile` measures each stage and recommends changes.",
     )
     producers = [producer.produce for producer in trial.pipeline.producers]
     yield check_operations("audit of the producer", producers)
@@ -127,8 +127,8 @@ def check_overlap(timeline: Timeline, dual: bool) -> Check:
         "overlap",
         f"batch n+1 is produced during step n{minimum}",
         f"in {timeline.overlapped_steps} of {len(timeline.training)} steps; {timeline.hidden_s:.2f} s, "
-        f"which hide {100 * hidden:.0f} % of the time of producing",
-        "utilities/dual_gpu_bottleneck_profiler.py draws a timeline of all stages.",
+        f"which hides {100 * hidden:.0f} % of the time of producing",
+        "`myxtts profile --picture FILE` draws a timeline of all stages.",
     )
 
 

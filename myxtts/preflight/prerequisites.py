@@ -49,7 +49,7 @@ def check_gpus(gpu_count: int) -> Check:
     expected = f"TensorFlow sees {gpu_count} GPUs or more" if gpu_count else NO_GPU_NEEDED
     found = "; ".join(f"{number}: {gpu}" for number, gpu in enumerate(gpus)) or "TensorFlow sees no GPU"
     to_do = (
-        "Run nvidia-smi. A GPU that nvidia-smi lists and TensorFlow does not see is hidden by CUDA_VISIBLE_DEVICES, "
+        "Run nvidia-smi. A GPU that nvidia-smi lists but TensorFlow does not see is hidden by CUDA_VISIBLE_DEVICES, "
     )
     to_do += f"or CUDA libraries are missing ({install_cuda()}). {TRY_WITHOUT_GPU}"
     return required(len(gpus) >= gpu_count, "GPUs", expected, found, to_do)

@@ -84,5 +84,5 @@ def try_load(
     except UserError as error:
         listing = folder / "rejected.csv"
         message = str(error).replace(str(listing), "rejected.csv of the run folder")  # the listing here is temporary
-        checks = [failed_by(UserError(message), "corpus", "a corpus that a run can start with")]
+        checks = [failed_by(UserError(message), "corpus", "a corpus that a run accepts")]
         return None, checks + ([check_rejected(listing, config.data.max_rejected)] if listing.exists() else [])

@@ -41,7 +41,7 @@ class GpuSampler:
 
     def __init__(self, gpus: Sequence[int]):
         self.usage: dict[int, GpuUsage] = {}
-        self.reason = "" if gpus else "the model is on no GPU"
+        self.reason = "" if gpus else "the model is not on a GPU"
         self._handles: dict[int, Any] = {}
         if not gpus:
             return
@@ -57,7 +57,7 @@ class GpuSampler:
             self._take_samples()  # raises here for parts of a GPU (MIG), which have no utilisation
         except pynvml.NVMLError as error:
             self._handles = {}
-            self.reason = f"the driver refused: {error}"
+            self.reason = f"the driver reports: {error}"
         self.usage = {}
 
     @contextmanager

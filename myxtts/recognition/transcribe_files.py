@@ -17,7 +17,7 @@ from myxtts.files import check_writable, write_whole
 from myxtts.placement.routes import plan_routes
 
 # Arguments of check_recording and read_recording: the kind of file, its shortest length, and what to do.
-_REQUIREMENTS = "recording", 0.1, "Give audio files, each with 0.1 s of speech or more."
+_REQUIREMENTS = "recording", 0.1, "Give audio files, each with at least 0.1 s of speech."
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,8 @@ def choose_language(language: str | None, trained: Sequence[str]) -> str:
     if language is None or language not in trained:
         requested = "no language" if language is None else f"language '{language}'"
         raise DataError(
-            f"{requested} was given, but this run was trained on {', '.join(trained)}. Give one of these by --language."
+            f"{requested} was given, but this run was trained on {', '.join(trained)}. "
+            "Give one of these with --language."
         )
     return language
 
@@ -36,5 +37,5 @@ def trained_languages(run: Path) -> list[str]:
         return list(json.loads(states[-1].read_text(encoding="utf-8"))["languages"])
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise CheckpointError(
-            f"{states[-1]} cannot be read: {error!r}. Remove {states[-1].parent} to use the checkpoint before it."
+            f"{states[-1]} cannot be read: {error!r}. Remove {states[-1].parent} to use the previous checkpoint."
         ) from error

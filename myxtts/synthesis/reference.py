@@ -7,7 +7,7 @@ import numpy as np
 from myxtts.data.recording import check_recording, read_recording
 
 MIN_REFERENCE_S = 0.5
-_ADVICE = f"Give audio files of the speaker by --reference, each with {MIN_REFERENCE_S} s of speech or more."
+_ADVICE = f"Give audio files of the speaker with --reference, each with at least {MIN_REFERENCE_S} s of speech."
 
 
 def check_reference(path: Path) -> None:

@@ -202,7 +202,7 @@ def _unknown_symbols_message(number: int, chunk: TextChunk, known: int, total: i
     missing = f" (unknown: {' '.join(unknown)})" if unknown else ""
     return (
         f"the training corpus has only {known} of the {total} symbols of sentence {number}, {chunk.text!r}{missing}. "
-        "Give a text in a language of the corpus, and name the language by --language."
+        "Give a text in a language of the corpus, and name the language with --language."
     )
 
 

@@ -200,7 +200,7 @@ class Espeak:
         nearest = list(dict.fromkeys(self._codes_by_name.get(name, name) for name in named if name != language))
         hint = f"The nearest are: {', '.join(nearest)}. " if nearest else ""
         return DataError(
-            f"Language {language!r} was requested, but the installed espeak-ng does not support it. {hint}"
+            f"language {language!r} was requested, but the installed espeak-ng does not support it. {hint}"
             "Use a code such as en, de, ka or fa, or the text front end 'characters', which needs no language."
         )
 
@@ -275,7 +275,7 @@ def _installed_paths() -> tuple[Path, Path]:
         import espeakng_loader
     except ModuleNotFoundError as error:
         raise DataError(
-            "Phonemes and demo speech need espeak-ng, but the package espeakng-loader is not installed. "
+            "phonemes and demo speech need espeak-ng, but the package espeakng-loader is not installed. "
             "Run: pip install espeakng-loader"
         ) from error
     return Path(espeakng_loader.get_library_path()), Path(espeakng_loader.get_data_path())

@@ -23,7 +23,7 @@ class SymbolTable:
     def __post_init__(self):
         if len(set(self.symbols)) != len(self.symbols) or not all(isinstance(s, str) and s for s in self.symbols):
             raise DataError(
-                "A symbol table needs distinct, non-empty symbols, but this one has "
+                "a symbol table needs distinct, non-empty symbols, but this one has "
                 f"{list(self.symbols)[:20]}. Use an undamaged checkpoint."
             )
 
@@ -53,7 +53,7 @@ class SymbolTable:
         if unknown := self.unknown(symbols):
             named = ", ".join(f"{s!r} ({' '.join(f'U+{ord(c):04X}' for c in s)})" for s in unknown)
             raise DataError(
-                f"The text contains symbols that the model was not trained on: {named}. The model has "
+                f"the text contains symbols that the model was not trained on: {named}. The model has "
                 f"{len(self.symbols)}: {' '.join(self.symbols)}. Change the text or its language, or train on a corpus "
                 "that has them."
             )

@@ -83,7 +83,7 @@ def read_metadata(checkpoint: Path) -> dict[str, Any]:
 
 def advice(checkpoint: Path) -> str:
     """Return what to do about a damaged checkpoint."""
-    return f"Remove the folder {checkpoint} to use the checkpoint before it."
+    return f"Remove the folder {checkpoint} to use the previous checkpoint."
 
 
 def write_checkpoint(

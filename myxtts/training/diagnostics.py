@@ -98,8 +98,8 @@ def explain_non_finite(
     epoch = step.position.epoch + 1
     return (
         f"the loss or its gradient was not finite at step {error.step} (epoch {epoch}, utterances {names}). "
-        f"The checkpoints in {checkpoints} are of earlier steps and intact. Listen to these utterances, and "
-        "--resume with a lower --learning-rate or --gradient-clip; or start another run with --precision float32."
+        f"The checkpoints in {checkpoints} are of earlier steps and intact. Listen to these utterances. Resume "
+        "with --resume and a lower --learning-rate or --gradient-clip, or start another run with --precision float32."
     )
 
 
@@ -117,7 +117,8 @@ def explain_out_of_memory(error: tf.errors.ResourceExhaustedError, placement: Pl
     limits = "; ".join(f"{d.name} {d.memory_mib or 'unlimited'} MiB" for d in placement.devices)
     return (
         f"out of memory{batch}: {error.message.splitlines()[0]} (the model is on {placement.routes[0].model}; limits: "
-        f"{limits}). --resume with a higher --model-gpu-memory or --data-gpu-memory; or start another run with a lower "
-        "--batch-size (and a higher --gradient-accumulation, which keeps the step's size), --max-seconds or "
-        "--model-size, or with --precision mixed_bfloat16 or (text to speech) --gradient-checkpointing."
+        f"{limits}). Resume with --resume and a higher --model-gpu-memory or --data-gpu-memory; or start another "
+        "run with a lower --batch-size (and a higher --gradient-accumulation, which keeps the step's size), a lower "
+        "--max-seconds or a smaller --model-size, or with --precision mixed_bfloat16 or (text to speech) "
+        "--gradient-checkpointing."
     )

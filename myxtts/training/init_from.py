@@ -79,8 +79,8 @@ def read_pretrained(run: Path, folder: Path) -> Pretrained:
     """
     if run.resolve() == folder.resolve():
         raise ConfigError(
-            f"{folder} was asked to start from itself by --init-from {run}. Continue a run by --resume, or give the "
-            "new one another name by --run."
+            f"{folder} cannot start from its own weights (--init-from {run}). Resume a run with --resume, or give "
+            "the new run another name with --run."
         )
     checkpoint = select_checkpoint(run)
     metadata = read_metadata(checkpoint)
@@ -117,7 +117,7 @@ def inherit_settings(config: Config, checkpoint: Path) -> Config:
     """
     saved = settings_of(checkpoint, read_metadata(checkpoint)).model_dump(mode="json")
     resumes = checkpoint.is_relative_to(Path(config.run.runs_dir, config.run.run))
-    verb, advice = ("resumes", "start another run by --run") if resumes else ("starts", "give another --init-from")
+    verb, advice = ("resumes", "start another run with --run") if resumes else ("starts", "give another --init-from")
     inherited: dict[str, Any] = {}
     for section_name, names in INHERITED.items():
         section = getattr(config, section_name)
@@ -125,7 +125,7 @@ def inherit_settings(config: Config, checkpoint: Path) -> Config:
         for name in section.model_fields_set.intersection(names):
             if getattr(section, name) != values[name]:
                 raise ConfigError(
-                    f"{name} {getattr(section, name)} was asked for, but the run {verb} from {checkpoint}, which has "
+                    f"{name} {getattr(section, name)} was given, but the run {verb} from {checkpoint}, which has "
                     f"{values[name]}. Leave {name} out, or {advice}."
                 )
         inherited[section_name] = section.model_copy(update=values)
@@ -138,18 +138,16 @@ def check_freeze(config: Config) -> None:
     listed = ", ".join(frozen)
     if unknown := set(frozen).difference(components):
         raise ConfigError(
-            f"--freeze was asked for with {', '.join(sorted(unknown))}, but the network of --task {config.model.task} "
+            f"--freeze names {', '.join(sorted(unknown))}, but the network of --task {config.model.task} "
             f"has {', '.join(components)}. Name some of these."
         )
     if frozen and config.training.init_from is None:
         raise ConfigError(
-            f"--freeze was asked for ({listed}), but the run starts from random weights, and these components would "
-            "stay random. Name a trained run by --init-from, or leave --freeze out."
+            f"--freeze names {listed}, but the run starts from random weights, and these components would "
+            "stay random. Name a trained run with --init-from, or leave out --freeze."
         )
     if set(frozen) == set(components):
-        raise ConfigError(
-            f"--freeze was asked for with every component ({listed}), so that nothing is left to train. Leave one out."
-        )
+        raise ConfigError(f"--freeze names every component ({listed}), so nothing is left to train. Leave one out.")
 
 
 def load_pretrained(
@@ -182,7 +180,7 @@ def load_pretrained(
     for path, (table, axis) in row_variables.items():
         if table == "symbols" and new_symbols and path in frozen:
             raise ConfigError(
-                f"--freeze {frozen[path]} was asked for, but the corpus has symbols that {pretrained.run} does not "
+                f"--freeze {frozen[path]} was given, but the corpus has symbols that {pretrained.run} does not "
                 f"have ({list_names(new_symbols)}), and these would never be learnt. Leave {frozen[path]} out of "
                 "--freeze."
             )
@@ -204,7 +202,7 @@ def check_shapes(pretrained: Pretrained, expected: dict[str, tuple[int, ...]]) -
     if shapes != expected:
         name = min(name for name in shapes.keys() | expected.keys() if shapes.get(name) != expected.get(name))
         raise CheckpointError(
-            f"{pretrained.checkpoint} was to be started from, but its '{name}' has shape {shapes.get(name)}, and this "
+            f"a run cannot start from {pretrained.checkpoint}: its '{name}' has shape {shapes.get(name)}, and this "
             f"version's has {expected.get(name)}. Use the version of MyXTTS that wrote it, or another --init-from."
         )
 

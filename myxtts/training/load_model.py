@@ -25,7 +25,7 @@ def load_model(checkpoint: Path, metadata: dict[str, Any], device: str, task: st
     config = settings_of(checkpoint, metadata)
     if config.model.task != task:
         raise CheckpointError(
-            f"{checkpoint} was to be used for the task {task}, but it was trained for {config.model.task}. "
+            f"{checkpoint} cannot be used for the task {task}: it was trained for {config.model.task}. "
             f"Give a run that was trained with --task {task}."
         )
     with tf.device(device):

@@ -54,8 +54,8 @@ class RunFolder:
         """Raise ConfigError if there is a run in this folder, unless `resume` is on."""
         if not resume and (self.config.exists() or self.checkpoints.exists()):
             raise ConfigError(
-                f"run '{self.path.name}' was to be started, but {self.path} already holds a run. "
-                "Continue it by --resume, or give another name by --run."
+                f"run '{self.path.name}' cannot be started: {self.path} already holds a run. "
+                "Resume it with --resume, or choose another name with --run."
             )
 
     def of_process(self, process: int) -> Path:
@@ -77,8 +77,8 @@ class RunFolder:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise ConfigError(
-                    f"run '{self.path.name}' was to be trained, but another process is training it in {self.path}. "
-                    "Wait for it or stop it, or give another name by --run."
+                    f"run '{self.path.name}' cannot be trained: another process is training it in {self.path}. "
+                    "Wait for it or stop it, or choose another name with --run."
                 ) from error
             yield
 
@@ -91,7 +91,7 @@ def check_same_settings(checkpoint: Path, saved: Config, requested: Config) -> N
             if _without_order(before) != _without_order(now):
                 raise CheckpointError(
                     f"{section}.{name} is {_shown(now)}, but {checkpoint} was written with {_shown(before)}, and it "
-                    f"cannot change within a run. Set it to {_shown(before)}, or start another run by --run."
+                    f"cannot change within a run. Set it to {_shown(before)}, or start another run with --run."
                 )
 
 
@@ -116,5 +116,5 @@ def check_same_corpus(checkpoint: Path, metadata: dict[str, Any]) -> None:
         if saved[name] != current[name] and saved[name] is not None:  # a fork or merge has no corpus of its own yet
             raise CheckpointError(
                 f"{checkpoint} was trained on another corpus (different {name}). "
-                "Give the corpus that the run was started with, or start another run by --run."
+                "Give the corpus that the run was started with, or start another run with --run."
             )

@@ -32,8 +32,7 @@ def select_checkpoint(run: Path, name: str | None = None) -> Path:
     newest = latest(run / "checkpoints")
     if newest is None:
         raise CheckpointError(
-            f"{run} was asked for, but has no checkpoint. Give the folder of a run that has one, such as "
-            "runs/demo; train_main.py makes it."
+            f"{run} has no checkpoint. Give the folder of a run that has one, or train one with `myxtts train`."
         )
     if name is not None:
         return _by_name(run, name)
@@ -42,7 +41,7 @@ def select_checkpoint(run: Path, name: str | None = None) -> Path:
         return newest
     checkpoint = checkpoint_of(newest.parent, best.step)
     if not checkpoint.exists():
-        log.warning("the best checkpoint %s does not exist any more: using the newest", checkpoint)
+        log.warning("the best checkpoint %s no longer exists: using the newest", checkpoint)
         return newest
     return checkpoint
 
@@ -53,7 +52,7 @@ def _by_name(run: Path, name: str) -> Path:
         if checkpoint.name == name:
             return checkpoint
     raise CheckpointError(
-        f"checkpoint '{name}' was asked for, but {run} has {', '.join(path.name for path in checkpoints)}. "
+        f"checkpoint '{name}' was requested, but {run} has {', '.join(path.name for path in checkpoints)}. "
         "Give one of these."
     )
 

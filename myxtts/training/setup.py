@@ -85,9 +85,9 @@ def check_validation_data(config: Config, corpora: RunCorpora) -> None:
     run = config.run
     if corpora.held_out is None and (run.validate_every or run.sample_every):
         raise ConfigError(
-            f"validation and samples were asked for, but none of the {len(corpora.training.manifest)} utterances is "
+            f"validation and samples were requested, but none of the {len(corpora.training.manifest)} utterances is "
             f"held out (validation_fraction is {config.data.validation_fraction}). Give --val-data or a larger "
-            "--validation-fraction, or turn both off by --validate-every 0 --sample-every 0."
+            "--validation-fraction, or turn both off with --validate-every 0 --sample-every 0."
         )
 
 

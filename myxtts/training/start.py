@@ -84,9 +84,8 @@ def check_workers_settings(config: Config, cluster: Cluster | None) -> None:
     """Raise ConfigError where several workers cannot do what the settings ask for."""
     if cluster is not None and config.data.train_data is None and not DEMO_FOLDER.exists():
         raise ConfigError(
-            f"{cluster.count} workers were started without --train-data, and there is no {DEMO_FOLDER}, which one "
-            f"process has to make. Run `python utilities/make_demo_corpus.py --out {DEMO_FOLDER}` on every host first, "
-            "or give a corpus."
+            f"{cluster.count} workers were started without --train-data, and there is no {DEMO_FOLDER}, which a "
+            f"single process must make. Run `myxtts corpus --out {DEMO_FOLDER}` on every host first, or give a corpus."
         )
     if cluster is not None:
         check_worker_count(config, cluster.count)

@@ -69,7 +69,7 @@ def read_waves(
 def unreadable(manifest: Manifest, planned: PlannedBatch, error: Exception) -> DataError:
     """Return the error for a batch that cannot be read; it names the utterance whose file is at fault."""
     if not len(planned.rows):
-        return DataError(f"A batch without utterances cannot be made: {error}.")
+        return DataError(f"a batch without utterances cannot be made: {error}.")
     rows = np.concatenate([planned.rows, planned.arrays["reference_row"][: len(planned.rows)]])
     where = f"epoch {planned.step.position.epoch + 1}, step {planned.step.position.step + 1}"
     for row in rows:

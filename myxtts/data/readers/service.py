@@ -85,7 +85,7 @@ class ServiceReader:
         foreign = np.flatnonzero(~manifest.native)
         if len(foreign):
             raise DataError(
-                f"The workers of {address} read 16-bit mono WAV at {SAMPLE_RATE_HZ} Hz, but {len(foreign)} of "
+                f"the workers of {address} read 16-bit mono WAV at {SAMPLE_RATE_HZ} Hz, but {len(foreign)} of "
                 f"{len(manifest)} files have another format, the first is {manifest.paths[foreign[0]]}. "
                 "Convert them, or leave out --data-service."
             )
@@ -263,20 +263,20 @@ class _OrderedBatches:
                 log.warning("data service %s: %s. This machine reads the missing batches", address, reason)
         elif isinstance(error, OSError):
             raise DataError(
-                f"data_service is {address}, but nothing answers there: {_summarize(error)}. Start `python "
-                "utilities/data_service.py dispatcher` on that machine, or leave out --data-service."
+                f"data_service is {address}, but nothing answers there: {_summarize(error)}. "
+                "Start `myxtts serve-data dispatcher` on that machine, or leave out --data-service."
             )
         elif error is None:
             raise DataError(
-                f"The data service {address} gave no batch within {self._reader.patience_s:g} s: it has no worker "
-                "that this machine can reach, or another program listens there. Start `python "
-                f"utilities/data_service.py worker --dispatcher {address.removeprefix('grpc://')}`, "
+                f"the data service {address} gave no batch within {self._reader.patience_s:g} s: it has no worker "
+                "that this machine can reach, or another program listens there. Start "
+                f"`myxtts serve-data worker --dispatcher {address.removeprefix('grpc://')}`, "
                 "or leave out --data-service."
             )
         elif self._can_read_here(job.batches[place:]):
             raise DataError(
-                f"A worker of the data service {address} could not read what this machine can: {_summarize(error)}. "
-                "Give all of them the corpus under the same path, or leave out --data-service."
+                f"a worker of the data service {address} could not read files that this machine can read: "
+                f"{_summarize(error)}. Give all of them the corpus under the same path, or leave out --data-service."
             )
 
     def _can_read_here(self, batches: Iterable[PlannedBatch]) -> bool:

@@ -64,8 +64,8 @@ def worker(dispatcher_host: str, dispatcher_port: int, host: str, port: int) -> 
     """
     if is_loopback(host) and not is_loopback(dispatcher_host):
         raise ConfigError(
-            f"The dispatcher is on {dispatcher_host}, but this worker is on {host}, where other machines cannot reach "
-            "it. Give the name or address of this machine by --host."
+            f"the dispatcher is on {dispatcher_host}, but this worker is on {host}, where other machines cannot reach "
+            "it. Give the name or address of this machine with --host."
         )
     if host == "0.0.0.0":
         raise ConfigError(
@@ -132,8 +132,8 @@ def _wait_for(host: str, port: int) -> None:
             reason = error.strerror or str(error)
         if time.monotonic() > deadline_s:
             raise DataError(
-                f"No dispatcher has answered at {host}:{port} within {DISPATCHER_WAIT_S} s: {reason}. "
-                "Start `python utilities/data_service.py dispatcher` there first."
+                f"no dispatcher has answered at {host}:{port} within {DISPATCHER_WAIT_S} s: {reason}. "
+                "Start `myxtts serve-data dispatcher` there first."
             )
         if not logged:
             log.info("waiting for the dispatcher at %s:%d (%s)", host, port, reason)
@@ -145,13 +145,13 @@ def _restrict_to_loopback_or_warn(role: str, host: str, port: int) -> None:
     if not is_loopback(host):
         log.warning(
             "Other machines can reach this %s through every network interface, without encryption or a password, and "
-            "can then read and write files as this user. Use it in private networks only.",
+            "can then read and write files as this user. Use it only in private networks.",
             role,
         )
     elif not _bind_to_loopback(port):
         raise ConfigError(
-            f"This system cannot restrict the {role} to the loopback interface. Close port {port} by a firewall, and "
-            "give the name of this machine by --host."
+            f"this system cannot restrict the {role} to the loopback interface. Close port {port} with a firewall, and "
+            "give the name of this machine with --host."
         )
 
 

@@ -149,7 +149,7 @@ def measure(cases: dict[str, list[Path]]) -> dict:
     from myxtts.evaluation.held_out import load_run_corpora
     from myxtts.local_sgd.averaging import normalised
     from myxtts.local_sgd.interpolation import make_evaluator
-    from myxtts.local_sgd.merge_inputs import merge_weights, read_input
+    from myxtts.local_sgd.merge_inputs import merge_coefficients, read_input
     from myxtts.placement import devices
     from myxtts.placement.routes import plan_routes
 
@@ -163,7 +163,7 @@ def measure(cases: dict[str, list[Path]]) -> dict:
     measurements = {}
     for name, checkpoints in cases.items():
         used = [source.checkpoint in checkpoints for source in inputs]
-        weights = merge_weights([source for source, is_used in zip(inputs, used, strict=True) if is_used], None)
+        weights = merge_coefficients([source for source, is_used in zip(inputs, used, strict=True) if is_used], None)
         coefficients = iter(normalised(weights))
         measurements[name] = evaluate(tuple(next(coefficients) if is_used else 0.0 for is_used in used))
     return measurements

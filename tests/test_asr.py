@@ -11,7 +11,7 @@ from myxtts.batch import ASR_FEATURES
 from myxtts.models.asr import ENCODERS, SIZES, ASRModel, ASRSize, MaskedBatchNorm, ctc_labels, ctc_losses
 from myxtts.models.layers import parameter_count
 from myxtts.placement.audit import audit, has_gpu_kernels
-from myxtts.text.ctc import subsampled_length
+from myxtts.text.ctc_feasibility import subsampled_length
 from tests.tiny import SYMBOLS, features, on_device, rows_of
 from tests.two_devices import DATA, MODEL
 

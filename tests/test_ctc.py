@@ -6,8 +6,8 @@ from itertools import groupby
 import numpy as np
 import tensorflow as tf
 
-from myxtts.models.ctc import beam_search_decode, decoded_texts, greedy_decode
-from myxtts.text.ctc import frames_needed, subsampled_length
+from myxtts.models.ctc_decoding import beam_search_decode, decoded_texts, greedy_decode
+from myxtts.text.ctc_feasibility import frames_needed, subsampled_length
 from myxtts.text.symbols import SymbolTable
 from tests.two_devices import MODEL
 

@@ -5,7 +5,7 @@ import unittest
 import numpy as np
 import tensorflow as tf
 
-from myxtts.models.flow import MIN_NOISE, integrate, interpolate_path, sample_noise, sample_times, wiener_estimate
+from myxtts.models.flow import MIN_NOISE, euler_solve, interpolate_path, sample_noise, sample_times, wiener_estimate
 from tests.two_devices import MODEL
 
 
@@ -46,7 +46,7 @@ class Flow(unittest.TestCase):
     def test_integrating_the_closed_form_estimate_gives_normal_data(self):
         noise = sample_noise(tf.constant([3, 3]), [1, 20_000, 1])
         mean, std = tf.fill([1, 20_000, 1], 2.0), tf.constant([0.3])
-        data = integrate(lambda x, time: wiener_estimate(x, time, mean, std)[0], noise, tf.constant(200)).numpy()
+        data = euler_solve(lambda x, time: wiener_estimate(x, time, mean, std)[0], noise, tf.constant(200)).numpy()
         self.assertAlmostEqual(float(data.mean()), 2.0, delta=0.01)
         self.assertAlmostEqual(float(data.std()), 0.3, delta=0.01)
 
@@ -62,7 +62,7 @@ class Flow(unittest.TestCase):
         data = tf.constant(np.random.default_rng(1).normal(size=(2, 7, 3)).astype(np.float32))
         noise = sample_noise(tf.constant([1, 2]), [2, 7, 3])
         for steps in (1, 2, 7):
-            result = integrate(lambda x, time: data, noise, tf.constant(steps)).numpy()
+            result = euler_solve(lambda x, time: data, noise, tf.constant(steps)).numpy()
             np.testing.assert_allclose(result, data, atol=1e-5)
 
     def test_integration_turns_noise_into_the_distribution_of_the_data(self):
@@ -77,10 +77,10 @@ class Flow(unittest.TestCase):
             return (3.0 * high - low) / (high + low + 1e-30)
 
         noise = sample_noise(tf.constant([0, 0]), [1, 20_000, 1])
-        result = integrate(estimate, noise, tf.constant(64)).numpy().ravel()
+        result = euler_solve(estimate, noise, tf.constant(64)).numpy().ravel()
         self.assertAlmostEqual(np.mean(result > 1.0), 0.75, delta=0.02)
         self.assertLess(np.mean(np.minimum(abs(result - 3), abs(result + 1))), 0.05)
-        one_step = integrate(estimate, noise, tf.constant(1)).numpy()
+        one_step = euler_solve(estimate, noise, tf.constant(1)).numpy()
         np.testing.assert_allclose(one_step, 2.0, atol=1e-4)  # the mean
 
     def test_noise_of_a_short_utterance_is_a_prefix_of_that_of_a_longer_one(self):

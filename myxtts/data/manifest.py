@@ -23,7 +23,7 @@ from myxtts.data.audio_header import UnusableAudio, check_finite, read_header
 from myxtts.data.metadata_file import RejectedRow, Row, Rows
 from myxtts.errors import DataError
 from myxtts.files import write_whole
-from myxtts.text.ctc import frames_needed
+from myxtts.text.ctc_feasibility import frames_needed
 from myxtts.text.symbols import SymbolTable
 
 CACHE_FORMAT = 2  # increase it when the columns or the checks change

@@ -15,7 +15,7 @@ from myxtts.batch import ASR_FEATURES
 from myxtts.models.layers import SeededDropout, length_mask
 from myxtts.models.lmu import LegendreMemory
 from myxtts.models.xtts import MEL_MEAN, MEL_STD
-from myxtts.text.ctc import BLANK_ID, subsampled_length
+from myxtts.text.ctc_feasibility import BLANK_ID, subsampled_length
 
 
 @dataclass(frozen=True)

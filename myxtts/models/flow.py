@@ -50,7 +50,7 @@ def wiener_estimate(x, time, prior_mean, prior_std):
     return estimate, prior_std * noise_left / deviation, innovation
 
 
-def integrate(estimate_data, noise, steps):
+def euler_solve(estimate_data, noise, steps):
     """Solve the flow's ODE from noise to data in equal Euler steps.
 
     Args:

@@ -324,7 +324,7 @@ class XTTS(keras.Model):
         condition = self._decode(encoded, mean, prosody, durations, path, frame, style, None)
         no_condition = self._drop_condition(condition, tf.zeros([tf.shape(tokens)[0]]))
 
-        def estimate(noisy, time):
+        def guided_estimate(noisy, time):  # classifier-free guidance (Ho & Salimans 2021)
             conditional, _ = self._denoise(noisy, time, condition)
             return tf.cond(
                 guidance == 1.0,
@@ -333,7 +333,7 @@ class XTTS(keras.Model):
             )
 
         noise = TEMPERATURE * flow.sample_noise(fold_in(seed, "noise"), tf.shape(condition.mel)[1:])
-        mel = flow.integrate(estimate, tf.broadcast_to(noise, tf.shape(condition.mel)), ode_steps)
+        mel = flow.euler_solve(guided_estimate, tf.broadcast_to(noise, tf.shape(condition.mel)), ode_steps)
         mel = tf.where(condition.mask[:, :, None], mel * MEL_STD + MEL_MEAN, SILENCE)
         return mel, ends[:, -1], path
 
@@ -354,14 +354,14 @@ class XTTS(keras.Model):
         mean = relative_mean + tf.sigmoid(weight) * speaker.average_spectrum[:, None, :]  # silence learns weight 0
         encoded = self.voice_attention(encoded, style, tf.ones_like(latents[:, :, :1]), seed, latents)
         for attention, conv in zip(self.encoder_attention, self.encoder_convs, strict=True):
-            encoded = self._apply(attention, encoded, style, mask, seed)
-            encoded = self._apply(conv, encoded, style, mask, seed)
+            encoded = self._checkpointed(attention, encoded, style, mask, seed)
+            encoded = self._checkpointed(conv, encoded, style, mask, seed)
         return encoded, mean, mask
 
     def _predict_prosody(self, encoded, style, mask, seed):
         """Return the predicted Prosody."""
         for conv in self.prosody_convs:
-            encoded = self._apply(conv, encoded, style, mask, seed)
+            encoded = self._checkpointed(conv, encoded, style, mask, seed)
         log_duration, voiced, pitch, energy = tf.unstack(tf.cast(self.prosody_out(encoded), tf.float32), axis=-1)
         return Prosody(log_duration, tf.sigmoid(voiced), pitch, energy)
 
@@ -380,7 +380,7 @@ class XTTS(keras.Model):
         hidden = self.decoder_in(stack_frames(frame_input))
         mask = tf.cast(path[:, ::REDUCTION_FACTOR, None] >= 0, hidden.dtype)
         for conv in self.decoder_convs:
-            hidden = self._apply(conv, hidden, style, mask, seed)
+            hidden = self._checkpointed(conv, hidden, style, mask, seed)
         mel = gather_rows(mean, path) + unstack_frames(self.decoder_out(hidden), tf.shape(path)[1])
         return FlowCondition(hidden, style, mel, tf.fill(tf.shape(path)[:1], DECODER_STD), path >= 0)
 
@@ -419,10 +419,10 @@ class XTTS(keras.Model):
         style = condition.style + self.time_out(self.time_in(time_embedding(time, TIME_EMBEDDING)))
         mask = tf.cast(condition.mask[:, ::REDUCTION_FACTOR, None], hidden.dtype)
         for conv in self.flow_convs:
-            hidden = self._apply(conv, hidden, style, mask, seed)
+            hidden = self._checkpointed(conv, hidden, style, mask, seed)
         return estimate + unit * unstack_frames(self.flow_out(hidden), tf.shape(noisy)[1]), unit
 
-    def _apply(self, block, hidden, style, mask, seed):
+    def _checkpointed(self, block, hidden, style, mask, seed):
         """Apply a block; in training with gradient checkpointing, without keeping its activations."""
         if seed is None or not self.gradient_checkpointing:
             return block(hidden, style, mask, seed)

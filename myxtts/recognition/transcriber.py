@@ -10,7 +10,7 @@ import tensorflow as tf
 from myxtts.audio.format import PAD_SAMPLES, SAMPLE_RATE_HZ, frame_count
 from myxtts.audio.mel import log_mel
 from myxtts.errors import DataError
-from myxtts.models.ctc import beam_search_decode, decoded_texts, greedy_decode
+from myxtts.models.ctc_decoding import beam_search_decode, decoded_texts, greedy_decode
 from myxtts.recognition.audio_chunks import bucket_batches, group_waves, split_wave
 from myxtts.text.frontend import symbols_of
 from myxtts.training.checkpoint_files import read_metadata

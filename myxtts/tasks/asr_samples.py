@@ -8,11 +8,11 @@ import tensorflow as tf
 
 from myxtts.batch import ASR_FEATURES, first_rows
 from myxtts.files import replaced_folder
-from myxtts.models.ctc import decoded_texts, greedy_decode
+from myxtts.models.ctc_decoding import decoded_texts, greedy_decode
 from myxtts.observe.metrics import TensorBoard
 from myxtts.observe.plots import mel_and_posteriors, png_bytes
 from myxtts.tasks.base import Examples
-from myxtts.text.ctc import BLANK_ID
+from myxtts.text.ctc_feasibility import BLANK_ID
 from myxtts.text.edit_distance import error_rates
 from myxtts.text.symbols import FIRST_SYMBOL_ID, SymbolTable
 

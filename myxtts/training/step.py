@@ -129,22 +129,29 @@ class Step:
         """On all replicas: add the gradients of a microbatch; return the losses so far of each replica."""
         replicas = self._state.replicas
         arguments = replicas.per_replica(batches), replicas.per_replica(losses_so_far)
-        return list(replicas.local_results(replicas.strategy.run(self._add_gradients, arguments)))
+        return list(replicas.local_results(replicas.strategy.run(self._accumulate_on_replica, arguments)))
 
     def _take_last_microbatch(self, batches, losses_so_far, controls):
         """On all replicas: compute the last gradients of the step and update the weights; return the outcome."""
         state, replicas = self._state, self._state.replicas
         set_learning_rate(state.optimizer, controls["learning_rate"])
         arguments = replicas.per_replica(batches), replicas.per_replica(losses_so_far)
-        outcome, is_finite = replicas.strategy.run(self._apply_gradients, (*arguments, controls["stop"]))
+        outcome, is_finite = replicas.strategy.run(self._finish_on_replica, (*arguments, controls["stop"]))
         outcome, is_finite = replicas.local_results(outcome)[0], replicas.local_results(is_finite)[0]
-        for average, variable in zip(state.averages, self._variables, strict=bool(state.averages)):
-            replicas.strategy.extended.update(
-                average, lambda a, v: a.assign_sub((1.0 - controls["ema_decay"]) * (a - v)), (variable,), group=False
-            )
+        self._update_moving_averages(controls["ema_decay"])
         first_bad = ~is_finite & (state.bad_step == 0)
         state.bad_step.assign(tf.where(first_bad, controls["number"], state.bad_step))
         return outcome
+
+    def _update_moving_averages(self, decay):
+        """On all replicas: let the exponential moving averages follow the weights."""
+        state, strategy = self._state, self._state.replicas.strategy
+
+        def follow(average, variable):
+            average.assign_sub((1.0 - decay) * (average - variable))
+
+        for average, variable in zip(state.averages, self._variables, strict=bool(state.averages)):
+            strategy.extended.update(average, follow, (variable,), group=False)
 
     def _gradients(self, batch):
         """On one replica: return the losses, float32 [losses], and the gradients of their (scaled) sum."""
@@ -158,14 +165,14 @@ class Step:
         shapes = [variable.shape for variable in self._variables]  # some gradients have no static shape
         return losses, [tf.ensure_shape(gradient, shape) for gradient, shape in zip(gradients, shapes, strict=True)]
 
-    def _add_gradients(self, batch, losses_so_far):
+    def _accumulate_on_replica(self, batch, losses_so_far):
         """On one replica: add the gradients of a batch; return the losses so far."""
         losses, gradients = self._gradients(batch)
         for total, gradient in zip(self._sums, gradients, strict=True):
             total.assign_add(gradient)
         return losses_so_far + losses
 
-    def _apply_gradients(self, batch, losses_so_far, stop):
+    def _finish_on_replica(self, batch, losses_so_far, stop):
         """On one replica: update the weights; return the outcome of all replicas and whether it is finite."""
         optimizer = self._state.optimizer
         losses, gradients = self._gradients(batch)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from myxtts.text.ctc import BLANK_ID
+from myxtts.text.ctc_feasibility import BLANK_ID
 from myxtts.text.symbols import FIRST_SYMBOL_ID, SymbolTable
 
 

@@ -17,7 +17,7 @@ class Times(NamedTuple):
     producer synchronizes.
 
     Attributes:
-        began_s: the producer asked for the samples.
+        began_s: the producer requested the samples.
         read_s: the samples were on the data device.
         produced_s: the features were on the data device.
         handed_s: the features were on the model device.
@@ -131,7 +131,7 @@ class Clock:
 
         Args:
             audio_s, padded_s: seconds of speech of its batches, without and with padding.
-            batches: times of its batches; those of one producer in their order.
+            batches: times of its batches, in order for each producer.
         """
         batches = list(batches)
         share = 1.0 / max(len({times.producer for times in batches}), 1)

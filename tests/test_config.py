@@ -152,9 +152,9 @@ class YamlTest(unittest.TestCase):
     def test_name_given_twice_is_rejected(self):
         self.assertEqual(
             self.error_of("data:\n  buckets: 3\n  buckets: 3\n"),
-            "c.yaml, line 3: 'buckets' was given in line 2. Keep one of them.",
+            "c.yaml, line 3: 'buckets' was already given in line 2. Keep one of them.",
         )
-        self.assertIn("line 2: 'data' was given in line 1", self.error_of("data: {}\ndata: {}\n"))
+        self.assertIn("line 2: 'data' was already given in line 1", self.error_of("data: {}\ndata: {}\n"))
 
     def test_file_that_is_not_a_mapping_of_sections_is_rejected(self):
         for text, place in (

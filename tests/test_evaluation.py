@@ -340,7 +340,7 @@ class BoundaryTest(unittest.TestCase):
         self.assertAlmostEqual(metrics["boundary_onset_signed_median"].synthesized, frame_ms - 20)
         self.assertAlmostEqual(metrics["boundary_offset_signed_median"].synthesized, 3 * frame_ms - 40)
         self.assertNotIn("boundary_between_signed_median", metrics)
-        self.assertIn("2 phoneme boundaries (1 offset, 1 onset); left out are 1 more", note)
+        self.assertIn("2 phoneme boundaries (1 offset, 1 onset), without 1 whose", note)
         self.assertIn("2 recordings whose text and phonemes differ", note)
         self.assertEqual(alignment_metrics(utterances, {}, symbols)[0], {})
 

@@ -59,7 +59,7 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
         "--num-workers",
         type=count,
         default=defaults.workers,
-        help="readers of each data GPU; with --profile, those of the profile",
+        help="readers of each data GPU; with --profile, give the number in the profiled run",
     )
     parser.add_argument("--json", dest="json_file", metavar="FILE", type=Path, help="write the figures as JSON")
     return parser.parse(argv)

@@ -75,7 +75,7 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
 def write_outputs(
     outputs: Mapping[str, Path | None], measurement: Any, analysis: Any, device_metrics: Any, name: str, unit: str
 ) -> None:
-    """Write the files that were asked for."""
+    """Write the requested files."""
     from myxtts.observe.plots import lanes, png_bytes
     from myxtts.profiling.report import analysis_to_json
     from myxtts.profiling.timeline import chrome_trace, timeline_excerpt, timeline_rows

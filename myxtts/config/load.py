@@ -2,7 +2,7 @@
 
 A file is composed into nodes, which have line numbers, and never constructed into objects. Its only valid form is a
 mapping of sections, of settings, of plain values or flat lists. Values are validated once, after flags have replaced
-those of the file.
+values of the file.
 """
 
 import json
@@ -221,8 +221,8 @@ def _entries(node: yaml.Node | None, path: Path, line: int, name: str) -> Iterat
         if not isinstance(key, yaml.ScalarNode):
             raise ConfigError(f"{path}, line {line}: a name must precede the colon, not {_kind(key)}.")
         if key.value in lines:
-            first = lines[key.value]
-            raise ConfigError(f"{path}, line {line}: {shown(key.value)} was given in line {first}. Keep one of them.")
+            given = f"{shown(key.value)} was already given in line {lines[key.value]}"
+            raise ConfigError(f"{path}, line {line}: {given}. Keep one of them.")
         lines[key.value] = line
         yield key.value, line, value
 

@@ -61,7 +61,7 @@ def load_corpora(
         config: the settings of the run.
         folder: gets the cached manifests and rejected.csv.
         length_rule: utterances with fewer frames than it needs are rejected.
-        known: vocabulary to extend: that of the run that this one starts from.
+        known: vocabulary to extend, of the run that this one starts from.
         replicas: number of replicas that share each training step.
 
     Raises:

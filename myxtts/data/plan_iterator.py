@@ -132,7 +132,7 @@ def planned_batches(
         reference_samples: longest stretch of a reference.
         mean_over: what the losses are averaged over; with `epoch` the losses of all batches add up to the mean of
             the corpus.
-        replicas: numbers of the replicas among those of the plan.
+        replicas: numbers of the replicas within the plan.
     """
     for epoch_plan, number, step in planned_steps(plan, start, epochs):
         averaged_rows = step.utterances if mean_over == "step" else epoch_plan.order

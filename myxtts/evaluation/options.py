@@ -11,7 +11,7 @@ class EvaluationOptions:
     Attributes:
         data: a corpus, as --train-data takes it; by default the held-out utterances of the run.
         utterances: maximum number of utterances to measure; by default 50 for synthesis, and all for a recogniser.
-        ode_steps, guidance: of synthesis; by default those of the run.
+        ode_steps, guidance: of synthesis; by default as in the run.
         asr_run: run of a recogniser that transcribes the synthesized speech.
         beam_width: of a recogniser's beam search; 0 decodes greedily.
         json_file: file for the metrics.

@@ -220,7 +220,7 @@ def recogniser_notes(transcriber: Transcriber, references: Sequence[str], uttera
         f"the recogniser is {transcriber.run}, {transcriber.checkpoint.name}; on the recordings it has a character "
         f"error rate of {characters:.1%} and a word error rate of {words:.1%}",
         "its error rates are optimistic if it was trained on the same corpus or on speech of the same synthesizer: "
-        "compare TTS runs with one recogniser only",
+        "compare TTS runs only with the same recogniser",
     ]
 
 
@@ -266,8 +266,8 @@ def planted_errors_note(
         for column in (deleted, inserted)
     )
     return (
-        f"of {len(rows)} copies with a word deleted {sum(metrics.has_deletion for metrics in deletions)} are detected, "
-        f"of {len(rows)} with a word inserted {sum(metrics.has_insertion for metrics in insertions)}"
+        f"detected are {sum(metrics.has_deletion for metrics in deletions)} of {len(rows)} copies with a word deleted, "
+        f"and {sum(metrics.has_insertion for metrics in insertions)} of {len(rows)} with a word inserted"
     )
 
 
@@ -336,8 +336,8 @@ def alignment_metrics(
     counts = Counter({prefix.removeprefix("boundary_"): len(errors) for prefix, errors in errors_ms.items()})
     note = (
         f"{counts.pop('boundary', 0)} phoneme boundaries "
-        f"({', '.join(f'{count} {kind}' for kind, count in sorted(counts.items()))}); left out are {unreliable} more "
-        f"whose true times are unreliable, and {different} recordings whose text and phonemes differ"
+        f"({', '.join(f'{count} {kind}' for kind, count in sorted(counts.items()))}), without {unreliable} whose "
+        f"true times are unreliable, and without {different} recordings whose text and phonemes differ"
     )
     return metrics, note
 

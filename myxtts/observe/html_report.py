@@ -23,7 +23,7 @@ audio {{ display: block; margin: .5rem 0; }}
 pre {{ overflow-x: auto; background: #f4f4f4; padding: 1rem; }}
 </style>
 <h1>{name}</h1>
-<p>Step {step}. The model synthesized each sound, with another utterance of the speaker as its reference.</p>
+<p>Step {step}. Each sample is synthesized with another utterance of the speaker as its reference.</p>
 <figure><img alt="losses by step" src="data:image/png;base64,{picture}"></figure>
 {samples}
 <h2>Settings</h2>

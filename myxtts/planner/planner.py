@@ -132,7 +132,7 @@ def predict(
 
 
 def ring_all_reduce_s(two_replicas_s: float, replicas: int) -> float:
-    """Return the all-reduce of k replicas from that of two: in a ring, each device sends 2 (k - 1) / k of the gradient.
+    """Return the all-reduce time of k replicas: in a ring, each device sends 2 (k - 1) / k of the gradient.
 
     Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations".
     """

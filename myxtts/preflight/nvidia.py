@@ -9,7 +9,7 @@ TIMEOUT_S = 20.0  # nvidia-smi never returns if the driver hangs
 
 
 def driver_version() -> str | None:
-    """Return the version of the loaded driver, or None without one. WSL has no /proc entry, so nvidia-smi is asked."""
+    """Return the version of the loaded driver, or None without one. WSL has no /proc entry, so nvidia-smi is used."""
     try:
         text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -51,7 +51,7 @@ def check_integrity(route: Route) -> Check:
         not changed,
         "copy integrity",
         "a copy to the model device and back has the same bits",
-        f"{tried}: {', '.join(changed) + ' changed' if changed else 'all the same'}",
+        f"{tried}: {', '.join(changed) + ' changed' if changed else 'all unchanged'}",
         "Test the GPUs and their link with NVIDIA's tools; do not train on these GPUs.",
     )
 

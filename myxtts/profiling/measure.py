@@ -81,7 +81,7 @@ def measure_model_flops(
 ) -> tuple[float | None, str]:
     """Return the operations per second of the model's matrix products, or the reason why they cannot be counted.
 
-    The rate is that of a step of the most frequent bucket.
+    The rate is measured on a step of the most frequent bucket.
     """
     bucket = window.most_frequent_bucket
     step_s = isolated.step_s[window.measured_buckets == bucket].mean()

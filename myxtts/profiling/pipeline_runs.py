@@ -77,7 +77,7 @@ class CollectMetrics:
 
 
 class SpanRecorder:
-    """A step that waits for its device, with a record of its own times and those of its batches.
+    """A step that waits for its device, with a record of its own times and of the times of its batches.
 
     Attributes:
         start_s, end_s: of each step.

@@ -34,7 +34,7 @@ class DeviceMetrics:
 
     @property
     def model_flops_utilisation(self) -> float | None:
-        """MFU: the model's rate over that of one large matrix product."""
+        """MFU: the model's rate, divided by the rate of one large matrix product."""
         return None if self.model_flops_per_s is None else self.model_flops_per_s / self.matmul_flops_per_s
 
     def lines(self) -> Iterator[str]:

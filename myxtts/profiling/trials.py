@@ -41,7 +41,7 @@ def try_workers(run: ProfiledRun, window: MeasurementWindow, isolated: StageTime
 
 
 def try_steps(run: ProfiledRun, batch: Batch) -> Trials:
-    """Measure steps with static shapes, and on half the rows, in turn with those of the run."""
+    """Measure steps with static shapes and steps on half the rows, alternating with steps of the run."""
     setup = run.setup
     static = setup.config.data.model_copy(update={"enable_static_shapes": True})
     static_step = make_step(setup.config.model_copy(update={"data": static}), setup.state)

@@ -32,7 +32,7 @@ class StepEnd:
         outcome: what `Step` returned.
         microbatches: that the step was taken on.
         is_first, is_last: whether it is the first step of this process, or the last one of the run.
-        stop: whether the run was asked to stop.
+        stop: whether the run received a request to stop.
         metrics: of the report that is due; hooks add to it.
         validation_loss: where this step was validated.
         save: set by a hook that needs a checkpoint of this step.

@@ -101,7 +101,7 @@ def train(
                     save(state, end.validation_loss)
                     saved_step = state.step
     except (NonFiniteLoss, StepOutOfMemory, PlacementError):
-        raise  # the state is not to be kept
+        raise  # the state must not be saved
     except UserError:
         save_unsaved(state, saved_step, save)
         raise

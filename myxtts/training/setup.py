@@ -73,9 +73,9 @@ def open_corpora(config: Config, start: Start, replicas: Replicas, folder: Path)
     check_validation_data(config, corpora)
     if not replicas.all_equal(corpora.training.manifest.fingerprint):
         raise DataError(
-            "all workers have to read the same corpus, but not all of them found the "
+            "all workers must read the same corpus, but not all of them found the "
             f"{len(corpora.training.manifest)} usable utterances that this worker found. "
-            "Give every host the same files; rejected.csv of each worker lists the rows that it left out."
+            "Give every host the same files; rejected.csv of each worker lists the rows that it rejected."
         )
     return corpora
 
@@ -166,8 +166,8 @@ def set_up(config: Config, start: Start, replicas: Replicas, corpora: RunCorpora
         restore(start.checkpoint, state)
     if replicas.is_distributed and not replicas.all_equal(digest_of(dict(state.arrays("model")))):
         raise CheckpointError(
-            "all workers have to start from the same weights, but they do not. Give all of them the same run folder, "
-            "or the same --init-from: a copy on one host may be of another attempt."
+            "all workers must start from the same weights, but theirs differ. Give all of them the same run folder, "
+            "or the same --init-from: a copy on one host may be from another attempt."
         )
     return TrainingSetup(config, replicas, corpora, state, metadata)
 

@@ -79,7 +79,7 @@ class Step:
         """Take step `number`; return its outcome, a float32 vector on the first model device (see `read`).
 
         Args:
-            stop: whether this process was asked to stop; see `stop_requested`.
+            stop: whether this process has a request to stop; see `stop_requested`.
         """
         with tf.device(self._state.device):
             controls = self._controls(number, learning_rate, ema_decay, stop)
@@ -117,7 +117,7 @@ class Step:
 
     @staticmethod
     def stop_requested(outcome: tf.Tensor) -> bool:
-        """Return whether any process was asked to stop when it took the step; the same on all. Waits for the device."""
+        """Return whether any process had a request to stop at the step; the same on all. Waits for the device."""
         return bool(outcome[-1].numpy() > 0)
 
     @property

@@ -49,7 +49,7 @@ def wave_columns(fields: dict[str, Field]) -> tuple[str, ...]:
 def read_waves(
     columns: dict, padded_samples: tf.Tensor, fields: dict[str, Field], reference_samples: int, read_rows: ReadRows
 ) -> Waves:
-    """Read the stretches of one batch, and those of its references if the contract has them.
+    """Read the stretches of one batch, and of its references if the contract has them.
 
     Args:
         columns: the arrays of `wave_columns`.

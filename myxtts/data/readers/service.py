@@ -1,9 +1,9 @@
 """Reads batches on other machines: workers of a tf.data service read and decode in place of this process.
 
 The plan stays in this process. It asks the service for one section of the plan after another, each as a job, and the
-service distributes the batches of a job among its workers. Batches arrive in any order and are sorted into that of the
-plan. The service delivers each batch at most once, and loses those of a worker that dies; this process reads what does
-not arrive. So no batch is missing and none comes twice.
+service distributes the batches of a job among its workers. Batches arrive in any order and are sorted into the order
+of the plan. The service delivers each batch at most once, and loses the batches of a worker that dies; this process
+reads what does not arrive. So no batch is missing and none comes twice.
 """
 
 import logging
@@ -320,7 +320,7 @@ class _Job:
         return not self._thread.is_alive()
 
     def take(self, place: int, patience_s: float) -> Waves | None:
-        """Return the batch of a place, or None if it must be read elsewhere. Places are asked for once, in order.
+        """Return the batch of a place, or None if it must be read elsewhere. Each place is requested once, in order.
 
         A batch is given up when nothing has arrived for `patience_s`, when no more batches will arrive, or when
         `window` later ones wait for it.

@@ -107,8 +107,8 @@ def print_table(arguments: argparse.Namespace) -> None:
             for mean_ms in (arguments.produce_ms, arguments.consume_ms)
         )
         ideal_s = max(produce.sum() + consume[-1], produce[0] + consume.sum())
-        found = [ideal_s / overlapped_s(produce, consume, depth) for depth in DEPTHS]
-        print(f"  {variation:9.2f}" + "".join(f"  {100 * efficiency:7.1f}" for efficiency in found))
+        ratios = [ideal_s / overlapped_s(produce, consume, depth) for depth in DEPTHS]
+        print(f"  {variation:9.2f}" + "".join(f"  {100 * efficiency:7.1f}" for efficiency in ratios))
 
 
 if __name__ == "__main__":

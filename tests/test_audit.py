@@ -35,9 +35,9 @@ def length(text):
 @unittest.skipUnless(has_gpu_kernels(), "this build of TensorFlow has no GPU kernels to look up")
 class ProjectTest(unittest.TestCase):
     def assert_clean(self, function, least: int):
-        found = audit(function)
-        self.assertEqual(found.host_only, ())
-        self.assertGreater(found.operations, least)  # fewer if the audit had skipped called functions
+        result = audit(function)
+        self.assertEqual(result.host_only, ())
+        self.assertGreater(result.operations, least)  # fewer if the audit had skipped called functions
 
     def test_producer_passes_the_audit(self):
         for vtlp in (0.0, 0.15):
@@ -81,10 +81,10 @@ class ProjectTest(unittest.TestCase):
 @unittest.skipUnless(has_gpu_kernels(), "this build of TensorFlow has no GPU kernels to look up")
 class PlantedOperationTest(unittest.TestCase):
     def test_string_operation_is_found(self):
-        found = audit_of(length, TEXTS)
-        self.assertEqual([operation.type for operation in found.host_only], ["StringLength"])
-        self.assertIn("length", found.host_only[0].function)
-        self.assertEqual(found.host_only[0].name, "StringLength")
+        result = audit_of(length, TEXTS)
+        self.assertEqual([operation.type for operation in result.host_only], ["StringLength"])
+        self.assertIn("length", result.host_only[0].function)
+        self.assertEqual(result.host_only[0].name, "StringLength")
 
     def test_kernel_must_match_types(self):
         self.assertEqual(missing_kernels(lambda x: tf.matmul(x, x), WHOLE), [("MatMul", "GPU kernel")])
@@ -124,9 +124,9 @@ class PlantedOperationTest(unittest.TestCase):
     def test_operation_in_a_nested_function_is_found(self):
         inner = tf.function(length)
         outer = tf.function(lambda text: inner(text) + 1.0)
-        found = audit_of(lambda text: outer(text) + 1.0, TEXTS).host_only
-        self.assertEqual([operation.type for operation in found], ["StringLength"])
-        self.assertIn("length", found[0].function)
+        result = audit_of(lambda text: outer(text) + 1.0, TEXTS).host_only
+        self.assertEqual([operation.type for operation in result], ["StringLength"])
+        self.assertIn("length", result[0].function)
 
     def test_operation_that_occurs_only_in_a_gradient_is_found(self):
         @tf.custom_gradient

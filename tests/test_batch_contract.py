@@ -157,8 +157,8 @@ class VTLPTest(unittest.TestCase):
         for seed in seeds:
             factor, filters = vtlp_warp(seed, 4, self.MOST)
             plain = warped_mel_filters(factor).numpy()
-            heard = plain > 1e-4
-            raised = np.where(heard, filters / np.where(heard, plain, 1.0), np.nan)
+            audible = plain > 1e-4
+            raised = np.where(audible, filters / np.where(audible, plain, 1.0), np.nan)
             gains.append(np.log(np.nanmean(raised, axis=1)))
             np.testing.assert_allclose(np.nanmax(raised, axis=1), np.nanmin(raised, axis=1), rtol=1e-3)
         gains = np.concatenate(gains)  # [80, 80]
@@ -172,12 +172,12 @@ class VTLPTest(unittest.TestCase):
     def test_factors_cover_the_range_and_differ_between_rows_and_batches(self):
         traced = trace_produce(DATA, tts_extractor(self.MOST))
         batches = ({name: tf.constant(value) for name, value in tones(seed).items()} for seed in range(30))
-        found = np.log([factors(traced(batch)) for batch in batches])
-        self.assertEqual(len(np.unique(found)), found.size)
-        self.assertLess(np.abs(found).max(), self.MOST + 0.01)
-        self.assertLess(found.min(), -0.25)
-        self.assertGreater(found.max(), 0.25)
-        self.assertLess(abs(found.mean()), 0.06)  # 3 standard errors of a uniform one
+        measured = np.log([factors(traced(batch)) for batch in batches])
+        self.assertEqual(len(np.unique(measured)), measured.size)
+        self.assertLess(np.abs(measured).max(), self.MOST + 0.01)
+        self.assertLess(measured.min(), -0.25)
+        self.assertGreater(measured.max(), 0.25)
+        self.assertLess(abs(measured.mean()), 0.06)  # 3 standard errors of a uniform one
 
     def test_factors_depend_on_the_seed_but_not_on_padding_or_later_rows(self):
         waves = tones(3)

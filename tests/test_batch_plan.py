@@ -216,12 +216,12 @@ class References(unittest.TestCase):
 
     def test_all_other_utterances_of_a_speaker_are_drawn_equally_often(self):
         plan = plan_of(corpus(5, speakers=1), buckets=1)
-        drawn = np.zeros((5, 5))
+        pairs = np.zeros((5, 5))
         for number in range(400):
             epoch = plan.epoch(number)
-            drawn[epoch.order, epoch.references] += 1
-        others = drawn[~np.eye(5, dtype=bool)]
-        self.assertTrue(np.all((others > 60) & (others < 140)), drawn)  # 100 expected, standard deviation 9
+            pairs[epoch.order, epoch.references] += 1
+        others = pairs[~np.eye(5, dtype=bool)]
+        self.assertTrue(np.all((others > 60) & (others < 140)), pairs)  # 100 expected, standard deviation 9
 
 
 if __name__ == "__main__":

@@ -56,13 +56,13 @@ class RoundTrip(Case):
                 everything = {id(v.value) for v in (*state.model.variables, *state.optimizer.variables)}
                 everything |= {id(v) for v in state.averages}
                 self.assertEqual(everything, {id(v) for named in state.variables().values() for v in named.values()})
-                kept = shake(state)
+                saved_values = shake(state)
                 state.step, state.position = 41, Position(2, 5)
                 saved = self.checkpoints().save(state)
                 shake(state, seed=1)
                 state.step, state.position = 0, Position()
                 restore(saved, state)
-                self.assert_equal_values(values(state), kept)
+                self.assert_equal_values(values(state), saved_values)
                 self.assertEqual((state.step, state.position), (41, Position(2, 5)))
                 self.folder = self.folder.with_name("other")
 
@@ -180,7 +180,7 @@ class Damaged(Case):
 
     def setUp(self):
         super().setUp()
-        self.kept = shake(self.state)
+        self.saved_values = shake(self.state)
         self.state.step = 5
         self.saved = self.checkpoints().save(self.state)
 
@@ -207,17 +207,17 @@ class Damaged(Case):
     def test_flipped_bit_is_rejected_or_harmless(self):
         path = self.saved / "model.npz"
         whole, random = path.read_bytes(), np.random.default_rng(0)
-        refused = 0
+        rejected = 0
         for at in random.integers(0, len(whole), 300):
             flipped = bytearray(whole)
             flipped[at] ^= 1 << random.integers(8)
             path.write_bytes(flipped)
             try:
                 restore(self.saved, self.state)
-                self.assert_equal_values(values(self.state), self.kept)
+                self.assert_equal_values(values(self.state), self.saved_values)
             except CheckpointError:
-                refused += 1
-        self.assertGreater(refused, 250)
+                rejected += 1
+        self.assertGreater(rejected, 250)
 
     def test_a_damaged_archive_changes_no_variable(self):
         before = shake(self.state, seed=1)

@@ -105,10 +105,10 @@ class ServiceCase(unittest.TestCase):
             servers.enter_context(worker("127.0.0.1", port, "127.0.0.1", 0))
         return servers, f"grpc://127.0.0.1:{port}"
 
-    def assert_same(self, found, expected, fields=TTS_INPUTS):
-        found, expected = list(found), list(expected)
-        self.assertEqual(len(found), len(expected))
-        for (planned, one), (expected_plan, other) in zip(found, expected, strict=True):
+    def assert_same(self, received, expected, fields=TTS_INPUTS):
+        received, expected = list(received), list(expected)
+        self.assertEqual(len(received), len(expected))
+        for (planned, one), (expected_plan, other) in zip(received, expected, strict=True):
             self.assertEqual(planned.step.position, expected_plan.step.position)
             np.testing.assert_array_equal(planned.rows, expected_plan.rows)
             check_batch(one, fields, "reading")
@@ -131,14 +131,14 @@ class OrderTest(ServiceCase):
     def test_batches_equal_locally_read_batches_in_order(self):
         for fields in (TTS_INPUTS, ASR_INPUTS):
             with self.subTest(len(fields)), self.assertNoLogs("myxtts", "WARNING"):
-                found = self.corpus.read_by(self.corpus.service(self.address, fields, stall_s=60.0), 4)
-                self.assert_same(found, self.corpus.read_here(4, fields), fields)
+                received = self.corpus.read_by(self.corpus.service(self.address, fields, stall_s=60.0), 4)
+                self.assert_same(received, self.corpus.read_here(4, fields), fields)
 
     def test_reading_can_start_at_any_position(self):
         start = Position(1, 4)
         with self.assertNoLogs("myxtts", "WARNING"):
-            found = self.corpus.read_by(self.corpus.service(self.address, stall_s=60.0), 3, start)
-            self.assert_same(found, self.corpus.read_here(3, start=start))
+            received = self.corpus.read_by(self.corpus.service(self.address, stall_s=60.0), 3, start)
+            self.assert_same(received, self.corpus.read_here(3, start=start))
 
     def test_no_python_runs_on_a_worker(self):
         dataset = self.corpus.service(self.address).job_dataset(list(self.corpus.planned(1)), 0)
@@ -196,13 +196,13 @@ class LossTest(ServiceCase):
         servers, address = self.servers(workers=0)
         with (
             closing(self.corpus.read_by(self.corpus.service(address, stall_s=0.2), 8)) as batches,
-            self.assertLogs("myxtts.data", "WARNING") as told,
+            self.assertLogs("myxtts.data", "WARNING") as logs,
         ):
             with worker(*service_address(address), "127.0.0.1", 0) as port:
-                found = list(islice(batches, 10))
-            found += batches
-        self.assert_same(found, self.corpus.read_here(8))
-        self.assertRegex("\n".join(told.output), r"this machine read [1-8] of [2-8] batches")
+                received = list(islice(batches, 10))
+            received += batches
+        self.assert_same(received, self.corpus.read_here(8))
+        self.assertRegex("\n".join(logs.output), r"this machine read [1-8] of [2-8] batches")
         # Only a worker at the same address ends the requests to the one that is gone.
         servers.enter_context(worker(*service_address(address), "127.0.0.1", port))
         self.assert_no_thread()
@@ -216,18 +216,18 @@ class LossTest(ServiceCase):
             self.assertLogs("myxtts.data", "WARNING"),
             mock.patch.object(reader, "note", wraps=reader.note) as noted,
         ):
-            found = list(islice(batches, 10))
+            received = list(islice(batches, 10))
             servers.close()
-            found += islice(batches, 20)
+            received += islice(batches, 20)
             with dispatcher("127.0.0.1", port), worker("127.0.0.1", port, "127.0.0.1", 0):
                 if reader._unanswered is not None:
                     reader._unanswered._thread.join(60.0)
                 reader._stall_s, before = 60.0, noted.call_count
-                found += batches
+                received += batches
                 late = [call.args[0] for call in noted.call_args_list[before:]]
                 self.assertTrue(any(job.arrived == len(job.batches) for job in late))
                 self.assert_no_thread()
-        self.assert_same(found, self.corpus.read_here(9))
+        self.assert_same(received, self.corpus.read_here(9))
 
     def test_error_is_immediate_if_nothing_listens_at_the_address(self):
         with socket.socket() as taken:
@@ -248,11 +248,11 @@ class JobTest(unittest.TestCase):
     """One job, whose batches come as a test says."""
 
     def job(self, places, depth=2, window=4, batches=8) -> _Job:
-        self.asked = []
+        self.requested = []
 
         def come(number):
             for place in places:
-                self.asked.append(place)
+                self.requested.append(place)
                 if callable(place):
                     place()
                 else:
@@ -287,7 +287,7 @@ class JobTest(unittest.TestCase):
         job = self.job(range(8))
         self.assertEqual(job.take(0, 5.0)["pcm"], 0)
         job._thread.join(0.1)
-        self.assertLessEqual(len(self.asked), 4)  # the one taken, two ready, and the one asked for before it was taken
+        self.assertLessEqual(len(self.requested), 4)  # one taken, two ready, and one requested before
         self.assertEqual([job.take(place, 5.0)["pcm"] for place in range(1, 8)], list(range(1, 8)))
 
     def test_an_error_ends_the_job_after_the_batches_before_it(self):
@@ -313,8 +313,8 @@ class JobTest(unittest.TestCase):
 
 def interfaces(port: int) -> set[bytes]:
     """Names of those that this process listens on; an empty one means all."""
-    found = [own.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16) for own in listening_sockets(port)]
-    return {name.rstrip(b"\0") for name in found}
+    names = [own.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16) for own in listening_sockets(port)]
+    return {name.rstrip(b"\0") for name in names}
 
 
 class ServerTest(unittest.TestCase):
@@ -330,9 +330,9 @@ class ServerTest(unittest.TestCase):
             socket.create_connection(("127.0.0.1", port), 5.0).close()
 
     def test_a_server_for_other_machines_warns(self):
-        with self.assertLogs("myxtts.data", "WARNING") as told, dispatcher("0.0.0.0", 0) as port:
+        with self.assertLogs("myxtts.data", "WARNING") as logs, dispatcher("0.0.0.0", 0) as port:
             self.assertEqual(interfaces(port), {b""})
-        self.assertIn("without encryption", told.output[0])
+        self.assertIn("without encryption", logs.output[0])
 
     def test_an_unreachable_worker_address_is_rejected(self):
         for at, host in (("node1", "127.0.0.1"), ("10.0.0.1", "localhost"), ("10.0.0.1", "0.0.0.0")):
@@ -362,10 +362,10 @@ class ProgramTest(ServiceCase):
         logging.getLogger("myxtts.data").addHandler(quiet := logging.NullHandler())
         self.addCleanup(logging.getLogger("myxtts.data").removeHandler, quiet)
         with closing(self.corpus.read_by(self.corpus.service(f"grpc://{address}", stall_s=2.0), 8)) as batches:
-            found = list(islice(batches, 16))
+            received = list(islice(batches, 16))
             victim.kill()
-            found += batches
-        self.assert_same(found, self.corpus.read_here(8))
+            received += batches
+        self.assert_same(received, self.corpus.read_here(8))
 
         victim.wait()
         with worker(
@@ -381,8 +381,8 @@ class ProgramTest(ServiceCase):
             (("worker", "--dispatcher", "node1"), "--dispatcher is 'node1', but must be HOST:PORT"),
             (("dispatcher", "--host", "a b"), "--host is 'a b', but must be a host name"),
         ):
-            told = subprocess.run([sys.executable, PROGRAM, *arguments], capture_output=True, text=True, timeout=60)
-            self.assertEqual((told.returncode, told.stderr.startswith(f"error: {message}")), (2, True), told.stderr)
+            ended = subprocess.run([sys.executable, PROGRAM, *arguments], capture_output=True, text=True, timeout=60)
+            self.assertEqual((ended.returncode, ended.stderr.startswith(f"error: {message}")), (2, True), ended.stderr)
 
 
 class AddressTest(unittest.TestCase):

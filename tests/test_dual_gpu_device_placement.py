@@ -183,8 +183,8 @@ class MisplacedValueTest(unittest.TestCase):
 
 class ConfigureTest(unittest.TestCase):
     def test_same_devices_can_be_configured_again(self):
-        for asked in ({}, {"data_gpu": 0, "model_gpu": 1}, {"data_gpu": 1, "model_gpu": 0}):
-            devices.configure(plan_routes(Settings(simulate_gpus=SIMULATED, **asked), 0))
+        for requested in ({}, {"data_gpu": 0, "model_gpu": 1}, {"data_gpu": 1, "model_gpu": 0}):
+            devices.configure(plan_routes(Settings(simulate_gpus=SIMULATED, **requested), 0))
 
     def test_other_devices_are_rejected_after_tensorflow_has_started(self):
         tf.constant(1.0)
@@ -197,9 +197,9 @@ class ConfigureTest(unittest.TestCase):
         )
 
     def test_log_maps_gpus_to_devices(self):
-        asked = Settings(data_gpu=3, model_gpu=1, data_gpu_memory=4096, model_gpu_memory=8192)
+        requested = Settings(data_gpu=3, model_gpu=1, data_gpu_memory=4096, model_gpu_memory=8192)
         self.assertEqual(
-            devices.describe(plan_routes(asked, 4)),
+            devices.describe(plan_routes(requested, 4)),
             [
                 "placement      dual",
                 "  device       GPU 1 is /GPU:0, at most 8192 MiB",

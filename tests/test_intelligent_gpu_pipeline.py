@@ -302,9 +302,9 @@ class PipelineCase(unittest.TestCase):
         with self.pipeline(**settings).open_feed(start, epochs, mean_over) as feed:
             return [delivery for (delivery,) in feed]
 
-    def assert_same(self, found: list[DeviceBatch], expected: list[DeviceBatch]):
-        self.assertEqual(len(found), len(expected))
-        for one, other in zip(found, expected, strict=True):
+    def assert_same(self, received: list[DeviceBatch], expected: list[DeviceBatch]):
+        self.assertEqual(len(received), len(expected))
+        for one, other in zip(received, expected, strict=True):
             step, expected_step = one.planned.step, other.planned.step
             self.assertEqual((step.position, step.next_position), (expected_step.position, expected_step.next_position))
             self.assertEqual(one.planned.last, other.planned.last)
@@ -412,15 +412,15 @@ class PipelineTest(PipelineCase):
 
     def test_vtlp_is_applied_only_if_the_extractor_has_it(self):
         settings = self.SETTINGS.model_copy(update={"vtlp": 0.2})
-        heard = []
+        deliveries = []
         for extractor in (PLAIN, tts_extractor(0.2), tts_extractor(0.2)):
             cache = self.folder / "cache"
             pipeline = Pipeline(self.corpus, [ROUTE], extractor, settings, seed=self.SEED, cache_folder=cache)
             with pipeline.open_feed(BEGINNING, 1) as feed:
-                heard.append([delivery for (delivery,) in feed])
-        self.assert_same(heard[0], self.first_epoch)  # the setting is training's to pass on: nothing else augments
-        self.assert_same(heard[1], heard[2])
-        for delivery, plain in zip(heard[1], self.first_epoch, strict=True):
+                deliveries.append([delivery for (delivery,) in feed])
+        self.assert_same(deliveries[0], self.first_epoch)  # the setting is training's to pass on: nothing else augments
+        self.assert_same(deliveries[1], deliveries[2])
+        for delivery, plain in zip(deliveries[1], self.first_epoch, strict=True):
             batch, expected = host(delivery), host(plain)
             self.assertTrue(
                 (batch["mel"] != expected["mel"]).any() and (batch["reference"] != expected["reference"]).any()
@@ -522,9 +522,9 @@ class SlowFilesTest(PipelineCase):
             return tf.ensure_shape(tf.numpy_function(slow_at_first, [rows, padded], tf.int16), [None, None])
 
         pairs = self.reader(read_rows, num_workers=3, buffer_size=2, prefetch_buffer_size=3).read(planned, DATA)
-        found = [(batch, int(waves["pcm"][0, 0])) for batch, waves in pairs]
+        received = [(batch, int(waves["pcm"][0, 0])) for batch, waves in pairs]
         self.assertNotEqual(read[0], planned[0].arrays["row"].tolist())
-        self.assertEqual(found, [(batch, int(batch.rows[0])) for batch in planned])
+        self.assertEqual(received, [(batch, int(batch.rows[0])) for batch in planned])
 
     def test_the_plan_is_iterated_once(self):
         planned = self.planned(2)
@@ -583,14 +583,14 @@ class DamagedCorpusTest(PipelineCase):
             )
         )
         users = [row in plan.rows or row in plan.arrays["reference_row"][: len(plan.rows)] for plan in planned]
-        kept = path.read_bytes()
+        content = path.read_bytes()
         change(path)
         delivered = []
         try:
             with pipeline.open_feed(Position(), epochs=1) as feed, self.assertRaisesRegex(DataError, reason) as raised:
                 delivered.extend(feed)
         finally:
-            path.write_bytes(kept)
+            path.write_bytes(content)
         self.assertEqual(len(delivered), users.index(True))
         step = planned[users.index(True)].step.position.step + 1
         self.assertIn(f"utterance 'u{row}' (epoch 1, step {step}): {path}", str(raised.exception))

@@ -48,8 +48,8 @@ faults = settings.with_suffix(".fault")
 fault = json.loads(faults.read_text()) if faults.exists() else {}
 newest = latest(folder / "checkpoints")
 weight = float(read_arrays(newest / "model.npz")["w"]) if newest else 0.0
-asked = []
-signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
+signals = []
+signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
 
 def save():
     about = {"settings": config.model_dump(mode="json"), "symbols": [], "languages": [], "speakers": [], "best": None}
@@ -74,11 +74,11 @@ while True:
         if fault["kind"] == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         until_s = time.monotonic() + (60.0 if fault["kind"] in ("hang", "wait") else 0.0)
-        while time.monotonic() < until_s and not (asked and fault["kind"] == "wait"):
+        while time.monotonic() < until_s and not (signals and fault["kind"] == "wait"):
             time.sleep(0.01)
-    if asked or weight >= total:
+    if signals or weight >= total:
         save()
-        sys.exit(143 if asked else 0)
+        sys.exit(143 if signals else 0)
     weight += 1.0
     with open(folder / "metrics.jsonl", "a") as file:
         file.write(json.dumps({"step": int(weight), "loss": 1.0 / weight, "steps_per_s": 2.0}) + "\\n")
@@ -91,7 +91,7 @@ import json, sys
 from pathlib import Path
 output = Path(sys.argv[sys.argv.index("--output") + 1])
 output.mkdir()
-(output / "asked.json").write_text(json.dumps(sys.argv[1:]))
+(output / "arguments.json").write_text(json.dumps(sys.argv[1:]))
 print("merging")
 code = Path(__file__).with_name("code")
 sys.exit(int(code.read_text()) if code.exists() else 0)
@@ -206,10 +206,10 @@ class JobsTest(Case):
         self.assertEqual([self.reported(name) for name in runs], [[1, 2], [3, 4, 5, 6], [3, 4, 5, 6]])
         forked = read_metadata(self.run_folder / "gpu1/checkpoints/step-000002")
         self.assertEqual((forked["settings"]["run"]["run"], forked["start"]), ("gpu1", "first"))
-        asked = self.read("merged/asked.json")
-        self.assertEqual(parse(asked).val_data, runs["warmstart"].data.val_data)  # merge_checkpoints.py knows its flags
+        arguments = self.read("merged/arguments.json")
+        self.assertEqual(parse(arguments).val_data, runs["warmstart"].data.val_data)  # the flags of `myxtts merge`
         self.assertEqual(
-            asked[:5],
+            arguments[:5],
             [
                 "--checkpoints",
                 *(str(self.run_folder / name / "checkpoints/step-000006") for name in ("gpu0", "gpu1")),
@@ -217,22 +217,22 @@ class JobsTest(Case):
                 str(self.run_folder / "merged"),
             ],
         )
-        self.assertEqual(asked[5::2], ["--train-data", "--audio-root", "--val-data"])
+        self.assertEqual(arguments[5::2], ["--train-data", "--audio-root", "--val-data"])
         self.assertIn("merging\n", out)
         self.assertRegex(out, r"gpu1\s+done\s+6 of 6  0\.167\s+2\.00")
         self.assertEqual(
             sorted(path.stem for path in (self.run_folder / "logs").iterdir())[:2], ["gpu0_training", "gpu1_training"]
         )
 
-        before = (self.run_folder / "merged/asked.json").stat().st_mtime_ns
+        before = (self.run_folder / "merged/arguments.json").stat().st_mtime_ns
         code, out, _ = self.launch("--resume")
         self.assertEqual(code, 0)
         self.assertIn("nothing to do", out)
-        self.assertEqual((self.run_folder / "merged/asked.json").stat().st_mtime_ns, before)
+        self.assertEqual((self.run_folder / "merged/arguments.json").stat().st_mtime_ns, before)
 
-        refused = self.launch()
-        self.assertEqual(refused[0], 2)
-        self.assertIn("already holds independent jobs", refused[2])
+        rejected = self.launch()
+        self.assertEqual(rejected[0], 2)
+        self.assertIn("already holds independent jobs", rejected[2])
         code, _, err = self.launch("--resume", "--validation-fraction", "0.4")
         self.assertEqual(code, 2)
         self.assertIn("validation_fraction is 0.4, but the jobs in", err)
@@ -259,12 +259,12 @@ class JobsTest(Case):
             r"the merge lacks gpu1, which failed at step 5 of 6, and with it shard 1 .*"
             r"\(\d utterances, 0\.\d+ minutes\)",
         )
-        self.assertEqual([Path(path).parts[-3] for path in self.read("merged/asked.json")[1:3]], ["gpu0", "gpu2"])
+        self.assertEqual([Path(path).parts[-3] for path in self.read("merged/arguments.json")[1:3]], ["gpu0", "gpu2"])
         self.heal("gpu1")
         code, out, err = self.launch(*flags, "--resume")
         self.assertEqual((code, err), (0, ""))
         self.assertIn("merged-1", out)
-        self.assertEqual(len(self.read("merged/asked.json")), 4 + len(self.read("merged-1/asked.json")) - 3)
+        self.assertEqual(len(self.read("merged/arguments.json")), 4 + len(self.read("merged-1/arguments.json")) - 3)
 
     def test_job_that_rejects_its_settings_is_not_restarted(self):
         self.fault("gpu1", "refuse", at=4)
@@ -303,10 +303,10 @@ class JobsTest(Case):
             self.assertIn("merged has the weights of the best job", out)
 
     def test_init_from_fixes_settings_and_skips_the_warm_start(self):
-        kept = self.folder / "runs/kept/checkpoints"
+        checkpoints = self.folder / "runs/pretrained/checkpoints"
         settings = Config(data=DataConfig(text_frontend="characters"), model=ModelConfig(model_size="small"))
-        write_checkpoint(kept / "step-000009", [], {"settings": settings.model_dump(mode="json"), "best": None})
-        argv = [flag for flag in self.argv("--init-from", str(kept.parent), "--freeze", "decoder")]
+        write_checkpoint(checkpoints / "step-000009", [], {"settings": settings.model_dump(mode="json"), "best": None})
+        argv = [flag for flag in self.argv("--init-from", str(checkpoints.parent), "--freeze", "decoder")]
         for flag in ("--text-frontend", "--warmstart-steps"):
             del argv[argv.index(flag) : argv.index(flag) + 2]
         code, _, err = self.launch_with(argv)
@@ -314,7 +314,9 @@ class JobsTest(Case):
         for name, stop_at in (("warmstart", 0), ("gpu0", None), ("gpu1", None)):
             config = load(self.run_folder / f"{name}.yaml")
             self.assertEqual((config.data.text_frontend, config.model.model_size), ("characters", "small"))
-            self.assertEqual((config.training.init_from, config.training.freeze), (str(kept.parent), ("decoder",)))
+            self.assertEqual(
+                (config.training.init_from, config.training.freeze), (str(checkpoints.parent), ("decoder",))
+            )
             self.assertEqual(config.training.stop_at_step, stop_at)
 
 
@@ -332,11 +334,11 @@ class StopTest(Case):
         self.assertIn(f"launcher       running (process {launcher.pid})", out)
         self.assertRegex(out, r"gpu0\s+running  3 of 6  0\.333\s+2\.00  0:02")
         other = self.started("--stop")
-        told, _ = launcher.communicate(timeout=DEADLINE_S)
+        output, _ = launcher.communicate(timeout=DEADLINE_S)
         self.assertIn(f"stopped the launcher of {self.run_folder} (process {launcher.pid})", other.stdout.read())
         self.assertEqual(other.wait(DEADLINE_S), 0)
-        self.assertEqual(launcher.returncode, 143, told)
-        self.assertIn("stopped by SIGTERM in stage jobs", told)
+        self.assertEqual(launcher.returncode, 143, output)
+        self.assertIn("stopped by SIGTERM in stage jobs", output)
         self.assertEqual({state for state, _ in self.states().values()}, {"done", "stopped"})
         self.assertEqual(
             [latest(self.run_folder / name / "checkpoints").name for name in ("gpu0", "gpu1")], ["step-000003"] * 2
@@ -404,9 +406,9 @@ class SettingsTest(Case):
         code, out, err = self.launch("--config", str(path))
         self.assertEqual((code, err), (0, ""))
         self.assertIn(f"gpu1           has its own settings: {own}", out)
-        found = [load(self.run_folder / f"gpu{gpu}.yaml") for gpu in (0, 1)]
-        self.assertEqual([config.data.num_workers for config in found], [2, 7])
-        self.assertEqual([config.training.warmup_steps for config in found], [3, 3])
+        configs = [load(self.run_folder / f"gpu{gpu}.yaml") for gpu in (0, 1)]
+        self.assertEqual([config.data.num_workers for config in configs], [2, 7])
+        self.assertEqual([config.training.warmup_steps for config in configs], [3, 3])
         own.write_text("defaults: [own]\nmodel: {model_size: big}\n")
         code, _, err = self.launch("--config", str(path), "--resume")
         self.assertEqual(code, 2)
@@ -489,8 +491,8 @@ class RealTrainingTest(Case):
         self.assertEqual((code, err), (0, ""), out)
         self.assertIn("gpu1 was killed by SIGKILL", out)
         parts = read_metadata(latest(self.run_folder / "merged/checkpoints"))["merge_inputs"]
-        found = [(Path(part["checkpoint"]).parts[-3], part["step"]) for part in parts]
-        self.assertEqual(found, [("gpu0", 6), ("gpu1", 6)])
+        inputs = [(Path(part["checkpoint"]).parts[-3], part["step"]) for part in parts]
+        self.assertEqual(inputs, [("gpu0", 6), ("gpu1", 6)])
 
         again = self.run_folder / "again/checkpoints"
         shutil.copytree(self.run_folder / "gpu1/checkpoints/step-000002", again / "step-000002")

@@ -103,8 +103,8 @@ class LayersTest(unittest.TestCase):
         )
         for source in forms:
             with self.subTest(source=source):
-                found = [target for _, target in _imports(ast.parse(source), ("myxtts", "audio"))]
-                self.assertEqual(found, ["data"])
+                targets = [target for _, target in _imports(ast.parse(source), ("myxtts", "audio"))]
+                self.assertEqual(targets, ["data"])
 
     def test_init_files_are_empty(self):
         full = [str(path.relative_to(ROOT)) for path in PACKAGE.rglob("__init__.py") if path.read_text().strip()]

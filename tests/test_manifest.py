@@ -176,11 +176,11 @@ class Columns(CorpusCase):
         os.utime(self.folder / "a.wav", (1, 1))
         self.assertEqual(self.build()[0].fingerprint, first)
         for column, other in ((1, "hallo"), (2, "else"), (3, "xx")):  # text, speaker, language
-            kept = self.lines[1]
-            self.lines[1] = ",".join(other if i == column else field for i, field in enumerate(kept.split(",")))
+            original = self.lines[1]
+            self.lines[1] = ",".join(other if i == column else field for i, field in enumerate(original.split(",")))
             with self.subTest(row=self.lines[1]):
                 self.assertNotEqual(self.build()[0].fingerprint, first)
-            self.lines[1] = kept
+            self.lines[1] = original
 
     def test_the_result_does_not_depend_on_the_number_of_threads(self):
         for number in range(600):

@@ -20,8 +20,8 @@ class Pictures(unittest.TestCase):
             with self.subTest(text=text[:20]):
                 image = mel_and_alignment(MEL, MEL[:7], np.arange(20), text)
                 f0 = f0_curves({"recorded": np.array([100.0, np.nan, 110.0])}, text)
-                for drawn in (image, f0):
-                    self.assertEqual((drawn.dtype, drawn.ndim, drawn.shape[2]), (np.uint8, 3, 3))
+                for picture in (image, f0):
+                    self.assertEqual((picture.dtype, picture.ndim, picture.shape[2]), (np.uint8, 3, 3))
 
     def test_recording_and_speech_are_drawn_separately(self):
         loud = MEL + 5.0

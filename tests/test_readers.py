@@ -135,21 +135,21 @@ class RowsCase(FolderCase):
 class ReadRowsTest(RowsCase):
     def test_all_readers_return_the_samples_of_the_files_padded_with_silence(self):
         manifest = write_corpus(self.folder, [0.3, 0.4, 0.5])
-        asked = ([2, 0, 1, 0], [100, 0, 8_000, 0], [5_000, 6_615, 820, 0], 7_000)
+        arguments = ([2, 0, 1, 0], [100, 0, 8_000, 0], [5_000, 6_615, 820, 0], 7_000)
         for name, read_rows in self.readers(manifest).items():
             with self.subTest(name):
-                found = self.rows(read_rows, *asked)
-                np.testing.assert_array_equal(found, self.expected(manifest, *asked), strict=True)
+                samples = self.rows(read_rows, *arguments)
+                np.testing.assert_array_equal(samples, self.expected(manifest, *arguments), strict=True)
 
     def test_a_batch_can_mix_files_that_tensorflow_decodes_with_other_files(self):
         manifest = write_corpus(self.folder, [0.3, 0.4, 0.3, 0.4], suffixes=(".wav", ".flac"))
         self.assertEqual(manifest.native.tolist(), [True, False] * 2)
-        asked = ([0, 1, 2, 3], [0, 7, 0, 0], [6_615, 8_000, 6_615, 8_820], 8_820)
+        arguments = ([0, 1, 2, 3], [0, 7, 0, 0], [6_615, 8_000, 6_615, 8_820], 8_820)
         for name, read_rows in self.readers(manifest).items():
             with self.subTest(name):
-                found = self.rows(read_rows, *asked)
-                np.testing.assert_array_equal(found, self.expected(manifest, *asked), strict=True)
-                self.assertEqual([round(frequency(row[:6_600]), -1) for row in found], [300, 340, 380, 420])
+                samples = self.rows(read_rows, *arguments)
+                np.testing.assert_array_equal(samples, self.expected(manifest, *arguments), strict=True)
+                self.assertEqual([round(frequency(row[:6_600]), -1) for row in samples], [300, 340, 380, 420])
 
     def test_tensorflow_decodes_native_files_to_the_same_length(self):
         path = self.folder / "a.wav"
@@ -297,9 +297,9 @@ class PlannedBatchesTest(FolderCase):
     def planned(self, start, epochs, seed=1, mean_over="step"):
         return list(planned(self.corpus, start, seed=seed, epochs=epochs, mean_over=mean_over))
 
-    def assert_same(self, found, expected):
-        self.assertEqual(len(found), len(expected))
-        for one, other in zip(found, expected, strict=True):
+    def assert_same(self, samples, expected):
+        self.assertEqual(len(samples), len(expected))
+        for one, other in zip(samples, expected, strict=True):
             step, expected_step = one.step._asdict(), other.step._asdict()
             np.testing.assert_array_equal(step.pop("utterances"), expected_step.pop("utterances"))
             self.assertEqual(step, expected_step)

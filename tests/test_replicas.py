@@ -278,10 +278,10 @@ class RunTest(unittest.TestCase):
             self.assertAlmostEqual(first["learning_rate"], expected)
 
     def test_xla_with_replicas_is_rejected(self):
-        asked = ("--model-gpus", "0", "1", "--compile", "xla", "--enable-static-shapes")
-        refused = self.place.train("compiled", *asked)
-        self.assertEqual(refused.code, 2)
-        self.assertIn("--compile xla was given with 2 replicas", refused.err)
+        flags = ("--model-gpus", "0", "1", "--compile", "xla", "--enable-static-shapes")
+        rejected = self.place.train("compiled", *flags)
+        self.assertEqual(rejected.code, 2)
+        self.assertIn("--compile xla was given with 2 replicas", rejected.err)
 
 
 if __name__ == "__main__":

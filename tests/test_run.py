@@ -115,11 +115,11 @@ class CompleteRun(Case):
             for line in read_metrics(self.folder / "metrics.jsonl")
             if "validation_loss" in line
         }
-        kept = list_checkpoints(self.folder / "checkpoints")
-        best = read_best(kept[-1])
+        checkpoints = list_checkpoints(self.folder / "checkpoints")
+        best = read_best(checkpoints[-1])
         self.assertEqual(tuple(best), min(losses.items(), key=lambda item: item[1]))
-        self.assertEqual({path.name for path in kept}, {"step-000005", "step-000008", f"step-{best.step:06d}"})
-        metadata = read_metadata(kept[-1])
+        self.assertEqual({path.name for path in checkpoints}, {"step-000005", "step-000008", f"step-{best.step:06d}"})
+        metadata = read_metadata(checkpoints[-1])
         self.assertEqual((metadata["symbols"], metadata["languages"]), (list("abcdefgh"), ["en"]))
         self.assertEqual((metadata["step"], metadata["position"], metadata["replicas"]), (8, [2, 2, []], 1))
 
@@ -187,13 +187,13 @@ class CompleteRun(Case):
         checkpoint = latest(RunFolder(self.folder).checkpoints)
         self.assertEqual(checkpoint, self.folder / "checkpoints/step-000008")
         metadata = read_metadata(checkpoint)
-        kept = settings_of(checkpoint, metadata)
-        check_same_settings(checkpoint, kept, kept)
+        settings = settings_of(checkpoint, metadata)
+        check_same_settings(checkpoint, settings, settings)
         for section, names in FIXED.items():
             for name in names:
-                changed = getattr(kept, section).model_copy(update={name: "other"})
+                changed = getattr(settings, section).model_copy(update={name: "other"})
                 with self.assertRaisesRegex(CheckpointError, rf"^{section}\.{name} is other, but .* was written with "):
-                    check_same_settings(checkpoint, kept, kept.model_copy(update={section: changed}))
+                    check_same_settings(checkpoint, settings, settings.model_copy(update={section: changed}))
         for name in ("symbols", "languages", "corpus"):
             with self.assertRaisesRegex(CheckpointError, rf"trained on another corpus \(different {name}\)"):
                 check_same_corpus(self.folder / "checkpoints/step-000008", metadata | {name: ["other"]})

@@ -41,9 +41,9 @@ class Accumulation(unittest.TestCase):
         cuts = [slice(0, 1), slice(1, 3), slice(3, 4)]
         for number in (1, 2, 3):
             expected = take(whole, batch, number=number)
-            found = take(parts, *(rows_of(batch, cut) for cut in cuts), number=number)
+            result = take(parts, *(rows_of(batch, cut) for cut in cuts), number=number)
             for name, value in expected.items():
-                np.testing.assert_allclose(found[name], value, rtol=1e-5, err_msg=name)
+                np.testing.assert_allclose(result[name], value, rtol=1e-5, err_msg=name)
         for left, right in zip(weights(one), weights(other), strict=True):
             np.testing.assert_allclose(left, right, atol=1e-5)
 
@@ -54,8 +54,8 @@ class Accumulation(unittest.TestCase):
         for variable, value in zip(again.model.trainable_variables, weights(state), strict=True):
             variable.assign(value)
         expected = take(whole, features(ROWS, seed=1))
-        found = take(step, features(ROWS, seed=1))
-        np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=1e-5)
+        result = take(step, features(ROWS, seed=1))
+        np.testing.assert_allclose(list(result.values()), list(expected.values()), rtol=1e-5)
 
     def test_non_finite_gradient_of_a_microbatch_is_found(self):
         state, step = make(accumulation=2)
@@ -235,9 +235,9 @@ class CompiledByXla(unittest.TestCase):
     def test_compiled_step_matches_the_plain_step(self):
         (state, step), (other, compiled) = make(clip=0.5), make(clip=0.5, static=True, xla=True)
         for number in (1, 2):
-            expected, found = (take(each, features(ROWS), number=number) for each in (step, compiled))
+            expected, result = (take(each, features(ROWS), number=number) for each in (step, compiled))
             for name, value in expected.items():
-                np.testing.assert_allclose(found[name], value, rtol=1e-5, err_msg=name)
+                np.testing.assert_allclose(result[name], value, rtol=1e-5, err_msg=name)
         for left, right in zip(weights(state), weights(other), strict=True):
             np.testing.assert_allclose(left, right, atol=1e-5)
         for left, right in zip(state.averages, other.averages, strict=True):

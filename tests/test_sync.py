@@ -130,8 +130,8 @@ class Syncs(Case):
         first, second = self.pair(total_steps=100)
         for step in range(10, 100, 10):
             sync_both(first.train(step, 0.0), second.train(step, 0.0))
-        kept = sorted(path.name for path in self.folder.iterdir())
-        self.assertEqual(kept, ["sync-000070", "sync-000080", "sync-000090"])
+        names = sorted(path.name for path in self.folder.iterdir())
+        self.assertEqual(names, ["sync-000070", "sync-000080", "sync-000090"])
         given = sorted(path.parent.name for path in self.folder.glob("sync-*/job-*"))
         self.assertEqual(given, ["sync-000090", "sync-000090"])
 

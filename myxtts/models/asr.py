@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras import layers
 
 from myxtts.batch import ASR_FEATURES
-from myxtts.models.layers import SeededDropout, length_mask
+from myxtts.models.layers import CompositeLayer, SeededDropout, length_mask
 from myxtts.models.lmu import LegendreMemory
 from myxtts.models.xtts import MEL_MEAN, MEL_STD
 from myxtts.text.ctc_feasibility import BLANK_ID, subsampled_length
@@ -100,6 +100,9 @@ class ASRModel(keras.Model):
         """Return the layers of each component that --freeze names."""
         return {"subsampling": [*self.convs], "encoder": [*self.blocks], "output": [self.out_norm, self.out]}
 
+    def build(self, shape):
+        """Create no variables; see `CompositeLayer`."""
+
     def call(self, batch, training=False):
         """Compute the loss of a batch of ASR_FEATURES, as a fraction of the whole step's loss.
 
@@ -135,7 +138,7 @@ class ASRModel(keras.Model):
         return tf.cast(self.out(self.out_norm(x)), tf.float32), frames
 
 
-class LMUBlock(layers.Layer):
+class LMUBlock(CompositeLayer):
     """Residual bidirectional Legendre memory units: a few channels are memorised and mixed back into the input."""
 
     def __init__(self, channels: int, memory: int, order: int, dropout: float, **kwargs):
@@ -201,7 +204,7 @@ class GRUBlock(layers.Layer):
         return x + self.out(self.dropout(hidden, seed))
 
 
-class BatchNormConvBlock(layers.Layer):
+class BatchNormConvBlock(CompositeLayer):
     """Residual convolution with batch normalisation."""
 
     def __init__(self, channels: int, hidden: int, dropout: float, synchronized: bool, **kwargs):

@@ -33,7 +33,18 @@ class SeededDropout(layers.Layer):
         return tf.nn.experimental.stateless_dropout(x, self.rate, fold_in(seed, self.seed_name))
 
 
-class AdaptiveLayerNorm(layers.Layer):
+class CompositeLayer(layers.Layer):
+    """A layer of layers, each of which creates its variables at its first call.
+
+    Keras traces the `call` of a layer without `build` to find its variables, at every level of nesting. The first call
+    of a network is eager and creates them anyway, so tracing only doubles the time of its construction.
+    """
+
+    def build(self, shape):
+        """Create no variables."""
+
+
+class AdaptiveLayerNorm(CompositeLayer):
     """Layer normalisation with scale and shift predicted from the style (FiLM, Perez et al. 2018)."""
 
     def __init__(self, channels: int, **kwargs):
@@ -47,7 +58,7 @@ class AdaptiveLayerNorm(layers.Layer):
         return self.norm(x) * (1 + scale) + shift
 
 
-class ConvBlock(layers.Layer):
+class ConvBlock(CompositeLayer):
     """Residual 1-D convolution, conditioned on the style."""
 
     def __init__(self, channels: int, kernel: int, dropout: float, **kwargs):
@@ -63,7 +74,7 @@ class ConvBlock(layers.Layer):
         return x + self.out(self.dropout(hidden, seed))
 
 
-class Attention(layers.Layer):
+class Attention(CompositeLayer):
     """Multi-head attention, optionally with rotary position embeddings (Su et al. 2021)."""
 
     def __init__(self, channels: int, heads: int, rotary: bool, **kwargs):
@@ -92,7 +103,7 @@ class Attention(layers.Layer):
         return tf.transpose(split, [0, 2, 1, 3])
 
 
-class AttentionBlock(layers.Layer):
+class AttentionBlock(CompositeLayer):
     """Residual self-attention, or cross-attention where a context is given, conditioned on the style."""
 
     def __init__(self, channels: int, heads: int, dropout: float, rotary: bool = True, **kwargs):
@@ -117,7 +128,7 @@ def apply_rotary(x):
     return tf.concat([left * cos - right * sin, left * sin + right * cos], axis=-1)
 
 
-class ReferenceEncoder(layers.Layer):
+class ReferenceEncoder(CompositeLayer):
     """Speaker encoder: reference speech of any length -> one speaker embedding and a few latents.
 
     Strided convolutions reduce the frames to an eighth, followed by attention and a perceiver resampler (Jaegle et

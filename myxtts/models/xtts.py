@@ -221,6 +221,9 @@ class XTTS(keras.Model):
             ],
         }
 
+    def build(self, shape):
+        """Create no variables; see `CompositeLayer`."""
+
     def call(self, batch, training=False):
         """Compute the losses of a batch of TTS_FEATURES, as fractions of the whole step's losses.
 

@@ -110,7 +110,8 @@ class Suite:
             report["output"] += f"ERROR: {module} imported TensorFlow, which no quick module may do"
         self._reports[module] = report
         failed = "  FAILED" if any(report["counts"][name] for name in FAILED) else ""
-        line = f"{report['seconds']:7.1f} s {report['ran']:4d} tests {report['peak_mib']:6,.0f} MiB  {module}{failed}"
+        times = f"{report['seconds']:7.1f} s, {report['cpu_s']:5.1f} s of CPU time"
+        line = f"{times}, {report['peak_mib']:5,.0f} MiB, {report['ran']:3d} tests: {module}{failed}"
         print("\n".join(filter(None, (line, report["output"]))), flush=True)
 
     def _end_processes(self) -> None:
@@ -137,7 +138,7 @@ class Suite:
         print(f"{passed} passed, {failed} failed, {counts['skipped']} skipped")
         for process in sorted({report["process"] for report in reports}):
             own = [report for report in reports if report["process"] == process]
-            peak_mib, cpu_s = (max(report[name] for report in own) for name in ("peak_mib", "cpu_s"))
+            peak_mib, cpu_s = max(report["peak_mib"] for report in own), sum(report["cpu_s"] for report in own)
             print(f"process {process}: {len(own)} modules, peak memory {peak_mib:,.0f} MiB, {cpu_s:,.0f} s of CPU time")
         return not failed and len(reports) == len(self._modules)
 
@@ -179,7 +180,7 @@ class ModuleResult(unittest.TextTestResult):
 
     def __init__(self):
         super().__init__(unittest.runner._WritelnDecorator(io.StringIO()), descriptions=False, verbosity=0)
-        self.start_s, self.passed, self.test_s = time.perf_counter(), 0, {}
+        self.start_s, self.start_cpu_s, self.passed, self.test_s = time.perf_counter(), _cpu_s(), 0, {}
 
     def startTest(self, test):
         super().startTest(test)
@@ -195,7 +196,6 @@ class ModuleResult(unittest.TextTestResult):
 
     def report(self) -> dict:
         self.printErrors()
-        usages = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
         return {
             "seconds": time.perf_counter() - self.start_s,
             "test_s": self.test_s,
@@ -204,9 +204,15 @@ class ModuleResult(unittest.TextTestResult):
             "counts": {name: len(getattr(self, name)) for name in COUNTS},
             "output": self.stream.getvalue().strip("\n"),
             "tensorflow": "tensorflow" in sys.modules,
-            "peak_mib": usages[0].ru_maxrss / 1024,
-            "cpu_s": sum(usage.ru_utime + usage.ru_stime for usage in usages),
+            "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            "cpu_s": _cpu_s() - self.start_cpu_s,
         }
+
+
+def _cpu_s() -> float:
+    """Return the processor time of this process and of the processes that it waited for."""
+    usages = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def imports_tensorflow(module: str) -> bool:

@@ -145,16 +145,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 def measure(cases: dict[str, list[Path]]) -> dict:
     """Measure the mean of each case's checkpoints, weighted by audio, on the same held-out utterances."""
-    from myxtts.config.schema import PlacementConfig
     from myxtts.evaluation.held_out import load_run_corpora
     from myxtts.local_sgd.averaging import normalised
     from myxtts.local_sgd.interpolation import make_evaluator
     from myxtts.local_sgd.merge_inputs import merge_coefficients, read_input
     from myxtts.placement import devices
-    from myxtts.placement.routes import plan_routes
 
-    placement = plan_routes(PlacementConfig(), devices.gpu_count())
-    devices.configure(placement)
+    placement = devices.configure_default()
     paths = dict.fromkeys(path for checkpoints in cases.values() for path in checkpoints)
     inputs = [read_input(path) for path in paths]
     first = inputs[0]

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.config.schema import PlacementConfig
 from myxtts.data.manifest import Manifest
 from myxtts.errors import ConfigError
 from myxtts.evaluation.held_out import evenly_spaced, load_other_corpus, load_run_corpora, read_row
@@ -18,7 +17,6 @@ from myxtts.evaluation.options import EvaluationOptions
 from myxtts.evaluation.report import output_folder, print_score
 from myxtts.files import check_writable
 from myxtts.placement import devices
-from myxtts.placement.routes import plan_routes
 from myxtts.recognition.transcriber import Transcriber
 from myxtts.text.edit_distance import error_rates
 from myxtts.training.checkpoint_files import read_metadata
@@ -90,8 +88,7 @@ def evaluate_asr(run: Path, checkpoint: str | None, options: EvaluationOptions) 
     selected = select_checkpoint(run, checkpoint)
     check_writable("--json", options.json_file)
     folder = output_folder(run, selected, options)
-    placement = plan_routes(PlacementConfig(), devices.gpu_count())
-    devices.configure(placement)
+    placement = devices.configure_default()
     transcriber = Transcriber(run, placement.routes[0].model, selected.name, options.beam_width)
     metadata = read_metadata(selected)
     if options.data is None:

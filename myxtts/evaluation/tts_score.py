@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.config.schema import PlacementConfig
 from myxtts.data.dataset import corpus_folder
 from myxtts.data.manifest import Manifest
 from myxtts.evaluation.acoustic_metrics import AcousticFeatures, corpus_metrics, utterance_metrics
@@ -39,7 +38,7 @@ from myxtts.evaluation.speech import BATCH_UTTERANCES, acoustic_features, copy_s
 from myxtts.files import check_writable
 from myxtts.models.xtts import XTTS, SynthesisOptions
 from myxtts.placement import devices
-from myxtts.placement.routes import Route, plan_routes
+from myxtts.placement.routes import Route
 from myxtts.recognition.transcriber import Transcriber
 from myxtts.tasks.tts_samples import synthesis_options
 from myxtts.text.edit_distance import error_rates
@@ -68,8 +67,7 @@ def evaluate_tts(run: Path, checkpoint: str | None, options: EvaluationOptions) 
     selected = select_checkpoint(run, checkpoint)
     check_writable("--json", options.json_file)
     folder = output_folder(run, selected, options)
-    placement = plan_routes(PlacementConfig(), devices.gpu_count())
-    devices.configure(placement)
+    placement = devices.configure_default()
     print_score(score_tts(run, selected, options, placement.routes[0], folder), options.json_file)
     log.info("plots          %s", folder)
 

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 from myxtts.batch import TTS_FEATURES, first_rows
-from myxtts.config.schema import Config, PlacementConfig
+from myxtts.config.schema import Config
 from myxtts.data.batch_plan import bucket_bounds
 from myxtts.data.dataset import Corpus, make_plan
 from myxtts.data.manifest import Manifest
@@ -25,7 +25,7 @@ from myxtts.local_sgd.averaging import weighted_mean
 from myxtts.local_sgd.merge_inputs import MergeInput
 from myxtts.models.xtts import SynthesisOptions
 from myxtts.placement import devices
-from myxtts.placement.routes import Route, plan_routes
+from myxtts.placement.routes import Route
 from myxtts.tasks.registry import task_of
 from myxtts.tasks.tts_samples import synthesis_options
 from myxtts.training.load_model import load_model
@@ -171,8 +171,7 @@ def measure_interpolation(
         config: of the merged run.
         folder: of the merged run.
     """
-    placement = plan_routes(PlacementConfig(), devices.gpu_count())
-    devices.configure(placement)
+    placement = devices.configure_default()
     evaluate = make_evaluator(inputs, held_out, config, placement.routes[0], folder)
     single = [one_hot(index, len(inputs)) for index in range(len(inputs))]
     measurements = {coefficients: evaluate(coefficients) for coefficients in (*single, mean)}

@@ -7,8 +7,9 @@ import logging
 
 import tensorflow as tf
 
+from myxtts.config.schema import PlacementConfig
 from myxtts.errors import PlacementError
-from myxtts.placement.routes import Placement
+from myxtts.placement.routes import Placement, plan_routes
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,13 @@ def configure(placement: Placement, soft_placement: bool = False) -> None:
     tf.config.set_soft_device_placement(soft_placement)
     for line in describe(placement):
         log.info("%s", line)
+
+
+def configure_default() -> Placement:
+    """Configure the default placement, GPU 0 or else the CPU, and return it."""
+    placement = plan_routes(PlacementConfig(), gpu_count())
+    configure(placement)
+    return placement
 
 
 def _configure_gpus(placement: Placement) -> None:

@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.config.schema import PlacementConfig
 from myxtts.data.recording import check_recording, read_recording
 from myxtts.files import check_writable, write_whole
-from myxtts.placement.routes import plan_routes
 
 # Arguments of check_recording and read_recording: the kind of file, its shortest length, and what to do.
 _REQUIREMENTS = "recording", 0.1, "Give audio files, each with at least 0.1 s of speech."
@@ -40,8 +38,7 @@ def write_transcripts(
     from myxtts.placement import devices  # this and the next import load TensorFlow
     from myxtts.recognition.transcriber import Transcriber
 
-    placement = plan_routes(PlacementConfig(), devices.gpu_count())
-    devices.configure(placement)
+    placement = devices.configure_default()
     transcriber = Transcriber(run, placement.routes[0].model, checkpoint, beam_width)
     started_s = time.perf_counter()
     transcripts: list[dict[str, Any]] = []

@@ -11,9 +11,7 @@ from pathlib import Path
 import soundfile
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.config.schema import PlacementConfig
 from myxtts.errors import ConfigError, DataError
-from myxtts.placement.routes import plan_routes
 from myxtts.synthesis.language import choose_language, trained_languages
 from myxtts.synthesis.reference import check_reference
 from myxtts.text.sentences import empty_text_message, split_text
@@ -46,8 +44,7 @@ def write_speech(
     from myxtts.placement import devices
     from myxtts.synthesis.synthesizer import Synthesizer
 
-    placement = plan_routes(PlacementConfig(), devices.gpu_count())
-    devices.configure(placement)
+    placement = devices.configure_default()
     synthesizer = Synthesizer(run, placement.routes[0].model)
     started_s = time.perf_counter()
     changed = {name: value for name, value in options.items() if value is not None}

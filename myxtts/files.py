@@ -38,6 +38,18 @@ def write_whole(path: Path, content: bytes) -> None:
         raise
 
 
+def make_folder(folder: Path, flag: str) -> None:
+    """Make a folder that may exist, and its parents.
+
+    Raises:
+        ConfigError: the folder cannot be made; the message names the flag that chooses it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"the folder {folder} cannot be made: {error.strerror}. Choose another {flag}.") from error
+
+
 def check_writable(flag: str, path: Path | None) -> None:
     """Check that a file can be written, before minutes of work.
 

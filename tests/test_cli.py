@@ -254,6 +254,13 @@ class CommandTest(unittest.TestCase):
                 main.run(argv)
             self.assertIn(message, str(caught.exception))
 
+    def test_error_for_a_folder_that_cannot_be_made_names_the_flag(self):
+        with tempfile.TemporaryDirectory() as name:
+            (Path(name) / "file").touch()
+            out = Path(name) / "file" / "shards"
+            with self.assertRaisesRegex(ConfigError, f"{out} cannot be made: Not a directory. Choose another --out."):
+                main.run(["shard", "--input", "x", "--out", str(out)])
+
     def test_package_has_one_console_script_and_includes_its_types_and_data(self):
         """The configuration that a wheel is built from."""
         text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")

@@ -172,7 +172,12 @@ class MistakeTest(unittest.TestCase):
             "--node-rank is 2": ["--nodes", "a:1,b:2", "--node-rank", "2", "--", str(LAUNCHER)],
             "without --nodes": ["--node-rank", "0", "--", str(LAUNCHER)],
             "'a:1' 2 times": ["--nodes", "a:1,a:1", "--node-rank", "0", "--", str(LAUNCHER)],
-            "a file is there": ["--logs", str(LAUNCHER), "--", str(LAUNCHER)],
+            f"the folder {LAUNCHER} cannot be made: File exists. Choose another --logs.": [
+                *("--logs", str(LAUNCHER), "--", str(LAUNCHER))
+            ],
+            f"the folder {LAUNCHER}/logs cannot be made: Not a directory. Choose another --logs.": [
+                *("--logs", f"{LAUNCHER}/logs", "--", str(LAUNCHER))
+            ],
         }
         for message, flags in mistakes.items():
             with self.subTest(message=message):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from myxtts.commands.parser import CommandParser, bounded
 from myxtts.config.schema import Config, DataConfig, TrainingConfig
+from myxtts.files import make_folder
 from myxtts.local_sgd.shards import split_corpus
 
 NAME = "shard"
@@ -44,6 +45,7 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
 
 def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     options = parse(argv, prog)
+    make_folder(options.out, "--out")
     data = DataConfig(
         train_data=str(options.input),
         validation_fraction=options.validation_fraction,

@@ -11,7 +11,7 @@ from myxtts.data.batch_plan import Plan, bucket_bounds
 from myxtts.data.demo_corpus import make_demo_corpus
 from myxtts.data.manifest import LengthRule, Manifest, Vocabulary, build_manifest, report_rejected
 from myxtts.data.metadata_file import RejectedRow, Rows, read_corpora
-from myxtts.errors import DataError
+from myxtts.files import make_folder
 from myxtts.text.frontend import symbols_of
 
 DEMO_FOLDER = Path("data/demo")
@@ -66,6 +66,7 @@ def load_corpora(
 
     Raises:
         DataError: the corpus cannot be used.
+        ConfigError: the folder cannot be made.
     """
     data, seed, accumulation = config.data, config.training.seed, config.training.gradient_accumulation
     train_path = Path(data.train_data) if data.train_data is not None else ensure_demo_corpus()
@@ -73,12 +74,7 @@ def load_corpora(
     train_rows, validation_rows, malformed = read_corpora(
         train_path, validation_path, data.language, data.validation_fraction, seed, audio_root_of(data)
     )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(
-            f"the run folder {folder} cannot be created: {error.strerror}. Choose another --runs-dir."
-        ) from error
+    make_folder(folder, "--runs-dir")
     cache = folder / "manifest-train.npz"
     train, vocabulary, unusable = manifest_of(train_rows, data, length_rule, known, grow=True, cache=cache)
     cache = folder / "manifest-validation.npz"

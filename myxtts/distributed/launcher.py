@@ -15,6 +15,7 @@ from myxtts.distributed.cluster import Cluster
 from myxtts.distributed.processes import gpu_environ, stop_requests, usable_cores, visible_gpus
 from myxtts.distributed.supervisor import Exit, GracePeriods, ProgramSpec, Supervisor, SupervisorEvents
 from myxtts.errors import ConfigError, PlacementError
+from myxtts.files import make_folder
 
 # The heartbeat detects a worker that hangs after 20 s; with these periods the whole job then ends within a minute.
 GRACE = GracePeriods(
@@ -88,7 +89,7 @@ def launch(spec: LaunchSpec) -> int:
         ConfigError: the folder for the logs cannot be made.
     """
     programs = _programs(spec)
-    _make_folder(spec.logs)
+    make_folder(spec.logs, "--logs")
     with stop_requests() as stop:
         exits = Supervisor(stop, _PrefixedOutput(), grace=GRACE).run(programs)
     failures = [exit for exit in exits if exit.outcome in ("failed", "rejected") and not stop.explain(exit.code)]
@@ -155,13 +156,6 @@ def _gpu_environs(spec: LaunchSpec) -> list[dict[str, str]]:
             "Lower --gpus-per-worker or --workers; --gpus-per-worker 0 trains on the CPU."
         )
     return [gpu_environ(gpus[i * size : (i + 1) * size]) for i in range(count)]
-
-
-def _make_folder(logs: Path) -> None:
-    try:
-        logs.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise ConfigError(f"--logs {logs} must be a folder, but a file is there. Name another folder.") from error
 
 
 class _PrefixedOutput(SupervisorEvents):

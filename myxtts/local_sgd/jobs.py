@@ -31,8 +31,8 @@ from myxtts.distributed.processes import (
     visible_gpus,
 )
 from myxtts.distributed.supervisor import Exit, ProgramSpec, Supervisor, SupervisorEvents
-from myxtts.errors import ConfigError, DataError, PlacementError
-from myxtts.files import write_whole
+from myxtts.errors import ConfigError, PlacementError
+from myxtts.files import make_folder, write_whole
 from myxtts.local_sgd.fork import fork
 from myxtts.local_sgd.job_settings import SHARD_SETTINGS, job_config, warmstart_config
 from myxtts.local_sgd.launcher_state import (
@@ -206,7 +206,7 @@ def train_jobs(spec: JobsSpec, display: Display) -> int:
     Raises:
         UserError: the user can fix it.
     """
-    _make_folder(spec.folder / "logs")
+    make_folder(spec.folder / "logs", "--runs-dir")
     with RunFolder(spec.folder).locked():
         state = _restore_state(spec)
         if state.shards is None:
@@ -227,13 +227,6 @@ def train_jobs(spec: JobsSpec, display: Display) -> int:
             )
             return stop.exit_code
         return code
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(f"cannot make the folder {folder}: {error.strerror}. Choose another --runs-dir.") from error
 
 
 def _restore_state(spec: JobsSpec) -> LauncherState:

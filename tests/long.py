@@ -1,4 +1,4 @@
-"""Proofs that take many seconds each: `make test-long` runs them, too."""
+"""A decorator for slow tests, which only `make test-long` runs."""
 
 import os
 import unittest

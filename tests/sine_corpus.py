@@ -1,4 +1,4 @@
-"""Corpora of sinusoids: every utterance has a pitch of its own, so that one sees which was read."""
+"""Corpora of sinusoids. Every utterance has its own pitch, which shows which utterance was read."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,12 +18,12 @@ LETTERS = "abcdefghij"
 
 
 def sine(hz: float, seconds: float, rate_hz: int = SAMPLE_RATE_HZ, level: float = 0.5) -> np.ndarray:
-    """float64 [seconds * rate_hz]."""
+    """Return a sinusoid, float64 [seconds * rate_hz]."""
     return level * np.sin(2 * np.pi * hz * np.arange(round(seconds * rate_hz)) / rate_hz)
 
 
 def frequency(wave: np.ndarray) -> float:
-    """Hz of the strongest sinusoid of a wave at 22,050 Hz, to the bin of its Fourier transform."""
+    """Return the frequency in Hz of the strongest bin in the Fourier transform of a wave at 22,050 Hz."""
     return float(np.abs(np.fft.rfft(wave)).argmax() * SAMPLE_RATE_HZ / len(wave))
 
 
@@ -32,7 +32,7 @@ def pitch_of(number: int) -> float:
 
 
 def write_sound(path: Path, wave: np.ndarray, rate_hz: int = SAMPLE_RATE_HZ, subtype: str | None = None) -> None:
-    """Any path, also one that soundfile cannot encode."""
+    """Write a sound file to any path, including paths that soundfile cannot encode."""
     with open(path, "wb") as file:
         soundfile.write(file, wave, rate_hz, subtype=subtype, format=path.suffix[1:])
 
@@ -40,7 +40,7 @@ def write_sound(path: Path, wave: np.ndarray, rate_hz: int = SAMPLE_RATE_HZ, sub
 def write_corpus(
     folder: Path, seconds: Sequence[float], speakers: int = 2, suffixes: Sequence[str] = (".wav",)
 ) -> Manifest:
-    """Utterance `u<i>` is a sinusoid of `pitch_of(i)` Hz and has 1 to 8 letters; its speaker is i modulo `speakers`."""
+    """Write sinusoids: utterance `u<i>` has `pitch_of(i)` Hz, 1 to 8 letters and speaker i modulo `speakers`."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = ["path,text,speaker"]
     for i, length_s in enumerate(seconds):
@@ -52,7 +52,7 @@ def write_corpus(
 
 
 def manifest_of(metadata: Path) -> Manifest:
-    """The manifest of a corpus whose symbols are the letters of its texts; all of its rows must be usable."""
+    """Return the manifest of a corpus with letters as symbols; all rows must be usable."""
     manifest, _, rejected = build_manifest(
         read_corpus(metadata, "en"),
         min_seconds=0.05,

@@ -97,7 +97,7 @@ class Score(unittest.TestCase):
         np.testing.assert_allclose(score, expected, atol=1e-6)
 
     def test_a_pause_that_fits_no_token_does_not_displace_words(self):
-        """Tokens: space, p, vowel, comma, n. So far the comma was aligned with speech; p is silent at its closure."""
+        """Tokens: space, p, vowel, comma, n. The comma was aligned with speech before; p is silent at its closure."""
         frames = {"space": (-0.5, 2), "p": (-2.4, 2), "vowel": (1.0, 10), "comma": (-2.9, 6), "n": (0.3, 4)}
         means = {"space": -0.5, "p": -2.8, "vowel": 1.0, "comma": 0.2, "n": 0.3}
         mel = np.repeat([level for level, _ in frames.values()], [count for _, count in frames.values()])

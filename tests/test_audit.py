@@ -1,4 +1,4 @@
-"""The audit: this project has no operation that a GPU cannot run, and the audit finds one that is planted anywhere."""
+"""The audit finds no operation without a GPU kernel in this project, and finds planted ones anywhere."""
 
 import unittest
 

@@ -24,7 +24,7 @@ from tests.tiny import Workplace, toy_models
 
 
 def profile(read_ms: float, produce_ms: float, transfer_ms: float, step_ms, all_reduce_ms: float = 0.0) -> StageProfile:
-    """Return a profile of 20 batches; those with equal `step_ms`, where it is a list, share a bucket."""
+    """Return a profile of 20 batches; if `step_ms` is a list, batches with equal values share a bucket."""
     columns_ms = read_ms, produce_ms, transfer_ms, step_ms
     times = StageTimes(*(np.resize(column_ms, 20) / 1e3 for column_ms in columns_ms))
     _, bucket = np.unique(times.step_s, return_inverse=True)

@@ -1,4 +1,4 @@
-"""The batch contract: what is held to it passes, and every single breach is named."""
+"""The batch contract: valid batches pass, and every violation is named."""
 
 import unittest
 
@@ -20,7 +20,7 @@ SIZES = {"batch": 2, "tokens": 5, "samples": 2_560, "reference_samples": 1_280, 
 
 
 def batch_of(fields) -> dict[str, np.ndarray]:
-    """Zeros that keep the contract."""
+    """Return zeros that satisfy the contract."""
     return {name: np.zeros([SIZES.get(dim, dim) for dim in field.dims], field.dtype) for name, field in fields.items()}
 
 
@@ -110,7 +110,7 @@ class StagesTest(unittest.TestCase):
 
 
 def tones(seed: int = 0, padded: int = 10_240) -> dict[str, np.ndarray]:
-    """TTS_INPUTS of three tones of 200 Hz and a row without an utterance; the references have 300 Hz."""
+    """Return TTS_INPUTS with three tones of 200 Hz and a row without an utterance; references have 300 Hz."""
     target, reference = (np.zeros((4, samples), np.int16) for samples in (padded, 5_120))
     for wave, hz in ((target, 200.0), (reference, 300.0)):
         wave[:3] = 32_768 * sine(hz, wave.shape[1] / 22_050)
@@ -126,12 +126,12 @@ def tones(seed: int = 0, padded: int = 10_240) -> dict[str, np.ndarray]:
 
 
 def factors(features: dict) -> np.ndarray:
-    """float32 [3]: by what the pitch of each tone was multiplied."""
+    """Return the factor by which the pitch of each tone was multiplied, float32 [3]."""
     return np.median(features["f0_hz"].numpy()[:3, 4:20], axis=1) / 200.0
 
 
 class VTLPTest(unittest.TestCase):
-    MOST = 0.3
+    VTLP = 0.3
 
     def test_a_range_of_0_leaves_the_features_unchanged(self):
         waves = tones()
@@ -142,9 +142,9 @@ class VTLPTest(unittest.TestCase):
 
     def test_target_reference_and_pitch_of_a_row_are_warped_by_the_same_factor(self):
         waves = tones()
-        features = tts_features(waves, self.MOST)
+        features = tts_features(waves, self.VTLP)
         check_batch(features, TTS_FEATURES, "producing")
-        factor, filters = vtlp_warp(tf.constant(waves["seed"]), 4, self.MOST)
+        factor, filters = vtlp_warp(tf.constant(waves["seed"]), 4, self.VTLP)
         np.testing.assert_allclose(factors(features), factor[:3], rtol=0.002)
         for mel, pcm, samples in (("mel", "pcm", "samples"), ("reference", "reference_pcm", "reference_samples")):
             expected = log_mel(waves[pcm].astype(np.float32) / 32_768, waves[samples], filters)
@@ -155,37 +155,37 @@ class VTLPTest(unittest.TestCase):
         seeds = [tf.constant([seed, 0], tf.int32) for seed in range(20)]
         gains = []
         for seed in seeds:
-            factor, filters = vtlp_warp(seed, 4, self.MOST)
+            factor, filters = vtlp_warp(seed, 4, self.VTLP)
             plain = warped_mel_filters(factor).numpy()
             audible = plain > 1e-4
             raised = np.where(audible, filters / np.where(audible, plain, 1.0), np.nan)
             gains.append(np.log(np.nanmean(raised, axis=1)))
             np.testing.assert_allclose(np.nanmax(raised, axis=1), np.nanmin(raised, axis=1), rtol=1e-3)
         gains = np.concatenate(gains)  # [80, 80]
-        self.assertLess(np.abs(np.diff(gains, axis=1)).max(), 2 * self.MOST * sum(range(VTLP_COSINES)) * np.pi / 80)
+        self.assertLess(np.abs(np.diff(gains, axis=1)).max(), 2 * self.VTLP * sum(range(VTLP_COSINES)) * np.pi / 80)
         heights = 2 / 80 * gains @ np.cos(np.pi * np.outer(np.arange(80) + 0.5, np.arange(12)) / 80)
         np.testing.assert_allclose(heights[:, VTLP_COSINES:], 0.0, atol=1e-3)
-        uniform = 2 * self.MOST / np.sqrt(3)
+        uniform = 2 * self.VTLP / np.sqrt(3)
         np.testing.assert_allclose(heights[:, 1:VTLP_COSINES].std(), uniform, rtol=0.1)
         np.testing.assert_allclose(heights[:, 0].std() / 2, uniform, rtol=0.3)
 
     def test_factors_cover_the_range_and_differ_between_rows_and_batches(self):
-        traced = trace_produce(DATA, tts_extractor(self.MOST))
+        traced = trace_produce(DATA, tts_extractor(self.VTLP))
         batches = ({name: tf.constant(value) for name, value in tones(seed).items()} for seed in range(30))
         measured = np.log([factors(traced(batch)) for batch in batches])
         self.assertEqual(len(np.unique(measured)), measured.size)
-        self.assertLess(np.abs(measured).max(), self.MOST + 0.01)
+        self.assertLess(np.abs(measured).max(), self.VTLP + 0.01)
         self.assertLess(measured.min(), -0.25)
         self.assertGreater(measured.max(), 0.25)
-        self.assertLess(abs(measured.mean()), 0.06)  # 3 standard errors of a uniform one
+        self.assertLess(abs(measured.mean()), 0.06)  # 3 standard errors of a uniform distribution
 
     def test_factors_depend_on_the_seed_but_not_on_padding_or_later_rows(self):
         waves = tones(3)
-        expected = factors(tts_features(waves, self.MOST))
-        np.testing.assert_allclose(factors(tts_features(tones(3, padded=20_480), self.MOST)), expected, rtol=1e-5)
+        expected = factors(tts_features(waves, self.VTLP))
+        np.testing.assert_allclose(factors(tts_features(tones(3, padded=20_480), self.VTLP)), expected, rtol=1e-5)
         fewer = {n: v if n in ("seed", "step_frames", "step_tokens") else v[:3] for n, v in waves.items()}
-        np.testing.assert_allclose(factors(tts_features(fewer, self.MOST)), expected, rtol=1e-5)
-        traced = trace_produce(DATA, tts_extractor(self.MOST))
+        np.testing.assert_allclose(factors(tts_features(fewer, self.VTLP)), expected, rtol=1e-5)
+        traced = trace_produce(DATA, tts_extractor(self.VTLP))
         features = traced({name: tf.constant(value) for name, value in waves.items()})
         np.testing.assert_allclose(factors(features), expected, rtol=1e-5)
 

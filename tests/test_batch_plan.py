@@ -1,4 +1,4 @@
-"""The plan: buckets that pad least, and epochs that give each utterance exactly once."""
+"""The batch plan: buckets with the least padding, and epochs with each utterance exactly once."""
 
 import itertools
 import unittest
@@ -10,7 +10,7 @@ from myxtts.data.batch_plan import Plan, bucket_bounds
 
 
 def corpus(utterances, seed=0, speakers=5):
-    """Random lengths (0.3 to 10 s), token counts and speakers."""
+    """Return random lengths (0.3 to 10 s), token counts and speakers."""
     random = np.random.default_rng(seed)
     samples = random.integers(6_615, 220_500, utterances).astype(np.int32)
     return samples, (samples // 1_500).astype(np.int32), random.integers(0, speakers, utterances).astype(np.int32)
@@ -21,8 +21,8 @@ def plan_of(columns, buckets=4, **settings):
     return Plan(*columns, bounds=bucket_bounds(columns[0], buckets), **settings)
 
 
-def taken(epoch, replicas=1):
-    """All utterances of an epoch as its batches give them."""
+def utterances_of(epoch, replicas=1):
+    """Return all utterances of an epoch in the order of its batches."""
     return np.concatenate(
         [rows for step in range(epoch.steps) for replica in range(replicas) for rows, _ in epoch.batches(step, replica)]
     )
@@ -82,7 +82,7 @@ class Epoch(unittest.TestCase):
         for columns, buckets, settings in random_settings(60):
             plan = plan_of(columns, buckets, **settings)
             epoch = plan.epoch(3)
-            rows = taken(epoch, settings["replicas"])
+            rows = utterances_of(epoch, settings["replicas"])
             np.testing.assert_array_equal(np.sort(rows), np.arange(len(columns[0])))
             np.testing.assert_array_equal(rows, epoch.order)
             for step, replica in itertools.product(range(epoch.steps), range(settings["replicas"])):
@@ -170,9 +170,9 @@ class Replicas(unittest.TestCase):
 
     def test_two_replicas_have_the_steps_of_one_replica_with_twice_the_batch_size(self):
         both = plan_of(corpus(200), batch_size=4, replicas=2).epoch(0)
-        one = plan_of(corpus(200), batch_size=8).epoch(0)
-        np.testing.assert_array_equal(both.order, one.order)
-        np.testing.assert_array_equal(both.step_start, one.step_start)
+        single = plan_of(corpus(200), batch_size=8).epoch(0)
+        np.testing.assert_array_equal(both.order, single.order)
+        np.testing.assert_array_equal(both.step_start, single.step_start)
 
 
 class Shapes(unittest.TestCase):

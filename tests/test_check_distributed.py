@@ -1,4 +1,4 @@
-"""check-distributed: two real workers, and the checks of given measurements."""
+"""check-distributed: a run with two workers, and its checks of given measurements."""
 
 import json
 import os
@@ -44,7 +44,7 @@ class ClusterResultTest(unittest.TestCase):
             self.assertFalse(result.passed)
             self.assertEqual([check.name for check in cluster_checks(result) if check.status == "failed"], [name])
         self.assertFalse(GOOD._replace(weight_differences=(float("nan"), 0.0)).passed)
-        self.assertFalse(GOOD._replace(largest_update=0.0).passed)  # weights that did not change are equal, too
+        self.assertFalse(GOOD._replace(largest_update=0.0).passed)  # unchanged weights would be equal too
 
     def test_speed_is_for_the_size_of_the_tensor(self):
         self.assertEqual(GOOD.all_reduce_times[0].bytes_per_s, (1 << 20) / 0.002)

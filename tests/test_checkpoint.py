@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not at all, everything in them, and what is said of damaged ones."""
+"""Checkpoints are atomic and complete, and errors name damaged files."""
 
 import errno
 import json
@@ -17,8 +17,8 @@ from myxtts.training.checkpoint_files import latest, list_checkpoints, read_best
 from tests.tiny import build_model, build_toy, training_state
 
 
-def shake(state, seed=0):
-    """Give every variable of a state another value; returns them by group and name."""
+def randomise(state, seed=0):
+    """Assign random values to every variable of a state; return them by group and name."""
     random = np.random.default_rng(seed)
     for variables in state.variables().values():
         for variable in variables.values():
@@ -56,10 +56,10 @@ class RoundTrip(Case):
                 everything = {id(v.value) for v in (*state.model.variables, *state.optimizer.variables)}
                 everything |= {id(v) for v in state.averages}
                 self.assertEqual(everything, {id(v) for named in state.variables().values() for v in named.values()})
-                saved_values = shake(state)
+                saved_values = randomise(state)
                 state.step, state.position = 41, Position(2, 5)
                 saved = self.checkpoints().save(state)
-                shake(state, seed=1)
+                randomise(state, seed=1)
                 state.step, state.position = 0, Position()
                 restore(saved, state)
                 self.assert_equal_values(values(state), saved_values)
@@ -68,7 +68,7 @@ class RoundTrip(Case):
 
     def test_saving_does_not_change_the_state(self):
         state = training_state(build_toy())
-        before = shake(state)
+        before = randomise(state)
         state.step, state.position = 7, Position(1, 3)
         self.checkpoints().save(state, validation_loss=1.0)
         self.assert_equal_values(values(state), before)
@@ -93,7 +93,7 @@ class Retention(Case):
 
     def test_newest_and_best_checkpoints_are_kept(self):
         checkpoints = self.checkpoints(keep=2)
-        self.save(checkpoints, 10, 20, loss=0.5)  # the second is no better than the first
+        self.save(checkpoints, 10, 20, loss=0.5)  # the second is not better than the first
         self.save(checkpoints, 999_990, 1_000_000, 1_000_010)
         self.assertEqual(self.steps(), [10, 1_000_000, 1_000_010])
         self.assertEqual(latest(self.folder).name, "step-1000010")
@@ -180,11 +180,11 @@ class Damaged(Case):
 
     def setUp(self):
         super().setUp()
-        self.saved_values = shake(self.state)
+        self.saved_values = randomise(self.state)
         self.state.step = 5
         self.saved = self.checkpoints().save(self.state)
 
-    def refusal(self, state=None):
+    def restore_error(self, state=None):
         with self.assertRaises(CheckpointError) as caught:
             restore(self.saved, state or self.state)
         return str(caught.exception)
@@ -196,11 +196,11 @@ class Damaged(Case):
             for length in (0, 1, 100, len(whole) // 2, len(whole) - 1):
                 path.write_bytes(whole[:length])
                 with self.subTest(group=group, length=length):
-                    message = self.refusal()
+                    message = self.restore_error()
                     self.assertTrue(message.startswith(f"{path} cannot be read: "), message)
                     self.assertIn(f"Remove the folder {self.saved} to use the previous checkpoint.", message)
             path.unlink()
-            self.assertIn(f"{path} cannot be read", self.refusal())
+            self.assertIn(f"{path} cannot be read", self.restore_error())
             path.write_bytes(whole)
         restore(self.saved, self.state)
 
@@ -220,12 +220,12 @@ class Damaged(Case):
         self.assertGreater(rejected, 250)
 
     def test_a_damaged_archive_changes_no_variable(self):
-        before = shake(self.state, seed=1)
+        before = randomise(self.state, seed=1)
         path = self.saved / "model.npz"
         whole = bytearray(path.read_bytes())
         whole[len(whole) // 2] ^= 1
         path.write_bytes(whole)
-        self.refusal()
+        self.restore_error()
         self.assert_equal_values(values(self.state), before)
 
     def test_damaged_missing_or_differently_formatted_state_is_rejected(self):
@@ -234,12 +234,12 @@ class Damaged(Case):
         for text in ("", whole[: len(whole) // 2], "[]", "null", "\0"):
             path.write_text(text)
             with self.subTest(text=text[:10]):
-                self.assertIn(f"{path} cannot be read", self.refusal())
+                self.assertIn(f"{path} cannot be read", self.restore_error())
         path.unlink()
-        self.assertIn(f"{path} cannot be read", self.refusal())
+        self.assertIn(f"{path} cannot be read", self.restore_error())
         path.write_text(json.dumps(json.loads(whole) | {"format": 1}))
         self.assertEqual(
-            self.refusal(),
+            self.restore_error(),
             f"{self.saved} has format 1, but this version of MyXTTS reads format 6. Use the version that wrote it.",
         )
 
@@ -264,10 +264,11 @@ class Damaged(Case):
         ):
             write_arrays(path, changed.items())
             self.assertEqual(
-                self.refusal(), f"{path}: {message}. Use the settings that the run was started with (its config.yaml)."
+                self.restore_error(),
+                f"{path}: {message}. Use the settings that the run was started with (its config.yaml).",
             )
         self.saved = self.checkpoints().save(training_state(build_model()), None)
-        self.assertIn("is only in the ", self.refusal())
+        self.assertIn("is only in the ", self.restore_error())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Step, wait and pause times by a clock that is passed in, and what a run says of its waits."""
+"""Step, wait and pause times with an injected clock, and warnings about long waits."""
 
 import logging
 import unittest
@@ -8,8 +8,8 @@ from myxtts.config.schema import DataConfig
 from myxtts.observe.advice import LongWait, candidates, flags_of
 
 
-class Time:
-    """Stands still until it is moved."""
+class ManualTime:
+    """A clock that moves only when `advance` is called."""
 
     def __init__(self):
         self.s = 1_000.0
@@ -17,19 +17,19 @@ class Time:
     def __call__(self) -> float:
         return self.s
 
-    def pass_(self, seconds: float) -> None:
+    def advance(self, seconds: float) -> None:
         self.s += seconds
 
 
 class ClockTest(unittest.TestCase):
     def setUp(self):
-        self.time = Time()
+        self.time = ManualTime()
         self.clock = Clock(self.time)
 
     def step(self, wait_s=0.0, work_s=1.0, audio_s=3.0, padded_s=4.0, batches=()):
         with self.clock.wait():
-            self.time.pass_(wait_s)
-        self.time.pass_(work_s)
+            self.time.advance(wait_s)
+        self.time.advance(work_s)
         self.clock.finish_step(audio_s, padded_s, batches)
 
     def test_an_interval_counts_steps_waits_and_audio(self):
@@ -40,14 +40,14 @@ class ClockTest(unittest.TestCase):
     def test_pauses_are_not_part_of_any_step(self):
         self.step()
         with self.clock.pause():
-            self.time.pass_(100.0)
+            self.time.advance(100.0)
         self.step()
         self.assertEqual(self.clock.report().busy_s, 2.0)
 
     def test_each_report_starts_a_new_interval(self):
         self.step(wait_s=0.5)
         with self.clock.pause():
-            self.time.pass_(9.0)
+            self.time.advance(9.0)
         self.clock.report()
         self.step(work_s=2.0)
         self.assertEqual(self.clock.report(), Interval(1, 2.0, 0.0, 3.0, 4.0, 0.0, 0.0, 0.0, 0.0))
@@ -56,7 +56,7 @@ class ClockTest(unittest.TestCase):
         self.step()
         self.clock.report()
         with self.clock.pause():
-            self.time.pass_(50.0)
+            self.time.advance(50.0)
         self.step()
         self.assertEqual(self.clock.report().busy_s, 1.0)
 
@@ -97,16 +97,16 @@ class ClockTest(unittest.TestCase):
         self.assertEqual(self.clock.report().blocked_s, 2.0)
 
     def test_blocked_time_excludes_pauses(self):
-        self.step(batches=[Times(990.0, 990.0, 990.0, 1_000.0)])  # the clock stands at 1001
+        self.step(batches=[Times(990.0, 990.0, 990.0, 1_000.0)])  # the clock is at 1001
         with self.clock.pause():
-            self.time.pass_(100.0)
+            self.time.advance(100.0)
         self.step(batches=[Times(1_103.0, 1_103.0, 1_103.0, 1_104.0)])
         self.assertEqual(self.clock.report().blocked_s, 3.0)
 
     def test_bottleneck_is_the_stage_that_the_others_wait_for(self):
         cases = {
-            "step": {"wait_s": 0.04, "read_s": 0.9},  # the model hardly waits, whatever the producer does
-            "read": {"wait_s": 0.06, "read_s": 0.3, "produce_s": 0.7},  # produces longer, and yet has to wait
+            "step": {"wait_s": 0.04, "read_s": 0.9},  # the model hardly waits, regardless of the producer
+            "read": {"wait_s": 0.06, "read_s": 0.3, "produce_s": 0.7},  # producing takes longer, but has to wait
             "produce": {"wait_s": 0.06, "read_s": 0.1, "produce_s": 0.7, "transfer_s": 0.2},
             "transfer": {"wait_s": 0.06, "read_s": 0.1, "produce_s": 0.3, "transfer_s": 0.6},
         }
@@ -125,41 +125,41 @@ class ClockTest(unittest.TestCase):
 
 
 class LongWaitTest(unittest.TestCase):
-    """What a run says of its waits, by the reports that it makes."""
+    """Warnings about waits, from the reports of a run."""
 
     def setUp(self):
         self.long_wait = LongWait(0, DataConfig(num_workers=1), single=True, devices=1)
 
-    def said(self, reports, **metrics) -> list[str]:
-        """What is logged at reports of (step, wait share)."""
+    def warnings_for(self, reports, **metrics) -> list[str]:
+        """Return the warnings after reports of (step, wait fraction)."""
         metrics = {"step_s": 1.0, "blocked_s": 0.0, "bottleneck": "produce"} | metrics
         with self.assertLogs("myxtts", "WARNING") as logs:
-            logging.getLogger("myxtts").warning("end")  # or assertLogs fails where nothing is said
-            for step, wait_share in reports:
-                self.long_wait(step, {"accelerator_utilisation": 1.0 - wait_share, **metrics})
+            logging.getLogger("myxtts").warning("end")  # assertLogs fails without any message
+            for step, wait_fraction in reports:
+                self.long_wait(step, {"accelerator_utilisation": 1.0 - wait_fraction, **metrics})
         return [record.getMessage() for record in logs.records[1:]]
 
     def test_200_steps_of_waiting_are_reported_once(self):
-        self.assertEqual(self.said([(50, 0.2), (100, 0.3), (150, 0.11), (199, 0.2)]), [])
-        (message,) = self.said([(200, 0.25), (250, 0.9), (1_000, 0.9)])
+        self.assertEqual(self.warnings_for([(50, 0.2), (100, 0.3), (150, 0.11), (199, 0.2)]), [])
+        (message,) = self.warnings_for([(200, 0.25), (250, 0.9), (1_000, 0.9)])
         self.assertIn("for 200 steps", message)
         self.assertIn("now 25 %", message)
 
     def test_steps_without_waits_restart_the_count(self):
-        self.assertEqual(self.said([(150, 0.2), (160, 0.09), (310, 0.2), (350, 0.2)]), [])
-        self.assertEqual(len(self.said([(360, 0.2)])), 1)
+        self.assertEqual(self.warnings_for([(150, 0.2), (160, 0.09), (310, 0.2), (350, 0.2)]), [])
+        self.assertEqual(len(self.warnings_for([(360, 0.2)])), 1)
 
     def test_a_report_of_validation_only_is_ignored(self):
         self.long_wait(500, {"validation_loss": 1.0})
-        self.assertEqual(self.said([(150, 0.2)]), [])
+        self.assertEqual(self.warnings_for([(150, 0.2)]), [])
 
     def test_message_names_the_flags_for_the_slow_stage(self):
-        (message,) = self.said([(200, 0.5)], bottleneck="read")
+        (message,) = self.warnings_for([(200, 0.5)], bottleneck="read")
         self.assertIn("--cache-dataset", message)
         self.assertNotIn("--data-gpu", message)
 
     def test_deeper_buffers_are_suggested_if_both_sides_wait_alternately(self):
-        (message,) = self.said([(200, 0.5)], blocked_s=0.2)
+        (message,) = self.warnings_for([(200, 0.5)], blocked_s=0.2)
         self.assertIn("--prefetch-buffer-size 6; --buffer-size 16", message)
 
     def test_settings_already_in_use_are_not_suggested(self):
@@ -172,7 +172,7 @@ class LongWaitTest(unittest.TestCase):
         self.assertEqual(list(map(flags_of, dual)), ["--data-gpu 0 --model-gpu 1"])
         self.assertEqual(candidates("produce", DataConfig(), single=True, devices=1), [])
         self.assertEqual(candidates("produce", DataConfig(), single=False, devices=2), [])
-        (message,) = self.said([(200, 0.5)], bottleneck="produce")
+        (message,) = self.warnings_for([(200, 0.5)], bottleneck="produce")
         self.assertIn("Only a faster device is known to help", message)
 
 

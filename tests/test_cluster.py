@@ -105,7 +105,7 @@ class SlurmTest(unittest.TestCase):
         self.assertEqual(find_cluster({**SLURM, "SLURM_NODEID": "1", "SLURM_LOCALID": "1"}), Cluster(workers, 3))
 
     def test_every_task_has_its_own_index_under_any_distribution(self):
-        positions = [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1)]  # as SLURM_PROCID counts them under cyclic
+        positions = [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1)]  # the order of SLURM_PROCID under the cyclic distribution
         tasks = [{"SLURM_NODEID": str(node), "SLURM_LOCALID": str(local_id)} for node, local_id in positions]
         self.assertEqual([find_cluster({**SLURM, **task}).index for task in tasks], [0, 2, 4, 1, 3])
 
@@ -196,8 +196,8 @@ class RendezvousTest(unittest.TestCase):
         workers = local_workers(3)
         with ThreadPoolExecutor() as pool:
             chief = pool.submit(rendezvous_module.rendezvous, Cluster(workers[:2], 0), {}, 20.0)
-            other = pool.submit(rendezvous_module.rendezvous, Cluster((workers[0], workers[2]), 1), {}, 20.0)
-            for worker in (chief, other):
+            second_worker = pool.submit(rendezvous_module.rendezvous, Cluster((workers[0], workers[2]), 1), {}, 20.0)
+            for worker in (chief, second_worker):
                 self.assertIn("the same addresses", str(worker.exception()))
 
     def test_port_in_use_is_named(self):

@@ -1,4 +1,4 @@
-"""YAML and flags become a Config, or a message with the place of the mistake."""
+"""YAML and flags become a Config, or an error with the location of the mistake."""
 
 import ast
 import os
@@ -30,7 +30,7 @@ class YamlTest(unittest.TestCase):
         return load(self.path, overrides)
 
     def error_of(self, text: str | bytes, **overrides) -> str:
-        """The message, without the folder, of a file that must be rejected."""
+        """Return the error message of a file that must be rejected, without the folder."""
         with self.assertRaises(ConfigError) as caught:
             self.load(text, **overrides)
         return str(caught.exception).replace(str(self.path), "c.yaml")
@@ -231,7 +231,7 @@ class DefaultsTest(unittest.TestCase):
         return load(self.folder / "c.yaml", overrides)
 
     def error_of(self, files: dict[str, str]) -> str:
-        """The message, without the folder."""
+        """Return the error message, without the folder."""
         with self.assertRaises(ConfigError) as caught:
             self.load(files)
         return str(caught.exception).replace(f"{self.folder}/", "").replace(str(self.folder), "FOLDER")
@@ -382,7 +382,7 @@ class SchemaTest(unittest.TestCase):
         self.assertEqual(document.PAGE.read_text(encoding="utf-8"), document.page(), "python -m myxtts.config.document")
 
     def test_every_setting_is_read_outside_config(self):
-        """Read as `data.batch_size`, a field of something with the name of its section, or as `settings.batch_size`."""
+        """A setting counts as read in `data.batch_size`, `….data.batch_size` or `settings.batch_size`."""
         read: set[tuple[str, str]] = set()
         for path in (ROOT / "myxtts").rglob("*.py"):
             if Path(schema.__file__).parent not in path.parents:
@@ -396,7 +396,7 @@ class SchemaTest(unittest.TestCase):
 
 
 def _section_fields(tree: ast.AST) -> set[tuple[str, str]]:
-    """(section, name) of each `….section.name` and `section.name` in a module."""
+    """Return (section, name) for each `….section.name` and `section.name` in a module."""
     fields = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute | ast.Name):

@@ -1,4 +1,4 @@
-"""Batches that workers of a tf.data service read: the same ones, once each and in order, whatever dies."""
+"""The tf.data service returns the same batches in order, each once, even if servers fail."""
 
 import logging
 import shutil
@@ -51,7 +51,7 @@ def port_said_by(program: subprocess.Popen) -> int:
 
 
 class Corpus:
-    """Utterances of 0.3 to 0.5 s with a plan of batches of 4 and of 3."""
+    """Utterances of 0.3 to 0.5 s with a plan of batches of 4 and 3."""
 
     def __init__(self, folder: Path):
         self.manifest = write_corpus(folder, [0.3 + 0.01 * i for i in range(22)])
@@ -76,7 +76,7 @@ class Corpus:
 
 
 class ServiceCase(unittest.TestCase):
-    """With jobs of 8 batches, so that 4 epochs are several jobs, and no job ends with an epoch."""
+    """Jobs have 8 batches, so that 4 epochs are several jobs and no job ends with an epoch."""
 
     @classmethod
     def setUpClass(cls):
@@ -108,13 +108,13 @@ class ServiceCase(unittest.TestCase):
     def assert_same(self, received, expected, fields=TTS_INPUTS):
         received, expected = list(received), list(expected)
         self.assertEqual(len(received), len(expected))
-        for (planned, one), (expected_plan, other) in zip(received, expected, strict=True):
+        for (planned, batch), (expected_plan, expected_batch) in zip(received, expected, strict=True):
             self.assertEqual(planned.step.position, expected_plan.step.position)
             np.testing.assert_array_equal(planned.rows, expected_plan.rows)
-            check_batch(one, fields, "reading")
+            check_batch(batch, fields, "reading")
             for name in fields:
-                self.assertEqual(one[name].device, other[name].device)
-                np.testing.assert_array_equal(one[name], other[name], err_msg=name, strict=True)
+                self.assertEqual(batch[name].device, expected_batch[name].device)
+                np.testing.assert_array_equal(batch[name], expected_batch[name], err_msg=name, strict=True)
 
 
 class OrderTest(ServiceCase):
@@ -190,7 +190,7 @@ class OrderTest(ServiceCase):
 
 
 class LossTest(ServiceCase):
-    """Nothing ends a request to a service that is gone but a service that takes its place, so each test starts one."""
+    """A request to a lost server ends only when a new server takes its address, so each test starts one."""
 
     def test_without_workers_this_machine_reads_the_batches_with_a_warning(self):
         servers, address = self.servers(workers=0)
@@ -203,7 +203,7 @@ class LossTest(ServiceCase):
             received += batches
         self.assert_same(received, self.corpus.read_here(8))
         self.assertRegex("\n".join(logs.output), r"this machine read [1-8] of [2-8] batches")
-        # Only a worker at the same address ends the requests to the one that is gone.
+        # Only a worker at the same address ends the requests to the lost worker.
         servers.enter_context(worker(*service_address(address), "127.0.0.1", port))
         self.assert_no_thread()
 
@@ -231,7 +231,7 @@ class LossTest(ServiceCase):
 
     def test_error_is_immediate_if_nothing_listens_at_the_address(self):
         with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))  # and never listens
+            taken.bind(("127.0.0.1", 0))  # bound, but not listening
             address = f"grpc://127.0.0.1:{taken.getsockname()[1]}"
             with self.assertRaisesRegex(DataError, "nothing answers there: Connection refused. Start `python util"):
                 list(self.corpus.read_by(self.corpus.service(address), 1))
@@ -245,7 +245,7 @@ class LossTest(ServiceCase):
 
 
 class JobTest(unittest.TestCase):
-    """One job, whose batches come as a test says."""
+    """One job whose batches arrive in a given order."""
 
     def job(self, places, depth=2, window=4, batches=8) -> _Job:
         self.requested = []
@@ -299,8 +299,8 @@ class JobTest(unittest.TestCase):
         self.assertIsInstance(job.error, tf.errors.NotFoundError)
 
     def test_batches_of_another_job_are_rejected(self):
-        """A dispatcher that was started anew may give them to who still waits for those of the old one."""
-        job = self.job([0, (1, 1), 2])  # the second is of a job with the next number
+        """A restarted dispatcher may send them to a client that still waits for batches of the old one."""
+        job = self.job([0, (1, 1), 2])  # the second belongs to the next job
         self.assertEqual(self.taken(job), [0] + [None] * 7)
         self.assertIn("restarted", str(job.error))
 
@@ -312,7 +312,7 @@ class JobTest(unittest.TestCase):
 
 
 def interfaces(port: int) -> set[bytes]:
-    """Names of those that this process listens on; an empty one means all."""
+    """Return the interfaces that this process listens on; an empty name means all interfaces."""
     names = [own.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16) for own in listening_sockets(port)]
     return {name.rstrip(b"\0") for name in names}
 
@@ -370,7 +370,7 @@ class ProgramTest(ServiceCase):
         victim.wait()
         with worker(
             *service_address(f"grpc://{address}"), "127.0.0.1", ports[2]
-        ):  # what the dead one owes ends with it
+        ):  # ends the requests to the killed worker
             self.assert_no_thread()
         for program, number, code in ((reader, signal.SIGINT, 130), (dealer, signal.SIGTERM, 143)):
             program.send_signal(number)

@@ -142,41 +142,43 @@ class Rejected(unittest.TestCase):
         self.parent = Path(folder.name)
         self.out = self.parent / "demo"
 
-    def refused(self, pattern: str, **arguments) -> None:
+    def assert_rejected(self, pattern: str, **arguments) -> None:
         with self.assertRaisesRegex(DataError, pattern):
             make_demo_corpus(self.out, **{"utterances": 2, "languages": ["en"], "speakers": 1, "seed": 0, **arguments})
 
     def test_arguments_out_of_range_are_rejected(self):
-        self.refused("at least 1", utterances=0)
-        self.refused(f"1 to {MAX_SPEAKERS}", speakers=MAX_SPEAKERS + 1)
-        self.refused(f"Begin with 0 to {MAX_SPEAKERS - 2}", speakers=2, first_speaker=MAX_SPEAKERS - 1)
-        self.refused("Begin with 0", first_speaker=-1)
-        self.refused("de.*en, fa, ka", languages=["en", "de"])
-        self.refused("once", languages=["en", "en"])
-        self.refused("at least one", languages=[])
+        self.assert_rejected("at least 1", utterances=0)
+        self.assert_rejected(f"1 to {MAX_SPEAKERS}", speakers=MAX_SPEAKERS + 1)
+        self.assert_rejected(f"Begin with 0 to {MAX_SPEAKERS - 2}", speakers=2, first_speaker=MAX_SPEAKERS - 1)
+        self.assert_rejected("Begin with 0", first_speaker=-1)
+        self.assert_rejected("de.*en, fa, ka", languages=["en", "de"])
+        self.assert_rejected("once", languages=["en", "en"])
+        self.assert_rejected("at least one", languages=[])
         self.assertEqual(list(self.parent.iterdir()), [])
 
     def test_error_for_too_many_utterances_names_the_number_of_sentences(self):
         distinct = sum(load_grammar("fa").sizes())
-        self.refused(f"{distinct + 1} utterances.* {distinct} distinct", utterances=distinct + 1, languages=["fa"])
+        self.assert_rejected(
+            f"{distinct + 1} utterances.* {distinct} distinct", utterances=distinct + 1, languages=["fa"]
+        )
 
     def test_folder_with_other_content_is_not_changed(self):
         self.out.mkdir()
         (self.out / "thesis.txt").write_text("mine")
-        self.refused("is not a demo corpus")
+        self.assert_rejected("is not a demo corpus")
         self.assertEqual([path.name for path in self.out.iterdir()], ["thesis.txt"])
         self.assertEqual((self.out / "thesis.txt").read_text(), "mine")
 
     def test_file_at_the_output_path_is_rejected(self):
         self.out.write_text("mine")
-        self.refused("is not a demo corpus")
+        self.assert_rejected("is not a demo corpus")
         self.out = self.out / "below"
-        self.refused("cannot be written")
+        self.assert_rejected("cannot be written")
 
     def test_a_missing_wave_is_detected(self):
         make_demo_corpus(self.out, 2, ["en"], 1, 0)
         next((self.out / "wavs").iterdir()).unlink()
-        self.refused("2 waves, but it has 1")
+        self.assert_rejected("2 waves, but it has 1")
 
     def test_an_interrupt_leaves_no_files(self):
         done = []

@@ -39,7 +39,7 @@ def setting_flags() -> set[str]:
 
 @cache
 def flags_of(program: str) -> set[str]:
-    """The flags in the --help of a script or a command, and of its subcommands."""
+    """Return the flags in the --help of a script or command and of its subcommands."""
     text = help_of(program)
     subcommands = re.findall(r"^  \{([\w,]+)\}", text, re.MULTILINE)
     texts = [help_of(program, name) for names in subcommands for name in names.split(",")]
@@ -58,7 +58,7 @@ def help_of(program: str, *subcommand: str) -> str:
 
 
 def command_of(program: str) -> str | None:
-    """The command of a name or of a script; None for a benchmark."""
+    """Return the command of a name or script; None for a benchmark."""
     if program in COMMANDS or program.startswith("benchmarks/"):
         return program if program in COMMANDS else None
     module = re.search(
@@ -74,7 +74,7 @@ def programs() -> list[str]:
 
 
 def commands(text: str) -> Iterator[tuple[str, list[str]]]:
-    """(script or command, arguments) of each command line in the code blocks of a page, and of what follows --."""
+    """Return (script or command, arguments) of each command line in the code blocks of a page, also after `--`."""
     for block in FENCED.findall(text.replace("\\\n", " ")):
         for script, name, rest in COMMAND.findall(block):
             arguments, launched = shlex.split(rest, comments=True), []
@@ -87,7 +87,7 @@ def commands(text: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def with_shipped_files(arguments: list[str]) -> list[str]:
-    """Return the arguments with --config files of the project under ROOT, and without those of the reader."""
+    """Return the arguments with --config paths under ROOT for files of the project; drop other --config files."""
     if "--config" not in arguments:
         return arguments
     at = arguments.index("--config")
@@ -97,7 +97,7 @@ def with_shipped_files(arguments: list[str]) -> list[str]:
 
 
 def anchors(text: str) -> set[str]:
-    """The anchors of a page's headings, as GitHub makes them."""
+    """Return the anchors of a page's headings, as GitHub generates them."""
     titles = re.findall(r"^#+ (.+)$", FENCED.sub("", text), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-") for title in titles}
 
@@ -153,7 +153,7 @@ class FlagTest(unittest.TestCase):
                     except ConfigError as error:
                         self.fail(str(error))
                     accepted += 1
-        self.assertGreater(accepted, 10)  # or the pattern no longer finds the command lines
+        self.assertGreater(accepted, 10)  # fewer: the pattern no longer matches the command lines
 
     def test_programs_have_the_flags_of_their_command_lines(self):
         for page in PAGES:

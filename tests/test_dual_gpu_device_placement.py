@@ -68,7 +68,7 @@ def placed_functions():
 
 
 class RouteOfAStepTest(unittest.TestCase):
-    """One step of the real pipeline, model and optimizer: the network on one route, a toy on the opposite route."""
+    """A step of the real pipeline, model and optimizer: the network on a route, a toy model on the opposite route."""
 
     @classmethod
     def setUpClass(cls):

@@ -61,7 +61,7 @@ def write_run(folder: Path) -> Path:
 
 
 class StubModule(tf.Module):
-    """Replaces the real module where its output does not matter."""
+    """A replacement for the exported module in tests that ignore its output."""
 
     @tf.function(input_signature=[])
     def synthesize(self):
@@ -98,7 +98,7 @@ class Exported(unittest.TestCase):
         tokens = np.full([2, len(rows[0])], self.metadata["padding_id"], np.int32)
         for target, row in zip(tokens, rows, strict=True):
             target[: len(row)] = row
-        network = cached_network(self.checkpoint, "/CPU:0")  # the one that was exported
+        network = cached_network(self.checkpoint, "/CPU:0")  # the exported checkpoint
         with tf.device("/CPU:0"):
             reference = log_mel(tf.constant(wave[None, : 3 * SAMPLE_RATE_HZ]))
             frames = reference.shape[1]
@@ -167,7 +167,7 @@ class Exported(unittest.TestCase):
         stderr = io.StringIO()
         argv = ["--run", str(cls.run_folder), *flags]
         with (
-            mock.patch.object(export.devices, "configure"),  # this process has its devices
+            mock.patch.object(export.devices, "configure"),  # this process has configured its devices
             contextlib.redirect_stdout(io.StringIO()),
             contextlib.redirect_stderr(stderr),
         ):

@@ -111,7 +111,7 @@ class Runs(unittest.TestCase):
     def setUpClass(cls):
         cls.place, cls.base, cls.corpus = place, place.run_dir("base"), place.folder / "georgian/corpus.csv"
 
-    def refusal(self, name: str, *flags: str, base: Path | None = None) -> str:
+    def rejection(self, name: str, *flags: str, base: Path | None = None) -> str:
         finished = tune(name, *flags, base=base)
         self.assertEqual(finished.code, 2, finished)
         self.assertNotIn("Traceback", finished.err)
@@ -127,7 +127,7 @@ class Started(Runs):
             "1 language kept, 1 new (ka)\n",
             tuned.out,
         )
-        self.assertIn("2 speakers, 13 symbols, languages en ka\n", tuned.out)  # 10 and 3 ids that are no symbols
+        self.assertIn("2 speakers, 13 symbols, languages en ka\n", tuned.out)  # 10 symbols and 3 special ids
         metadata = read_metadata(latest(self.place.run_dir("tuned") / "checkpoints"))
         self.assertEqual((metadata["symbols"], metadata["languages"]), ([*"abcdefgh", "ა", "ბ"], ["en", "ka"]))
         self.assertEqual(metadata["speakers"], ["s0", "s1"])
@@ -207,30 +207,32 @@ class Frozen(Runs):
         self.assertEqual(tune("order", "--freeze", "decoder", "prosody").code, 0)
         resumed = tune("order", "--freeze", "prosody", "decoder", "--resume")
         self.assertEqual((resumed.code, resumed.err), (0, ""))
-        self.assertIn("training.freeze is ", self.refusal("order", "--freeze", "prosody", "--resume"))
-        self.assertIn("training.freeze is nothing", self.refusal("order", "--resume"))
+        self.assertIn("training.freeze is ", self.rejection("order", "--freeze", "prosody", "--resume"))
+        self.assertIn("training.freeze is nothing", self.rejection("order", "--resume"))
 
     def test_freezing_needs_a_pretrained_run_and_a_trainable_component(self):
         self.assertIn("would stay random", self.place.train("none", "--freeze", "decoder").err)
-        self.assertIn("nothing is left to train", self.refusal("all", "--freeze", *TASKS["tts"].components))
-        self.assertIn("reference_encoder, text_encoder, prosody, decoder", self.refusal("other", "--freeze", "output"))
-        self.assertIn("decoder", self.refusal("typing", "--freeze", "decodr"))
+        self.assertIn("nothing is left to train", self.rejection("all", "--freeze", *TASKS["tts"].components))
+        self.assertIn(
+            "reference_encoder, text_encoder, prosody, decoder", self.rejection("other", "--freeze", "output")
+        )
+        self.assertIn("decoder", self.rejection("typing", "--freeze", "decodr"))
 
     def test_a_frozen_text_encoder_rejects_new_symbols(self):
-        self.assertIn("does not have (ა ბ)", self.refusal("text", "--freeze", "text_encoder"))
+        self.assertIn("does not have (ა ბ)", self.rejection("text", "--freeze", "text_encoder"))
         known = self.place.train("known", "--init-from", str(self.base), "--freeze", "text_encoder")
         self.assertEqual((known.code, known.err), (0, ""))
 
 
 class Rejected(Runs):
     def test_a_missing_run_or_one_without_a_checkpoint(self):
-        self.assertIn("has no checkpoint", self.refusal("a", base=self.place.folder / "nowhere"))
-        self.assertIn("has no checkpoint", self.refusal("a", base=self.corpus))
+        self.assertIn("has no checkpoint", self.rejection("a", base=self.place.folder / "nowhere"))
+        self.assertIn("has no checkpoint", self.rejection("a", base=self.corpus))
         self.assertFalse(self.place.run_dir("a").exists())
 
     def test_the_run_itself(self):
         self.assertIn(
-            "cannot start from its own weights", self.refusal("self", base=self.place.run_dir("self") / ".." / "self")
+            "cannot start from its own weights", self.rejection("self", base=self.place.run_dir("self") / ".." / "self")
         )
 
     def test_a_damaged_checkpoint(self):
@@ -238,21 +240,21 @@ class Rejected(Runs):
         shutil.copytree(self.base, broken)
         for path in (broken / "checkpoints").glob("*/averages.npz"):
             path.write_bytes(path.read_bytes()[:-100])
-        self.assertIn("averages.npz cannot be read", self.refusal("b", base=broken))
+        self.assertIn("averages.npz cannot be read", self.rejection("b", base=broken))
         for path in (broken / "checkpoints").glob("*/state.json"):
             path.write_text("{")
-        self.assertIn("state.json cannot be read", self.refusal("b", base=broken))
+        self.assertIn("state.json cannot be read", self.rejection("b", base=broken))
 
     def test_another_architecture(self):
-        other = self.place.folder / "runs" / "other"
-        shutil.copytree(self.base, other)
-        for path in (other / "checkpoints").glob("*/averages.npz"):
+        changed = self.place.folder / "runs" / "other"
+        shutil.copytree(self.base, changed)
+        for path in (changed / "checkpoints").glob("*/averages.npz"):
             arrays = read_arrays(path)
             arrays["tiny/decoder/kernel"] = np.zeros([80, 81], np.float32)
             write_arrays(path, arrays.items())
         self.assertIn(
             "'tiny/decoder/kernel' has shape (80, 81), and this version's has (80, 80)",
-            self.refusal("c", base=other),
+            self.rejection("c", base=changed),
         )
 
     def test_another_model_size_or_front_end(self):
@@ -260,18 +262,18 @@ class Rejected(Runs):
             (("--model-size", "small"), "model_size small was given"),
             (("--text-frontend", "phonemes"), "text_frontend phonemes was given"),
         ):
-            message = self.refusal("d", *flags)
+            message = self.rejection("d", *flags)
             self.assertIn(expected, message)
             self.assertIn("the run starts from", message)
             self.assertIn("or give another --init-from", message)
 
     def test_another_model_size_at_resume(self):
-        message = self.refusal("tuned", "--resume", "--model-size", "small")
+        message = self.rejection("tuned", "--resume", "--model-size", "small")
         self.assertIn(f"the run resumes from {self.place.run_dir('tuned')}", message)
         self.assertIn("Leave model_size out, or start another run with --run.", message)
 
     def test_another_pretrained_run_at_resume(self):
-        self.assertIn("training.init_from is ", self.refusal("tuned", "--resume", base=self.place.folder))
+        self.assertIn("training.init_from is ", self.rejection("tuned", "--resume", base=self.place.folder))
 
 
 class Rows(unittest.TestCase):

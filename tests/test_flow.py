@@ -81,7 +81,7 @@ class Flow(unittest.TestCase):
         self.assertAlmostEqual(np.mean(result > 1.0), 0.75, delta=0.02)
         self.assertLess(np.mean(np.minimum(abs(result - 3), abs(result + 1))), 0.05)
         one_step = euler_solve(estimate, noise, tf.constant(1)).numpy()
-        np.testing.assert_allclose(one_step, 2.0, atol=1e-4)  # the mean
+        np.testing.assert_allclose(one_step, 2.0, atol=1e-4)  # the mean of the data
 
     def test_noise_of_a_short_utterance_is_a_prefix_of_that_of_a_longer_one(self):
         short, long = (sample_noise(tf.constant([5, 6]), [length, 80]).numpy() for length in (9, 23))

@@ -1,4 +1,4 @@
-"""The feed, and the whole data path by running it: WAV -> upload -> log-mel on one device -> hand-over to another."""
+"""The feed and the whole data path: WAV -> upload -> log-mel on one device -> hand-over to another device."""
 
 import os
 import shutil
@@ -33,14 +33,14 @@ from myxtts.data.readers.local import LocalReader
 from myxtts.errors import DataError, PlacementError
 from tests.sine_corpus import frequency, pitch_of, planned_corpus, write_corpus
 
-PATIENCE_S = 30.0  # of a test for what takes milliseconds, where the alternative is to hang for ever
+TIMEOUT_S = 30.0  # for operations that take milliseconds or block for ever
 ROUTE = TWO.routes[0]
 PLAIN = tts_extractor()
 BEGINNING = Position()
 
 
-def within_patience(function: Callable):
-    """What the function returns or raises; fails where it does not end."""
+def within_timeout(function: Callable):
+    """Return or raise what a function returns or raises; fail if it does not end."""
     outcome = []
 
     def call():
@@ -51,9 +51,9 @@ def within_patience(function: Callable):
 
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
-    thread.join(PATIENCE_S)
+    thread.join(TIMEOUT_S)
     if not outcome:
-        raise AssertionError(f"nothing came of it in {PATIENCE_S} s")
+        raise AssertionError(f"the function has not ended after {TIMEOUT_S} s")
     value, error = outcome[0]
     if error is not None:
         raise error
@@ -64,13 +64,13 @@ def producers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "myxtts-producer"]
 
 
-class Watched:
-    """The numbers from 0, endless or up to `count`; says how many were made, where, and whether it was closed."""
+class ObservedSource:
+    """The numbers from 0, endless or up to `count`, with how many were made and which thread closed them."""
 
     def __init__(self, count: int | None = None):
         self.made, self.closed_in, self.changed = 0, None, threading.Condition()
         self._count = count
-        self._items = self._make()  # held, so that it is closed by who iterates or not at all
+        self._items = self._make()  # a reference here: only the consumer closes the generator
 
     def __iter__(self) -> Iterator[int]:
         return self._items
@@ -85,23 +85,23 @@ class Watched:
         finally:
             self.closed_in = threading.current_thread().name
 
-    def wait_for(self, made: int, timeout_s: float = PATIENCE_S) -> bool:
+    def wait_for(self, made: int, timeout_s: float = TIMEOUT_S) -> bool:
         with self.changed:
             return self.changed.wait_for(lambda: self.made >= made, timeout_s)
 
 
 class FeedTest(unittest.TestCase):
     def tearDown(self):
-        self.assertEqual(producers(), [], "a feed has left its thread behind")
+        self.assertEqual(producers(), [], "the thread of a feed is still running")
 
     def test_items_come_in_order_and_are_the_same_at_any_depth(self):
         for depth in (1, 2, 8, 100):
-            with Feed(Watched(50), depth) as feed:
+            with Feed(ObservedSource(50), depth) as feed:
                 self.assertEqual(list(feed), list(range(50)))
 
     def test_the_producer_runs_at_most_depth_plus_one_items_ahead(self):
         for depth in (1, 3):
-            source = Watched()
+            source = ObservedSource()
             with Feed(source, depth) as feed:
                 for taken in range(5):
                     self.assertTrue(source.wait_for(taken + depth + 1))
@@ -109,18 +109,18 @@ class FeedTest(unittest.TestCase):
                     self.assertEqual(next(feed), taken)
 
     def test_the_next_item_is_produced_while_the_consumer_uses_the_current_one(self):
-        meeting = threading.Barrier(2, timeout=PATIENCE_S)  # breaks unless both stages are at work at once
+        barrier = threading.Barrier(2, timeout=TIMEOUT_S)  # breaks unless both stages run at the same time
 
         def emulated_producer():
             yield 0
             for item in range(1, 10):
-                meeting.wait()
+                barrier.wait()
                 yield item
 
         with Feed(emulated_producer(), depth=1) as feed:
             for item in feed:
                 if item < 9:
-                    meeting.wait()
+                    barrier.wait()
 
     def test_error_in_producer_is_raised_at_its_batch(self):
         def failing():
@@ -156,24 +156,24 @@ class FeedTest(unittest.TestCase):
             (badly_closed(), OSError),
         ):
             with self.subTest(batches=batches), Feed(batches, 1) as feed, self.assertRaises(error):
-                within_patience(lambda feed=feed: list(feed))
+                within_timeout(lambda feed=feed: list(feed))
 
     def test_an_error_in_the_consumer_leaves_the_with_block_unchanged(self):
-        with self.assertRaisesRegex(ZeroDivisionError, "step"), Feed(Watched(), 2):
+        with self.assertRaisesRegex(ZeroDivisionError, "step"), Feed(ObservedSource(), 2):
             raise ZeroDivisionError("step")
 
     def test_closing_releases_a_producer_that_is_blocked_on_a_full_feed(self):
         for depth in (1, 3):
-            source = Watched()
+            source = ObservedSource()
             feed = Feed(source, depth).__enter__()
             self.assertTrue(source.wait_for(depth + 1))
-            within_patience(lambda feed=feed: feed.__exit__(None, None, None))
+            within_timeout(lambda feed=feed: feed.__exit__(None, None, None))
             self.assertEqual(producers(), [])
             self.assertLessEqual(source.made, depth + 2)
 
     def test_closing_at_any_item_closes_the_iterable_in_the_feeds_own_thread(self):
         for items in range(5):
-            source = Watched(4)
+            source = ObservedSource(4)
             with Feed(source, 2) as feed:
                 self.assertEqual(list(islice(feed, items)), list(range(items)))
             self.assertEqual(source.closed_in, "myxtts-producer")
@@ -183,41 +183,41 @@ class FeedTest(unittest.TestCase):
 
         def slow():
             begun.set()
-            may_end.wait(PATIENCE_S)
+            may_end.wait(TIMEOUT_S)
             yield 0
 
         feed = Feed(slow(), 1)
         feed.__enter__()
-        begun.wait(PATIENCE_S)
+        begun.wait(TIMEOUT_S)
         closing = threading.Thread(target=lambda: (feed.__exit__(None, None, None), closed.set()))
         closing.start()
         self.assertTrue(producers() and not closed.is_set())
         may_end.set()
-        closing.join(PATIENCE_S)
+        closing.join(TIMEOUT_S)
         self.assertTrue(closed.is_set())
 
     def test_closing_twice_and_after_the_end_is_safe(self):
         for items in (0, 5):
-            feed = Feed(Watched(5), 2)
+            feed = Feed(ObservedSource(5), 2)
             with feed:
                 self.assertEqual([next(feed) for _ in range(items)], list(range(items)))
-            within_patience(lambda feed=feed: feed.__exit__(None, None, None))
+            within_timeout(lambda feed=feed: feed.__exit__(None, None, None))
 
     def test_an_exhausted_feed_stays_exhausted(self):
-        with Feed(Watched(2), 3) as feed:
+        with Feed(ObservedSource(2), 3) as feed:
             self.assertEqual(list(feed), [0, 1])
-            self.assertEqual(within_patience(lambda: list(feed)), [])
-        self.assertEqual(within_patience(lambda: list(feed)), [])
+            self.assertEqual(within_timeout(lambda: list(feed)), [])
+        self.assertEqual(within_timeout(lambda: list(feed)), [])
 
     def test_a_feed_closed_early_yields_no_more_items(self):
-        with Feed(Watched(9), 3) as feed:
+        with Feed(ObservedSource(9), 3) as feed:
             next(feed)
-        self.assertEqual(within_patience(lambda: list(feed)), [])
+        self.assertEqual(within_timeout(lambda: list(feed)), [])
 
     def test_use_outside_a_with_block_is_an_error(self):
-        feed = Feed(Watched(1), 1)
+        feed = Feed(ObservedSource(1), 1)
         with self.assertRaisesRegex(RuntimeError, "with"):
-            within_patience(lambda: next(feed))
+            within_timeout(lambda: next(feed))
         with feed, self.assertRaises(RuntimeError):
             feed.__enter__()
 
@@ -227,10 +227,10 @@ class FeedTest(unittest.TestCase):
                 Feed([], depth)
 
     def test_wait_until_full_returns_when_the_feed_is_full(self):
-        with Feed(Watched(), 3) as feed:
-            self.assertLess(feed.wait_until_full(PATIENCE_S), PATIENCE_S)
+        with Feed(ObservedSource(), 3) as feed:
+            self.assertLess(feed.wait_until_full(TIMEOUT_S), TIMEOUT_S)
             self.assertEqual([next(feed) for _ in range(4)], [0, 1, 2, 3])
-            self.assertLess(feed.wait_until_full(PATIENCE_S), PATIENCE_S)  # it has been full
+            self.assertLess(feed.wait_until_full(TIMEOUT_S), TIMEOUT_S)  # the feed was full before
 
     def test_wait_until_full_returns_when_the_iterable_ends_or_fails(self):
         def broken():
@@ -239,14 +239,14 @@ class FeedTest(unittest.TestCase):
 
         for batches in ((), (1, 2), broken()):
             with Feed(batches, 8) as feed:
-                self.assertLess(feed.wait_until_full(PATIENCE_S), PATIENCE_S)
+                self.assertLess(feed.wait_until_full(TIMEOUT_S), TIMEOUT_S)
 
     def test_wait_until_full_returns_at_its_timeout(self):
         may_end = threading.Event()
 
         def slow():
             yield 0
-            may_end.wait(PATIENCE_S)
+            may_end.wait(TIMEOUT_S)
 
         with Feed(slow(), 2) as feed:
             self.assertGreaterEqual(feed.wait_until_full(0.01), 0.01)
@@ -254,12 +254,12 @@ class FeedTest(unittest.TestCase):
             may_end.set()
 
 
-def host(delivery: DeviceBatch) -> dict[str, np.ndarray]:
-    return {name: tensor.numpy() for name, tensor in delivery.batch.items()}
+def host(device_batch: DeviceBatch) -> dict[str, np.ndarray]:
+    return {name: tensor.numpy() for name, tensor in device_batch.batch.items()}
 
 
 class PipelineCase(unittest.TestCase):
-    """A corpus of 13 sinusoids by three speakers, in two buckets of batches of three, two batches a step."""
+    """A corpus of 13 sinusoids by three speakers: two buckets, batches of three, two batches per step."""
 
     SETTINGS = DataConfig(batch_size=3, buckets=2, reference_seconds=0.5)
     SECONDS = tuple(0.3 + 0.05 * i for i in range(13))
@@ -295,21 +295,21 @@ class PipelineCase(unittest.TestCase):
         return LocalReader(self.manifest, TTS_INPUTS, 11_008, data, read_rows)
 
     def silent(self, planned: list[PlannedBatch], device: str = DATA) -> ReadBatches:
-        """Planned batches with TTS_INPUTS of silence on a device."""
+        """Return planned batches with TTS_INPUTS of silence on a device."""
         return self.reader(silence).read(planned, device)
 
     def epoch(self, start=BEGINNING, epochs=1, mean_over="step", **settings) -> list[DeviceBatch]:
         with self.pipeline(**settings).open_feed(start, epochs, mean_over) as feed:
-            return [delivery for (delivery,) in feed]
+            return [device_batch for (device_batch,) in feed]
 
     def assert_same(self, received: list[DeviceBatch], expected: list[DeviceBatch]):
         self.assertEqual(len(received), len(expected))
-        for one, other in zip(received, expected, strict=True):
-            step, expected_step = one.planned.step, other.planned.step
+        for device_batch, expected_batch in zip(received, expected, strict=True):
+            step, expected_step = device_batch.planned.step, expected_batch.planned.step
             self.assertEqual((step.position, step.next_position), (expected_step.position, expected_step.next_position))
-            self.assertEqual(one.planned.last, other.planned.last)
-            for name, array in host(one).items():
-                np.testing.assert_array_equal(array, host(other)[name], err_msg=name, strict=True)
+            self.assertEqual(device_batch.planned.last, expected_batch.planned.last)
+            for name, array in host(device_batch).items():
+                np.testing.assert_array_equal(array, host(expected_batch)[name], err_msg=name, strict=True)
 
 
 class PipelineTest(PipelineCase):
@@ -320,10 +320,12 @@ class PipelineTest(PipelineCase):
             cache = cls.folder / "cache"
             pipeline = Pipeline(cls.corpus, [ROUTE], PLAIN, cls.SETTINGS, seed=cls.SEED, cache_folder=cache)
             with pipeline.open_feed(Position(), epochs=2) as feed:
-                cls.delivered = [delivery for (delivery,) in feed]
+                cls.delivered = [device_batch for (device_batch,) in feed]
             cls.traced = traced.call_count
         cls.steps = cls.corpus.plan.steps_per_epoch
-        cls.first_epoch = [delivery for delivery in cls.delivered if delivery.planned.step.position.epoch == 0]
+        cls.first_epoch = [
+            device_batch for device_batch in cls.delivered if device_batch.planned.step.position.epoch == 0
+        ]
 
     def test_an_epoch_has_each_utterance_exactly_once(self):
         for epoch in (0, 1):
@@ -331,15 +333,15 @@ class PipelineTest(PipelineCase):
             self.assertEqual(sorted(np.concatenate(rows).tolist()), list(range(13)))
 
     def test_every_batch_is_complete_and_on_the_model_device(self):
-        for delivery in self.delivered:
-            check_batch(delivery.batch, TTS_FEATURES, "delivery")
-            for name, tensor in delivery.batch.items():
+        for device_batch in self.delivered:
+            check_batch(device_batch.batch, TTS_FEATURES, "hand-over")
+            for name, tensor in device_batch.batch.items():
                 self.assertTrue(tensor.device.endswith(MODEL[1:]), f"{name} is on {tensor.device}")
 
     def test_the_mel_of_each_utterance_matches_librosa(self):
-        for delivery in self.first_epoch:
-            batch = host(delivery)
-            for row, mel, frames in zip(delivery.planned.rows, batch["mel"], batch["frames"], strict=False):
+        for device_batch in self.first_epoch:
+            batch = host(device_batch)
+            for row, mel, frames in zip(device_batch.planned.rows, batch["mel"], batch["frames"], strict=False):
                 wave, _ = soundfile.read(self.manifest.paths[row])
                 expected = librosa_log_mel(wave)
                 self.assertEqual(frames, len(expected))
@@ -370,8 +372,8 @@ class PipelineTest(PipelineCase):
     def test_rows_without_an_utterance_are_silent_with_length_0(self):
         short = [(d, host(d)) for d in self.delivered if len(d.planned.rows) < 3]
         self.assertTrue(short)
-        for delivery, batch in short:
-            empty = slice(len(delivery.planned.rows), None)
+        for device_batch, batch in short:
+            empty = slice(len(device_batch.planned.rows), None)
             for name in ("frames", "reference_frames", "token_count", "tokens", "f0_hz"):
                 self.assertFalse(batch[name][empty].any(), name)
             for name in ("mel", "reference"):
@@ -379,8 +381,8 @@ class PipelineTest(PipelineCase):
 
     def test_step_totals_are_the_frames_and_tokens_of_all_batches_of_the_step(self):
         steps = {}
-        for delivery in self.delivered:
-            steps.setdefault(delivery.planned.step.position, []).append(delivery)
+        for device_batch in self.delivered:
+            steps.setdefault(device_batch.planned.step.position, []).append(device_batch)
         self.assertTrue(any(len(batches) == 2 for batches in steps.values()))
         for batches in steps.values():
             self.assertEqual([d.planned.last for d in batches], [False] * (len(batches) - 1) + [True])
@@ -389,17 +391,17 @@ class PipelineTest(PipelineCase):
                 self.assertEqual((batch["step_frames"], batch["step_tokens"]), (frames, tokens))
 
     def test_epoch_totals_are_the_same_in_every_batch(self):
-        delivered = [host(delivery) for delivery in self.epoch(mean_over="epoch")]
+        delivered = [host(device_batch) for device_batch in self.epoch(mean_over="epoch")]
         frames, tokens = (sum(batch[name].sum() for batch in delivered) for name in ("frames", "token_count"))
         self.assertEqual({(float(b["step_frames"]), float(b["step_tokens"])) for b in delivered}, {(frames, tokens)})
 
     def test_each_batch_has_its_own_seed(self):
-        seeds = {tuple(host(delivery)["seed"]) for delivery in self.delivered}
+        seeds = {tuple(host(device_batch)["seed"]) for device_batch in self.delivered}
         self.assertEqual(len(seeds), len(self.delivered))
 
     def test_producing_is_traced_once_over_all_buckets_and_epochs(self):
-        self.assertEqual(len({delivery.planned.step.bucket for delivery in self.delivered}), 2)
-        self.assertEqual(self.traced, 2)  # the wave, and its reference
+        self.assertEqual(len({device_batch.planned.step.bucket for device_batch in self.delivered}), 2)
+        self.assertEqual(self.traced, 2)  # the utterance and its reference
 
     def test_reading_options_change_no_bit(self):
         for settings in (
@@ -417,11 +419,11 @@ class PipelineTest(PipelineCase):
             cache = self.folder / "cache"
             pipeline = Pipeline(self.corpus, [ROUTE], extractor, settings, seed=self.SEED, cache_folder=cache)
             with pipeline.open_feed(BEGINNING, 1) as feed:
-                deliveries.append([delivery for (delivery,) in feed])
-        self.assert_same(deliveries[0], self.first_epoch)  # the setting is training's to pass on: nothing else augments
+                deliveries.append([device_batch for (device_batch,) in feed])
+        self.assert_same(deliveries[0], self.first_epoch)  # only the extractor applies VTLP, not the setting
         self.assert_same(deliveries[1], deliveries[2])
-        for delivery, plain in zip(deliveries[1], self.first_epoch, strict=True):
-            batch, expected = host(delivery), host(plain)
+        for device_batch, plain in zip(deliveries[1], self.first_epoch, strict=True):
+            batch, expected = host(device_batch), host(plain)
             self.assertTrue(
                 (batch["mel"] != expected["mel"]).any() and (batch["reference"] != expected["reference"]).any()
             )
@@ -429,20 +431,22 @@ class PipelineTest(PipelineCase):
                 np.testing.assert_array_equal(batch[name], expected[name], err_msg=name)
 
     def test_the_f0_of_each_utterance_is_its_frequency(self):
-        for delivery in self.first_epoch:
-            batch = host(delivery)
-            for row, hz, frames in zip(delivery.planned.rows, batch["f0_hz"], batch["frames"], strict=False):
+        for device_batch in self.first_epoch:
+            batch = host(device_batch)
+            for row, hz, frames in zip(device_batch.planned.rows, batch["f0_hz"], batch["frames"], strict=False):
                 if pitch_of(row) <= 600.0:
                     np.testing.assert_allclose(hz[4 : frames - 4], pitch_of(row), rtol=0.005)
 
     def test_starting_at_a_position_equals_skipping_to_it(self):
         for start in (Position(0, 2), Position(1, 0), Position(1, self.steps - 1)):
             with self.subTest(start=start):
-                expected = [delivery for delivery in self.delivered if delivery.planned.step.position >= start]
+                expected = [
+                    device_batch for device_batch in self.delivered if device_batch.planned.step.position >= start
+                ]
                 self.assert_same(self.epoch(start, epochs=2), expected)
 
     def test_next_positions_traverse_the_epochs(self):
-        ends = [delivery.planned.step for delivery in self.delivered if delivery.planned.last]
+        ends = [device_batch.planned.step for device_batch in self.delivered if device_batch.planned.last]
         positions = [Position(epoch, step) for epoch in (0, 1) for step in range(self.steps)]
         self.assertEqual([step.position for step in ends], positions)
         self.assertEqual([step.next_position for step in ends[:-1]], positions[1:])
@@ -465,11 +469,11 @@ class PipelineTest(PipelineCase):
                 enough.set()
             return features
 
-        planned = [delivery.planned for delivery in self.first_epoch]
+        planned = [device_batch.planned for device_batch in self.first_epoch]
         batches = device_batches(self.silent(planned), [ROUTE], PLAIN, watched)
         with Feed(batches, depth=2) as feed:
             next(feed)
-            self.assertTrue(enough.wait(PATIENCE_S))  # this one, two in the feed, and the one in the making
+            self.assertTrue(enough.wait(TIMEOUT_S))  # this one, two in the feed, and one in production
         self.assertTrue(all(device.endswith(DATA[1:]) for device in produced), produced)
 
     def test_every_operation_that_produces_features_is_bound_to_the_device(self):
@@ -487,7 +491,7 @@ class PipelineTest(PipelineCase):
 
 
 def librosa_log_mel(wave: np.ndarray) -> np.ndarray:
-    """float64 [samples // 256, 80] in the field's convention, by librosa alone."""
+    """Return the log-mel spectrogram by librosa alone, float64 [samples // 256, 80]."""
     wave = np.pad(wave.astype(np.float64), 384, mode="reflect")
     magnitude = np.abs(librosa.stft(wave, n_fft=1024, hop_length=256, center=False, dtype=np.complex128))
     bank = librosa.filters.mel(sr=SAMPLE_RATE_HZ, n_fft=1024, n_mels=80, fmin=0, fmax=8000, dtype=np.float64)
@@ -510,7 +514,7 @@ class SlowFilesTest(PipelineCase):
 
         def slow_at_first(rows, padded):
             if np.array_equal(rows[:2], planned[0].arrays["row"][:2]):
-                others_read.wait(PATIENCE_S)
+                others_read.wait(TIMEOUT_S)
             read.append(rows.tolist())
             if len(read) >= 2:
                 others_read.set()
@@ -536,7 +540,7 @@ class SlowFilesTest(PipelineCase):
 
 
 class ReferenceTest(PipelineCase):
-    """References of a quarter of a second, which have room to move in utterances of half a second and more."""
+    """References of a quarter of a second from utterances of half a second and more, at random positions."""
 
     SECONDS = tuple(0.6 + 0.01 * i for i in range(9))
 
@@ -572,7 +576,7 @@ class ReferenceTest(PipelineCase):
 
 
 class DamagedCorpusTest(PipelineCase):
-    """A file that changes after the manifest was made stops the run at its batch, by name."""
+    """A file that changes after the manifest was made is named in an error at its batch."""
 
     def assert_named_at_its_batch(self, change: Callable[[Path], None], reason: str, row: int = 7, **settings):
         path = Path(self.manifest.paths[row])
@@ -651,7 +655,7 @@ class DamagedCorpusTest(PipelineCase):
 
 
 class UnusualCorpusTest(unittest.TestCase):
-    """Each corpus goes through whole, once."""
+    """Each corpus passes through the pipeline completely, once."""
 
     def delivered(self, seconds, suffixes=(".wav",), speakers=1, name="corpus", **settings) -> list[DeviceBatch]:
         folder = Path(tempfile.mkdtemp())
@@ -659,19 +663,19 @@ class UnusualCorpusTest(unittest.TestCase):
         data = DataConfig(**{"batch_size": 2, "buckets": 3, "reference_seconds": 0.5} | settings)
         corpus = planned_corpus(write_corpus(folder / name, seconds, speakers, suffixes), data)
         with Pipeline(corpus, [ROUTE], PLAIN, data, seed=0, cache_folder=folder).open_feed(Position(), 1) as feed:
-            delivered = [delivery for (delivery,) in feed]
-        rows = np.concatenate([delivery.planned.rows for delivery in delivered])
+            delivered = [device_batch for (device_batch,) in feed]
+        rows = np.concatenate([device_batch.planned.rows for device_batch in delivered])
         self.assertEqual(sorted(rows.tolist()), list(range(len(seconds))))
         for planned, batch, _ in delivered:
             mel = batch["mel"].numpy()
             for row, frames, spectrogram in zip(planned.rows, batch["frames"].numpy(), mel, strict=False):
                 self.assertEqual(frames, round(seconds[row] * SAMPLE_RATE_HZ) // HOP_SAMPLES)
-                self.assertGreater(spectrogram[:frames].max(axis=1).min(), -3.0)  # the tone sounds throughout
+                self.assertGreater(spectrogram[:frames].max(axis=1).min(), -3.0)  # the tone is audible in every frame
         return delivered
 
     def test_a_single_utterance_is_its_own_reference(self):
-        (delivery,) = self.delivered([0.4])
-        batch = host(delivery)
+        (device_batch,) = self.delivered([0.4])
+        batch = host(device_batch)
         self.assertEqual(batch["frames"].tolist(), [34, 0])
         np.testing.assert_array_equal(batch["reference"][0, :34], batch["mel"][0, :34])
 

@@ -292,7 +292,7 @@ class JobsTest(Case):
             with mock.patch.dict(os.environ, FAKE=unmerged):
                 code, _, err = self.launch("--num-syncs", "2", *flags)
         starts = (self.run_folder / "logs/gpu1_training.log").read_text().count("=== ")
-        self.assertEqual((code, starts), (1, 2), err)  # the fake does not merge
+        self.assertEqual((code, starts), (1, 2), err)  # the stand-in does not merge
         self.assertIn("the merge lacks gpu1, which failed at step 6 of 6", err)
 
     def test_merge_worse_than_a_job_returns_1(self):

@@ -1,4 +1,4 @@
-"""Imports point down only, and the modules that must start fast do not import TensorFlow."""
+"""Modules import only from lower layers, and modules that must start fast do not import TensorFlow."""
 
 import ast
 import subprocess
@@ -23,7 +23,7 @@ ROWS = (
     ("tasks",),
     ("training",),
     ("local_sgd.averaging", "local_sgd.sync_folder"),
-    ("local_sgd.sync",),  # a step of a run; the rest of local_sgd starts runs and merges what they left
+    ("local_sgd.sync",),  # part of a run; the rest of local_sgd starts runs and merges their checkpoints
     ("recognition", "synthesis"),
     ("run",),
     ("evaluation",),
@@ -129,12 +129,12 @@ def _modules() -> list[Path]:
 
 
 def _unit(path: Path) -> str:
-    """The entry of ROWS that a file belongs to."""
+    """Return the entry of ROWS that a file belongs to."""
     return _entry(".".join(path.relative_to(PACKAGE).with_suffix("").parts))
 
 
 def _entry(name: str) -> str:
-    """The entry of ROWS for a dotted name under myxtts: the longest that it begins with, else its first part."""
+    """Return the longest entry of ROWS that is a prefix of a dotted name under myxtts, else its first part."""
     parts = name.split(".")
     prefixes = [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
     return next((prefix for prefix in prefixes if prefix in HEIGHT), parts[0])
@@ -145,7 +145,7 @@ def _may_import(unit: str, target: str) -> bool:
 
 
 def _module_names(entry: str) -> Iterator[str]:
-    """The modules of a package or a module under myxtts; none where it does not exist."""
+    """Yield the modules of a package or module under myxtts; none if it does not exist."""
     base = PACKAGE.joinpath(*entry.split("."))
     for path in [base.with_suffix(".py"), *sorted(base.rglob("*.py"))]:
         if path.exists():
@@ -166,7 +166,7 @@ def _imported_names(path: Path) -> Iterator[str]:
 
 
 def _imports(tree: ast.AST, parents: tuple[str, ...]) -> Iterator[tuple[int, str]]:
-    """(line, unit) of each import from this repository, at whatever depth of a module in `parents`."""
+    """Yield (line, unit) of each import from this repository, at any depth of a module in `parents`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]

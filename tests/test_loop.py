@@ -1,4 +1,4 @@
-"""The order of what happens between two steps, on a state and a step that only count."""
+"""The order of hooks, reports and checkpoints between steps, with a state and a step that only count."""
 
 import unittest
 from types import SimpleNamespace
@@ -32,7 +32,7 @@ class CountingState:
 
 
 class Recorder(PeriodicHook):
-    """Appends its name and the step to a list."""
+    """A hook that appends its name and the step to a list."""
 
     def __init__(self, every, name, calls, error=None):
         super().__init__(every)
@@ -45,7 +45,7 @@ class Recorder(PeriodicHook):
 
 
 def endless_feed(fail_after: int | None = None):
-    """Yield one batch per step for one replica; a DataError takes the place of the one after `fail_after` steps."""
+    """Yield one batch per step for one replica; raise DataError after `fail_after` steps."""
     step = SimpleNamespace(audio_s=1.0, padded_s=2.0, bucket=0, position=SimpleNamespace(epoch=0))
     planned = SimpleNamespace(step=step, last=True)
     number = 0

@@ -1,4 +1,4 @@
-"""The manifest: usable utterances as columns, and a reason for each of the others."""
+"""The manifest: usable utterances as columns, and a reason for each rejected row."""
 
 import csv
 import os
@@ -18,7 +18,7 @@ from myxtts.errors import DataError
 
 
 def letters(text, language, frontend):
-    """One symbol for each letter; the language xx has no voice."""
+    """Return one symbol for each letter; the language xx is unknown."""
     if language == "xx":
         raise DataError("no voice for 'xx'")
     return [letter for letter in text if letter.isalpha()]
@@ -43,7 +43,7 @@ def riff(*chunks):
 PCM_SUBFORMAT = bytes.fromhex("0100000000001000800000aa00389b71")
 DATA = chunk(b"data", np.arange(10_000, dtype="<i2").tobytes())
 EXTENSIBLE = pcm_format(tag=0xFFFE, more=struct.pack("<HHI", 22, 16, 4) + PCM_SUBFORMAT)
-WAV_FILES = {  # name: (file, whether it is native)
+WAV_FILES = {  # name: (file content, whether TensorFlow decodes it)
     "plain": (riff(pcm_format(), DATA), True),
     "format of 18 bytes": (riff(pcm_format(more=b"\0\0"), DATA), True),
     "chunk between": (riff(pcm_format(), chunk(b"LIST", b"abcd"), DATA), True),
@@ -95,7 +95,7 @@ class CorpusCase(unittest.TestCase):
         return build_manifest(self.rows(), **settings | {"progress": False} | arguments)
 
     def assert_rejected(self, *expected, **arguments):
-        """All rows but those of `expected` (audio, reason) are usable."""
+        """Check that exactly the rows of `expected` (audio, reason) are rejected."""
         manifest, _, rejected = self.build(**arguments)
         self.assertEqual([(row.audio, row.reason) for row in rejected], list(expected))
         self.assertEqual(len(manifest), len(self.lines) - 1 - len(expected))
@@ -175,9 +175,9 @@ class Columns(CorpusCase):
         first = self.build()[0].fingerprint
         os.utime(self.folder / "a.wav", (1, 1))
         self.assertEqual(self.build()[0].fingerprint, first)
-        for column, other in ((1, "hallo"), (2, "else"), (3, "xx")):  # text, speaker, language
+        for column, value in ((1, "hallo"), (2, "else"), (3, "xx")):  # text, speaker, language
             original = self.lines[1]
-            self.lines[1] = ",".join(other if i == column else field for i, field in enumerate(original.split(",")))
+            self.lines[1] = ",".join(value if i == column else field for i, field in enumerate(original.split(",")))
             with self.subTest(row=self.lines[1]):
                 self.assertNotEqual(self.build()[0].fingerprint, first)
             self.lines[1] = original
@@ -185,9 +185,9 @@ class Columns(CorpusCase):
     def test_the_result_does_not_depend_on_the_number_of_threads(self):
         for number in range(600):
             self.add(f"u{number}.wav").write_bytes(riff(pcm_format(), chunk(b"data", b"\0" * 2 * (10_000 + number))))
-        one, two = self.build(workers=1)[0], self.build(workers=4)[0]
-        self.assertEqual(one.ids, two.ids)
-        self.assertEqual(two.samples.tolist(), list(range(10_000, 10_600)))
+        manifest, threaded = self.build(workers=1)[0], self.build(workers=4)[0]
+        self.assertEqual(manifest.ids, threaded.ids)
+        self.assertEqual(threaded.samples.tolist(), list(range(10_000, 10_600)))
 
 
 class RejectedRows(CorpusCase):
@@ -231,7 +231,7 @@ class RejectedRows(CorpusCase):
         self.add("fast.wav").write_bytes(riff(pcm_format(rate_hz=2**31 - 1), DATA))
         self.sound("stream.flac")
         content = bytearray((self.folder / "stream.flac").read_bytes())
-        content[21:26] = bytes([content[21] & 0xF0, 0, 0, 0, 0])  # 36 bits of STREAMINFO: 0 samples, not known
+        content[21:26] = bytes([content[21] & 0xF0, 0, 0, 0, 0])  # 36 bits of STREAMINFO: unknown length
         (self.folder / "stream.flac").write_bytes(content)
         names = ("two.wav", "slow.wav", "fast.wav", "stream.flac")
         self.assert_rejected(*((name, "unreadable") for name in names), max_seconds=1e99)
@@ -360,7 +360,7 @@ class Cache(CorpusCase):
         self.add("missing.wav")
 
     def cached(self, **arguments):
-        """The result, and whether any text was read for it."""
+        """Return the result and the texts that were read for it."""
         read = []
         return self.build(
             cache=self.cache, symbols_of=lambda *text: read.append(text) or letters(*text), **arguments

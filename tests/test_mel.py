@@ -17,7 +17,7 @@ from tests.sine_corpus import frequency, sine
 
 
 def mel_by_librosa(wave: np.ndarray) -> np.ndarray:
-    """float64 [samples // 256, 80] in the convention of HiFi-GAN, computed by librosa alone."""
+    """Return the log-mel spectrogram in the convention of HiFi-GAN by librosa alone, float64 [samples // 256, 80]."""
     reflected = np.pad(wave.astype(np.float64), 384, mode="reflect")
     magnitude = np.abs(librosa.stft(reflected, n_fft=1024, hop_length=256, center=False, dtype=np.complex128))
     filters = librosa.filters.mel(sr=SAMPLE_RATE_HZ, n_fft=1024, n_mels=80, fmin=0, fmax=8000, dtype=np.float64)

@@ -74,7 +74,7 @@ class Case(unittest.TestCase):
         self.addCleanup(stdout.__exit__, None, None, None)
 
     def make_run(self, name: str, model=None, averages=None, optimizer=None, **changes) -> Path:
-        """Write a run of made-up arrays; [1, 2] where none are given."""
+        """Write a run with the given arrays, by default [1, 2]."""
         given = {"model": model, "averages": averages, "optimizer": optimizer}
         groups = {group: arrays([1, 2]) if content is None else content for group, content in given.items()}
         state = metadata(**changes)
@@ -176,7 +176,7 @@ class Mean(Case):
         with stopped, self.assertRaises(KeyboardInterrupt):
             self.merge(first, second)
         self.assertEqual({path.name for path in self.folder.iterdir()}, {"one", "other"})
-        (self.folder / ".partial-merged/checkpoints").mkdir(parents=True)  # a kill left it
+        (self.folder / ".partial-merged/checkpoints").mkdir(parents=True)  # left by a killed process
         self.merge(first, second)
         self.assertEqual({path.name for path in self.folder.iterdir()}, {"one", "other", "merged"})
 
@@ -381,13 +381,13 @@ class InterpolationLineTest(unittest.TestCase):
 
     def test_distortion_is_0_for_the_same_sounds_and_infinite_for_non_finite_mels(self):
         mel = np.random.default_rng(0).normal(-5, 2, (20, 80)).astype(np.float32)
-        self.assertAlmostEqual(distortion_db(mel, np.repeat(mel, 2, axis=0)), 0.0)  # slower, and the same sounds
+        self.assertAlmostEqual(distortion_db(mel, np.repeat(mel, 2, axis=0)), 0.0)  # slower, but the same sounds
         self.assertGreater(distortion_db(mel, mel[::-1]), 1.0)
         self.assertEqual(distortion_db(mel, np.full((3, 80), np.nan, np.float32)), np.inf)
 
 
 class CopyingNetwork:
-    """Returns the recorded mel of each text, and counts the utterances."""
+    """A network that returns the recorded mel of each text and counts the utterances."""
 
     def __init__(self, batch: dict):
         self.batch, self.utterances = batch, 0

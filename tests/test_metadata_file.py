@@ -1,4 +1,4 @@
-"""Corpora on disk become rows; what is no corpus is refused with a message that helps."""
+"""Metadata files become rows; unusable paths and files are rejected with a helpful message."""
 
 import random
 import tempfile
@@ -26,7 +26,7 @@ class Case(unittest.TestCase):
         self.write(name, content)
         return self.folder
 
-    def refused(self, pattern, path, language="en"):
+    def assert_rejected(self, pattern, path, language="en"):
         before = sorted(self.folder.rglob("*"))
         with self.assertRaisesRegex(DataError, pattern):
             read_corpus(path, language)
@@ -111,8 +111,8 @@ class Tables(Case):
         self.assertEqual([(row.line, row.audio) for row in rows.rejected], [(3, "b.wav"), (4, "c.wav"), (5, "")])
 
     def test_an_unclosed_quote_affects_only_its_row(self):
-        self.refused("line 3 is not", self.write("list.csv", 'path,text\na.wav,x\nb.wav,"x\nc.wav,x\n'))
-        self.refused("line 2 is not", self.write("list.csv", 'path,text\na.wav,"x' + "y" * 200_000 + '"\n'))
+        self.assert_rejected("line 3 is not", self.write("list.csv", 'path,text\na.wav,x\nb.wav,"x\nc.wav,x\n'))
+        self.assert_rejected("line 2 is not", self.write("list.csv", 'path,text\na.wav,"x' + "y" * 200_000 + '"\n'))
 
     def test_paths_that_name_the_same_file_have_the_same_id(self):
         rows = read_corpus(self.write("list.csv", "path,text\na.wav,x\n./b/../a.wav,x\n"), "en").rows
@@ -121,30 +121,30 @@ class Tables(Case):
 
 class Rejected(Case):
     def test_a_missing_path_is_rejected_and_not_created(self):
-        self.refused("does not exist", self.folder / "missing")
-        self.refused("does not exist", self.folder / ("x" * 300))
+        self.assert_rejected("does not exist", self.folder / "missing")
+        self.assert_rejected("does not exist", self.folder / ("x" * 300))
 
     def test_a_folder_without_metadata_or_wavs_is_rejected(self):
-        self.refused("no metadata.csv", self.folder)
+        self.assert_rejected("no metadata.csv", self.folder)
         self.write("metadata.csv", "a|x\n")
-        self.refused("no folder wavs/", self.folder)
+        self.assert_rejected("no folder wavs/", self.folder)
 
     def test_a_device_file_is_rejected(self):
-        self.refused("neither a folder nor a file", Path("/dev/zero"))
+        self.assert_rejected("neither a folder nor a file", Path("/dev/zero"))
 
     def test_a_header_without_path_or_text_is_rejected(self):
         for header in ("file,text", "path,words", "path,path,text", "path", "a.wav,hello"):
-            self.refused("header that names path and text", self.write("list.csv", header + "\na,b,c\n"))
+            self.assert_rejected("header that names path and text", self.write("list.csv", header + "\na,b,c\n"))
 
     def test_a_file_without_utterances_is_rejected(self):
-        self.refused("is empty", self.write("list.csv", b""))
-        self.refused("is empty", self.write("list.csv", " \n\n"))
-        self.refused("no utterances", self.write("list.csv", "path,text\n\n"))
+        self.assert_rejected("is empty", self.write("list.csv", b""))
+        self.assert_rejected("is empty", self.write("list.csv", " \n\n"))
+        self.assert_rejected("no utterances", self.write("list.csv", "path,text\n\n"))
 
     def test_a_file_that_is_not_utf_8_text_is_rejected(self):
-        self.refused("binary or UTF-16", self.write("list.csv", b"RIFF\0\0\0\0WAVE"))
-        self.refused("binary or UTF-16", self.write("list.csv", "path,text\na.wav,x\n".encode("utf-16")))
-        self.refused(
+        self.assert_rejected("binary or UTF-16", self.write("list.csv", b"RIFF\0\0\0\0WAVE"))
+        self.assert_rejected("binary or UTF-16", self.write("list.csv", "path,text\na.wav,x\n".encode("utf-16")))
+        self.assert_rejected(
             "line 3 has the byte 0xe9", self.write("list.csv", "path,text\na,x\nb,\xe9t\xe9\n".encode("latin-1"))
         )
 

@@ -41,7 +41,7 @@ class Network(unittest.TestCase):
             return numpy_of(self.model(on_device(batch), **options))
 
     def synthesize(self, batch, speed=0.25, ode_steps=2, **options):
-        """Return (mel, frames, path); at this speed an untrained model gives several frames to each token."""
+        """Return (mel, frames, path); at this speed an untrained model assigns several frames to each token."""
         names = ("tokens", "token_count", "language", "reference", "reference_frames")
         batch = on_device(batch)
         with tf.device(MODEL):

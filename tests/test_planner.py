@@ -182,7 +182,7 @@ class StageTimesTest(unittest.TestCase):
             sample = (
                 resample_steps(stages(0, step_s), bucket, replicas, steps=98).step_s.reshape(-1, replicas).astype(int)
             )
-            self.assertEqual(np.bincount(sample[:, 0]).tolist(), [20] * 5)  # 98 steps are not a whole number of fives
+            self.assertEqual(np.bincount(sample[:, 0]).tolist(), [20] * 5)  # 98 is not a multiple of 5
             self.assertTrue((bucket[sample] == bucket[sample[:, :1]]).all())
             self.assertEqual(set(sample[bucket[sample] == 2].tolist()), {0, 2, 4})
 
@@ -221,7 +221,7 @@ class PlannerTest(unittest.TestCase):
                     self.assertEqual(best.candidate.name, expected)
 
     def test_tie_on_equally_many_gpus_goes_to_the_smaller_step(self):
-        # P = C and A = 0: but for filling the queues, both take 1 s for a batch.
+        # P = C and A = 0: except for filling the queues, both take 1 s per batch.
         ranked = predict_all(candidate_placements(2), StageTimes.constant(4000, 0.0, 1, 0.0, 1))
         self.assertEqual([prediction.candidate.name for prediction in ranked[:2]], ["dual", "replicated"])
 
@@ -229,7 +229,7 @@ class PlannerTest(unittest.TestCase):
         ranked = predict_all(candidate_placements(2), StageTimes.constant(600, 0.0, 0.0, 0.0, 1))
         self.assertEqual(
             [prediction.candidate.name for prediction in ranked[-2:]], ["single", "dual"]
-        )  # both 1 batch a second
+        )  # both 1 batch per second
         self.assertAlmostEqual(ranked[-1].batches_per_s, ranked[-2].batches_per_s)
         rates = [prediction.batches_per_s for prediction in ranked]
         self.assertEqual(rates, sorted(rates, reverse=True))
@@ -303,7 +303,7 @@ class PlannerTest(unittest.TestCase):
 
 
 class PlanCommandTest(unittest.TestCase):
-    """utilities/plan_command.py, as called."""
+    """The plan command, called through utilities/plan_command.py."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()

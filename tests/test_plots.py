@@ -1,4 +1,4 @@
-"""Pictures and the page of a run, drawn from what users may give."""
+"""Pictures and the report page of a run, for unusual texts, values and file names."""
 
 import io
 import tempfile

@@ -164,7 +164,7 @@ class RecommendationTest(unittest.TestCase):
 
 SPANS = (
     Span("read", 7, 10.0, 10.5),
-    Span("read", 8, 10.25, 10.75),  # by another worker, at the same time
+    Span("read", 8, 10.25, 10.75),  # by another worker at the same time
     Span("produce", 7, 10.5, 10.75),
     Span("step", 7, 11.0, 12.0),
     Span("read", 9, 10.5, 11.0),

@@ -1,4 +1,4 @@
-"""From files to PCM: soundfile, TensorFlow's own operations, the cache; and the corpora of a run."""
+"""Reading files as PCM with soundfile, TensorFlow's operations and the cache, and loading the corpora of a run."""
 
 import os
 import shutil
@@ -68,7 +68,7 @@ class ReadPcmTest(FolderCase):
                 np.testing.assert_allclose(pcm[middle] / 32_768, sine(440.0, 0.7)[middle], atol=0.02)
 
     def test_frequencies_above_nyquist_are_removed(self):
-        write_sound(self.folder / "a.wav", sine(15_000.0, 0.5, 44_100), 44_100)  # would fold to 7,050 Hz
+        write_sound(self.folder / "a.wav", sine(15_000.0, 0.5, 44_100), 44_100)  # its alias would be at 7,050 Hz
         self.assertLess(np.abs(read_pcm(self.folder / "a.wav")[500:-500]).max(), 40)
 
     def test_channels_are_averaged(self):
@@ -118,7 +118,7 @@ class RowsCase(FolderCase):
         return concrete(read_rows)(*(tf.constant(value, tf.int32) for value in (rows, starts, samples, padded))).numpy()
 
     def expected(self, manifest, rows, starts, samples, padded):
-        """The stretches by soundfile, one by one."""
+        """Return the segments read by soundfile, one at a time."""
         batch = np.zeros((len(rows), padded), np.int16)
         for to, row, start, count in zip(batch, rows, starts, samples, strict=True):
             to[:count] = soundfile.read(manifest.paths[row], dtype="int16")[0][start : start + count]
@@ -190,7 +190,7 @@ class ReadRowsTest(RowsCase):
 
     def test_python_reads_only_the_other_utterances(self):
         manifest = write_corpus(self.folder, [0.3, 0.4], suffixes=(".wav", ".flac"))
-        os.replace(manifest.paths[1], self.folder / "away")  # only Python would say "No such file" in these words
+        os.replace(manifest.paths[1], self.folder / "away")  # this message can only come from Python
         read_rows = rows_from_files(manifest, native_loading=True)
         np.testing.assert_array_equal(
             self.rows(read_rows, [0], [0], [6_615], 6_615), self.expected(manifest, [0], [0], [6_615], 6_615)
@@ -211,7 +211,7 @@ def concrete(read_rows):
 
 
 def operation_types(read_rows) -> set[str]:
-    """Types of all operations of the reader's graph, its branches and loop bodies included."""
+    """Return the types of all operations in the reader's graph, including branches and loop bodies."""
     graph = concrete(read_rows).graph.as_graph_def()
     return {node.op for nodes in (graph.node, *(f.node_def for f in graph.library.function)) for node in nodes}
 
@@ -266,9 +266,9 @@ class CacheTest(FolderCase):
 
     def test_a_changed_file_of_the_corpus_is_decoded_again(self):
         open_cache(self.manifest, self.cache, 2)
-        write_sound(Path(self.manifest.paths[0]), sine(1_000.0, 0.3))  # as long as before: the same fingerprint
+        write_sound(Path(self.manifest.paths[0]), sine(1_000.0, 0.3))  # the same length, so the same fingerprint
         (path,) = self.cache.iterdir()
-        os.utime(path, (1, 1))  # the clock of files ticks every few milliseconds
+        os.utime(path, (1, 1))  # file timestamps have a resolution of a few milliseconds
         self.assertAlmostEqual(frequency(open_cache(self.manifest, self.cache, 2)[:6_615]), 1_000.0, delta=2.0)
 
 
@@ -299,15 +299,18 @@ class PlannedBatchesTest(FolderCase):
 
     def assert_same(self, samples, expected):
         self.assertEqual(len(samples), len(expected))
-        for one, other in zip(samples, expected, strict=True):
-            step, expected_step = one.step._asdict(), other.step._asdict()
+        for batch, expected_batch in zip(samples, expected, strict=True):
+            step, expected_step = batch.step._asdict(), expected_batch.step._asdict()
             np.testing.assert_array_equal(step.pop("utterances"), expected_step.pop("utterances"))
             self.assertEqual(step, expected_step)
-            self.assertEqual((one.last, one.audio_s, one.padded_s), (other.last, other.audio_s, other.padded_s))
-            np.testing.assert_array_equal(one.rows, other.rows)
-            self.assertEqual(one.arrays.keys(), other.arrays.keys())
-            for name, array in one.arrays.items():
-                np.testing.assert_array_equal(array, other.arrays[name], err_msg=name, strict=True)
+            self.assertEqual(
+                (batch.last, batch.audio_s, batch.padded_s),
+                (expected_batch.last, expected_batch.audio_s, expected_batch.padded_s),
+            )
+            np.testing.assert_array_equal(batch.rows, expected_batch.rows)
+            self.assertEqual(batch.arrays.keys(), expected_batch.arrays.keys())
+            for name, array in batch.arrays.items():
+                np.testing.assert_array_equal(array, expected_batch.arrays[name], err_msg=name, strict=True)
 
     def test_iteration_can_start_at_any_position(self):
         whole = self.planned(Position(), 3)
@@ -322,9 +325,9 @@ class PlannedBatchesTest(FolderCase):
         self.assertEqual(next(position for position in positions if position.epoch == 50), Position(50, 0))
 
     def test_another_seed_changes_only_the_references_and_seeds(self):
-        one, other = self.planned(Position(), 1, seed=1), self.planned(Position(), 1, seed=2)
+        first, second = self.planned(Position(), 1, seed=1), self.planned(Position(), 1, seed=2)
         changed = set()
-        for planned, again in zip(one, other, strict=True):
+        for planned, again in zip(first, second, strict=True):
             changed |= {name for name, array in planned.arrays.items() if np.any(array != again.arrays[name])}
         self.assertEqual(changed, {"reference_start", "seed"})
 
@@ -363,7 +366,7 @@ class LoadCorporaTest(FolderCase):
         return load_corpora(Config(data=data, training=training), self.folder / "run", LengthRule())
 
     def write(self, utterances, **settings):
-        """Texts of the letters that all of them share, so that any of them can be held out."""
+        """Write a corpus whose texts share their letters, so that any utterance can be held out."""
         write_corpus(self.folder, [0.3 + 0.01 * i for i in range(utterances)], **settings)
         lines = [f"u{i}.wav,ab,s{i % 2}" for i in range(utterances)]
         (self.folder / "corpus.csv").write_text("\n".join(["path,text,speaker", *lines]))

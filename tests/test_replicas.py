@@ -151,10 +151,12 @@ class DeviceTest(unittest.TestCase):
         state, step = built(toy, replicas_of(2), accumulation=2)
         batches = [on(device, steps_of(1, 1)[0][0], state.model.BATCH_FIELDS) for device in state.replicas.devices]
         for function in step.functions(batches):
-            found = [operation.device for operation in function.graph.get_operations() if operation.type == "MatMul"]
-            counts = [sum(device.endswith(name[1:]) for device in found) for name in state.replicas.devices]
+            matmul_devices = [
+                operation.device for operation in function.graph.get_operations() if operation.type == "MatMul"
+            ]
+            counts = [sum(device.endswith(name[1:]) for device in matmul_devices) for name in state.replicas.devices]
             self.assertGreater(counts[0], 0)
-            self.assertEqual(counts, [len(found) / 2] * 2)
+            self.assertEqual(counts, [len(matmul_devices) / 2] * 2)
 
     def test_outcome_is_on_the_first_device(self):
         state, step = built(toy, replicas_of(2))
@@ -201,8 +203,8 @@ class RestOfEpochTest(unittest.TestCase):
 
     def take(self, replicas, start, steps, accumulation=1):
         """Return the utterances of several steps from a position on, and the position after them."""
-        found = list(itertools.islice(planned_steps(self.plan(replicas, accumulation), start), steps))
-        return np.concatenate([step.utterances for _, _, step in found]), found[-1][2].next_position
+        planned = list(itertools.islice(planned_steps(self.plan(replicas, accumulation), start), steps))
+        return np.concatenate([step.utterances for _, _, step in planned]), planned[-1][2].next_position
 
     def test_each_utterance_is_used_once(self):
         for accumulation in (1, 2):
@@ -264,9 +266,9 @@ class RunTest(unittest.TestCase):
 
     def test_one_producer_makes_the_same_batches_as_one_per_replica(self):
         flags = ("--batch-size", "2", "--max-steps", "3")
-        own = self.place.train("own", "--model-gpus", "1", "2", *flags)
+        own_producers = self.place.train("own", "--model-gpus", "1", "2", *flags)
         fed = self.place.train("fed", "--data-gpu", "0", "--model-gpus", "1", "2", *flags)
-        self.assertEqual((own.code, fed.code), (0, 0), own.err + fed.err)
+        self.assertEqual((own_producers.code, fed.code), (0, 0), own_producers.err + fed.err)
         for name, array in self.arrays("own", 3).items():
             np.testing.assert_array_equal(array, self.arrays("fed", 3)[name], name)
 

@@ -1,4 +1,4 @@
-"""A run that was stopped, killed and moved to other devices ends bit for bit as if nothing had happened."""
+"""A run that is stopped, killed or moved to other devices equals an uninterrupted run bit for bit."""
 
 import contextlib
 import logging
@@ -16,7 +16,7 @@ from tests.long import long
 from tests.tiny import Workplace, arrays_of, whole_run
 
 ROOT = Path(__file__).parents[1]
-TIMES = {  # of the steps since the last report
+TIMES = {  # measured since the last report
     *("step_s", "wait_s", "steps_per_s", "audio_seconds_per_s", "padding", "accelerator_utilisation"),
     *("read_s", "produce_s", "transfer_s", "blocked_s", "bottleneck"),
 }
@@ -50,23 +50,24 @@ def signal_at(step: int, number: int):
 
 
 def killed_at(step: int, argv: list[str]) -> subprocess.Popen:
-    """A run of the toy in a process of its own, which is killed when it reports a step."""
+    """Start a run of the toy in its own process, which is killed when it reports a step."""
     command = [sys.executable, "-c", CHILD, str(step), *argv]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 class Case(unittest.TestCase):
-    def assert_same_run(self, place, name, other):
-        """All variables of the last checkpoints, and all that was measured in training, are equal bit for bit."""
-        left, right = (dict(arrays_of(latest(place.run_dir(run) / "checkpoints"))) for run in (name, other))
+    def assert_same_run(self, place, name, expected_name):
+        """Check that the last checkpoints and the training metrics of two runs are equal bit for bit."""
+        left, right = (dict(arrays_of(latest(place.run_dir(run) / "checkpoints"))) for run in (name, expected_name))
         self.assertEqual(left.keys(), right.keys())
         self.assertEqual({key.split("/")[0] for key in left}, {"model", "optimizer", "averages"})
         for key, array in left.items():
             self.assertEqual(array.tobytes(), right[key].tobytes(), key)
-        found, expected = (
-            [of_training(line) for line in read_metrics(place.run_dir(run) / "metrics.jsonl")] for run in (name, other)
+        lines, expected = (
+            [of_training(line) for line in read_metrics(place.run_dir(run) / "metrics.jsonl")]
+            for run in (name, expected_name)
         )
-        self.assertEqual(found, expected)
+        self.assertEqual(lines, expected)
 
 
 def of_training(line: dict) -> dict:
@@ -90,12 +91,12 @@ class NetworkRun(Case):
 
 
 class ToyRuns(Case):
-    """Runs of the toy, and one of them that nothing interrupts."""
+    """Interrupted runs of the toy, compared with an uninterrupted one."""
 
     @classmethod
     def setUpClass(cls):
         cls.place = Workplace.with_toy_models(cls.addClassCleanup)
-        # With nothing to resume it starts anew.
+        # Without a checkpoint, --resume starts a new run.
         cls.killed = killed_at(5, cls.place.argv("killed", *DUAL, "--resume"))
         cls.addClassCleanup(cls.killed.wait)
         cls.whole = cls.place.train("whole", *DUAL)
@@ -112,7 +113,7 @@ class ToyRuns(Case):
         self.assertIn(f"resumed        {survived}", stopped.out)
         self.assertIn("stopped        by SIGTERM at step 7, after a checkpoint; resume with --resume", stopped.out)
         self.assertEqual(latest(checkpoints).name, "step-000007")
-        self.assertEqual(read_metadata(latest(checkpoints))["position"], [2, 1, []])  # of 3 steps an epoch
+        self.assertEqual(read_metadata(latest(checkpoints))["position"], [2, 1, []])  # an epoch has 3 steps
 
         finished = self.place.train("killed", *SINGLE, "--resume")
         self.assertEqual((finished.code, finished.err), (0, ""))

@@ -1,4 +1,4 @@
-"""Settings become devices and routes, or an error that says what to do."""
+"""Settings become devices and routes, or an error that suggests a solution."""
 
 import itertools
 import unittest

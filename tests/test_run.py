@@ -1,4 +1,4 @@
-"""Whole runs by the command line, in this process, on a corpus of sinusoids."""
+"""Complete runs through the command line in this process, on a corpus of sinusoids."""
 
 import json
 import os
@@ -45,14 +45,14 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 class Case(unittest.TestCase):
-    """A workplace for the tests of a class."""
+    """Tests that share a workplace."""
 
     @classmethod
     def setUpClass(cls):
         cls.place = Workplace.temporary(cls.addClassCleanup)
 
-    def refusal(self, name, *flags):
-        """The message of a run that ends with exit code 2."""
+    def rejection(self, name, *flags):
+        """Return the error message of a run that exits with code 2."""
         finished = self.place.train(name, *flags)
         self.assertEqual(finished.code, 2, finished)
         self.assertTrue(finished.err.startswith("error: ") and "Traceback" not in finished.err, finished.err)
@@ -60,13 +60,13 @@ class Case(unittest.TestCase):
 
 
 class CompleteRun(Case):
-    """One run with all that a run does: 8 steps, validation and samples after 4 and 8."""
+    """A run with all features: 8 steps, validation and samples after steps 4 and 8."""
 
     @classmethod
     def setUpClass(cls):
         cls.place, cls.flags, cls.finished = whole_run()
         cls.folder = cls.place.run_dir("whole")
-        cls.settings = load(cls.folder / "config.yaml")  # as the run left it: a test resumes it
+        cls.settings = load(cls.folder / "config.yaml")  # read before a test resumes the run
 
     def test_console_shows_placement_corpus_model_and_progress(self):
         self.assertEqual((self.finished.code, self.finished.err), (0, ""))
@@ -152,7 +152,7 @@ class CompleteRun(Case):
     def test_name_of_an_existing_run_is_rejected(self):
         before = files_of(self.place.folder)
         self.assertEqual(
-            self.refusal("whole"),
+            self.rejection("whole"),
             f"run 'whole' cannot be started: {self.folder} already holds a run. "
             "Resume it with --resume, or choose another name with --run.",
         )
@@ -175,7 +175,7 @@ class CompleteRun(Case):
         self.assertEqual(texts[: len(printed)], printed)  # a test that resumes the run appends to it
 
     def test_resuming_with_another_fixed_setting_is_rejected(self):
-        message = self.refusal("whole", "--resume", *self.flags, "--seed", "1", "--train-data", "not looked at")
+        message = self.rejection("whole", "--resume", *self.flags, "--seed", "1", "--train-data", "not looked at")
         newest = self.folder / "checkpoints/step-000008"
         self.assertEqual(
             message,
@@ -200,7 +200,7 @@ class CompleteRun(Case):
 
 
 class Stopped(Case):
-    """Runs of the toy, which end early."""
+    """Runs of the toy that end early."""
 
     def run(self, result=None):
         with toy_models():
@@ -215,7 +215,7 @@ class Stopped(Case):
         next(iter(arrays.values()))[:] = np.nan
         write_arrays(model, arrays.items())
         before = files_of(self.place.run_dir("nan") / "checkpoints")
-        message = self.refusal("nan", "--resume", "--log-every", "50")  # found at step 6, where a checkpoint is due
+        message = self.rejection("nan", "--resume", "--log-every", "50")  # detected at step 6, when a checkpoint is due
         self.assertRegex(
             message,
             r"^the loss or its gradient was not finite at step 4 "
@@ -227,20 +227,20 @@ class Stopped(Case):
     def test_out_of_memory_error_names_device_and_flags(self):
         full = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
         with mock.patch("myxtts.training.step.Step.__call__", side_effect=full):
-            message = self.refusal("full", *DUAL, "--data-gpu-memory", "4096", "--model-gpu-memory", "8192")
+            message = self.rejection("full", *DUAL, "--data-gpu-memory", "4096", "--model-gpu-memory", "8192")
         self.assertRegex(
             message, r"^out of memory at step 1, with a batch of 4 utterances of up to 0\.\d s and \d+ tokens"
         )
         self.assertRegex(
             message, r" \(bucket [12] of 2\): OOM when allocating tensor \(the model is on /CPU:1; limits: "
         )
-        self.assertIn("limits: /CPU:0 4096 MiB; /CPU:1 8192 MiB; ", message)  # and those that no route uses
+        self.assertIn("limits: /CPU:0 4096 MiB; /CPU:1 8192 MiB; ", message)  # and the devices that no route uses
         self.assertIn("). Resume with --resume and a higher --model-gpu-memory", message)
 
     def test_out_of_memory_error_before_the_first_step_names_no_batch(self):
         full = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
         with mock.patch("myxtts.tasks.tts.build_xtts", side_effect=full):
-            message = self.refusal("fuller", *DUAL)
+            message = self.rejection("fuller", *DUAL)
         self.assertRegex(message, r"^out of memory: OOM when allocating tensor \(the model is on /CPU:1; ")
 
     def test_missing_utterance_stops_the_run_after_saving_a_checkpoint(self):
@@ -262,21 +262,21 @@ class Rejected(Case):
         folder = RunFolder(self.place.run_dir("busy"))
         folder.path.mkdir(parents=True)
         with folder.locked():
-            self.assertIn("another process is training it", self.refusal("busy"))
+            self.assertIn("another process is training it", self.rejection("busy"))
 
     def test_xla_with_several_replicas_is_rejected(self):
         self.assertRegex(
-            self.refusal("two", "--model-gpus", "0", "1", "--enable-static-shapes", "--compile", "xla"),
+            self.rejection("two", "--model-gpus", "0", "1", "--enable-static-shapes", "--compile", "xla"),
             r"^--compile xla was given with 2 replicas \(replicated.*\), but XLA compiles for one device\. ",
         )
         self.assertFalse(self.place.run_dir("two").exists())
 
     def test_validation_without_held_out_utterances_is_rejected(self):
-        message = self.refusal("none", "--validation-fraction", "0", "--validate-every", "1")
+        message = self.rejection("none", "--validation-fraction", "0", "--validate-every", "1")
         self.assertIn("validation and samples were requested, but none of the 13 utterances is held out", message)
 
     def test_a_missing_corpus_creates_no_files(self):
-        self.assertIn("does not exist", self.refusal("nowhere", "--train-data", str(self.place.folder / "x")))
+        self.assertIn("does not exist", self.rejection("nowhere", "--train-data", str(self.place.folder / "x")))
         self.assertFalse(self.place.run_dir("nowhere").exists())
 
     def test_a_folder_with_checkpoints_but_no_settings_is_a_run(self):
@@ -287,7 +287,7 @@ class Rejected(Case):
 
     def test_too_many_unusable_rows_are_rejected(self):
         corpus = self.broken_corpus()
-        message = self.refusal("rejected", "--train-data", str(corpus), "--max-rejected", "0.1")
+        message = self.rejection("rejected", "--train-data", str(corpus), "--max-rejected", "0.1")
         self.assertIn("2 of 13 utterances cannot be used", message)
         self.assertIn("raise --max-rejected", message)
         listing = (self.place.run_dir("rejected") / "rejected.csv").read_text()
@@ -303,7 +303,7 @@ class Rejected(Case):
         self.assertIn("corpus         10 utterances, 1 held out, ", finished.out)
 
     def broken_corpus(self):
-        """One file is missing, and one is cut short."""
+        """Write a corpus with a missing file and a truncated file."""
         folder = self.place.folder / "broken"
         shutil.copytree(self.place.corpus.parent, folder, dirs_exist_ok=True)
         (folder / "u3.wav").unlink()
@@ -312,7 +312,7 @@ class Rejected(Case):
 
 
 class MinimalRun(Case):
-    """A run of the toy that does as little as a run can, for two epochs, traced for each shape."""
+    """A run of the toy for two epochs without optional hooks, traced for each shape."""
 
     @classmethod
     def setUpClass(cls):
@@ -353,7 +353,7 @@ class ShippedConfigurations(Case):
                 self.assertGreaterEqual(len(plan_routes(load(path).placement, gpu_count=2).routes), 1)
 
     def test_every_setting_in_them_trains(self):
-        """Three steps by each file whose settings are not all in another one, too."""
+        """Train three steps with each file whose settings are not a subset of another file's."""
         files = {path: settings_named_in(path) for path in self.FILES}
         largest = {names: path for path, names in files.items() if not any(names < more for more in files.values())}
         self.assertEqual(frozenset().union(*largest), frozenset().union(*files.values()))
@@ -368,7 +368,7 @@ class ShippedConfigurations(Case):
                     str(SIMULATED),
                 ]
                 flags += ["--run", path.stem, "--runs-dir", str(self.place.folder / "runs"), "--max-steps", "3"]
-                flags += ["--init-from", "null"]  # a base that only the reader has
+                flags += ["--init-from", "null"]  # a pretrained run that the repository does not contain
                 flags += ["--text-frontend", "characters", "--sample-every", "0", "--validate-every", "3"]
                 self.assertEqual(self.place.main(*flags).code, 0)
                 (line,) = read_metrics(self.place.run_dir(path.stem) / "metrics.jsonl")

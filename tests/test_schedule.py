@@ -1,4 +1,4 @@
-"""What changes with the step: evaluated at every step to the end and beyond."""
+"""Learning rate, EMA decay and number of steps, at every step up to the end and after it."""
 
 import itertools
 import math
@@ -46,8 +46,8 @@ class EmaDecay(unittest.TestCase):
 
 class TotalSteps(unittest.TestCase):
     def test_run_length_is_the_smaller_limit_and_0_means_no_limit(self):
-        for max_steps, by_epochs, expected in ((100, 0, 100), (0, 21, 21), (100, 21, 21), (20, 21, 20), (1, 1, 1)):
-            self.assertEqual(run_length(max_steps, by_epochs), expected)
+        for max_steps, epoch_steps, expected in ((100, 0, 100), (0, 21, 21), (100, 21, 21), (20, 21, 20), (1, 1, 1)):
+            self.assertEqual(run_length(max_steps, epoch_steps), expected)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Shards of a corpus: disjoint, complete, alike, reproducible, and readable as a corpus."""
+"""Shards of a corpus: disjoint, complete, balanced, reproducible, and readable as a corpus."""
 
 import csv
 import tempfile
@@ -35,7 +35,7 @@ class Assign(unittest.TestCase):
             self.assertLess(np.ptp(audio), samples.max())
 
     def test_lengths_do_not_overflow(self):
-        samples = np.full(4000, 2**20, np.int32)  # 4 * 2**30 in all
+        samples = np.full(4000, 2**20, np.int32)  # 4 * 2**30 in total
         audio = np.bincount(assign_shards(samples, np.zeros(4000), np.zeros(4000), 3), weights=samples)
         self.assertLessEqual(np.ptp(audio), 2**20)
 

@@ -1,4 +1,4 @@
-"""The training step: accumulation, clipping, averages, loss scale, traces, and what it says of a bad batch."""
+"""The training step: accumulation, clipping, averages, loss scale, traces and non-finite values."""
 
 import unittest
 
@@ -16,13 +16,13 @@ from tests.two_devices import MODEL
 ROWS = [(5, 13), (8, 24), (3, 3), (4, 9)]  # tokens and frames
 
 
-def make(model=None, clip=0.0, accumulation=1, static=False, precision="float32", averaged=True, xla=False):
-    """(state, step) of a model, the toy by default."""
+def make_step(model=None, clip=0.0, accumulation=1, static=False, precision="float32", averaged=True, xla=False):
+    """Return (state, step) of a model, by default the toy."""
     state = training_state(model or build_toy(precision), precision, averaged)
     return state, Step(state, clip, accumulation, static, xla)
 
 
-def take(step, *batches, number=1, learning_rate=1e-2, ema_decay=0.9):
+def run_step(step, *batches, number=1, learning_rate=1e-2, ema_decay=0.9):
     return step.read(step([[on_device(batch)] for batch in batches], number, learning_rate, ema_decay))
 
 
@@ -37,39 +37,39 @@ def norm_of(arrays):
 class Accumulation(unittest.TestCase):
     def test_accumulated_microbatches_match_one_large_batch(self):
         batch = features(ROWS)
-        (one, whole), (other, parts) = make(clip=1.0), make(clip=1.0, accumulation=3)
+        (state, whole), (accumulated, parts) = make_step(clip=1.0), make_step(clip=1.0, accumulation=3)
         cuts = [slice(0, 1), slice(1, 3), slice(3, 4)]
         for number in (1, 2, 3):
-            expected = take(whole, batch, number=number)
-            result = take(parts, *(rows_of(batch, cut) for cut in cuts), number=number)
+            expected = run_step(whole, batch, number=number)
+            result = run_step(parts, *(rows_of(batch, cut) for cut in cuts), number=number)
             for name, value in expected.items():
                 np.testing.assert_allclose(result[name], value, rtol=1e-5, err_msg=name)
-        for left, right in zip(weights(one), weights(other), strict=True):
+        for left, right in zip(weights(state), weights(accumulated), strict=True):
             np.testing.assert_allclose(left, right, atol=1e-5)
 
     def test_incomplete_step_uses_only_its_own_batches(self):
-        state, step = make(accumulation=3)
-        take(step, *[features(ROWS)] * 3)  # leaves no gradient behind
-        again, whole = make()
+        state, step = make_step(accumulation=3)
+        run_step(step, *[features(ROWS)] * 3)  # no gradient remains
+        again, whole = make_step()
         for variable, value in zip(again.model.trainable_variables, weights(state), strict=True):
             variable.assign(value)
-        expected = take(whole, features(ROWS, seed=1))
-        result = take(step, features(ROWS, seed=1))
+        expected = run_step(whole, features(ROWS, seed=1))
+        result = run_step(step, features(ROWS, seed=1))
         np.testing.assert_allclose(list(result.values()), list(expected.values()), rtol=1e-5)
 
     def test_non_finite_gradient_of_a_microbatch_is_found(self):
-        state, step = make(accumulation=2)
+        state, step = make_step(accumulation=2)
         bad = features(ROWS)
         bad["mel"][0, 0, 0] = np.nan
-        take(step, bad, features(ROWS), number=1)
+        run_step(step, bad, features(ROWS), number=1)
         self.assertEqual(state.bad_step.numpy(), 1)
 
 
 class Gradient(unittest.TestCase):
     def first_moment(self, clip):
-        """(reported norm, norm of what reached the optimizer) of one step."""
-        state, step = make(clip=clip)
-        norm = take(step, features(ROWS))["gradient_norm"]
+        """Return (reported norm, norm of the gradient that the optimizer received) of one step."""
+        state, step = make_step(clip=clip)
+        norm = run_step(step, features(ROWS))["gradient_norm"]
         # Adam's first moment after one step is (1 - 0.9) times the gradient.
         moments = [v.numpy() for v in state.optimizer.variables if "momentum" in v.path]
         self.assertEqual(len(moments), len(weights(state)))
@@ -99,34 +99,34 @@ class Gradient(unittest.TestCase):
 
 class StepArguments(unittest.TestCase):
     def test_given_learning_rate_is_used(self):
-        state, step = make()
+        state, step = make_step()
         for number, rate in enumerate((1e-2, 3e-4), 1):
             before = weights(state)
-            take(step, features(ROWS), number=number, learning_rate=rate)
+            run_step(step, features(ROWS), number=number, learning_rate=rate)
             largest = max(np.abs(a - b).max() for a, b in zip(weights(state), before, strict=True))
             self.assertAlmostEqual(largest / rate, 1.0, delta=0.15)  # Adam moves a weight by about the rate
             self.assertAlmostEqual(float(state.optimizer.learning_rate), rate, 8)
 
     def test_given_ema_decay_is_used(self):
-        state, step = make()
+        state, step = make_step()
         expected = weights(state)
         for number, decay in enumerate((0.1, 0.9), 1):
-            take(step, features(ROWS), number=number, ema_decay=decay)
+            run_step(step, features(ROWS), number=number, ema_decay=decay)
             expected = [decay * mean + (1 - decay) * w for mean, w in zip(expected, weights(state), strict=True)]
             for mean, average in zip(expected, state.averages, strict=True):
                 np.testing.assert_allclose(average.numpy(), mean, atol=1e-6)
 
     def test_without_averages_averaged_weights_are_the_weights(self):
-        state, step = make(averaged=False)
-        take(step, features(ROWS))
+        state, step = make_step(averaged=False)
+        run_step(step, features(ROWS))
         before = weights(state)
         with state.averaged_weights():
             np.testing.assert_array_equal(weights(state)[0], before[0])
         self.assertEqual(state.averages, [])
 
     def test_averaged_weights_are_swapped_in_and_restored_even_after_an_error(self):
-        state, step = make()
-        take(step, features(ROWS))
+        state, step = make_step()
+        run_step(step, features(ROWS))
         before = weights(state)
         with self.assertRaises(ZeroDivisionError), state.averaged_weights():
             for average, weight in zip(state.averages, weights(state), strict=True):
@@ -137,7 +137,7 @@ class StepArguments(unittest.TestCase):
 
 
 class Root(keras.Model):
-    """Its loss is √0 = 0, and the gradient of that is infinite."""
+    """A model with the loss √0 = 0, whose gradient is infinite."""
 
     LOSS_NAMES = ("root",)
     BATCH_FIELDS = TTS_FEATURES
@@ -152,7 +152,7 @@ class Root(keras.Model):
 
 class NonFinite(unittest.TestCase):
     def test_first_step_with_a_non_finite_loss_is_reported(self):
-        state, step = make()
+        state, step = make_step()
         bad = features(ROWS)
         bad["mel"][1, 3, 5] = np.inf
         for number, batch in enumerate((features(ROWS), bad, features(ROWS)), 1):
@@ -164,23 +164,23 @@ class NonFinite(unittest.TestCase):
     def test_non_finite_gradient_of_a_finite_loss_is_found(self):
         with replicas_on(MODEL).scope():
             root = Root()
-        state, step = make(root)
-        outcome = take(step, features(ROWS), number=4)
+        state, step = make_step(root)
+        outcome = run_step(step, features(ROWS), number=4)
         self.assertEqual(outcome["loss"], 0.0)
         self.assertEqual(state.bad_step.numpy(), 4)
 
 
 class LossScale(unittest.TestCase):
-    """mixed_float16: the loss is scaled, and an update whose gradient overflows is left out."""
+    """mixed_float16: the loss is scaled, and updates with an overflowing gradient are skipped."""
 
     def setUp(self):
-        self.state, self.step = make(precision="mixed_float16", clip=1.0)
+        self.state, self.step = make_step(precision="mixed_float16", clip=1.0)
         self.optimizer = self.state.optimizer
 
     def test_overflowing_step_changes_no_weight_and_is_no_error(self):
         before = weights(self.state)
         self.optimizer.dynamic_scale.assign(3e38)
-        outcome = take(self.step, features(ROWS), number=1)
+        outcome = run_step(self.step, features(ROWS), number=1)
         for left, right in zip(before, weights(self.state), strict=True):
             np.testing.assert_array_equal(left, right)
         self.assertTrue(np.isfinite(outcome["loss"]))
@@ -192,15 +192,15 @@ class LossScale(unittest.TestCase):
     def test_non_finite_loss_is_an_error_with_loss_scaling(self):
         bad = features(ROWS)
         bad["mel"][0, 0, 0] = np.nan
-        take(self.step, bad, number=5)
+        run_step(self.step, bad, number=5)
         self.assertEqual(self.state.bad_step.numpy(), 5)
 
     def test_reported_norm_and_clipping_use_the_unscaled_gradient(self):
-        expected = take(make()[1], features(ROWS))["gradient_norm"]
+        expected = run_step(make_step()[1], features(ROWS))["gradient_norm"]
         for scale in (1.0, 1024.0):
             self.setUp()
             self.optimizer.dynamic_scale.assign(scale)
-            norm = take(self.step, features(ROWS))["gradient_norm"]
+            norm = run_step(self.step, features(ROWS))["gradient_norm"]
             np.testing.assert_allclose(norm, expected, rtol=0.01)
             moments = [v.numpy() for v in self.optimizer.variables if "momentum" in v.path]
             self.assertAlmostEqual(norm_of(moments) / 0.1, 1.0, 2)
@@ -208,7 +208,7 @@ class LossScale(unittest.TestCase):
     def test_norm_is_correct_in_the_step_that_changes_the_scale(self):
         self.optimizer.dynamic_scale.assign(8.0)
         self.optimizer.step_counter.assign(self.optimizer.dynamic_growth_steps - 1)
-        norms = [take(self.step, features(ROWS), learning_rate=0.0)["gradient_norm"] for _ in range(2)]
+        norms = [run_step(self.step, features(ROWS), learning_rate=0.0)["gradient_norm"] for _ in range(2)]
         self.assertEqual(self.optimizer.dynamic_scale.numpy(), 16.0)
         np.testing.assert_allclose(norms[0], norms[1], rtol=1e-3)
 
@@ -217,9 +217,9 @@ class Traces(unittest.TestCase):
     SHAPES = ((8, 24), (9, 31), (10, 24), (8, 24))
 
     def traces(self, accumulation, static):
-        _, step = make(accumulation=accumulation, static=static)
+        _, step = make_step(accumulation=accumulation, static=static)
         for shape in self.SHAPES:
-            take(step, *[features(ROWS, shape)] * accumulation)
+            run_step(step, *[features(ROWS, shape)] * accumulation)
         return step.traces
 
     def test_dynamic_shapes_are_traced_once(self):
@@ -230,23 +230,23 @@ class Traces(unittest.TestCase):
 
 
 class CompiledByXla(unittest.TestCase):
-    """The toy's whole step and the network's gradients: to compile the network's whole step takes 10 s more."""
+    """The whole step of the toy and the gradients of the network; compiling its whole step would take 10 s more."""
 
     def test_compiled_step_matches_the_plain_step(self):
-        (state, step), (other, compiled) = make(clip=0.5), make(clip=0.5, static=True, xla=True)
+        (state, step), (compiled_state, compiled) = make_step(clip=0.5), make_step(clip=0.5, static=True, xla=True)
         for number in (1, 2):
-            expected, result = (take(each, features(ROWS), number=number) for each in (step, compiled))
+            expected, result = (run_step(each, features(ROWS), number=number) for each in (step, compiled))
             for name, value in expected.items():
                 np.testing.assert_allclose(result[name], value, rtol=1e-5, err_msg=name)
-        for left, right in zip(weights(state), weights(other), strict=True):
+        for left, right in zip(weights(state), weights(compiled_state), strict=True):
             np.testing.assert_allclose(left, right, atol=1e-5)
-        for left, right in zip(state.averages, other.averages, strict=True):
+        for left, right in zip(state.averages, compiled_state.averages, strict=True):
             np.testing.assert_allclose(left.numpy(), right.numpy(), atol=1e-5)
 
     @long
     def test_compiled_network_has_the_same_losses_and_finite_gradients(self):
-        """But for the flow's loss: XLA draws other numbers from a seed."""
-        state, step = make(build_model(size=BARE, segment_frames=24, gradient_checkpointing=True), averaged=False)
+        """The flow loss differs, since XLA draws other random numbers from a seed."""
+        state, step = make_step(build_model(size=BARE, segment_frames=24, gradient_checkpointing=True), averaged=False)
         batch = on_device(features(ROWS))
         with tf.device(MODEL):
             plain = {name: loss.numpy() for name, loss in state.model(batch, training=True)[0].items()}
@@ -260,18 +260,20 @@ class CompiledByXla(unittest.TestCase):
 
 class Network(unittest.TestCase):
     def test_network_learns_a_batch_with_one_trace(self):
-        state, step = make(build_model(), clip=1.0, averaged=False)
-        losses = [take(step, features(ROWS, (8 + i % 3, 24 + i % 3)), number=i + 1)["loss"] for i in range(12)]
+        state, step = make_step(build_model(), clip=1.0, averaged=False)
+        losses = [run_step(step, features(ROWS, (8 + i % 3, 24 + i % 3)), number=i + 1)["loss"] for i in range(12)]
         self.assertTrue(np.isfinite(losses).all())
         self.assertLess(losses[-1], 0.8 * losses[0])
         self.assertEqual(step.traces, 1)
         require_finite(state)
-        self.assertEqual(list(take(step, features(ROWS))), [*state.model.LOSS_NAMES, "loss", "gradient_norm"])
+        self.assertEqual(list(run_step(step, features(ROWS))), [*state.model.LOSS_NAMES, "loss", "gradient_norm"])
 
     @long
     def test_network_learns_in_float16(self):
-        state, step = make(build_model("mixed_float16", size=BARE), clip=1.0, precision="mixed_float16", averaged=False)
-        outcomes = [take(step, features(ROWS), number=i + 1) for i in range(12)]
+        state, step = make_step(
+            build_model("mixed_float16", size=BARE), clip=1.0, precision="mixed_float16", averaged=False
+        )
+        outcomes = [run_step(step, features(ROWS), number=i + 1) for i in range(12)]
         self.assertLess(outcomes[-1]["loss"], 0.8 * outcomes[0]["loss"])
         self.assertTrue(np.isfinite(outcomes[-1]["gradient_norm"]))
         require_finite(state)

@@ -91,12 +91,12 @@ class Synthesis(Case):
         self.assertTrue(np.isfinite(wave).all() and 0.0 < np.abs(wave).max() <= 1.0)
 
     def test_waves_depend_on_the_seed(self):
-        first, again, other = (
+        first, again, other_seed = (
             self.synthesize(options=replace(self.synthesizer.options, seed=seed)) for seed in (1, 1, 2)
         )
         np.testing.assert_array_equal(first, again)
-        self.assertEqual(first.shape, other.shape)
-        self.assertTrue((first != other).any())
+        self.assertEqual(first.shape, other_seed.shape)
+        self.assertTrue((first != other_seed).any())
 
     def test_slower_speech_is_longer(self):
         plain, slow = (
@@ -114,8 +114,8 @@ class Synthesis(Case):
         plain = self.synthesize()
         for option in ({"ode_steps": 4}, {"guidance": 2.0}, {"pitch_semitones": 5.0}, {"energy_db": 6.0}):
             with self.subTest(option):
-                other = self.synthesize(options=replace(self.synthesizer.options, **option))
-                self.assertTrue(other.shape != plain.shape or (other != plain).any())
+                changed = self.synthesize(options=replace(self.synthesizer.options, **option))
+                self.assertTrue(changed.shape != plain.shape or (changed != plain).any())
 
     def test_number_of_references_changes_the_wave(self):
         second = sound("second.wav", 330.0, 0.6)

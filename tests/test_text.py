@@ -139,7 +139,7 @@ class Speech(unittest.TestCase):
         with espeak.isolated_copy() as copy:
             collect = copy._collect
 
-            def interrupt(event) -> None:  # in the callback of the library, where ctypes drops exceptions
+            def interrupt(event) -> None:  # in a callback of the library, where ctypes ignores exceptions
                 signal.raise_signal(signal.SIGINT)
                 collect(event)
 

@@ -60,7 +60,7 @@ class ChunkTest(unittest.TestCase):
     def test_a_wave_is_split_in_the_middle_of_its_pause(self):
         wave = noise(30.0)
         wave[int(13.0 * SAMPLE_RATE_HZ) : int(14.0 * SAMPLE_RATE_HZ)] = 0.0
-        wave[:SAMPLE_RATE_HZ] = 0.0  # as quiet, but too close to the start
+        wave[:SAMPLE_RATE_HZ] = 0.0  # equally quiet, but too close to the start
         first, _ = split_wave(wave)
         self.assertAlmostEqual(len(first) / SAMPLE_RATE_HZ, 13.5, delta=0.02)
 
@@ -146,7 +146,7 @@ class TranscriberTest(RecogniserCase):
         with mock.patch("myxtts.recognition.transcriber.GROUP_S", 1.0):
             texts = self.transcriber.transcribe(waves())
             first = next(texts)
-            self.assertEqual(read, [0, 1])  # the second did not fit into the group
+            self.assertEqual(read, [0, 1])  # the second did not fit in the group
             self.assertEqual([first, *texts], self.transcribe(*(noise(1.0, number) for number in range(3))))
 
     def test_beam_search_mostly_agrees_with_greedy_decoding(self):

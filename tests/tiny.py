@@ -156,7 +156,7 @@ class Finished(NamedTuple):
 
 
 class Workplace:
-    """A folder with a corpus, and runs in it that are started through the command line in this process."""
+    """A folder with a corpus and runs, which are started through the command line in this process."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -172,7 +172,7 @@ class Workplace:
 
     @classmethod
     def with_toy_models(cls, add_cleanup: Callable) -> "Workplace":
-        """Do the same as `temporary`; meanwhile runs train the toy."""
+        """Create a temporary workplace in which runs train the toy."""
         models = toy_models()
         models.start()
         add_cleanup(models.stop)
@@ -199,7 +199,7 @@ class Workplace:
         return self.folder / "runs" / name
 
     def copy_run(self, run: str, name: str, add_cleanup: Callable) -> Path:
-        """Copy a run, so that a test may change it; the cleanup removes the copy."""
+        """Copy a run for a test that changes it; the cleanup removes the copy."""
         add_cleanup(shutil.rmtree, self.run_dir(name))
         return Path(shutil.copytree(self.run_dir(run), self.run_dir(name)))
 

@@ -1,4 +1,4 @@
-"""A run of the smallest CTC network with its initial weights: it transcribes any wave to letters."""
+"""A run of the smallest CTC network with its initial weights; it transcribes any wave to letters."""
 
 import atexit
 import contextlib
@@ -49,7 +49,7 @@ def asr_run() -> ASRRun:
     keras.utils.set_random_seed(3)
     with small_asr_models(), replicas_on(MODEL).scope():
         network = task_of(config).build(config, vocabulary)
-    network.out.kernel.assign(20.0 * network.out.kernel)  # confident, and not always of the same symbol
+    network.out.kernel.assign(20.0 * network.out.kernel)  # confident predictions of several symbols
     metadata = run_metadata(config, corpus, vocabulary, None, digest_of({v.path: v.numpy() for v in network.variables}))
     Checkpoints(run / "checkpoints", 1, metadata).save(training_state(network))
     return ASRRun(place, run)

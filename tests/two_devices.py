@@ -1,4 +1,4 @@
-"""Splits the CPU into four logical devices, without soft placement. Import this module before TensorFlow starts.
+"""Split the CPU into four logical devices, without soft placement. Import this module before TensorFlow starts.
 
 All tests of a process share the devices: `/CPU:0` makes batches, `/CPU:1` holds models, and replicas use all four.
 """

@@ -51,14 +51,17 @@ def messages(node: ast.AST, function: str = "module", shown: bool = False) -> It
             yield from messages(child, function, is_shown(node, child))
 
 
-def text_of(node: ast.AST) -> str | None:
+def text_of(node: ast.AST | None) -> str | None:
     """The text of a string, an f-string or a sum of them; {expression} for each value. None for any other node."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else None
     if isinstance(node, ast.JoinedStr):
         return "".join(text_of(part) or "" for part in node.values)
     if isinstance(node, ast.FormattedValue):
-        return ast.unparse(ast.JoinedStr([node]))[2:-1]
+        conversion = f"!{chr(node.conversion)}" if node.conversion > 0 else ""
+        return (
+            f"{{{ast.unparse(node.value)}{conversion}{':' * bool(node.format_spec)}{text_of(node.format_spec) or ''}}}"
+        )
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         sides = text_of(node.left), text_of(node.right)
         if sides != (None, None):

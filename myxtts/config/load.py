@@ -184,9 +184,9 @@ def _text(path: Path) -> str:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise ConfigError(f"{path}: the configuration cannot be read: {error.strerror}.") from None
+        raise ConfigError(f"{path}: the configuration cannot be read: {error.strerror}. Check the path.") from None
     if len(data) > MAX_BYTES:
-        raise ConfigError(f"{path}: larger than {MAX_BYTES // 1024} KiB, which is too large for a configuration.")
+        raise ConfigError(f"{path}: too large for a configuration (over {MAX_BYTES // 1024} KiB). Give another.")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -204,7 +204,7 @@ def _composed(path: Path) -> yaml.Node | None:
         raise ConfigError(f"{path}, line {error.problem_mark.line + 1}: broken YAML: {problem}.") from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise ConfigError(f"{path}, line {line}: YAML does not allow the character U+{error.character:04X}.") from None
+        raise ConfigError(f"{path}, line {line}: YAML forbids U+{error.character:04X}. Remove it.") from None
     except RecursionError:
         raise ConfigError(f"{path}: nested too deeply. A file has sections, which have settings.") from None
 

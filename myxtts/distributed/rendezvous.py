@@ -140,7 +140,7 @@ def _mismatch(cluster: Cluster, settings: dict, introduction: dict, arrived: Map
         if expected != value:
             return (
                 f"{cluster.name(index)} has {name} {value}, but {cluster.name(0)} has {expected}. "
-                "All workers must have the same value."
+                "Give all workers the same value."
             )
     return ""
 

@@ -233,7 +233,7 @@ class LossTest(ServiceCase):
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))  # bound, but not listening
             address = f"grpc://127.0.0.1:{taken.getsockname()[1]}"
-            with self.assertRaisesRegex(DataError, "nothing answers there: Connection refused. Start `python util"):
+            with self.assertRaisesRegex(DataError, "nothing answers there: Connection refused. Start `myxtts"):
                 list(self.corpus.read_by(self.corpus.service(address), 1))
 
     def test_a_dispatcher_without_workers_is_an_error_after_the_timeout(self):

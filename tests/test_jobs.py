@@ -272,7 +272,7 @@ class JobsTest(Case):
         self.assertEqual(code, 1)
         self.assertEqual(self.states()["gpu1"], ("rejected", 0))
         self.assertIn("error: gpu1: the fault was requested,\nand is two lines long\n", err)
-        self.assertIn("error: there is nothing to merge; only gpu0 is done", err)
+        self.assertIn("error: there is nothing to merge; only gpu0 has finished", err)
         self.assertFalse((self.run_folder / "merged").exists())
 
     def test_failed_warm_start_ends_all_and_can_be_retried_with_other_settings(self):

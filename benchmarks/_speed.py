@@ -28,7 +28,7 @@ from myxtts.training.setup import build_state, configure_devices, make_step
 
 
 def speed_of(run: Path, utterances: int, iterations: int, steps: int) -> dict[str, float]:
-    """Return real-time factors of held-out texts, and the training step's share of the machine's matrix-product rate.
+    """Return real-time factors of held-out texts and the training step's share of the machine's matrix-product rate.
 
     Args:
         utterances: number of texts to synthesize.

@@ -3,10 +3,10 @@
     python benchmarks/buckets.py
     python benchmarks/buckets.py --real-time --replicas 2 4 8
 
-The batches are those of the demo corpus' plan; the times of producing and of the step are proportional to their padded
-length. In the plan all replicas of a step take one bucket. The alternative is that each replica draws its own bucket:
-the plan of one replica, whose batches go to the replicas in turn. Each GPU makes its own batches. Both are simulated,
-and emulated by threads that sleep, as in benchmarks/planner.py.
+The batches come from the plan of the demo corpus. The times of producing and of the step are proportional to their
+padded length. In the plan, all replicas of a step have batches of one bucket. The alternative is an independent bucket
+for each replica: the plan of one replica, whose batches go to the replicas in turn. Each GPU makes its own batches.
+Both are simulated, and emulated with threads that sleep, as in benchmarks/planner.py.
 """
 
 import argparse
@@ -36,13 +36,13 @@ from myxtts.planner.stage_times import StageTimes
 from myxtts.tasks.length_rules import length_rule_of
 
 COLUMNS = (
-    "replicas | buckets | padding, planned | drawn | simulated batches/s, planned | drawn | gain in speech/s | "
-    "emulated batches/s, planned | drawn | gain in speech/s"
+    "replicas | buckets | padding, planned | independent | simulated batches/s, planned | independent | "
+    "gain in speech/s | emulated batches/s, planned | independent | gain in speech/s"
 )
 
 
 class Workload(NamedTuple):
-    """Times of the batches, in the order of steps and replicas, and the speech in a batch."""
+    """Times of the batches in the order of steps and replicas, and the speech per batch."""
 
     stages: StageTimes
     speech_s: float
@@ -70,45 +70,53 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--replicas", type=bounded(int, 2, 64), nargs="+", default=[2, 4])
     parser.add_argument("--buckets", type=count, nargs="+", default=[4, 8])
     parser.add_argument("--batch-size", type=count, default=8, help="utterances in a batch")
-    parser.add_argument("--produce-ms", type=milliseconds, default=4.0, help="mean of one replica's plan")
-    parser.add_argument("--step-ms", type=bounded(float, 0.1, 1000.0), default=20.0, help="the same")
-    parser.add_argument("--steps", type=bounded(int, 10, 10_000), default=60, help="steps of all replicas")
-    parser.add_argument("--real-time", action="store_true", help="before all other programs of a busy machine")
+    parser.add_argument(
+        "--produce-ms", type=milliseconds, default=4.0, help="mean time to produce a batch, in the plan of one replica"
+    )
+    parser.add_argument(
+        "--step-ms", type=bounded(float, 0.1, 1000.0), default=20.0, help="mean time of a step, likewise"
+    )
+    parser.add_argument("--steps", type=bounded(int, 10, 10_000), default=60, help="number of steps")
+    parser.add_argument("--real-time", action="store_true", help="run with real-time priority, for a busy machine")
     return parser.parse_args()
 
 
 def plan_of(buckets: int, replicas: int, batch_size: int, folder: Path) -> Plan:
-    """Of the demo corpus."""
+    """Return a plan of the demo corpus."""
     config = Config(data=DataConfig(train_data=str(DEMO_FOLDER), buckets=buckets, batch_size=batch_size))
     corpus, _, _ = load_corpora(config, folder, length_rule_of(config), replicas=replicas)
     return corpus.plan
 
 
-def cells(arguments: argparse.Namespace, replicas: int, buckets: int, planned: Plan, alone: Plan) -> Iterator[str]:
-    """A row of the table."""
+def cells(
+    arguments: argparse.Namespace, replicas: int, buckets: int, planned: Plan, independent: Plan
+) -> Iterator[str]:
+    """Yield the cells of a row of the table."""
     routes = [(str(device), str(device)) for device in range(replicas)]
-    usual_s = np.mean(padded_s(alone, alone.steps_per_epoch))
-    workloads = [workload_of(arguments, plan, arguments.steps * replicas, usual_s) for plan in (planned, alone)]
+    usual_s = np.mean(padded_s(independent, independent.steps_per_epoch))
+    workloads = [workload_of(arguments, plan, arguments.steps * replicas, usual_s) for plan in (planned, independent)]
     yield from (str(replicas), str(buckets), *(f"{workload.padding:.1%}" for workload in workloads))
     simulated = [simulate(routes, workload.stages) for workload in workloads]
-    run = [emulate_runs(routes, workload.stages, DEFAULT_DEPTHS, 0.0, MAX_RUNS) for workload in workloads]
-    for outcomes in (simulated, run):
+    emulated = [emulate_runs(routes, workload.stages, DEFAULT_DEPTHS, 0.0, MAX_RUNS) for workload in workloads]
+    for outcomes in (simulated, emulated):
         rates = [outcome.batches_per_s for outcome in outcomes]
         speech = [rate * workload.speech_s for rate, workload in zip(rates, workloads, strict=True)]
         yield from (*(f"{rate:.1f}" for rate in rates), f"{speech[0] / speech[1] - 1.0:+.1%}")
 
 
 def workload_of(arguments: argparse.Namespace, plan: Plan, batches: int, usual_s: float) -> Workload:
-    """The first batches of a plan; those with `usual_s` of padded speech take the times that were arguments for."""
-    share = padded_s(plan, batches) / usual_s
+    """Return the first batches of a plan; batches with `usual_s` of padded speech take the times of the arguments."""
+    relative_length = padded_s(plan, batches) / usual_s
     nothing = np.zeros(batches)
-    stages = StageTimes(nothing, share * arguments.produce_ms / 1e3, nothing, share * arguments.step_ms / 1e3)
+    stages = StageTimes(
+        nothing, relative_length * arguments.produce_ms / 1e3, nothing, relative_length * arguments.step_ms / 1e3
+    )
     speech_s = plan.samples.sum(dtype=np.int64) / SAMPLE_RATE_HZ / (plan.steps_per_epoch * plan.replicas)
     return Workload(stages, float(speech_s), plan.padding)
 
 
 def padded_s(plan: Plan, batches: int) -> np.ndarray:
-    """Padded length of the first batches of a plan, float [batches]: step by step, those of all replicas."""
+    """Return the padded lengths of a plan's first batches, float [batches], in the order of steps and replicas."""
     steps = islice(planned_steps(plan, Position()), -(-batches // plan.replicas))
     lengths = [plan.bounds[step.bucket] / SAMPLE_RATE_HZ for _, _, step in steps for _ in range(plan.replicas)]
     return np.array(lengths[:batches])

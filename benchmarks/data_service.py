@@ -1,11 +1,12 @@
-"""Compare reading by a data service with reading in the training process.
+"""Compare reading through a data service with reading in the training process.
 
     python benchmarks/data_service.py
     python benchmarks/data_service.py --train-data CORPUS --workers 1 2 --batches 2000
 
-The benchmark starts the service on this machine, where its workers share the cores with the reader. So the batches a
-second are a lower bound for workers on other machines. The processor time of this process is the same there: it is the
-cost of the batches to a training. The benchmark also compares the first batches of both readers, bit for bit.
+The benchmark starts the service on this machine, where its workers share the cores with the reader, so the batches per
+second are a lower bound for workers on other machines. The processor time of this process is the same with remote
+workers: it is the cost of reading during training. The benchmark also compares the first batches of both readers bit
+for bit.
 """
 
 import argparse
@@ -32,7 +33,7 @@ if TYPE_CHECKING:  # these import TensorFlow, which takes seconds
 
 SERVER = Path(__file__).resolve().parents[1] / "utilities" / "data_service.py"
 REFERENCE_SAMPLES = 65_536
-WARM_UP = 600  # batches before the clock starts, so that the jobs are long ones
+WARM_UP = 600  # batches before the measurement, so that it covers long jobs
 COMPARED = 64
 
 
@@ -40,7 +41,7 @@ class Measurement(NamedTuple):
     """Figures of one reader.
 
     Attributes:
-        cpu_ms: processor time of this process for a batch.
+        cpu_ms: processor time of this process per batch.
         growth_mib: growth of the dispatcher's memory.
         first: the first batches, for comparison.
     """
@@ -55,7 +56,9 @@ class Measurement(NamedTuple):
 def main() -> int:
     arguments = parse()
     read_locally, read_by_service = open_readers(arguments)
-    print("| read by | batches/s | MiB/s | processor time here, ms a batch | dispatcher grows, MiB per 1,000 batches |")
+    print(
+        "| read by | batches/s | MiB/s | processor time here, ms per batch | dispatcher grows, MiB per 1,000 batches |"
+    )
     print("|---|---|---|---|---|")
     local = measure(read_locally, arguments.batches)
     print(row("this process", local, "–"), flush=True)
@@ -64,7 +67,7 @@ def main() -> int:
             served = measure(lambda address=address: read_by_service(address), arguments.batches, dispatcher)
         growth = f"{served.growth_mib * 1000 / arguments.batches:.1f}"
         print(row(f"{workers} worker{'s' * (workers > 1)}", served, growth), flush=True)
-        if not same(local.first, served.first):
+        if not are_equal(local.first, served.first):
             print("error: the service delivered different batches", file=sys.stderr)
             return 1
     return 0
@@ -74,17 +77,21 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--train-data", metavar="CORPUS", default=None, help="as train_main.py takes it (demo corpus)")
-    parser.add_argument("--workers", type=bounded(int, 1, 64), nargs="+", default=[1, 2], help="of the service")
-    parser.add_argument("--batches", type=bounded(int, 100), default=1000, help="batches that are timed")
     parser.add_argument(
-        "--batch-size", type=bounded(int, 1, 1024), default=DataConfig().batch_size, help="utterances in one"
+        "--train-data", metavar="CORPUS", default=None, help="corpus, as for train_main.py (default: the demo corpus)"
+    )
+    parser.add_argument(
+        "--workers", type=bounded(int, 1, 64), nargs="+", default=[1, 2], help="numbers of workers to measure"
+    )
+    parser.add_argument("--batches", type=bounded(int, 100), default=1000, help="number of batches to time")
+    parser.add_argument(
+        "--batch-size", type=bounded(int, 1, 1024), default=DataConfig().batch_size, help="utterances in a batch"
     )
     return parser.parse_args()
 
 
 def open_readers(arguments: argparse.Namespace) -> "tuple[Callable[[], ReadBatches], Callable[[str], ReadBatches]]":
-    """Return what reads TTS batches without end: in this process, and by the service at an address."""
+    """Return two functions that read TTS batches endlessly: in this process, and from the service at an address."""
     from myxtts.batch import TTS_INPUTS
     from myxtts.data.dataset import ensure_demo_corpus, load_corpora
     from myxtts.data.manifest import LengthRule
@@ -140,7 +147,7 @@ def cpu_seconds() -> float:
 
 @contextmanager
 def service(workers: int) -> Iterator[tuple[str, int]]:
-    """Start a data service on this machine; the context is its address and the process id of its dispatcher."""
+    """Start a data service on this machine; yield its address and the process id of its dispatcher."""
     programs: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str) -> int:
@@ -166,7 +173,7 @@ def memory_mib(process: int | None) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def same(left: list[dict], right: list[dict]) -> bool:
+def are_equal(left: list[dict], right: list[dict]) -> bool:
     """Return whether two lists of batches are equal, bit for bit."""
 
     def bytes_of(batch: dict) -> dict[str, bytes]:

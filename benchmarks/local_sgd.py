@@ -1,13 +1,13 @@
-"""Independent jobs with one merge or several syncs, against a single job and two replicas.
+"""Compare independent jobs with one merge or several syncs to a single job and to two replicas.
 
     python utilities/make_demo_corpus.py --out data/asr --utterances 1500
     python benchmarks/local_sgd.py
     python benchmarks/local_sgd.py --steps 300 --cases "single job" "one merge" "5 syncs"
 
-Each case trains a tiny recogniser on two halves of a machine, with the same number of utterances in all: STEPS steps of
+Each case trains a tiny recogniser on two halves of a machine with the same total number of utterances: STEPS steps of
 16 for a single job, half as many for two replicas, and for two jobs half of the steps that remain after a common start.
-The seconds are those of all commands of a case; every case has the same two halves of the processors. The table has the
-mean of the jobs, even if one of them was better and the merge kept it.
+The seconds include all commands of a case; every case uses the same two halves of the processors. The table shows the
+mean of the jobs, even if the merge kept a better job instead.
 """
 
 import argparse
@@ -32,7 +32,7 @@ WARMSTART_FRACTION = 0.1  # of the steps
 QUIET = "--validate-every 0 --sample-every 0 --checkpoint-every 0 --log-every 20"
 ALONE = "--data-gpu null --model-gpu null"
 
-Case = Callable[["Bench"], list[Path]]  # trains, and returns the checkpoints whose mean is measured
+Case = Callable[["Bench"], list[Path]]  # trains and returns the checkpoints whose mean is measured
 
 
 class Bench:
@@ -66,7 +66,7 @@ class Bench:
         steps = (self.steps + warmstart_steps) // 2
         flags = f"{self.common} --train-data {self.corpus} --run {name} --max-steps {steps} {ALONE} {flags}"
         launcher_flags = f"--gpus 0 1 --simulate-gpus 2 --warmstart-steps {warmstart_steps}"
-        # 1: the mean is worse than its best input.
+        # Exit code 1: the mean is worse than its best input.
         self.run("utilities/train_independent.py", *flags.split(), *launcher_flags.split(), codes=(0, 1))
         checkpoints = self.checkpoints(f"{name}/gpu0", f"{name}/gpu1")
         if any(step_of(path) < steps for path in checkpoints):

@@ -1,10 +1,10 @@
-"""How much of producing hides behind consuming: Feed with an emulated producer and consumer.
+"""Measure how much of the producing time a Feed hides, with an emulated producer and consumer.
 
     python benchmarks/overlap.py
     python benchmarks/overlap.py --produce-ms 5 --consume-ms 20 --batches 100
 
-Both stages sleep, as in MLPerf Storage: the hand-off is measured and not the cores. One after the other they take
-batches x (produce + consume); the ideal is one produce, to fill the pipe, and then batches x the slower of the two.
+Both stages sleep, as in MLPerf Storage, so that the hand-over is measured and not the cores. One after the other they
+take batches x (produce + consume). The ideal is the shorter of the two once, plus batches x the longer.
 """
 
 import argparse
@@ -28,15 +28,15 @@ from myxtts.planner.stage_times import StageTimes, gamma_times
 DEPTHS = (1, 2, 3, 8)
 VARIATIONS = (0.0, 0.25, 0.5, 1.0)  # standard deviation of a stage's time over its mean
 
-LEAST_BATCHES = 3  # that can have the largest of them
+MIN_BATCHES = 3  # needed for the largest variation
 
 
 def main() -> int:
     arguments = parse()
-    if arguments.table and arguments.batches < LEAST_BATCHES:
+    if arguments.table and arguments.batches < MIN_BATCHES:
         raise ConfigError(
-            f"--batches {arguments.batches} are too few for the table: they cannot vary so much. "
-            f"Give {LEAST_BATCHES} or more, or --no-table."
+            f"--batches {arguments.batches} are too few for the variations in the table. "
+            f"Give {MIN_BATCHES} or more, or --no-table."
         )
     with real_time_priority() if arguments.real_time else nullcontext():
         return measure(arguments)
@@ -49,13 +49,13 @@ def measure(arguments: argparse.Namespace) -> int:
     ideal_s = slowest_s + min(produce_s, consume_s)
     achieved = [overlapped_s(produce, consume, arguments.depth) for _ in range(arguments.repeats)]
     achieved_s = median(achieved)
-    print(f"{batches} batches, {1e3 * produce_s:g} ms to produce and {1e3 * consume_s:g} ms to consume one; ", end="")
+    print(f"{batches} batches, {1e3 * produce_s:g} ms to produce and {1e3 * consume_s:g} ms to consume each; ", end="")
     print(f"depth {arguments.depth}, median of {arguments.repeats}")
     print(f"serial      {serial_s(produce, consume):7.3f} s")
     print(f"ideal       {ideal_s:7.3f} s")
     print(f"achieved    {achieved_s:7.3f} s   ({min(achieved):.3f} to {max(achieved):.3f})")
     print(f"efficiency  {100 * ideal_s / achieved_s:7.1f} %   (ideal / achieved)")
-    print(f"of the slower stage alone ({slowest_s:.3f} s): {achieved_s / slowest_s:.3f}, at most {arguments.limit:g}")
+    print(f"achieved / slower stage ({slowest_s:.3f} s): {achieved_s / slowest_s:.3f}, limit {arguments.limit:g}")
     if arguments.table:
         print_table(arguments)
     return 0 if achieved_s <= arguments.limit * slowest_s else 1
@@ -64,7 +64,7 @@ def measure(arguments: argparse.Namespace) -> int:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__.split("\n")[0],
-        epilog="Exit code 1 where the overlapped run takes more than --limit times its slower stage.",
+        epilog="Exit code 1 if the overlapped run takes more than --limit times its slower stage.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--batches", type=bounded(int, 1), default=50)
@@ -73,16 +73,19 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--depth", type=bounded(int, 1), default=3)
     parser.add_argument("--repeats", type=bounded(int, 1), default=5)
     parser.add_argument("--limit", type=bounded(float, 0.0, 1000.0), default=1.05)
-    parser.add_argument("--seed", type=int, default=0, help="of the varying times in the table")
-    parser.add_argument("--real-time", action="store_true", help="before all other programs of a busy machine")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the varying times in the table")
+    parser.add_argument("--real-time", action="store_true", help="run with real-time priority, for a busy machine")
     parser.add_argument(
-        "--table", action=argparse.BooleanOptionalAction, default=True, help="efficiency by depth and variation"
+        "--table",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="print the efficiency by depth and variation",
     )
     return parser.parse_args()
 
 
 def overlapped_s(produce: np.ndarray, consume: np.ndarray, depth: int) -> float:
-    """Seconds from the first batch's production to the last one's consumption; the feed starts empty."""
+    """Return the seconds from producing the first batch to consuming the last; the feed starts empty."""
     nothing = np.zeros(len(produce))
     stages = StageTimes(nothing, produce, nothing, consume)
     return emulate([("producer", "consumer")], stages, QueueDepths(feed=depth)).result.duration_s
@@ -97,9 +100,9 @@ def serial_s(produce: np.ndarray, consume: np.ndarray) -> float:
 
 
 def print_table(arguments: argparse.Namespace) -> None:
-    """Efficiency against the same ideal where the stages' times vary: what a deeper feed is good for."""
+    """Print the efficiency against the same ideal if stage times vary, which shows the use of a deeper feed."""
     random = np.random.default_rng(arguments.seed)
-    print("\nefficiency in % where the times vary (gamma distributed, the same for all depths)")
+    print("\nefficiency in % if the times vary (gamma distributed, the same for all depths)")
     print("  variation" + "".join(f"  depth {depth}" for depth in DEPTHS))
     for variation in VARIATIONS:
         produce, consume = (

@@ -1,11 +1,11 @@
-"""Reliability of a synthesizer's phoneme times: each boundary against the change in the signal.
+"""Measure the reliability of a synthesizer's phoneme times against changes in the signal.
 
     python utilities/make_demo_corpus.py --out data/voices --utterances 1200 --languages en ka fa --speakers 8
     python benchmarks/phoneme_times.py data/voices
 
 Next to silence, the change is the first or last sample of the longest run of zeros within 30 ms. Between two sounds, it
-is the place within 30 ms where the spectrum changes most: the largest distance of two log-mel spectra 12 ms apart, of
-windows of 10 ms. A reported time near the change is right. If it is not near, the change may be gradual, or the time
+is the position within 30 ms with the largest spectral change: the distance of two log-mel spectra 12 ms apart, with
+windows of 10 ms. A reported time near the change is right. If it is not near, the change may be gradual or the time
 wrong.
 """
 
@@ -30,7 +30,7 @@ from myxtts.evaluation.boundaries import Phoneme, phoneme_class, read_alignments
 SEARCH_MS = 30
 MILLISECOND = SAMPLE_RATE_HZ // 1000
 WINDOW_SAMPLES = 10 * MILLISECOND
-WINDOW_OFFSET_MS = 6  # from the place to each of the two windows
+WINDOW_OFFSET_MS = 6  # from the position to each of the two windows
 TOLERANCE_MS = 10.0
 BANDS = 24
 
@@ -47,7 +47,7 @@ def main() -> int:
     print("| boundary | count | median, ms | middle half, ms | within 10 ms |")
     print("|---|---|---|---|---|")
     for (left, right), values in sorted(offsets_ms.items(), key=lambda item: -len(item[1])):
-        if len(values) >= options.least:
+        if len(values) >= options.min_boundaries:
             low, middle, high = np.percentile(values, [25, 50, 75])
             near = np.mean(np.abs(values) <= TOLERANCE_MS)
             print(f"| {left} → {right} | {len(values)} | {middle:+.1f} | {low:+.1f} to {high:+.1f} | {near:.0%} |")
@@ -63,7 +63,7 @@ def parse() -> argparse.Namespace:
         "--utterances", type=bounded(int, 1), default=1200, help="maximum number of utterances to measure"
     )
     parser.add_argument(
-        "--least", type=bounded(int, 1), default=100, help="show kinds with at least this many boundaries"
+        "--min-boundaries", type=bounded(int, 1), default=100, help="show classes with at least this many boundaries"
     )
     return parser.parse_args()
 
@@ -101,11 +101,11 @@ def silence_edge_ms(wave: np.ndarray, time_s: float, at_end: bool) -> float | No
 
 def largest_change_ms(spectra: np.ndarray, time_s: float) -> float | None:
     """Return where the spectrum changes most around a time; None too close to an end of the wave."""
-    places = np.arange(-SEARCH_MS, SEARCH_MS + 1) + round(1000 * time_s)
-    if places[0] < WINDOW_OFFSET_MS or places[-1] >= len(spectra) - WINDOW_OFFSET_MS:
+    positions = np.arange(-SEARCH_MS, SEARCH_MS + 1) + round(1000 * time_s)
+    if positions[0] < WINDOW_OFFSET_MS or positions[-1] >= len(spectra) - WINDOW_OFFSET_MS:
         return None
-    change = np.linalg.norm(spectra[places + WINDOW_OFFSET_MS] - spectra[places - WINDOW_OFFSET_MS], axis=1)
-    return float(places[change.argmax()]) * MILLISECOND * 1000 / SAMPLE_RATE_HZ
+    change = np.linalg.norm(spectra[positions + WINDOW_OFFSET_MS] - spectra[positions - WINDOW_OFFSET_MS], axis=1)
+    return float(positions[change.argmax()]) * MILLISECOND * 1000 / SAMPLE_RATE_HZ
 
 
 def log_spectra(wave: np.ndarray) -> np.ndarray:

@@ -5,9 +5,9 @@
     python benchmarks/planner.py --devices 1024
 
 A case is a grid point of P/C, variation, depth, consumers and reading. All placements that `consumers` + 1 GPUs allow
-are predicted and run on the same sequence of batches, at least twice. A run in which a sleep returned late says nothing
-about queues and is repeated; so are runs that disagree. With --devices nothing is run: the simulation alone shows where
-each part of a large installation saturates.
+are predicted and run on the same sequence of batches at least twice. Runs in which a sleep returned late are repeated,
+since they measure the machine and not the queues; so are runs that disagree. --devices runs nothing: the simulation
+alone shows where each part of a large installation saturates.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from myxtts.planner.stage_times import STAGES, StageTimes
 
 TRANSFER_S = 0.5e-3
 BATCHES = 60  # one sequence for all placements; divisible by 1 to 5 replicas
-MIN_RUNS = 2  # undisturbed runs of a placement, which usually differ by 0.1 %
+MIN_RUNS = 2  # undisturbed runs per placement; they usually differ by 0.1 %
 MAX_RUNS = 9
 MAX_SPREAD = 1.02  # median over minimum of the undisturbed runs: the machine may also stop between two sleeps
 LATE_S = 2e-3  # a later sleep was disturbed by the machine: by 85 to 99 ms in one run of ten on a busy machine
@@ -119,8 +119,12 @@ def parse() -> argparse.Namespace:
     )
     fraction = bounded(float, 0.0, 1.0)
     parser.add_argument("--limit", type=fraction, default=0.05, help="largest error of the throughput")
-    parser.add_argument("--tolerance", type=fraction, default=0.02, help="of the chosen placement against the best")
-    parser.add_argument("--max-runs", type=bounded(int, MIN_RUNS, 99), default=MAX_RUNS, help="runs of a placement")
+    parser.add_argument(
+        "--tolerance", type=fraction, default=0.02, help="allowed loss of the chosen placement against the best"
+    )
+    parser.add_argument(
+        "--max-runs", type=bounded(int, MIN_RUNS, 99), default=MAX_RUNS, help="maximum number of runs per placement"
+    )
     parser.add_argument("--real-time", action="store_true", help="run with real-time priority, for a busy machine")
     parser.add_argument("--devices", type=bounded(int, 1, 1024), help="simulate up to this many devices instead")
     return parser.parse_args()
@@ -234,7 +238,7 @@ def scaling_table(max_devices: int) -> Iterator[str]:
     producer_per_s = 1 / (varying.produce_s + varying.transfer_s)
     # title: rate of n devices, and the limit of the shared resource
     layouts: dict[str, tuple[Callable[[int], float], float | None]] = {
-        "replicated, nothing varies": (lambda n: steady.batches_per_s(replicated_routes(n)), None),
+        "replicated, constant times": (lambda n: steady.batches_per_s(replicated_routes(n)), None),
         "replicated": (lambda n: varying.batches_per_s(replicated_routes(n)), None),
         f"a producer for {group - 1}": (lambda n: varying.batches_per_s(grouped_routes(n, group)), None),
         "one producer": (lambda n: varying.batches_per_s(grouped_routes(n, n)), producer_per_s),

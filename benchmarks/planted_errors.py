@@ -1,10 +1,10 @@
-"""What the metrics of deletions and insertions detect: sentences synthesized again, with and without a planted error.
+"""Measure what the deletion and insertion metrics detect in sentences with and without planted errors.
 
     python benchmarks/planted_errors.py
 
-espeak-ng synthesizes each sentence in the voice of the demo corpus, which stands for the recording, and then in other
-voices: at another rate, at another pitch, with another timbre. These have no errors. Then one word of each sentence is
-deleted, or said twice.
+espeak-ng synthesizes each sentence with the voice of the demo corpus, which represents the recording, and then with
+other voices: another rate, pitch or timbre. These have no errors. Then one word of each sentence is deleted or
+repeated.
 """
 
 import argparse
@@ -38,7 +38,7 @@ WORDS_MS = (0, 60, 80, 100, 2000)
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--sentences", type=bounded(int, 1), default=150, help="(default 150)")
+    parser.add_argument("--sentences", type=bounded(int, 1), default=150, help="number of sentences (default 150)")
     options = parser.parse_args()
     from myxtts.evaluation.acoustic_metrics import utterance_metrics  # imports TensorFlow
     from myxtts.evaluation.speech import acoustic_features, copy_synthesis

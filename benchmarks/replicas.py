@@ -26,7 +26,7 @@ from myxtts.config.schema import Config
 STEPS = 20
 TOLERANCE = 1e-5
 BATCH_SIZE = 3
-MAX_SECONDS = 2.6  # keeps 84 utterances of the demo corpus, which make 2 to 14 steps an epoch
+MAX_SECONDS = 2.6  # keeps 84 utterances of the demo corpus, which are 2 to 14 steps per epoch
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -60,8 +60,8 @@ def main(arguments: list[str] | None = None) -> int:
 def differences(task: str, replicas: int, accumulation: int, precision: str) -> tuple[float, float, float]:
     """Return the largest differences of weights, averages and losses in STEPS steps."""
     config = settings(task, accumulation, precision)
-    several = trained(config, replicas, together=True)
-    single = trained(config, replicas, together=False)
+    several = train(config, replicas, together=True)
+    single = train(config, replicas, together=False)
     weights, averages, losses = (
         max(float(np.abs(value - expected).max()) for value, expected in zip(*pair, strict=True))
         for pair in zip(several, single, strict=True)
@@ -82,14 +82,14 @@ def settings(task: str, accumulation: int, precision: str) -> Config:
             "max_rejected": 1.0,
             "gradient_accumulation": accumulation,
             "precision": precision,
-            # With 5 steps the voice is unstable: a difference in the last bit grew to 2.8e-4 in three steps.
+            # With 5 steps, TTS training is unstable: a difference in the last bit grew to 2.8e-4 in three steps.
             "warmup_steps": 40,
             "ema_decay": 0.9,
         },
     )
 
 
-def trained(config: Config, replicas: int, together: bool) -> tuple[list[np.ndarray], ...]:
+def train(config: Config, replicas: int, together: bool) -> tuple[list[np.ndarray], ...]:
     """Train STEPS steps of a plan for several replicas; return weights, averages and losses.
 
     Args:

@@ -3,10 +3,10 @@
     python benchmarks/scaling.py
     python benchmarks/scaling.py --tasks asr --workers 2 --repeats 3 --steps 200
 
-Trains on the demo corpus with utilities/launch_workers.py: by turns with one worker, with several workers, and with as
-many independent runs at the same time ("apart"). The independent runs show what the machine allows, since its cores
-share memory and cache. Compares audio seconds trained per second: medians over the reports of all repeats, without the
-first report of each run. The all-reduce is measured on tensors of the model's size.
+Trains on the demo corpus with utilities/launch_workers.py, alternating between one worker, several workers, and as many
+independent runs at the same time. The independent runs show what the machine allows, since its cores share memory and
+cache. The table compares audio seconds trained per second: medians over the reports of all repeats, without the first
+report of each run. The all-reduce is measured on tensors of the model's size.
 """
 
 import argparse
@@ -45,37 +45,41 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> int:
     options, gains = parse(arguments), []
-    print("| task | workers | audio s/s | steps/s | gain | all-reduce | of the step |\n|---|---|---|---|---|---|---|")
+    print("| task | workers | audio s/s | steps/s | gain | all-reduce | all-reduce / step |")
+    print("|---|---|---|---|---|---|---|")
     for task in options.tasks:
         runs: dict[int, list[dict]] = {1: [], options.workers: []}
-        apart: list[list[dict]] = []
+        independent: list[list[dict]] = []
         for _ in range(options.repeats):
             for workers, results in runs.items():
-                results.append(trained(task, workers, options.steps, options.batch_size))
+                results.append(train(task, workers, options.steps, options.batch_size))
             with ThreadPoolExecutor(options.workers) as pool:
                 cores = sorted(os.sched_getaffinity(0))[: options.workers]
-                apart.append([*pool.map(partial(trained, task, 1, options.steps, options.batch_size), cores)])
+                independent.append([*pool.map(partial(train, task, 1, options.steps, options.batch_size), cores)])
         parameters = runs[1][0]["parameters"]
         reduce_s = all_reduce_s(options.workers, BYTES_PER_PARAMETER * parameters)
-        alone = median(speed for run in runs[1] for speed in run["audio_seconds_per_s"])
+        single = median(speed for run in runs[1] for speed in run["audio_seconds_per_s"])
         for workers, results in runs.items():
             speed = median(speed for run in results for speed in run["audio_seconds_per_s"])
             steps = median(speed for run in results for speed in run["steps_per_s"])
             all_reduce = f"{1e3 * reduce_s:.0f} ms | {100 * reduce_s * steps:.1f} %" if workers > 1 else "– | –"
             print(
-                f"| {task} | {workers} | {speed:.1f} | {steps:.2f} | {speed / alone:.2f} | {all_reduce} |", flush=True
+                f"| {task} | {workers} | {speed:.1f} | {steps:.2f} | {speed / single:.2f} | {all_reduce} |", flush=True
             )
-        gains.append(speed / alone)
+        gains.append(speed / single)
         ceiling = sum(
             median(speed for run in core_runs for speed in run["audio_seconds_per_s"])
-            for core_runs in zip(*apart, strict=True)
+            for core_runs in zip(*independent, strict=True)
         )
-        print(f"| {task} | {options.workers} apart | {ceiling:.1f} | – | {ceiling / alone:.2f} | – | – |", flush=True)
+        print(
+            f"| {task} | {options.workers} independent | {ceiling:.1f} | – | {ceiling / single:.2f} | – | – |",
+            flush=True,
+        )
     return int(options.workers == 2 and min(gains) < TARGET_GAIN)
 
 
-def trained(task: str, workers: int, steps: int, batch_size: int, core: int | None = None) -> dict:
-    """Train a run, on one core if given; return the number of parameters, and figures of all reports but the first."""
+def train(task: str, workers: int, steps: int, batch_size: int, core: int | None = None) -> dict:
+    """Train, on one core if given; return the number of parameters and the figures of all reports except the first."""
     with tempfile.TemporaryDirectory() as folder:
         flags = f"--task {task} --model-size tiny --text-frontend characters --run run --runs-dir {folder}"
         flags += f" --batch-size {batch_size} --max-steps {steps} --log-every {LOG_EVERY} --validate-every 0"

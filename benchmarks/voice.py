@@ -1,4 +1,4 @@
-"""Train a voice from scratch for some minutes, evaluate it, and compare the figures with targets.
+"""Train a TTS voice from scratch for some minutes, evaluate it and compare the figures with targets.
 
     python benchmarks/voice.py one --minutes 15 --seeds 0 1 2
     python benchmarks/voice.py many --minutes 45
@@ -10,9 +10,9 @@ Persian, and two more that are not in the training data. Existing results are re
 runs under runs/, which continue where they were stopped. Arguments after -- are passed to train_main.py, and only to a
 new run: use another --name for another run.
 
-A short probe run measures the time of a step and so the number of steps that fit into the minutes; the learning rate
-schedule ends with them. The minutes are those of the steps. They exclude the first step, which is traced, and
-checkpoints; there are no validations and samples. The table shows the time actually taken.
+A short probe run measures the step time, which gives the number of steps that fit into the minutes; the learning rate
+schedule ends after these steps. The minutes exclude the first step, which is traced, and
+checkpoints; there are no validation and no samples. The table shows the actual time.
 """
 
 import argparse
@@ -118,7 +118,7 @@ def targets(kind: str, minutes: float) -> dict[str, Target]:
         voice = {
             "speaker_accuracy_seen": Target("speaker accuracy, eight speakers of the training data", "%", minimum=0.9),
             "speaker_accuracy_unseen": Target(
-                "speaker accuracy, two that are not in the training data", "%", minimum=0.6
+                "speaker accuracy, two speakers not in the training data", "%", minimum=0.6
             ),
             **{
                 f"{code}_mel_cepstral_distortion_ratio": Target(f"{code}: {distortion}", "×", maximum=3)
@@ -132,10 +132,10 @@ def targets(kind: str, minutes: float) -> dict[str, Target]:
         "real_time_factor_batch": Target("real-time factor, batches of 8", "s/s", maximum=0.1),
         "wait_share": Target("wait share in dual placement", "%", maximum=0.01),
         "rate_share": Target("the step's share of the matrix-product rate", "%", minimum=0.5),
-        "step_gflop": Target("matrix products of that step, forward and backward", "GFLOP"),
+        "step_gflop": Target("matrix products of a step, forward and backward", "GFLOP"),
         "matmul_gflops": Target("matrix-product rate of this machine", "GFLOP/s"),
         "steps": Target("steps"),
-        "steps_per_s": Target("steps a second"),
+        "steps_per_s": Target("steps per second"),
         "training_minutes": Target("time of the steps", "min"),
     }
 
@@ -178,7 +178,7 @@ def parse() -> argparse.Namespace:
         default=[0],
         help="one run for each; the table shows medians",
     )
-    parser.add_argument("--only", choices=("train", "measure"), help="do only this half")
+    parser.add_argument("--only", choices=("train", "measure"), help="only train, or only measure existing runs")
     parser.add_argument("--name", help="name of the runs, without minutes and seed (default: the configuration's)")
     parser.add_argument(
         "--json", metavar="FILE", type=absolute, help="output file for the figures (default: beside the runs)"

@@ -131,12 +131,12 @@ class LongWaitTest(unittest.TestCase):
         self.long_wait = LongWait(0, DataConfig(num_workers=1), single=True, devices=1)
 
     def warnings_for(self, reports, **metrics) -> list[str]:
-        """Return the warnings after reports of (step, wait fraction)."""
+        """Return the warnings after reports of (step, wait share)."""
         metrics = {"step_s": 1.0, "blocked_s": 0.0, "bottleneck": "produce"} | metrics
         with self.assertLogs("myxtts", "WARNING") as logs:
             logging.getLogger("myxtts").warning("end")  # assertLogs fails without any message
-            for step, wait_fraction in reports:
-                self.long_wait(step, {"accelerator_utilisation": 1.0 - wait_fraction, **metrics})
+            for step, wait_share in reports:
+                self.long_wait(step, {"accelerator_utilisation": 1.0 - wait_share, **metrics})
         return [record.getMessage() for record in logs.records[1:]]
 
     def test_200_steps_of_waiting_are_reported_once(self):

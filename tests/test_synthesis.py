@@ -446,7 +446,11 @@ class Program(unittest.TestCase):
 def reported(program: Callable[[], int]) -> tuple[int, str]:
     """Run a program of the command line; returns its exit code and message."""
     stderr = io.StringIO()
-    with contextlib.redirect_stderr(stderr), mock.patch("myxtts.commands.console.log_to_console"):
+    with (
+        contextlib.redirect_stderr(stderr),
+        mock.patch("myxtts.commands.console.log_to_console"),
+        mock.patch.object(logging.getLogger("myxtts"), "handlers", []),  # those of earlier runs in this process
+    ):
         return report_errors(program), stderr.getvalue()
 
 

@@ -20,7 +20,7 @@ from myxtts.planner import auto
 from myxtts.planner.auto import choose_placement, measure_in_subprocess, rank_placements
 from myxtts.planner.stage_times import StageProfile, StageTimes
 from myxtts.profiling.isolated_stages import measure_stage_times
-from tests.tiny import Workplace, toy_models
+from tests.tiny import Workspace, toy_models
 
 
 def profile(read_ms: float, produce_ms: float, transfer_ms: float, step_ms, all_reduce_ms: float = 0.0) -> StageProfile:
@@ -111,8 +111,8 @@ class ChoosePlacementTest(unittest.TestCase):
 
 class MeasureTest(unittest.TestCase):
     def test_measurement_has_all_stage_times_that_a_prediction_needs(self):
-        place = Workplace.temporary(self.addCleanup)
-        argv = place.argv("measured", "--data-gpu", "0", "--model-gpu", "1")
+        workspace = Workspace.temporary(self.addCleanup)
+        argv = workspace.argv("measured", "--data-gpu", "0", "--model-gpu", "1")
         # In its own process: TensorFlow treats the all-reduce of another strategy there as a part of this one.
         with multiprocessing.get_context("spawn").Pool(1) as process:
             measured = process.apply(measure_toy_run, (argv,))

@@ -32,7 +32,7 @@ from tests.sine_corpus import planned_corpus, write_corpus
 from tests.tiny import (
     BARE,
     SECONDS,
-    Workplace,
+    Workspace,
     build_model,
     build_toy,
     features,
@@ -170,9 +170,9 @@ class MisplacedValueTest(unittest.TestCase):
 
     def test_run_with_a_misplaced_model_ends_with_exit_code_2(self):
         with tempfile.TemporaryDirectory() as folder:
-            place = Workplace(Path(folder))
+            workspace = Workspace(Path(folder))
             with mock.patch("myxtts.tasks.tts.build_xtts", return_value=build_toy(device=DATA)):
-                finished = place.train("misplaced", "--data-gpu", "0", "--model-gpu", "1")
+                finished = workspace.train("misplaced", "--data-gpu", "0", "--model-gpu", "1")
             self.assertEqual(finished.code, 2, finished)
             self.assertIn(f"error: all values must be on {MODEL}, but found toy/", finished.err)
 

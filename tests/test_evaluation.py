@@ -68,10 +68,10 @@ from tests.tiny_asr import asr_run, cached_transcriber, cached_transcribers
 
 def glide(semitones: float = 0.0, seconds: float = 1.0, swing_hz: float = 40.0) -> np.ndarray:
     """Return a vowel that goes from 100 to 140 Hz and back while its timbre changes; float32."""
-    place = np.arange(round(seconds * SAMPLE_RATE_HZ)) / (seconds * SAMPLE_RATE_HZ)
-    hz = (100 + swing_hz * np.sin(np.pi * place)) * 2 ** (semitones / 12)
+    position = np.arange(round(seconds * SAMPLE_RATE_HZ)) / (seconds * SAMPLE_RATE_HZ)
+    hz = (100 + swing_hz * np.sin(np.pi * position)) * 2 ** (semitones / 12)
     phase = 2 * np.pi * np.cumsum(hz) / SAMPLE_RATE_HZ
-    wave = sum(np.sin(k * phase) * np.exp(-((k - 4 - 6 * place) ** 2) / 20) for k in range(1, 21))
+    wave = sum(np.sin(k * phase) * np.exp(-((k - 4 - 6 * position) ** 2) / 20) for k in range(1, 21))
     return (0.1 * wave).astype(np.float32)
 
 
@@ -405,7 +405,7 @@ class CompleteEvaluation(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        cls.place, cls.run_folder = whole_run().place, whole_run().folder
+        cls.workspace, cls.run_folder = whole_run().workspace, whole_run().folder
         folder = tempfile.TemporaryDirectory()
         cls.addClassCleanup(folder.cleanup)
         cls.plots = Path(folder.name) / "plots"
@@ -424,7 +424,7 @@ class CompleteEvaluation(unittest.TestCase):
             return score_tts(run, select_checkpoint(run), evaluation_options, TWO.routes[0], plots)
 
     def copy_run(self, name: str) -> Path:
-        return self.place.copy_run("whole", name, self.addCleanup)
+        return self.workspace.copy_run("whole", name, self.addCleanup)
 
     def test_every_metric_is_present_and_finite(self):
         expected = {key for key in METRICS if not key.startswith(("boundary", "speaker_accuracy_unseen"))}
@@ -521,16 +521,16 @@ class CompleteEvaluation(unittest.TestCase):
                 evaluate_run(self.run_folder, None, EvaluationOptions(**options))
 
     def test_a_changed_corpus_is_rejected(self):
-        text = self.place.corpus.read_text(encoding="utf-8")
-        self.addCleanup(self.place.corpus.write_text, text, encoding="utf-8")
-        self.place.corpus.write_text(text.replace("abc,", "cba,"), encoding="utf-8")
+        text = self.workspace.corpus.read_text(encoding="utf-8")
+        self.addCleanup(self.workspace.corpus.write_text, text, encoding="utf-8")
+        self.workspace.corpus.write_text(text.replace("abc,", "cba,"), encoding="utf-8")
         with self.assertRaisesRegex(CheckpointError, "another corpus"):
             self.measure(self.copy_run("changed"))
 
     def test_a_missing_corpus_is_named(self):
-        away = self.place.corpus.with_name("elsewhere.csv")
-        self.place.corpus.rename(away)
-        self.addCleanup(away.rename, self.place.corpus)
+        away = self.workspace.corpus.with_name("elsewhere.csv")
+        self.workspace.corpus.rename(away)
+        self.addCleanup(away.rename, self.workspace.corpus)
         with self.assertRaisesRegex(DataError, "does not exist under"):
             self.measure(self.copy_run("gone"))
 
@@ -541,11 +541,11 @@ class CompleteEvaluation(unittest.TestCase):
             self.measure(run)
 
     def test_another_corpus_is_measured_and_its_speakers_are_unseen(self):
-        lines = self.place.corpus.read_text(encoding="utf-8").splitlines()
+        lines = self.workspace.corpus.read_text(encoding="utf-8").splitlines()
         speaker = lines[0].split(",").index("speaker")
         rows = [line.split(",") for line in lines[1:7]]
         others = [[*row[:speaker], f"new-{number % 2}", *row[speaker + 1 :]] for number, row in enumerate(rows)]
-        file = self.place.corpus.with_name("others.csv")
+        file = self.workspace.corpus.with_name("others.csv")
         file.write_text("\n".join([lines[0], *map(",".join, others)]), encoding="utf-8")
         score = self.measure(plots=self.plots.with_name("others"), data=file, utterances=2)
         self.assertEqual(score.utterances, 2)

@@ -29,7 +29,7 @@ from myxtts.training.init_from import (
 from myxtts.training.state import TrainingState, make_optimizer
 from myxtts.training.step import Step
 from tests.sine_corpus import sine, write_sound
-from tests.tiny import BARE, SYMBOLS, Finished, Workplace, arrays_of, build_model, features, on_device, replicas_on
+from tests.tiny import BARE, SYMBOLS, Finished, Workspace, arrays_of, build_model, features, on_device, replicas_on
 from tests.two_devices import MODEL
 
 LETTERS = tuple("abcdefghijklmnop"[: SYMBOLS - 3])  # the symbols of `build_model` without the 3 special ids
@@ -73,20 +73,20 @@ def vocabulary(symbols: Sequence[str], languages: Sequence[str]) -> Vocabulary:
     return Vocabulary(SymbolTable(tuple(symbols)), (), tuple(languages))
 
 
-place: Workplace
+workspace: Workspace
 tuned: Finished
 
 
 def setUpModule():
     """A run `base` of a model with two tables, and a run `tuned` of it on another language with other letters."""
-    global place, tuned
+    global workspace, tuned
     models = mock.patch("myxtts.tasks.tts.build_xtts", build_component_model)
     models.start()
     unittest.addModuleCleanup(models.stop)
-    place = Workplace.temporary(unittest.addModuleCleanup)
-    finished = place.train("base", "--max-steps", "4", "--validate-every", "2")
+    workspace = Workspace.temporary(unittest.addModuleCleanup)
+    finished = workspace.train("base", "--max-steps", "4", "--validate-every", "2")
     assert finished.code == 0, finished
-    folder = place.folder / "georgian"
+    folder = workspace.folder / "georgian"
     folder.mkdir()
     lines = ["path,text,speaker,language"]
     for i in range(9):
@@ -99,17 +99,21 @@ def setUpModule():
 def tune(name: str, *flags: str, base: Path | None = None) -> Finished:
     fixed = (
         "--train-data",
-        str(place.folder / "georgian/corpus.csv"),
+        str(workspace.folder / "georgian/corpus.csv"),
         "--init-from",
-        str(base or place.run_dir("base")),
+        str(base or workspace.run_dir("base")),
     )
-    return place.train(name, *fixed, "--max-steps", "6", "--checkpoint-every", "2", *flags)
+    return workspace.train(name, *fixed, "--max-steps", "6", "--checkpoint-every", "2", *flags)
 
 
 class Runs(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.place, cls.base, cls.corpus = place, place.run_dir("base"), place.folder / "georgian/corpus.csv"
+        cls.workspace, cls.base, cls.corpus = (
+            workspace,
+            workspace.run_dir("base"),
+            workspace.folder / "georgian/corpus.csv",
+        )
 
     def rejection(self, name: str, *flags: str, base: Path | None = None) -> str:
         finished = tune(name, *flags, base=base)
@@ -121,14 +125,14 @@ class Runs(unittest.TestCase):
 class Started(Runs):
     def test_keeps_pretrained_rows_and_appends_new_ones(self):
         self.assertEqual((tuned.code, tuned.err), (0, ""))
-        base = read_pretrained(self.base, self.place.folder)
+        base = read_pretrained(self.base, self.workspace.folder)
         self.assertIn(
             f"start          {self.base} step {base.metadata['step']}: 8 symbols kept, 2 new (ა ბ), "
             "1 language kept, 1 new (ka)\n",
             tuned.out,
         )
         self.assertIn("2 speakers, 13 symbols, languages en ka\n", tuned.out)  # 10 symbols and 3 special ids
-        metadata = read_metadata(latest(self.place.run_dir("tuned") / "checkpoints"))
+        metadata = read_metadata(latest(self.workspace.run_dir("tuned") / "checkpoints"))
         self.assertEqual((metadata["symbols"], metadata["languages"]), ([*"abcdefgh", "ა", "ბ"], ["en", "ka"]))
         self.assertEqual(metadata["speakers"], ["s0", "s1"])
         self.assertEqual(
@@ -151,23 +155,23 @@ class Started(Runs):
         expected = read_arrays(self.base / f"checkpoints/step-{best:06d}/averages.npz")
         still = ("--learning-rate", "1e-30", "--weight-decay", "0", "--max-steps", "1")
         self.assertEqual(tune("still", *still).code, 0)
-        weights = read_arrays(self.place.run_dir("still") / "checkpoints/step-000001/model.npz")
+        weights = read_arrays(self.workspace.run_dir("still") / "checkpoints/step-000001/model.npz")
         self.assertEqual(weights.keys(), expected.keys())
         for name, array in expected.items():
             np.testing.assert_array_equal(weights[name][: len(array)], array, err_msg=name)
 
     def test_inherits_model_size_and_text_front_end_by_default(self):
         named = ("--text-frontend", "characters", "--model-size", "tiny")
-        argv = [word for word in self.place.argv("plain") if word not in named]
+        argv = [word for word in self.workspace.argv("plain") if word not in named]
         argv += ["--train-data", str(self.corpus), "--init-from", str(self.base), "--max-steps", "2"]
-        self.assertEqual(self.place.main(*argv).code, 0)
-        settings = load(self.place.run_dir("plain") / "config.yaml")
+        self.assertEqual(self.workspace.main(*argv).code, 0)
+        settings = load(self.workspace.run_dir("plain") / "config.yaml")
         self.assertEqual((settings.model.model_size, settings.data.text_frontend), ("tiny", "characters"))
-        again = self.place.main(*argv, "--resume")
+        again = self.workspace.main(*argv, "--resume")
         self.assertIn("nothing to do", again.out)
 
     def test_resumes_bit_for_bit_without_the_pretrained_run(self):
-        broken = self.place.copy_run("tuned", "broken", self.addCleanup)
+        broken = self.workspace.copy_run("tuned", "broken", self.addCleanup)
         shutil.rmtree(broken / "checkpoints/step-000006")
         away = self.base.rename(self.base.with_name("away"))
         self.addCleanup(away.rename, self.base)
@@ -175,16 +179,16 @@ class Started(Runs):
         self.assertEqual((resumed.code, resumed.err), (0, ""))
         self.assertNotIn("have changed: rebuilding", resumed.out)
         left, right = (
-            dict(arrays_of(latest(self.place.run_dir(name) / "checkpoints"))) for name in ("tuned", "broken")
+            dict(arrays_of(latest(self.workspace.run_dir(name) / "checkpoints"))) for name in ("tuned", "broken")
         )
         self.assertEqual(left.keys(), right.keys())
         for name, array in left.items():
             self.assertEqual(array.tobytes(), right[name].tobytes(), name)
-        metadata = [read_metadata(latest(self.place.run_dir(name) / "checkpoints")) for name in ("tuned", "broken")]
+        metadata = [read_metadata(latest(self.workspace.run_dir(name) / "checkpoints")) for name in ("tuned", "broken")]
         self.assertEqual(metadata[0]["ancestor"], metadata[1]["ancestor"])
 
     def test_a_fine_tuned_run_can_be_fine_tuned_again(self):
-        finished = tune("second", "--max-steps", "2", base=self.place.run_dir("tuned"))
+        finished = tune("second", "--max-steps", "2", base=self.workspace.run_dir("tuned"))
         self.assertIn("10 symbols kept, 0 new, 2 languages kept, 0 new\n", finished.out)
 
 
@@ -192,8 +196,8 @@ class Frozen(Runs):
     def test_frozen_components_keep_every_bit_and_have_no_moments(self):
         flags = ("--freeze", "decoder", "--weight-decay", "0.5", "--gradient-accumulation", "2", "--batch-size", "2")
         self.assertEqual(tune("frozen", *flags).code, 0)
-        arrays = dict(arrays_of(latest(self.place.run_dir("frozen") / "checkpoints")))
-        start = read_pretrained(self.base, self.place.folder).weights
+        arrays = dict(arrays_of(latest(self.workspace.run_dir("frozen") / "checkpoints")))
+        start = read_pretrained(self.base, self.workspace.folder).weights
         for name, array in start.items():
             for group in ("model", "averages"):
                 weights = arrays[f"{group}/{name}"][: len(array)]
@@ -211,7 +215,7 @@ class Frozen(Runs):
         self.assertIn("training.freeze is nothing", self.rejection("order", "--resume"))
 
     def test_freezing_needs_a_pretrained_run_and_a_trainable_component(self):
-        self.assertIn("would stay random", self.place.train("none", "--freeze", "decoder").err)
+        self.assertIn("would stay random", self.workspace.train("none", "--freeze", "decoder").err)
         self.assertIn("nothing is left to train", self.rejection("all", "--freeze", *TASKS["tts"].components))
         self.assertIn(
             "reference_encoder, text_encoder, prosody, decoder", self.rejection("other", "--freeze", "output")
@@ -220,23 +224,24 @@ class Frozen(Runs):
 
     def test_a_frozen_text_encoder_rejects_new_symbols(self):
         self.assertIn("does not have (ა ბ)", self.rejection("text", "--freeze", "text_encoder"))
-        known = self.place.train("known", "--init-from", str(self.base), "--freeze", "text_encoder")
+        known = self.workspace.train("known", "--init-from", str(self.base), "--freeze", "text_encoder")
         self.assertEqual((known.code, known.err), (0, ""))
 
 
 class Rejected(Runs):
     def test_a_missing_run_or_one_without_a_checkpoint(self):
-        self.assertIn("has no checkpoint", self.rejection("a", base=self.place.folder / "nowhere"))
+        self.assertIn("has no checkpoint", self.rejection("a", base=self.workspace.folder / "nowhere"))
         self.assertIn("has no checkpoint", self.rejection("a", base=self.corpus))
-        self.assertFalse(self.place.run_dir("a").exists())
+        self.assertFalse(self.workspace.run_dir("a").exists())
 
     def test_the_run_itself(self):
         self.assertIn(
-            "cannot start from its own weights", self.rejection("self", base=self.place.run_dir("self") / ".." / "self")
+            "cannot start from its own weights",
+            self.rejection("self", base=self.workspace.run_dir("self") / ".." / "self"),
         )
 
     def test_a_damaged_checkpoint(self):
-        broken = self.place.folder / "runs" / "damaged"
+        broken = self.workspace.folder / "runs" / "damaged"
         shutil.copytree(self.base, broken)
         for path in (broken / "checkpoints").glob("*/averages.npz"):
             path.write_bytes(path.read_bytes()[:-100])
@@ -246,7 +251,7 @@ class Rejected(Runs):
         self.assertIn("state.json cannot be read", self.rejection("b", base=broken))
 
     def test_another_architecture(self):
-        changed = self.place.folder / "runs" / "other"
+        changed = self.workspace.folder / "runs" / "other"
         shutil.copytree(self.base, changed)
         for path in (changed / "checkpoints").glob("*/averages.npz"):
             arrays = read_arrays(path)
@@ -269,11 +274,11 @@ class Rejected(Runs):
 
     def test_another_model_size_at_resume(self):
         message = self.rejection("tuned", "--resume", "--model-size", "small")
-        self.assertIn(f"the run resumes from {self.place.run_dir('tuned')}", message)
+        self.assertIn(f"the run resumes from {self.workspace.run_dir('tuned')}", message)
         self.assertIn("Leave model_size out, or start another run with --run.", message)
 
     def test_another_pretrained_run_at_resume(self):
-        self.assertIn("training.init_from is ", self.rejection("tuned", "--resume", base=self.place.folder))
+        self.assertIn("training.init_from is ", self.rejection("tuned", "--resume", base=self.workspace.folder))
 
 
 class Rows(unittest.TestCase):

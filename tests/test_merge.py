@@ -413,13 +413,13 @@ class ASRRuns(unittest.TestCase):
     """Copies of an ASR run: transcribing, measuring and training."""
 
     def setUp(self):
-        self.place, self.whole = asr_run()
-        self.merged = self.place.run_dir("merged")
+        self.workspace, self.whole = asr_run()
+        self.merged = self.workspace.run_dir("merged")
         self.addCleanup(shutil.rmtree, self.merged, ignore_errors=True)
 
     def make_run(self, name: str, blank: float) -> Path:
         """Copy the run with a higher bias of the blank symbol."""
-        run = self.place.copy_run("asr", name, self.addCleanup)
+        run = self.workspace.copy_run("asr", name, self.addCleanup)
         for group in ("model", "averages"):
             file = latest(run / "checkpoints") / f"{group}.npz"
             weights = read_arrays(file)
@@ -443,7 +443,7 @@ class ASRRuns(unittest.TestCase):
         """With a bias of +100, and of +50, all outputs are blank; without it some symbols are right."""
         silent, working = self.make_run("silent", 100.0), self.make_run("working", 0.0)
         with self.assertLogs("myxtts.local_sgd.merge", "WARNING") as logs:
-            code, out = self.merge(silent, working, val_data=str(self.place.corpus))
+            code, out = self.merge(silent, working, val_data=str(self.workspace.corpus))
         self.assertEqual(code, 1, out)
         self.assertIn(f"worse than those of {latest(working / 'checkpoints')}, which are kept", logs.output[0])
         self.assertIn("| 0 | ", out)
@@ -467,7 +467,7 @@ class ASRRuns(unittest.TestCase):
         on_device = ("--simulate-gpus", str(SIMULATED), "--data-gpu", "0", "--model-gpu", "1")
         short = ("--max-steps", "1", "--validate-every", "0", "--sample-every", "0")
         with small_asr_models():
-            done = self.place.main("--config", str(self.merged / "config.yaml"), "--resume", *on_device, *short)
+            done = self.workspace.main("--config", str(self.merged / "config.yaml"), "--resume", *on_device, *short)
         self.assertEqual((done.code, done.err), (0, ""))
         self.assertIn(f"resumed        {self.merged}/checkpoints/step-000000", done.out)
         after = read_metadata(latest(self.merged / "checkpoints"))
@@ -480,7 +480,7 @@ class ASRRuns(unittest.TestCase):
     def test_user_errors_exit_with_code_2_and_no_traceback(self):
         first = self.make_run("one", 1.0)
         for flags, expected in (({}, "has no checkpoint"), ({"weights": "1"}, "has no checkpoint")):
-            code, output = self.merge(first, self.place.run_dir("none"), **flags)
+            code, output = self.merge(first, self.workspace.run_dir("none"), **flags)
             self.assertEqual(code, 2)
             self.assertIn(expected, output)
             self.assertNotIn("Traceback", output)

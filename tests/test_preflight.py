@@ -36,7 +36,7 @@ from myxtts.preflight.prerequisites import check_packages, package_requirements,
 from myxtts.preflight.validate import try_load, with_default_routes
 from myxtts.training.start import Start
 from tests.sine_corpus import manifest_of, write_corpus
-from tests.tiny import Finished, Workplace, build_toy, small_models, training_state
+from tests.tiny import Finished, Workspace, build_toy, small_models, training_state
 from tests.two_devices import DATA, SIMULATED, TWO
 
 PEERS = """ \tGPU0\tGPU1\tGPU2\t
@@ -68,7 +68,7 @@ def preflight_of(*argv: str) -> Finished:
 def setUpModule():
     """Run one complete preflight, which several tests examine."""
     global PLACE, WHOLE, DOCUMENT
-    PLACE = Workplace.temporary(unittest.addModuleCleanup)
+    PLACE = Workspace.temporary(unittest.addModuleCleanup)
     file = PLACE.folder / "preflight.json"
     WHOLE = preflight_of(*PLACE.argv("new"), "--steps=6", "--json", str(file))
     DOCUMENT = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None

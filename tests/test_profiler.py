@@ -35,7 +35,7 @@ from myxtts.profiling.nvml import GpuSampler, GpuUsage
 from myxtts.profiling.profiled_run import MeasurementWindow
 from myxtts.profiling.report import report_lines
 from myxtts.profiling.timeline import chrome_trace, timeline_excerpt, timeline_rows
-from tests.tiny import Workplace, small_models, toy_models
+from tests.tiny import Workspace, small_models, toy_models
 
 ROOT = Path(__file__).parents[1]
 TRACED_RUN = TracedRun(
@@ -303,13 +303,13 @@ class ProfileTest(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        place = Workplace.temporary(cls.addClassCleanup)
-        cls.json_file = place.folder / "profile.json"
-        argv = place.argv("never", "--data-gpu", "0", "--model-gpu", "1", "--num-steps", "6")
+        workspace = Workspace.temporary(cls.addClassCleanup)
+        cls.json_file = workspace.folder / "profile.json"
+        argv = workspace.argv("never", "--data-gpu", "0", "--model-gpu", "1", "--num-steps", "6")
         out = io.StringIO()
         with small_models(), toy_models(), contextlib.redirect_stdout(out):
             cls.code = report_errors(lambda: profile_command.main([*argv, "--json", str(cls.json_file)]))
-        cls.out, cls.run_folder = out.getvalue(), place.run_dir("never")
+        cls.out, cls.run_folder = out.getvalue(), workspace.run_dir("never")
         cls.figures = json.loads(cls.json_file.read_text())
 
     def test_every_stage_is_timed_and_the_step_traced_once(self):

@@ -19,7 +19,7 @@ from myxtts.placement.routes import Route
 from myxtts.training.state import TrainingState, make_optimizer
 from myxtts.training.step import Step
 from tests.long import long
-from tests.tiny import BARE, SYMBOLS, Workplace, arrays_of, build_toy_for_run, features, small_models
+from tests.tiny import BARE, SYMBOLS, Workspace, arrays_of, build_toy_for_run, features, small_models
 from tests.two_devices import FOUR
 
 FULL = [(5, 30), (6, 38), (4, 20)]  # tokens and frames
@@ -68,7 +68,7 @@ def steps_of(batches: int, steps: int) -> list[list[dict]]:
             shapes = [SHORT, *[EMPTY] * (batches - 1)]
         tokens, frames = np.sum([np.sum(shape, axis=0) for shape in shapes], axis=0)
         whole = {"step_tokens": np.float32(tokens), "step_frames": np.float32(frames)}
-        made.append([features(one, (8, 40), seed=10 * step + i) | whole for i, one in enumerate(shapes)])
+        made.append([features(rows, (8, 40), seed=10 * step + i) | whole for i, rows in enumerate(shapes)])
     return made
 
 
@@ -79,13 +79,15 @@ def trained(build, count: int, steps: list[list[dict]], accumulation: int = 1, p
     losses = []
     for number, batches in enumerate(steps, 1):
         placed = [
-            on(replicas.devices[place // accumulation if count > 1 else 0], batch, state.model.BATCH_FIELDS)
-            for place, batch in enumerate(batches)
+            on(replicas.devices[index // accumulation if count > 1 else 0], batch, state.model.BATCH_FIELDS)
+            for index, batch in enumerate(batches)
         ]
-        rounds = (
-            [placed[round_::accumulation] for round_ in range(accumulation)] if count > 1 else [[b] for b in placed]
+        microbatches = (
+            [placed[number_in_step::accumulation] for number_in_step in range(accumulation)]
+            if count > 1
+            else [[b] for b in placed]
         )
-        losses.append(step.read(step(rounds, number, 1e-2, 0.9))["loss"])
+        losses.append(step.read(step(microbatches, number, 1e-2, 0.9))["loss"])
     return state, step, losses
 
 
@@ -94,23 +96,23 @@ def on(device: str, batch: dict, fields: dict) -> dict:
         return {name: tf.identity(batch[name]) for name in fields}
 
 
-def values(state: TrainingState, place: int = 0) -> list[np.ndarray]:
+def values(state: TrainingState, replica: int = 0) -> list[np.ndarray]:
     """Return weights, optimizer variables and averages of one replica."""
     variables = [v.value for v in (*state.model.variables, *state.optimizer.variables)]
-    return [state.replicas.local_results(v)[place].numpy() for v in (*variables, *state.averages)]
+    return [state.replicas.local_results(v)[replica].numpy() for v in (*variables, *state.averages)]
 
 
 class EquivalenceTest(unittest.TestCase):
     def assert_same(self, build, count, steps=20, accumulation=1, precision="float32", tolerance=1e-5):
         batches = steps_of(count * accumulation, steps)
-        several, step, losses = trained(build, count, batches, accumulation, precision)
-        alone, _, expected = trained(build, 1, batches, accumulation, precision)
+        replicated, step, losses = trained(build, count, batches, accumulation, precision)
+        single, _, expected = trained(build, 1, batches, accumulation, precision)
         np.testing.assert_allclose(losses, expected, rtol=tolerance)
-        for one, other in zip(values(several), values(alone), strict=True):
-            np.testing.assert_allclose(one, other, atol=tolerance)
-        for place in range(1, count):
-            for one, other in zip(values(several), values(several, place), strict=True):
-                np.testing.assert_array_equal(one, other, "replicas differ")
+        for value, expected_value in zip(values(replicated), values(single), strict=True):
+            np.testing.assert_allclose(value, expected_value, atol=tolerance)
+        for replica in range(1, count):
+            for value, expected_value in zip(values(replicated), values(replicated, replica), strict=True):
+                np.testing.assert_array_equal(value, expected_value, "replicas differ")
         self.assertEqual(step.traces, 1)
 
     def test_two_replicas_match_one_device_with_short_and_empty_batches(self):
@@ -141,9 +143,9 @@ class EquivalenceTest(unittest.TestCase):
         self.assertAlmostEqual(losses[0], loss, places=5)
         moving = [v.path for v in state.model.variables if "moving" in v.path]
         self.assertTrue(moving)
-        for one, other in zip(several.model.variables, state.model.variables, strict=True):
-            if one.path in moving:
-                np.testing.assert_allclose(several.replicas.local_results(one.value)[0], other.value, atol=1e-5)
+        for variable, expected in zip(several.model.variables, state.model.variables, strict=True):
+            if variable.path in moving:
+                np.testing.assert_allclose(several.replicas.local_results(variable.value)[0], expected.value, atol=1e-5)
 
 
 class DeviceTest(unittest.TestCase):
@@ -243,31 +245,31 @@ class RestOfEpochTest(unittest.TestCase):
 class RunTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.place = Workplace.with_toy_models(cls.addClassCleanup)
+        cls.workspace = Workspace.with_toy_models(cls.addClassCleanup)
 
     def metadata(self, run, step):
-        return json.loads((self.place.run_dir(run) / f"checkpoints/step-{step:06d}/state.json").read_text())
+        return json.loads((self.workspace.run_dir(run) / f"checkpoints/step-{step:06d}/state.json").read_text())
 
     def arrays(self, run, step):
-        return dict(arrays_of(self.place.run_dir(run) / f"checkpoints/step-{step:06d}"))
+        return dict(arrays_of(self.workspace.run_dir(run) / f"checkpoints/step-{step:06d}"))
 
     def test_run_of_two_replicas_resumes_with_one_and_uses_each_utterance_once(self):
-        begun = self.place.train("shared", "--model-gpus", "0", "1", "--batch-size", "2", "--max-steps", "2")
+        begun = self.workspace.train("shared", "--model-gpus", "0", "1", "--batch-size", "2", "--max-steps", "2")
         self.assertEqual(begun.code, 0, begun.err)
         self.assertIn("replicated", begun.out)
         self.assertIn("2 replicas with", begun.out)
         self.assertEqual(
             (self.metadata("shared", 2)["position"], self.metadata("shared", 2)["replicas"]), ([0, 2, []], 2)
         )
-        ended = self.place.train("shared", "--batch-size", "2", "--max-steps", "4", "--resume")
+        ended = self.workspace.train("shared", "--batch-size", "2", "--max-steps", "4", "--resume")
         self.assertEqual(ended.code, 0, ended.err)
         self.assertIn("1 now, 2 before", ended.out)
         self.assertEqual(self.metadata("shared", 4)["position"], [1, 0, []])  # 12 utterances: 2 x 4, then 2 x 2
 
     def test_one_producer_makes_the_same_batches_as_one_per_replica(self):
         flags = ("--batch-size", "2", "--max-steps", "3")
-        own_producers = self.place.train("own", "--model-gpus", "1", "2", *flags)
-        fed = self.place.train("fed", "--data-gpu", "0", "--model-gpus", "1", "2", *flags)
+        own_producers = self.workspace.train("own", "--model-gpus", "1", "2", *flags)
+        fed = self.workspace.train("fed", "--data-gpu", "0", "--model-gpus", "1", "2", *flags)
         self.assertEqual((own_producers.code, fed.code), (0, 0), own_producers.err + fed.err)
         for name, array in self.arrays("own", 3).items():
             np.testing.assert_array_equal(array, self.arrays("fed", 3)[name], name)
@@ -275,13 +277,13 @@ class RunTest(unittest.TestCase):
     def test_scale_learning_rate(self):
         flags = ("--model-gpus", "0", "1", "--batch-size", "2", "--max-steps", "2", "--warmup-steps", "0")
         for name, more, expected in (("plain", (), 1e-3), ("scaled", ("--scale-learning-rate",), 2e-3)):
-            self.assertEqual(self.place.train(name, *flags, *more).code, 0)
-            first = json.loads((self.place.run_dir(name) / "metrics.jsonl").read_text().splitlines()[0])
+            self.assertEqual(self.workspace.train(name, *flags, *more).code, 0)
+            first = json.loads((self.workspace.run_dir(name) / "metrics.jsonl").read_text().splitlines()[0])
             self.assertAlmostEqual(first["learning_rate"], expected)
 
     def test_xla_with_replicas_is_rejected(self):
         flags = ("--model-gpus", "0", "1", "--compile", "xla", "--enable-static-shapes")
-        rejected = self.place.train("compiled", *flags)
+        rejected = self.workspace.train("compiled", *flags)
         self.assertEqual(rejected.code, 2)
         self.assertIn("--compile xla was given with 2 replicas", rejected.err)
 

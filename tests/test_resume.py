@@ -13,7 +13,7 @@ from pathlib import Path
 from myxtts.observe.metrics import read_metrics
 from myxtts.training.checkpoint_files import latest, read_metadata
 from tests.long import long
-from tests.tiny import Workplace, arrays_of, whole_run
+from tests.tiny import Workspace, arrays_of, whole_run
 
 ROOT = Path(__file__).parents[1]
 TIMES = {  # measured since the last report
@@ -56,15 +56,15 @@ def killed_at(step: int, argv: list[str]) -> subprocess.Popen:
 
 
 class Case(unittest.TestCase):
-    def assert_same_run(self, place, name, expected_name):
+    def assert_same_run(self, workspace, name, expected_name):
         """Check that the last checkpoints and the training metrics of two runs are equal bit for bit."""
-        left, right = (dict(arrays_of(latest(place.run_dir(run) / "checkpoints"))) for run in (name, expected_name))
+        left, right = (dict(arrays_of(latest(workspace.run_dir(run) / "checkpoints"))) for run in (name, expected_name))
         self.assertEqual(left.keys(), right.keys())
         self.assertEqual({key.split("/")[0] for key in left}, {"model", "optimizer", "averages"})
         for key, array in left.items():
             self.assertEqual(array.tobytes(), right[key].tobytes(), key)
         lines, expected = (
-            [of_training(line) for line in read_metrics(place.run_dir(run) / "metrics.jsonl")]
+            [of_training(line) for line in read_metrics(workspace.run_dir(run) / "metrics.jsonl")]
             for run in (name, expected_name)
         )
         self.assertEqual(lines, expected)
@@ -78,16 +78,16 @@ class NetworkRun(Case):
     @long
     def test_run_resumed_on_other_devices_within_an_epoch_equals_an_uninterrupted_run(self):
         whole = whole_run()
-        place = whole.place
-        broken = place.copy_run("whole", "broken", self.addCleanup)
+        workspace = whole.workspace
+        broken = workspace.copy_run("whole", "broken", self.addCleanup)
         shutil.rmtree(broken / "checkpoints/step-000008")
         newest = latest(broken / "checkpoints")
         self.assertEqual((newest.name, read_metadata(newest)["position"]), ("step-000005", [1, 2, []]))
         silent = ("--validate-every", "0", "--sample-every", "0")
-        resumed = place.train("broken", "--resume", *whole.flags, *silent, *REVERSED)
+        resumed = workspace.train("broken", "--resume", *whole.flags, *silent, *REVERSED)
         self.assertEqual((resumed.code, resumed.err), (0, ""))
         self.assertIn("  route        batches made on /CPU:1, trained on /CPU:0\n", resumed.out)
-        self.assert_same_run(place, "broken", "whole")
+        self.assert_same_run(workspace, "broken", "whole")
 
 
 class ToyRuns(Case):
@@ -95,52 +95,52 @@ class ToyRuns(Case):
 
     @classmethod
     def setUpClass(cls):
-        cls.place = Workplace.with_toy_models(cls.addClassCleanup)
+        cls.workspace = Workspace.with_toy_models(cls.addClassCleanup)
         # Without a checkpoint, --resume starts a new run.
-        cls.killed = killed_at(5, cls.place.argv("killed", *DUAL, "--resume"))
+        cls.killed = killed_at(5, cls.workspace.argv("killed", *DUAL, "--resume"))
         cls.addClassCleanup(cls.killed.wait)
-        cls.whole = cls.place.train("whole", *DUAL)
+        cls.whole = cls.workspace.train("whole", *DUAL)
 
     def test_killed_and_terminated_run_resumed_on_other_placements_equals_an_uninterrupted_run(self):
         self.assertEqual((self.whole.code, self.whole.err), (0, ""))
-        checkpoints = self.place.run_dir("killed") / "checkpoints"
+        checkpoints = self.workspace.run_dir("killed") / "checkpoints"
         self.assertEqual(self.killed.wait(), -signal.SIGKILL)
         survived = latest(checkpoints)
         self.assertEqual(survived.name, "step-000003")
         with signal_at(7, signal.SIGTERM):
-            stopped = self.place.train("killed", *REVERSED, "--resume")
+            stopped = self.workspace.train("killed", *REVERSED, "--resume")
         self.assertEqual(stopped.code, 128 + signal.SIGTERM, stopped.err)
         self.assertIn(f"resumed        {survived}", stopped.out)
         self.assertIn("stopped        by SIGTERM at step 7, after a checkpoint; resume with --resume", stopped.out)
         self.assertEqual(latest(checkpoints).name, "step-000007")
         self.assertEqual(read_metadata(latest(checkpoints))["position"], [2, 1, []])  # an epoch has 3 steps
 
-        finished = self.place.train("killed", *SINGLE, "--resume")
+        finished = self.workspace.train("killed", *SINGLE, "--resume")
         self.assertEqual((finished.code, finished.err), (0, ""))
-        self.assert_same_run(self.place, "killed", "whole")
-        steps = [line["step"] for line in read_metrics(self.place.run_dir("killed") / "metrics.jsonl")]
+        self.assert_same_run(self.workspace, "killed", "whole")
+        steps = [line["step"] for line in read_metrics(self.workspace.run_dir("killed") / "metrics.jsonl")]
         self.assertEqual(steps, list(range(1, 9)))
 
     def test_metrics_after_the_checkpoint_and_a_truncated_line_are_written_again(self):
-        broken = self.place.copy_run("whole", "broken", self.addCleanup)
+        broken = self.workspace.copy_run("whole", "broken", self.addCleanup)
         newest = latest(broken / "checkpoints")
         newest.rename(newest.with_name(".partial-step-000008"))
         with open(broken / "metrics.jsonl", "a", encoding="utf-8") as file:
             file.write('{"step": 9, "lo')
-        resumed = self.place.train("broken", *DUAL, "--resume")
+        resumed = self.workspace.train("broken", *DUAL, "--resume")
         self.assertEqual(resumed.code, 0)
         self.assertIn(f"resumed        {broken / 'checkpoints/step-000006'}", resumed.out)
-        self.assert_same_run(self.place, "broken", "whole")
+        self.assert_same_run(self.workspace, "broken", "whole")
 
     def test_run_with_accumulation_and_loss_scaling_resumes_after_ctrl_c_within_an_epoch(self):
         flags = ("--batch-size", "2", "--gradient-accumulation", "2", "--precision", "mixed_float16", *DUAL)
-        self.assertEqual(self.place.train("scaled", *flags).code, 0)
+        self.assertEqual(self.workspace.train("scaled", *flags).code, 0)
         with signal_at(5, signal.SIGINT):
-            self.assertEqual(self.place.train("stopped", *flags).code, 128 + signal.SIGINT)
-        stopped_at = latest(self.place.run_dir("stopped") / "checkpoints")
+            self.assertEqual(self.workspace.train("stopped", *flags).code, 128 + signal.SIGINT)
+        stopped_at = latest(self.workspace.run_dir("stopped") / "checkpoints")
         self.assertEqual((stopped_at.name, read_metadata(stopped_at)["position"]), ("step-000005", [1, 2, []]))
-        self.assertEqual(self.place.train("stopped", "--resume", *flags).code, 0)
-        self.assert_same_run(self.place, "stopped", "scaled")
+        self.assertEqual(self.workspace.train("stopped", "--resume", *flags).code, 0)
+        self.assert_same_run(self.workspace, "stopped", "scaled")
 
 
 if __name__ == "__main__":

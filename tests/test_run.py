@@ -26,7 +26,7 @@ from myxtts.placement.routes import plan_routes
 from myxtts.training.checkpoint_files import latest, list_checkpoints, read_best, read_metadata, write_arrays
 from myxtts.training.run_folder import FIXED, RunFolder, check_same_corpus, check_same_settings
 from myxtts.training.select_checkpoint import settings_of
-from tests.tiny import Workplace, arrays_of, toy_models, whole_run
+from tests.tiny import Workspace, arrays_of, toy_models, whole_run
 from tests.tiny_asr import small_asr_models
 from tests.two_devices import SIMULATED
 
@@ -45,15 +45,15 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 class Case(unittest.TestCase):
-    """Tests that share a workplace."""
+    """Tests that share a workspace."""
 
     @classmethod
     def setUpClass(cls):
-        cls.place = Workplace.temporary(cls.addClassCleanup)
+        cls.workspace = Workspace.temporary(cls.addClassCleanup)
 
     def rejection(self, name, *flags):
         """Return the error message of a run that exits with code 2."""
-        finished = self.place.train(name, *flags)
+        finished = self.workspace.train(name, *flags)
         self.assertEqual(finished.code, 2, finished)
         self.assertTrue(finished.err.startswith("error: ") and "Traceback" not in finished.err, finished.err)
         return finished.err.removeprefix("error: ").strip()
@@ -64,8 +64,8 @@ class CompleteRun(Case):
 
     @classmethod
     def setUpClass(cls):
-        cls.place, cls.flags, cls.finished = whole_run()
-        cls.folder = cls.place.run_dir("whole")
+        cls.workspace, cls.flags, cls.finished = whole_run()
+        cls.folder = cls.workspace.run_dir("whole")
         cls.settings = load(cls.folder / "config.yaml")  # read before a test resumes the run
 
     def test_console_shows_placement_corpus_model_and_progress(self):
@@ -106,7 +106,7 @@ class CompleteRun(Case):
         self.assertTrue(0 <= lines[4]["padding"] < 0.5)
 
     def test_saved_settings_load_back(self):
-        config, _ = train.parse(self.place.argv("whole", *self.flags))
+        config, _ = train.parse(self.workspace.argv("whole", *self.flags))
         self.assertEqual(self.settings, config)
 
     def test_best_and_newest_checkpoints_are_kept_with_their_vocabulary_and_position(self):
@@ -150,17 +150,17 @@ class CompleteRun(Case):
         self.assertIn("max_steps: 8", page)
 
     def test_name_of_an_existing_run_is_rejected(self):
-        before = files_of(self.place.folder)
+        before = files_of(self.workspace.folder)
         self.assertEqual(
             self.rejection("whole"),
             f"run 'whole' cannot be started: {self.folder} already holds a run. "
             "Resume it with --resume, or choose another name with --run.",
         )
-        self.assertEqual(files_of(self.place.folder), before)
+        self.assertEqual(files_of(self.workspace.folder), before)
 
     def test_resuming_a_finished_run_changes_only_the_log(self):
         before = files_of(self.folder)
-        finished = self.place.train("whole", "--resume", *self.flags)
+        finished = self.workspace.train("whole", "--resume", *self.flags)
         self.assertEqual((finished.code, finished.err), (0, ""))
         self.assertIn("nothing to do  run whole has its 8 steps; train longer with a higher --max-steps", finished.out)
         after = files_of(self.folder)
@@ -207,22 +207,22 @@ class Stopped(Case):
             return super().run(result)
 
     def test_non_finite_loss_names_step_and_utterances_and_keeps_the_checkpoints(self):
-        self.assertEqual(self.place.train("nan", "--max-steps", "3").code, 0)
-        saved = self.place.run_dir("nan") / "checkpoints/step-000003"
+        self.assertEqual(self.workspace.train("nan", "--max-steps", "3").code, 0)
+        saved = self.workspace.run_dir("nan") / "checkpoints/step-000003"
         model = saved / "model.npz"
         with np.load(model) as archive:
             arrays = dict(archive)
         next(iter(arrays.values()))[:] = np.nan
         write_arrays(model, arrays.items())
-        before = files_of(self.place.run_dir("nan") / "checkpoints")
+        before = files_of(self.workspace.run_dir("nan") / "checkpoints")
         message = self.rejection("nan", "--resume", "--log-every", "50")  # detected at step 6, when a checkpoint is due
         self.assertRegex(
             message,
             r"^the loss or its gradient was not finite at step 4 "
             r"\(epoch 2, utterances 'u\d+(\.wav)?'(, 'u\d+(\.wav)?'){3}\)\. "
-            rf"The checkpoints in {self.place.run_dir('nan') / 'checkpoints'} are of earlier steps and intact\.",
+            rf"The checkpoints in {self.workspace.run_dir('nan') / 'checkpoints'} are of earlier steps and intact\.",
         )
-        self.assertEqual(files_of(self.place.run_dir("nan") / "checkpoints"), before)
+        self.assertEqual(files_of(self.workspace.run_dir("nan") / "checkpoints"), before)
 
     def test_out_of_memory_error_names_device_and_flags(self):
         full = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
@@ -244,22 +244,22 @@ class Stopped(Case):
         self.assertRegex(message, r"^out of memory: OOM when allocating tensor \(the model is on /CPU:1; ")
 
     def test_missing_utterance_stops_the_run_after_saving_a_checkpoint(self):
-        place = Workplace(Path(tempfile.mkdtemp(dir=self.place.folder)))
-        victim = sorted(place.corpus.parent.rglob("*.wav"))[3]
+        workspace = Workspace(Path(tempfile.mkdtemp(dir=self.workspace.folder)))
+        victim = sorted(workspace.corpus.parent.rglob("*.wav"))[3]
 
         def vanish(state, *_):
             victim.unlink(missing_ok=True)
 
         with toy_models(), mock.patch("myxtts.training.hooks.check_devices", side_effect=vanish):
-            finished = place.train("lost", "--max-steps", "60", "--checkpoint-every", "0")
+            finished = workspace.train("lost", "--max-steps", "60", "--checkpoint-every", "0")
         self.assertEqual(finished.code, 2)
         self.assertRegex(finished.err, rf"^error: utterance '[^']*{victim.stem}.*cannot be read.* --resume")
-        self.assertEqual(len(list_checkpoints(place.run_dir("lost") / "checkpoints")), 1)
+        self.assertEqual(len(list_checkpoints(workspace.run_dir("lost") / "checkpoints")), 1)
 
 
 class Rejected(Case):
     def test_a_run_trained_by_another_process_is_rejected(self):
-        folder = RunFolder(self.place.run_dir("busy"))
+        folder = RunFolder(self.workspace.run_dir("busy"))
         folder.path.mkdir(parents=True)
         with folder.locked():
             self.assertIn("another process is training it", self.rejection("busy"))
@@ -269,28 +269,28 @@ class Rejected(Case):
             self.rejection("two", "--model-gpus", "0", "1", "--enable-static-shapes", "--compile", "xla"),
             r"^--compile xla was given with 2 replicas \(replicated.*\), but XLA compiles for one device\. ",
         )
-        self.assertFalse(self.place.run_dir("two").exists())
+        self.assertFalse(self.workspace.run_dir("two").exists())
 
     def test_validation_without_held_out_utterances_is_rejected(self):
         message = self.rejection("none", "--validation-fraction", "0", "--validate-every", "1")
         self.assertIn("validation and samples were requested, but none of the 13 utterances is held out", message)
 
     def test_a_missing_corpus_creates_no_files(self):
-        self.assertIn("does not exist", self.rejection("nowhere", "--train-data", str(self.place.folder / "x")))
-        self.assertFalse(self.place.run_dir("nowhere").exists())
+        self.assertIn("does not exist", self.rejection("nowhere", "--train-data", str(self.workspace.folder / "x")))
+        self.assertFalse(self.workspace.run_dir("nowhere").exists())
 
     def test_a_folder_with_checkpoints_but_no_settings_is_a_run(self):
-        (self.place.run_dir("half") / "checkpoints").mkdir(parents=True)
+        (self.workspace.run_dir("half") / "checkpoints").mkdir(parents=True)
         with self.assertRaises(ConfigError):
-            RunFolder(self.place.run_dir("half")).check_not_existing(resume=False)
-        RunFolder(self.place.run_dir("half")).check_not_existing(resume=True)
+            RunFolder(self.workspace.run_dir("half")).check_not_existing(resume=False)
+        RunFolder(self.workspace.run_dir("half")).check_not_existing(resume=True)
 
     def test_too_many_unusable_rows_are_rejected(self):
         corpus = self.broken_corpus()
         message = self.rejection("rejected", "--train-data", str(corpus), "--max-rejected", "0.1")
         self.assertIn("2 of 13 utterances cannot be used", message)
         self.assertIn("raise --max-rejected", message)
-        listing = (self.place.run_dir("rejected") / "rejected.csv").read_text()
+        listing = (self.workspace.run_dir("rejected") / "rejected.csv").read_text()
         self.assertIn("u3.wav", listing)
         self.assertIn("u2.wav", listing)
 
@@ -298,16 +298,16 @@ class Rejected(Case):
         corpus = self.broken_corpus()
         with toy_models():
             flags = ("--max-rejected", "0.2", "--max-steps", "2")
-            finished = self.place.train("fewer", "--train-data", str(corpus), *flags)
+            finished = self.workspace.train("fewer", "--train-data", str(corpus), *flags)
         self.assertEqual((finished.code, finished.err), (0, ""))
         self.assertIn("corpus         10 utterances, 1 held out, ", finished.out)
 
     def broken_corpus(self):
         """Write a corpus with a missing file and a truncated file."""
-        folder = self.place.folder / "broken"
-        shutil.copytree(self.place.corpus.parent, folder, dirs_exist_ok=True)
+        folder = self.workspace.folder / "broken"
+        shutil.copytree(self.workspace.corpus.parent, folder, dirs_exist_ok=True)
         (folder / "u3.wav").unlink()
-        (folder / "u2.wav").write_bytes((self.place.corpus.parent / "u2.wav").read_bytes()[:30])
+        (folder / "u2.wav").write_bytes((self.workspace.corpus.parent / "u2.wav").read_bytes()[:30])
         return folder / "corpus.csv"
 
 
@@ -320,8 +320,8 @@ class MinimalRun(Case):
         off = ("--validate-every", "0", "--sample-every", "0", "--checkpoint-every", "0", "--ema-decay", "0")
         length = ("--max-steps", "0", "--epochs", "2", "--log-every", "5")
         with toy_models():
-            cls.finished = cls.place.train("quiet", *off, *length, "--enable-static-shapes", "--buckets", "3")
-        cls.folder = cls.place.run_dir("quiet")
+            cls.finished = cls.workspace.train("quiet", *off, *length, "--enable-static-shapes", "--buckets", "3")
+        cls.folder = cls.workspace.run_dir("quiet")
 
     def test_run_ends_with_its_last_epoch(self):
         self.assertEqual((self.finished.code, self.finished.err), (0, ""))
@@ -363,15 +363,15 @@ class ShippedConfigurations(Case):
                     "--config",
                     str(path),
                     "--train-data",
-                    str(self.place.corpus),
+                    str(self.workspace.corpus),
                     "--simulate-gpus",
                     str(SIMULATED),
                 ]
-                flags += ["--run", path.stem, "--runs-dir", str(self.place.folder / "runs"), "--max-steps", "3"]
+                flags += ["--run", path.stem, "--runs-dir", str(self.workspace.folder / "runs"), "--max-steps", "3"]
                 flags += ["--init-from", "null"]  # a pretrained run that the repository does not contain
                 flags += ["--text-frontend", "characters", "--sample-every", "0", "--validate-every", "3"]
-                self.assertEqual(self.place.main(*flags).code, 0)
-                (line,) = read_metrics(self.place.run_dir(path.stem) / "metrics.jsonl")
+                self.assertEqual(self.workspace.main(*flags).code, 0)
+                (line,) = read_metrics(self.workspace.run_dir(path.stem) / "metrics.jsonl")
                 self.assertEqual(line["step"], 3)
                 self.assertTrue(np.isfinite([line["loss"], line["validation_loss"]]).all())
 
@@ -402,10 +402,17 @@ os.abort()
 class StandardErrorTest(Case):
     def test_training_and_synthesis_print_only_real_errors(self):
         flags = ("--simulate-gpus", "1", "--max-steps", "1", "--validate-every", "1", "--batch-size", "2")
-        argv = self.place.argv("noisy", *flags)
+        argv = self.workspace.argv("noisy", *flags)
         environ = {key: value for key, value in os.environ.items() if not key.startswith("TF_CPP")}
         done = subprocess.run(
-            [sys.executable, "-c", NOISY_RUN, *argv, self.place.run_dir("noisy"), self.place.folder / "noisy.wav"],
+            [
+                sys.executable,
+                "-c",
+                NOISY_RUN,
+                *argv,
+                self.workspace.run_dir("noisy"),
+                self.workspace.folder / "noisy.wav",
+            ],
             **{"cwd": ROOT, "env": environ, "capture_output": True, "text": True},
         )
         self.assertEqual(done.returncode, -signal.SIGABRT, done.stderr)

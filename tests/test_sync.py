@@ -18,7 +18,7 @@ from myxtts.errors import CheckpointError, ConfigError
 from myxtts.local_sgd.sync import TAKEOVER_S, OuterOptimizer, SyncGroup, WeightSync
 from myxtts.training.checkpoint_files import latest, read_metadata
 from myxtts.training.state import TrainingState
-from tests.tiny import Workplace, arrays_of, build_toy, training_state
+from tests.tiny import Workspace, arrays_of, build_toy, training_state
 
 TIMEOUT_S = 60.0
 SYNC_SETTINGS = ("sync_every", "jobs", "outer_learning_rate", "outer_momentum", "sync_optimizer")
@@ -320,23 +320,23 @@ class Run(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        cls.place = Workplace.with_toy_models(cls.addClassCleanup)
-        cls.whole = cls.place.train("whole")
+        cls.workspace = Workspace.with_toy_models(cls.addClassCleanup)
+        cls.whole = cls.workspace.train("whole")
 
     def final(self, name: str) -> dict[str, bytes]:
-        return {key: array.tobytes() for key, array in arrays_of(latest(self.place.run_dir(name) / "checkpoints"))}
+        return {key: array.tobytes() for key, array in arrays_of(latest(self.workspace.run_dir(name) / "checkpoints"))}
 
     def test_a_job_whose_peers_never_appear_trains_like_a_single_run(self):
-        flags = ("--sync-dir", str(self.place.folder / "syncs"), "--jobs", "2", "--job", "1")
-        alone = self.place.train("alone", "--sync-every", "3", *flags, "--sync-timeout", "0.1")
+        flags = ("--sync-dir", str(self.workspace.folder / "syncs"), "--jobs", "2", "--job", "1")
+        alone = self.workspace.train("alone", "--sync-every", "3", *flags, "--sync-timeout", "0.1")
         self.assertEqual((alone.code, alone.err), (0, ""))
         self.assertEqual(alone.out.count("sync           average of jobs 1 at step "), 3)
         self.assertEqual(self.final("alone"), self.final("whole"))
-        steps = sorted(path.name for path in (self.place.run_dir("alone") / "checkpoints").iterdir())
+        steps = sorted(path.name for path in (self.workspace.run_dir("alone") / "checkpoints").iterdir())
         self.assertEqual(steps, ["step-000003", "step-000006", "step-000008"])
 
     def jobs(self, sync_dir: str, *flags: str) -> tuple[str, ...]:
-        fixed = f"--sync-every 3 --sync-dir {self.place.folder / sync_dir} --jobs 2 --job 1 --sync-timeout"
+        fixed = f"--sync-every 3 --sync-dir {self.workspace.folder / sync_dir} --jobs 2 --job 1 --sync-timeout"
         return (*fixed.split(), *flags)
 
     def test_a_job_stopped_while_waiting_resumes_with_that_sync(self):
@@ -344,44 +344,44 @@ class Run(unittest.TestCase):
             with self.subTest(at=at):
                 name = f"stopped-{at}"
                 with stopped_while_waiting(at):
-                    stopped = self.place.train(name, *self.jobs(f"syncs-{at}", "0.1"))
+                    stopped = self.workspace.train(name, *self.jobs(f"syncs-{at}", "0.1"))
                 self.assertEqual(stopped.code, 143, stopped.err)
-                self.assertEqual(latest(self.place.run_dir(name) / "checkpoints").name, f"step-{at:06d}")
+                self.assertEqual(latest(self.workspace.run_dir(name) / "checkpoints").name, f"step-{at:06d}")
                 self.assertGreater(
-                    read_metadata(latest(self.place.run_dir(name) / "checkpoints"))["audio_s_since_sync"], 0
+                    read_metadata(latest(self.workspace.run_dir(name) / "checkpoints"))["audio_s_since_sync"], 0
                 )
-                resumed = self.place.train(name, *self.jobs(f"syncs-{at}", "0.1"), "--resume")
+                resumed = self.workspace.train(name, *self.jobs(f"syncs-{at}", "0.1"), "--resume")
                 self.assertEqual((resumed.code, resumed.err), (0, ""))
                 self.assertIn(f"jobs 1 at step {at}, ", resumed.out)
                 self.assertEqual(self.final(name), self.final("whole"))
                 self.assertEqual(
-                    read_metadata(latest(self.place.run_dir(name) / "checkpoints"))["audio_s_since_sync"], 0
+                    read_metadata(latest(self.workspace.run_dir(name) / "checkpoints"))["audio_s_since_sync"], 0
                 )
 
     def test_a_longer_run_trains_on_after_a_short_last_interval(self):
         flags = self.jobs("longer", "0.1")
-        self.assertEqual(self.place.train("longer", *flags, "--max-steps", "7").code, 0)
+        self.assertEqual(self.workspace.train("longer", *flags, "--max-steps", "7").code, 0)
         seventh = self.final("longer")
-        self.assertEqual(self.place.train("longer", *flags, "--max-steps", "9", "--resume").code, 0)
-        self.assertEqual(latest(self.place.run_dir("longer") / "checkpoints").name, "step-000009")
+        self.assertEqual(self.workspace.train("longer", *flags, "--max-steps", "9", "--resume").code, 0)
+        self.assertEqual(latest(self.workspace.run_dir("longer") / "checkpoints").name, "step-000009")
         kernel = next(name for name in seventh if name.startswith("model/") and name.endswith("kernel"))
         self.assertNotEqual(self.final("longer")[kernel], seventh[kernel])
 
     def test_a_run_paused_by_stop_at_step_equals_an_uninterrupted_one(self):
-        paused = self.place.train("paused", "--stop-at-step", "4")
+        paused = self.workspace.train("paused", "--stop-at-step", "4")
         self.assertEqual((paused.code, paused.err), (0, ""))
-        self.assertEqual(latest(self.place.run_dir("paused") / "checkpoints").name, "step-000004")
-        self.assertEqual(self.place.train("paused", "--resume").code, 0)
+        self.assertEqual(latest(self.workspace.run_dir("paused") / "checkpoints").name, "step-000004")
+        self.assertEqual(self.workspace.train("paused", "--resume").code, 0)
         self.assertEqual(self.final("paused"), self.final("whole"))
 
     def test_a_run_paused_before_its_first_step_resumes_from_its_initial_weights(self):
-        begun = self.place.train("begun", "--stop-at-step", "0")
+        begun = self.workspace.train("begun", "--stop-at-step", "0")
         self.assertEqual((begun.code, begun.err), (0, ""))
-        self.assertEqual(os.listdir(self.place.run_dir("begun") / "checkpoints"), ["step-000000"])
-        self.assertEqual(self.place.train("begun", "--resume").code, 0)
+        self.assertEqual(os.listdir(self.workspace.run_dir("begun") / "checkpoints"), ["step-000000"])
+        self.assertEqual(self.workspace.train("begun", "--resume").code, 0)
         self.assertEqual(self.final("begun"), self.final("whole"))
         starts = {
-            read_metadata(latest(self.place.run_dir(name) / "checkpoints"))["start"] for name in ("begun", "whole")
+            read_metadata(latest(self.workspace.run_dir(name) / "checkpoints"))["start"] for name in ("begun", "whole")
         }
         self.assertEqual(len(starts), 1)
 

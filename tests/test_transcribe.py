@@ -90,7 +90,7 @@ class ChunkTest(unittest.TestCase):
 class RecogniserCase(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.place, cls.run_folder = asr_run()
+        cls.workspace, cls.run_folder = asr_run()
         cls.transcriber = cached_transcriber(cls.run_folder)
 
     def transcribe(self, *waves: np.ndarray) -> list[str]:
@@ -170,7 +170,7 @@ class TranscriberTest(RecogniserCase):
         with self.assertRaisesRegex(CheckpointError, "step-000009.*has step-000000"):
             Transcriber(self.run_folder, MODEL, "step-000009")
         with self.assertRaisesRegex(CheckpointError, "has no checkpoint"):
-            Transcriber(self.place.folder, MODEL)
+            Transcriber(self.workspace.folder, MODEL)
 
 
 class CommandTest(RecogniserCase):
@@ -186,7 +186,7 @@ class CommandTest(RecogniserCase):
         return code, out.getvalue(), message
 
     def test_files_are_transcribed_as_lines_and_as_json(self):
-        wave, folder = noise(2.0), self.place.folder
+        wave, folder = noise(2.0), self.workspace.folder
         names = [str(folder / name) for name in ("a.wav", "b.flac", "two channels.wav")]
         write_sound(Path(names[0]), wave)
         write_sound(Path(names[1]), sine(300.0, 1.0, 44_100), 44_100)
@@ -202,7 +202,7 @@ class CommandTest(RecogniserCase):
         self.assertEqual([item["seconds"] for item in document["files"]], [2.0, 1.0, 2.0])
 
     def test_mistakes_are_messages_with_exit_code_2(self):
-        folder, good = self.place.folder, str(self.place.corpus.with_name("u0.wav"))
+        folder, good = self.workspace.folder, str(self.workspace.corpus.with_name("u0.wav"))
         (folder / "empty.wav").touch()
         (folder / "text.wav").write_text("no sound")
         write_sound(folder / "short.wav", sine(220.0, 0.05))
@@ -233,11 +233,11 @@ class CommandTest(RecogniserCase):
         self.assertIn("missing file", process.stdout)
 
     def test_a_corpus_has_a_table_of_error_rates(self):
-        file = self.place.folder / "rates.json"
-        code, output, _ = self.transcribe("--corpus", str(self.place.corpus), "--json", str(file))
+        file = self.workspace.folder / "rates.json"
+        code, output, _ = self.transcribe("--corpus", str(self.workspace.corpus), "--json", str(file))
         self.assertEqual(code, 0)
         self.assertRegex(output, r"\| all \| 13 \| [\d.]+ \| [\d.]+ \|\n\| speaker s0 \| 7 \|.*\n\| speaker s1 \| 6 \|")
-        self.assertIn(f"13 utterances of {self.place.corpus}", output)
+        self.assertIn(f"13 utterances of {self.workspace.corpus}", output)
         document = json.loads(file.read_text(encoding="utf-8"))
         transcripts = document["transcripts"]
         references, hypotheses = ([item[name] for item in transcripts] for name in ("reference", "hypothesis"))
@@ -246,7 +246,7 @@ class CommandTest(RecogniserCase):
         self.assertEqual(document["languages"], {})
 
     def test_held_out_utterances_of_the_run_are_the_default(self):
-        file = self.place.folder / "held_out.json"
+        file = self.workspace.folder / "held_out.json"
         with (
             mock.patch("myxtts.placement.devices.configure"),
             cached_transcribers("myxtts.evaluation.asr_score"),

@@ -155,7 +155,7 @@ class Finished(NamedTuple):
     err: str
 
 
-class Workplace:
+class Workspace:
     """A folder with a corpus and runs, which are started through the command line in this process."""
 
     def __init__(self, folder: Path):
@@ -164,15 +164,15 @@ class Workplace:
         write_corpus(self.corpus.parent, SECONDS)
 
     @classmethod
-    def temporary(cls, add_cleanup: Callable) -> "Workplace":
-        """Create a workplace in a temporary folder, which the `add_cleanup` of a test, class or module removes."""
+    def temporary(cls, add_cleanup: Callable) -> "Workspace":
+        """Create a workspace in a temporary folder, which the `add_cleanup` of a test, class or module removes."""
         folder = tempfile.TemporaryDirectory()
         add_cleanup(folder.cleanup)
         return cls(Path(folder.name))
 
     @classmethod
-    def with_toy_models(cls, add_cleanup: Callable) -> "Workplace":
-        """Create a temporary workplace in which runs train the toy."""
+    def with_toy_models(cls, add_cleanup: Callable) -> "Workspace":
+        """Create a temporary workspace in which runs train the toy."""
         models = toy_models()
         models.start()
         add_cleanup(models.stop)
@@ -205,13 +205,13 @@ class Workplace:
 
 
 class WholeRun(NamedTuple):
-    place: Workplace
+    workspace: Workspace
     flags: tuple[str, ...]
     finished: Finished
 
     @property
     def folder(self) -> Path:
-        return self.place.run_dir("whole")
+        return self.workspace.run_dir("whole")
 
 
 @cache
@@ -222,11 +222,11 @@ def whole_run() -> WholeRun:
     """
     folder = tempfile.TemporaryDirectory()
     atexit.register(folder.cleanup)
-    place = Workplace(Path(folder.name))
+    workspace = Workspace(Path(folder.name))
     flags = "--validation-fraction 0.25 --ode-steps 2 --data-gpu 0 --model-gpu 1"
     flags += " --validate-every 4 --sample-every 4 --checkpoint-every 5 --keep-checkpoints 2"
     flags = tuple(flags.split())
-    return WholeRun(place, flags, place.train("whole", *flags))
+    return WholeRun(workspace, flags, workspace.train("whole", *flags))
 
 
 @cache

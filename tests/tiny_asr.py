@@ -20,7 +20,7 @@ from myxtts.tasks.registry import task_of
 from myxtts.training.checkpoint import Checkpoints
 from myxtts.training.checkpoint_files import digest_of
 from myxtts.training.setup import run_metadata
-from tests.tiny import Workplace, replicas_on, training_state
+from tests.tiny import Workspace, replicas_on, training_state
 from tests.two_devices import MODEL
 
 SMALLEST = ASRSize(channels=16, blocks=1, memory=4, order=4)
@@ -32,7 +32,7 @@ def small_asr_models() -> contextlib.AbstractContextManager:
 
 
 class ASRRun(NamedTuple):
-    place: Workplace
+    workspace: Workspace
     folder: Path
 
 
@@ -41,9 +41,9 @@ def asr_run() -> ASRRun:
     """Create the run once for all tests of a process; 3 of 13 utterances are held out, as in `whole`. Change copies."""
     temporary = tempfile.TemporaryDirectory()
     atexit.register(temporary.cleanup)
-    place = Workplace(Path(temporary.name))
-    run = place.run_dir("asr")
-    data = DataConfig(train_data=str(place.corpus), text_frontend="characters", validation_fraction=0.25)
+    workspace = Workspace(Path(temporary.name))
+    run = workspace.run_dir("asr")
+    data = DataConfig(train_data=str(workspace.corpus), text_frontend="characters", validation_fraction=0.25)
     config = Config(data=data, model=ModelConfig(task="asr", model_size="tiny"))
     corpus, _, vocabulary = load_corpora(config, run, length_rule_of(config))
     keras.utils.set_random_seed(3)
@@ -52,7 +52,7 @@ def asr_run() -> ASRRun:
     network.out.kernel.assign(20.0 * network.out.kernel)  # confident predictions of several symbols
     metadata = run_metadata(config, corpus, vocabulary, None, digest_of({v.path: v.numpy() for v in network.variables}))
     Checkpoints(run / "checkpoints", 1, metadata).save(training_state(network))
-    return ASRRun(place, run)
+    return ASRRun(workspace, run)
 
 
 def cached_transcriber(run: Path, beam_width: int = 0) -> Transcriber:

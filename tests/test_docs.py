@@ -20,7 +20,7 @@ from tests import list_messages
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
-FOREIGN_FLAGS = {"--logdir", "--no-deps", "--wheel-dir"}  # of tensorboard and pip
+FOREIGN_FLAGS = {"--logdir", "--no-deps", "--wheel-dir", "--times"}  # of tensorboard, pip and tests.run
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z_-]*")

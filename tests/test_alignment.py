@@ -83,13 +83,13 @@ class Path(unittest.TestCase):
 
 
 class Durations(unittest.TestCase):
-    def test_count_the_frames_of_each_token(self):
+    def test_durations_count_the_frames_of_each_token(self):
         path = tf.constant([[0, 0, 1, 2, 2, 2], [0, 1, -1, -1, -1, -1], [-1, -1, -1, -1, -1, -1]])
         self.assertEqual(durations_of_path(path, 4).numpy().tolist(), [[2, 1, 3, 0], [1, 1, 0, 0], [0, 0, 0, 0]])
 
 
 class Score(unittest.TestCase):
-    def test_falls_with_the_logarithm_of_the_squared_distance(self):
+    def test_score_falls_with_the_logarithm_of_the_squared_distance(self):
         mel, mean = tf.constant([[[0.0, 0.0], [3.0, 4.0]]]), tf.constant([[[0.0, 0.0], [0.0, 4.0]]])
         with tf.device(MODEL):
             score = frame_token_scores(mel, mean).numpy()[0]
@@ -114,7 +114,7 @@ class Frames(unittest.TestCase):
         self.assertEqual(path.tolist(), [[0, 0, 1, -1, -1], [0, 1, 2, 2, 2]])
         self.assertEqual(durations_of_path(path, 3).numpy().tolist(), [[2.0, 1.0, 0.0], [1.0, 1.0, 3.0]])
 
-    def test_gathered_rows_are_zero_where_the_index_is_minus_1(self):
+    def test_gathered_rows_are_zero_at_index_minus_1(self):
         rows = gather_rows(tf.constant([[[1.0], [2.0]]]), tf.constant([[1, 1, 0, -1]])).numpy()
         self.assertEqual(rows[0, :, 0].tolist(), [2.0, 2.0, 1.0, 0.0])
 

@@ -588,7 +588,7 @@ class CompleteEvaluation(unittest.TestCase):
 
 
 class ShuffledTextsTest(unittest.TestCase):
-    def test_every_utterance_gets_another_text_of_its_language_where_possible(self):
+    def test_every_utterance_gets_another_text_of_its_language_if_possible(self):
         class Named:
             def __init__(self, name: str, language: int):
                 self.name, self.language = name, language
@@ -604,7 +604,7 @@ class ShuffledTextsTest(unittest.TestCase):
 class ContractionTest(unittest.TestCase):
     """The counter of benchmarks/voice.py."""
 
-    def test_products_and_convolutions_with_their_gradients(self):
+    def test_products_and_convolutions_are_counted_with_their_gradients(self):
         x, weights, kernel = tf.zeros([2, 10, 4]), tf.Variable(tf.zeros([4, 5])), tf.Variable(tf.zeros([3, 4, 6]))
 
         def gradients(x):
@@ -616,7 +616,7 @@ class ContractionTest(unittest.TestCase):
 
         self.assertEqual(contraction_flops(gradients, x), 3 * 2 * 20 * 4 * 5 + 3 * 2 * 20 * 3 * 4 * 6)
 
-    def test_depthwise_convolutions_einsums_and_nothing(self):
+    def test_depthwise_convolutions_einsums_and_empty_graphs_are_counted(self):
         x = tf.zeros([2, 1, 10, 4])
         kernel = tf.zeros([1, 3, 4, 1])
         depthwise = contraction_flops(lambda x: tf.nn.depthwise_conv2d(x, kernel, [1, 1, 1, 1], "SAME"), x)

@@ -229,18 +229,18 @@ class Frozen(Runs):
 
 
 class Rejected(Runs):
-    def test_a_missing_run_or_one_without_a_checkpoint(self):
+    def test_a_missing_run_or_one_without_a_checkpoint_is_rejected(self):
         self.assertIn("has no checkpoint", self.rejection("a", base=self.workspace.folder / "nowhere"))
         self.assertIn("has no checkpoint", self.rejection("a", base=self.corpus))
         self.assertFalse(self.workspace.run_dir("a").exists())
 
-    def test_the_run_itself(self):
+    def test_fine_tuning_from_the_run_itself_is_rejected(self):
         self.assertIn(
             "cannot start from its own weights",
             self.rejection("self", base=self.workspace.run_dir("self") / ".." / "self"),
         )
 
-    def test_a_damaged_checkpoint(self):
+    def test_a_damaged_checkpoint_is_rejected(self):
         broken = self.workspace.folder / "runs" / "damaged"
         shutil.copytree(self.base, broken)
         for path in (broken / "checkpoints").glob("*/averages.npz"):
@@ -250,7 +250,7 @@ class Rejected(Runs):
             path.write_text("{")
         self.assertIn("state.json cannot be read", self.rejection("b", base=broken))
 
-    def test_another_architecture(self):
+    def test_another_architecture_is_rejected(self):
         changed = self.workspace.folder / "runs" / "other"
         shutil.copytree(self.base, changed)
         for path in (changed / "checkpoints").glob("*/averages.npz"):
@@ -262,7 +262,7 @@ class Rejected(Runs):
             self.rejection("c", base=changed),
         )
 
-    def test_another_model_size_or_front_end(self):
+    def test_another_model_size_or_front_end_is_rejected(self):
         for flags, expected in (
             (("--model-size", "small"), "model_size small was given"),
             (("--text-frontend", "phonemes"), "text_frontend phonemes was given"),
@@ -272,12 +272,12 @@ class Rejected(Runs):
             self.assertIn("the run starts from", message)
             self.assertIn("or give another --init-from", message)
 
-    def test_another_model_size_at_resume(self):
+    def test_another_model_size_at_resume_is_rejected(self):
         message = self.rejection("tuned", "--resume", "--model-size", "small")
         self.assertIn(f"the run resumes from {self.workspace.run_dir('tuned')}", message)
         self.assertIn("Leave model_size out, or start another run with --run.", message)
 
-    def test_another_pretrained_run_at_resume(self):
+    def test_another_pretrained_run_at_resume_is_rejected(self):
         self.assertIn("training.init_from is ", self.rejection("tuned", "--resume", base=self.workspace.folder))
 
 
@@ -349,7 +349,7 @@ class Network(unittest.TestCase):
         for left, variable in zip(before, model.trainable_variables, strict=True):
             np.testing.assert_array_equal(left, variable.numpy())
 
-    def test_trains_what_is_not_frozen_also_with_gradient_checkpointing(self):
+    def test_unfrozen_components_train_even_with_gradient_checkpointing(self):
         frozen = ("reference_encoder", "text_encoder")
         model = build_model(size=BARE, gradient_checkpointing=True, cfg_dropout=0.9)
         replicas = replicas_on(MODEL)

@@ -359,7 +359,7 @@ class InterpolationLineTest(unittest.TestCase):
         self.assertEqual(lines[2:5], ["| 0 | A | 20.000 | 1.0000 |", "| 0.75 | merged | 25.000 | 0.9000 |", lines[4]])
         self.assertTrue(lines[4].startswith("| 1 | B |"))
 
-    def test_with_three_inputs_the_line_goes_from_the_best_one_to_the_mean_without_repeated_measurements(self):
+    def test_line_of_three_inputs_runs_from_the_best_to_the_mean_without_repeated_measurements(self):
         evaluated = []
 
         def evaluate(coefficients):

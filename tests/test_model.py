@@ -206,7 +206,7 @@ class MeanMel(Network):
 
 
 class AverageSpectrum(Network):
-    def test_is_the_mean_of_the_loud_frames(self):
+    def test_average_spectrum_is_the_mean_of_the_loud_frames(self):
         mel = np.full([3, 6, 80], -3.0, np.float32)  # in units of 2.1 nepers: silence, 50 dB below the loudest frame
         mel[0, 1], mel[0, 3], mel[0, 4:] = -0.2, 0.0, 7.0
         mel[1, 0] = np.linspace(-1, 1, 80)
@@ -215,7 +215,7 @@ class AverageSpectrum(Network):
         np.testing.assert_allclose(spectrum[1], mel[1, 0], atol=1e-6)
         np.testing.assert_array_equal(spectrum[2], 0.0)
 
-    def test_is_added_to_the_mean_mel_with_a_weight_for_each_token(self):
+    def test_average_spectrum_is_added_to_the_mean_mel_with_a_weight_for_each_token(self):
         batch = features(ROWS)
         names = ("reference", "reference_frames", "language")
         with tf.device(MODEL):
@@ -230,7 +230,7 @@ class AverageSpectrum(Network):
         self.assertTrue((weight[1] > 0.0).all() and (weight[1] < 1.0).all())
         self.assertGreater(np.ptp(weight[1, :, 0]), 0.01)  # weights differ between tokens
 
-    def test_is_zero_where_the_reference_is_dropped(self):
+    def test_average_spectrum_is_zero_if_the_reference_is_dropped(self):
         batch = features(ROWS)
         names = ("reference", "reference_frames", "language")
         speaker = self.model._speaker_condition(

@@ -22,7 +22,7 @@ class Assign(unittest.TestCase):
         # 50 to 0, 40 to 1; then 1 has less: 30 to 1, 20 to 0; both have 70: 10 to 0
         self.assertEqual(shard_of.tolist(), [0, 0, 1, 0, 1])
 
-    def test_shards_differ_by_one_utterance_per_speaker_and_language_and_by_less_than_the_longest(self):
+    def test_shards_are_balanced_by_speaker_language_and_audio(self):
         random = np.random.default_rng(0)
         for count in (2, 3, 7):
             samples = random.integers(1000, 90_000, 500)

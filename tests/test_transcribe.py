@@ -264,7 +264,7 @@ class RateTest(unittest.TestCase):
             error_rates(["a b", "cd"], ["a c", "cd"]), {"character_error_rate": 0.2, "word_error_rate": 1 / 3}
         )
 
-    def test_rates_are_grouped_only_where_there_are_several_groups(self):
+    def test_rates_are_grouped_only_if_there_are_several_groups(self):
         transcripts = [
             Transcript("1", "s1", "en", "ab", "ab"),
             Transcript("2", "s0", "en", "ab", "a"),

@@ -20,7 +20,7 @@ def recursive_edit_distance(left, right):
 
 
 class EditDistance(unittest.TestCase):
-    def test_known_pairs(self):
+    def test_known_pairs_have_the_known_distances(self):
         for reference, hypothesis, edits in (
             ("kitten", "sitting", 3),
             ("", "", 0),

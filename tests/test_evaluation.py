@@ -616,7 +616,7 @@ class ContractionTest(unittest.TestCase):
 
         self.assertEqual(contraction_flops(gradients, x), 3 * 2 * 20 * 4 * 5 + 3 * 2 * 20 * 3 * 4 * 6)
 
-    def test_depthwise_convolutions_einsums_and_empty_graphs_are_counted(self):
+    def test_depthwise_convolutions_and_einsums_are_counted_but_additions_are_not(self):
         x = tf.zeros([2, 1, 10, 4])
         kernel = tf.zeros([1, 3, 4, 1])
         depthwise = contraction_flops(lambda x: tf.nn.depthwise_conv2d(x, kernel, [1, 1, 1, 1], "SAME"), x)

@@ -99,7 +99,7 @@ class LoopTest(unittest.TestCase):
         self.train([validate], steps=4)
         self.assertEqual(self.saved, [(2, 2.0), (4, None)])  # the last step is saved in any case
 
-    def test_a_report_has_what_hooks_before_it_measured(self):
+    def test_a_report_includes_the_metrics_of_earlier_hooks(self):
         reports = []
         reporter = SimpleNamespace(write=lambda step, metrics: reports.append((step, dict(metrics))))
         validate = Validate(2, lambda state: {"loss": 7.0}, lambda loss: False)

@@ -154,7 +154,7 @@ class Mistakes(unittest.TestCase):
 
 
 class Checks(unittest.TestCase):
-    def test_failed_checks_are_printed_with_what_to_do(self):
+    def test_failed_checks_are_printed_with_a_solution(self):
         self.assertEqual(list(check_lines(required(True, "n", "e", "f", "d"))), ["   ✅ n: f", "      expected: e"])
         self.assertEqual(
             list(check_lines(required(False, "n", "e", "f", "d"))),
@@ -397,7 +397,7 @@ class Operations(unittest.TestCase):
 
 
 class Corpora(unittest.TestCase):
-    def test_contents_are_reported(self):
+    def test_corpus_contents_are_reported(self):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             write_corpus(folder / "corpus", [0.5 + 0.1 * i for i in range(10)])

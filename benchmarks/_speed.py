@@ -86,7 +86,7 @@ def synthesis_speed(
     iterations: int,
 ) -> dict[str, float]:
     """Return the seconds of computation per second of speech, from text to wave, after one warm-up pass."""
-    network = load_model(checkpoint, metadata, route.model)
+    network = load_model(checkpoint, metadata, route.model, task="tts")
     loaded = load_utterances(network, held_out, config, route, run, utterances)
     options = synthesis_options(config.model)
 

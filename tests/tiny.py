@@ -233,12 +233,12 @@ def whole_run() -> WholeRun:
 def cached_network(checkpoint: Path, device: str) -> XTTS:
     """Load the network of a checkpoint once for all tests of a process: loading and tracing synthesis takes 4 s."""
     with small_models():
-        return load_model(checkpoint, read_metadata(checkpoint), device)
+        return load_model(checkpoint, read_metadata(checkpoint), device, task="tts")
 
 
 def cached_networks(module: str) -> contextlib.AbstractContextManager:
     """Return a context in which a module of the package loads networks with `cached_network`."""
-    return mock.patch(f"{module}.load_model", lambda checkpoint, _, device: cached_network(checkpoint, device))
+    return mock.patch(f"{module}.load_model", lambda checkpoint, _, device, task: cached_network(checkpoint, device))
 
 
 def arrays_of(checkpoint: Path) -> Iterator[tuple[str, np.ndarray]]:

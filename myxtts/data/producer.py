@@ -139,13 +139,16 @@ def device_batches(
     Raises:
         TypeError, PlacementError: the first batch of a route breaks its contract or is on another device.
     """
+    computed = next(
+        name for name, field in extractor.features.items() if name not in extractor.inputs and field.dtype == "float32"
+    )
     began_s = time.perf_counter()
     for number, (route, (planned, waves)) in enumerate(zip(cycle(routes), read, strict=False)):
         read_s = time.perf_counter()
         with tf.device(route.data):  # places the results; tf.device is per thread
             features = produce(waves)
         if synchronize:
-            devices.synchronize(features["mel"])
+            devices.synchronize(features[computed])
         produced_s = time.perf_counter()
         batch = hand_over(features, route.model)
         times = Times(began_s, read_s, produced_s, time.perf_counter(), route.data)

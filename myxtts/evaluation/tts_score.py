@@ -85,7 +85,7 @@ def score_tts(run: Path, checkpoint: Path, options: EvaluationOptions, route: Ro
     else:
         config, corpus = load_training_corpus(checkpoint, metadata, run)
         manifest, _ = load_other_corpus(options.data, config, metadata, folder)
-    network = load_model(checkpoint, metadata, device)
+    network = load_model(checkpoint, metadata, device, task="tts")
     synthesis = override(synthesis_options(config.model), options)
     transcriber = Transcriber(options.asr_run, device) if options.asr_run else None
     utterances = load_utterances(network, manifest, config, route, run, options.utterances or MAX_UTTERANCES)

@@ -70,7 +70,8 @@ def export_checkpoint(checkpoint: Path, out: Path, iterations: int, device: str)
     metadata = read_metadata(checkpoint)
     document = export_metadata(metadata, iterations)
     with tf.device(device):
-        module = synthesis_module(load_model(checkpoint, metadata, device), iterations, document["reference_samples"])
+        network = load_model(checkpoint, metadata, device, task="tts")
+        module = synthesis_module(network, iterations, document["reference_samples"])
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as temporary:
         partial = Path(temporary) / out.name
         signatures = {"serving_default": module.synthesize, "reference": module.reference_mel}

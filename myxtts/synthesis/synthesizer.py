@@ -67,7 +67,7 @@ class Synthesizer:
         self._reference_samples = int(settings["data"]["reference_seconds"] * SAMPLE_RATE_HZ)
         self._vocabulary = vocabulary_of(metadata)
         self._device = device
-        self._network = load_model(checkpoint, metadata, device)
+        self._network = load_model(checkpoint, metadata, device, task="tts")
         self._warm_up()
         log.info("synthesizer    %s, step %d", run, metadata["step"])
 

@@ -1,4 +1,4 @@
-"""The contract between a run and what it trains. Only the modules of this package know which tasks exist."""
+"""The contract between a run and what it trains. A run asks its task, and not which task it is."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict

@@ -107,8 +107,8 @@ def restore(checkpoint: Path, state: TrainingState) -> None:
 
 def position_of(metadata: dict[str, Any]) -> Position:
     """Return the position in the plan that a checkpoint recorded."""
-    epoch, step, *earlier = metadata["position"]
-    return Position(epoch, step, *(tuple(map(tuple, pairs)) for pairs in earlier))
+    epoch, step, history = metadata["position"]
+    return Position(epoch, step, tuple(map(tuple, history)))
 
 
 def restore_variables(path: Path, variables: Mapping[str, tf.Variable]) -> None:

@@ -44,12 +44,12 @@ def validation_hooks(
         lambda: pipeline.open_feed(Position(), epochs=1, mean_over="epoch"),
         task.metric(vocabulary),
     )
+    validate: list[Hook] = [Validate(run.validate_every, validation, checkpoints.improves)]
+    if not run.sample_every:
+        return validate, []
     with pipeline.open_feed(Position(), epochs=1) as feed:
         (first,) = next(feed)
     rows, manifest = first.planned.rows, held_out.manifest
     examples = Examples(first.batch, [manifest.ids[row] for row in rows], [manifest.texts[row] for row in rows])
     sampler = task.sampler(config, vocabulary, examples, folder.samples, reporter.tensorboard)
-    return (
-        [Validate(run.validate_every, validation, checkpoints.improves)],
-        [WriteSamples(run.sample_every, sampler, folder.path)],
-    )
+    return validate, [WriteSamples(run.sample_every, sampler, folder.path)]

@@ -31,8 +31,9 @@ class StepEnd:
         step: its number. `SyncWeights` may move the state to a later step; then only this number stays.
         outcome: what `Step` returned.
         microbatches: that the step was taken on.
-        is_first, is_last: whether it is the first step of this process, or the last one of the run.
-        stop: whether the run received a request to stop.
+        total_steps: of the run.
+        is_first: whether it is the first step of this process.
+        stop: tells whether the run received a request to stop.
         metrics: of the report that is due; hooks add to it.
         validation_loss: where this step was validated.
         save: set by a hook that needs a checkpoint of this step.
@@ -42,12 +43,17 @@ class StepEnd:
     step: int
     outcome: tf.Tensor
     microbatches: Sequence[ReplicaBatches]
+    total_steps: int
     is_first: bool
-    is_last: bool
     stop: StopRequest
     metrics: dict[str, float | str] = field(default_factory=dict)
     validation_loss: float | None = None
     save: bool = False
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the run is done; a sync may have moved the state to the last step."""
+        return self.state.step >= self.total_steps
 
     def is_due(self, every: int) -> bool:
         """Whether this step is a multiple of `every` steps, or the last step; never if `every` is 0."""

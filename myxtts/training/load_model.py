@@ -12,7 +12,7 @@ from myxtts.training.checkpoint import restore_variables
 from myxtts.training.select_checkpoint import settings_of, vocabulary_of, weights_file
 
 
-def load_model(checkpoint: Path, metadata: dict[str, Any], device: str, task: str = "tts") -> keras.Model:
+def load_model(checkpoint: Path, metadata: dict[str, Any], device: str, task: str) -> keras.Model:
     """Return the network of a checkpoint on a device, in float32, with the averaged weights if the run has them.
 
     Args:

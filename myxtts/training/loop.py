@@ -81,8 +81,8 @@ def train(
             times = [device_batch.times for replica_batches in microbatches for device_batch in replica_batches]
             clock.finish_step(planned_step.audio_s, planned_step.padded_s, times)
 
-            is_first, is_last = state.step == first_step, state.step == schedule.total_steps
-            end = StepEnd(state, state.step, outcome, microbatches, is_first, is_last, stop)
+            is_first = state.step == first_step
+            end = StepEnd(state, state.step, outcome, microbatches, schedule.total_steps, is_first, stop)
             log, checkpoint = end.is_due(schedule.log_every), end.is_due(schedule.checkpoint_every)
             if is_first and not log:
                 clock.forget()  # most of the first step's time is tracing

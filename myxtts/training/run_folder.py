@@ -4,12 +4,14 @@ runs/<name>/
     config.yaml       resolved settings; loads back
     metrics.jsonl     one object per report
     log.txt           the lines of the console, with timestamps
-    checkpoints/      see checkpoint.py
+    checkpoints/      see checkpoint_files.py
     samples/          step-000500/*.wav and *.png
     tensorboard/
     report.html       curves, samples and settings on one page
     rejected.csv      unusable rows of the corpus
     manifest-*.npz    cached manifests
+    pcm-*.int16       the decoded corpus, with --cache-dataset
+    .lock             held by the process that trains the run
     worker-N/         caches and log of worker N of several
 """
 

@@ -313,7 +313,9 @@ class JobTest(unittest.TestCase):
 
 def interfaces(port: int) -> set[bytes]:
     """Return the interfaces that this process listens on; an empty name means all interfaces."""
-    names = [own.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16) for own in listening_sockets(port)]
+    names = [
+        listening.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16) for listening in listening_sockets(port)
+    ]
     return {name.rstrip(b"\0") for name in names}
 
 

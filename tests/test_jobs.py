@@ -34,7 +34,7 @@ from tests.two_devices import SIMULATED
 ROOT = Path(__file__).parents[1]
 DEADLINE_S = 30.0
 TRAINER = """
-# A run whose only weight is its step. A file beside its settings injects a fault, once if it says so.
+# A run whose only weight is its step. A file beside its settings injects a fault, once or always.
 import json, os, signal, sys, time
 from pathlib import Path
 import numpy as np
@@ -52,11 +52,11 @@ signals = []
 signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
 
 def save():
-    about = {"settings": config.model_dump(mode="json"), "symbols": [], "languages": [], "speakers": [], "best": None}
-    about |= {"step": int(weight), "start": "first", "audio_s_since_sync": float("unmerged" == os.environ.get("FAKE"))}
+    state = {"settings": config.model_dump(mode="json"), "symbols": [], "languages": [], "speakers": [], "best": None}
+    state |= {"step": int(weight), "start": "first", "audio_s_since_sync": float("unmerged" == os.environ.get("FAKE"))}
     target = checkpoint_of(folder / "checkpoints", int(weight))
     if not target.exists():
-        write_checkpoint(target, [("model", [("w", np.array(weight))])], about)
+        write_checkpoint(target, [("model", [("w", np.array(weight))])], state)
 
 folder.mkdir(exist_ok=True)
 seen = {"gpus": os.environ["CUDA_VISIBLE_DEVICES"], "cores": sorted(os.sched_getaffinity(0)), "resume": resume}
@@ -333,10 +333,10 @@ class StopTest(Case):
         self.assertEqual(code, 0)
         self.assertIn(f"launcher       running (process {launcher.pid})", out)
         self.assertRegex(out, r"gpu0\s+running  3 of 6  0\.333\s+2\.00  0:02")
-        other = self.started("--stop")
+        stop_command = self.started("--stop")
         output, _ = launcher.communicate(timeout=DEADLINE_S)
-        self.assertIn(f"stopped the launcher of {self.run_folder} (process {launcher.pid})", other.stdout.read())
-        self.assertEqual(other.wait(DEADLINE_S), 0)
+        self.assertIn(f"stopped the launcher of {self.run_folder} (process {launcher.pid})", stop_command.stdout.read())
+        self.assertEqual(stop_command.wait(DEADLINE_S), 0)
         self.assertEqual(launcher.returncode, 143, output)
         self.assertIn("stopped by SIGTERM in stage jobs", output)
         self.assertEqual({state for state, _ in self.states().values()}, {"done", "stopped"})
@@ -401,15 +401,15 @@ class SettingsTest(Case):
     def test_file_of_one_gpu_overrides_settings_of_its_job(self):
         path = self.folder / "own.yaml"
         path.write_text("training: {warmup_steps: 3}\n")
-        own = self.folder / "own_gpu1.yaml"
-        own.write_text("defaults: [own]\ndata: {num_workers: 7}\n")
+        gpu_config = self.folder / "own_gpu1.yaml"
+        gpu_config.write_text("defaults: [own]\ndata: {num_workers: 7}\n")
         code, out, err = self.launch("--config", str(path))
         self.assertEqual((code, err), (0, ""))
-        self.assertIn(f"gpu1           has its own settings: {own}", out)
+        self.assertIn(f"gpu1           has its own settings: {gpu_config}", out)
         configs = [load(self.run_folder / f"gpu{gpu}.yaml") for gpu in (0, 1)]
         self.assertEqual([config.data.num_workers for config in configs], [2, 7])
         self.assertEqual([config.training.warmup_steps for config in configs], [3, 3])
-        own.write_text("defaults: [own]\nmodel: {model_size: big}\n")
+        gpu_config.write_text("defaults: [own]\nmodel: {model_size: big}\n")
         code, _, err = self.launch("--config", str(path), "--resume")
         self.assertEqual(code, 2)
         self.assertIn("own_gpu1.yaml sets model_size to big for one job", err)
@@ -437,13 +437,13 @@ class SettingsTest(Case):
 
     def test_folder_of_another_run_is_not_changed(self):
         for name in ("checkpoints", "warmstart"):
-            other = self.folder / "runs" / f"of_{name}"
-            (other / name).mkdir(parents=True)
+            folder = self.folder / "runs" / f"of_{name}"
+            (folder / name).mkdir(parents=True)
             for flags in ((), ("--resume",)):
-                code, _, err = self.launch("--run", other.name, *flags)
+                code, _, err = self.launch("--run", folder.name, *flags)
                 self.assertEqual(code, 2)
-                self.assertIn(f"{other / name} belongs to something else", err)
-            self.assertEqual([path.name for path in other.iterdir()], [name])
+                self.assertIn(f"{folder / name} belongs to something else", err)
+            self.assertEqual([path.name for path in folder.iterdir()], [name])
 
     def test_damaged_state_file_is_explained(self):
         for content in (b"", b"{", b"[]", b'{"host": 7}', b"\xff"):

@@ -242,7 +242,7 @@ class AverageSpectrum(Network):
 
 class Training(Network):
     def test_losses_of_segments_are_unbiased(self):
-        """Check that over several seeds the mean loss of segments is near that of whole utterances."""
+        """Check that the mean loss of segments over several seeds is close to the loss of whole utterances."""
         model, batch = build_model(segment_frames=8), features([(5, 24), (8, 20), (3, 6)])
         with tf.device(MODEL):
             whole = float(model(on_device(batch))[0]["mel"])

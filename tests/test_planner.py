@@ -41,7 +41,7 @@ REPLICATED = [("0", "0"), ("1", "1")]
 
 
 def stages(produce_s, step_s, transfer_s=0.0, read_s=0.0) -> StageTimes:
-    """Return times of batches; a number stands for all batches, of which there are 12 if all times are numbers."""
+    """Return times of batches; a number applies to all batches, and without any list there are 12 batches."""
     columns = read_s, produce_s, transfer_s, step_s
     n = max((len(column) for column in columns if np.ndim(column)), default=12)
     return StageTimes(*(np.full(n, column, float) for column in columns))

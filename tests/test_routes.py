@@ -49,7 +49,7 @@ class RouteTest(unittest.TestCase):
             physical_of = {device.name: device.physical for device in placement.devices}
             (route,) = placement.routes
             self.assertEqual((physical_of[route.data], physical_of[route.model]), (data, model))
-            # TensorFlow names visible GPUs by ascending physical index, whatever the order they are given in.
+            # TensorFlow names visible GPUs by ascending physical index, regardless of their given order.
             visible = sorted({data, model})
             self.assertEqual(physical_of, {f"/GPU:{i}": gpu for i, gpu in enumerate(visible)})
 

@@ -1,4 +1,4 @@
-"""One run in five moves: devices, corpus, state, feed, loop."""
+"""One run in five stages: devices, corpus, state, feed, loop."""
 
 import logging
 import os

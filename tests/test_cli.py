@@ -1,5 +1,6 @@
 """The command line: flags, messages, exit codes, start-up time and stderr."""
 
+import argparse
 import contextlib
 import errno
 import io
@@ -16,6 +17,7 @@ from unittest import mock
 import myxtts
 from myxtts.commands import main, train
 from myxtts.commands.console import report_errors
+from myxtts.commands.parser import bounded, setting_help
 from myxtts.config.load import load
 from myxtts.config.schema import Config
 from myxtts.config.settings import SECTIONS, SETTINGS
@@ -158,7 +160,24 @@ class MainTest(unittest.TestCase):
             self.assertIn(f"{section}: {meaning}", words)
         for setting in SETTINGS.values():
             self.assertIn(setting.flag, words)
-            self.assertIn(f"{setting.description} ({setting.allowed}; default {setting.default_text})", words)
+            self.assertIn(setting_help(setting), words)
+
+    def test_help_of_a_setting_is_that_of_a_flag(self):
+        meanings = {
+            "data_gpu": "Physical GPU that makes batches. Requires --model-gpu or --model-gpus. "
+            "(a whole number from 0 to 1023; default: not set)",
+            "cache_dataset": "Decode the corpus once, into a memory-mapped file in the run folder. (default: off)",
+            "seed": "Seed of all randomness: initial weights, order of the utterances, dropout. "
+            "(a whole number of at least 0 and below 2147483648; default: 0)",
+            "subsampling": "Factor by which frames are subsampled. Each symbol of the text needs one frame afterwards. "
+            "(one of 1, 2, 4; default: 2)",
+        }
+        for name, meaning in meanings.items():
+            self.assertEqual(setting_help(SETTINGS[name]), meaning)
+
+    def test_error_for_a_number_out_of_bounds_has_all_digits_of_the_bounds(self):
+        with self.assertRaisesRegex(argparse.ArgumentTypeError, "a whole number from 0 to 2147483647"):
+            bounded(int, 0, 2**31 - 1)("-1")
 
 
 class FreshInterpreterTest(unittest.TestCase):
@@ -241,6 +260,11 @@ class CommandTest(unittest.TestCase):
                 ("shard", "--input", "x", "--out", "y", "--parts", "2"),
                 "'--parts' is not a flag: it was renamed to --shards.",
             ),
+            (
+                ("shard", "--input", "x", "--out", "y", "--validation-fraction", "1"),
+                "--validation-fraction is 1.0, but must be a number of at least 0 and below 1.",
+            ),
+            (("train", "--subsampling", "3"), "--subsampling is 3, but must be one of 1, 2, 4."),
             (("jobs", "--rounds", "5"), "'--rounds' is not a flag: it was renamed to --num-syncs."),
             (("train", "--no-recompute_activations"), "renamed to --no-gradient-checkpointing."),
             (("serve-data", "dispatcher", "--prot", "1"), "'--prot' is not a flag. Did you mean --port?"),

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from myxtts.commands.parser import CommandParser, bounded
+from myxtts.commands.parser import CommandParser, add_checkpoint_flag, bounded
 from myxtts.evaluation.options import EvaluationOptions
 
 NAME = "evaluate"
@@ -16,9 +16,7 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     parser.add_argument(
         "--run", type=Path, required=True, help="folder of the run; work in the folder where it was started"
     )
-    parser.add_argument(
-        "--checkpoint", help="a checkpoint such as step-002000; by default the best, or else the newest"
-    )
+    add_checkpoint_flag(parser)
     parser.add_argument(
         "--data", metavar="CORPUS", type=Path, help="corpus to measure on; by default the held-out utterances"
     )

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from myxtts.commands.parser import CommandParser, bounded
+from myxtts.commands.parser import CommandParser, add_checkpoint_flag, bounded
 
 NAME = "export"
 HELP = "Export a trained run as a TensorFlow SavedModel."
@@ -14,9 +14,7 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     parser = CommandParser(prog=prog, description=HELP)
     parser.add_argument("--run", type=Path, required=True, help="folder of the run")
     parser.add_argument("--out", type=Path, required=True, help="folder to create")
-    parser.add_argument(
-        "--checkpoint", help="a checkpoint such as step-002000; by default the best, or else the newest"
-    )
+    add_checkpoint_flag(parser)
     parser.add_argument("--iterations", type=bounded(int, 1, 1000), help="iterations of Griffin-Lim (default 30)")
     return parser.parse(argv)
 

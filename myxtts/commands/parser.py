@@ -7,7 +7,7 @@ text; the schema decides which values are allowed, for flags and YAML alike.
 import argparse
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,6 +19,7 @@ from myxtts.errors import ConfigError
 
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
 _NOUNS = {int: "whole number", float: "number"}
+_SETTING_NAMES = re.compile(rf"\b({'|'.join(name for name in SETTINGS if '_' in name)})\b")
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -75,7 +76,7 @@ class CommandParser(argparse.ArgumentParser):
 
 def bounded(kind: type[int] | type[float], low: float, high: float = math.inf) -> Callable[[str], Any]:
     """Return an argparse type: a number of a kind, from `low` to `high`."""
-    bounds = f"of at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
+    bounds = f"of at least {low:.15g}" if high == math.inf else f"from {low:.15g} to {high:.15g}"
 
     def number(text: str) -> Any:
         try:
@@ -96,28 +97,38 @@ def settings_parser(prog: str, description: str) -> CommandParser:
         usage=f"{prog} [--config FILE] [--FLAG VALUE ...]",
         description=description,
         epilog="Flags replace the values of --config, and these replace the defaults. Every flag may be spelled with "
-        "_ for -.",
+        "_ for -. The value `null` unsets a flag whose default is not set.",
     )
     parser.add_argument("--config", metavar="FILE", type=Path, help="YAML file of settings, by section")
     for section, meaning in SECTIONS.items():
-        group = parser.add_argument_group(section, meaning)
-        for setting in in_section(section):
-            group.add_argument(setting.flag, default=argparse.SUPPRESS, **_argument(setting))
+        add_setting_flags(parser.add_argument_group(section, meaning), in_section(section))
     return parser
+
+
+def add_setting_flags(group: argparse._ActionsContainer, settings: Iterable[Setting]) -> None:
+    """Add the flags of settings to a parser or to a group of it, for `read_settings`."""
+    for setting in settings:
+        group.add_argument(setting.flag, default=argparse.SUPPRESS, **_argument(setting))
+
+
+def add_checkpoint_flag(parser: CommandParser) -> None:
+    parser.add_argument(
+        "--checkpoint", help="a checkpoint such as step-002000; by default the best, or else the newest"
+    )
 
 
 def read_settings(parser: CommandParser, argv: Sequence[str]) -> tuple[Config, argparse.Namespace]:
     """Return the settings (flags over the file of --config over the defaults) and the values of a command's own flags.
 
     Args:
-        parser: from `settings_parser`, perhaps with flags of the command's own.
+        parser: from `settings_parser` or with flags from `add_setting_flags`, perhaps with flags of the command's own.
         argv: without the program's name.
 
     Raises:
         ConfigError: a flag, a value or the file is wrong.
     """
     values = vars(parser.parse(argv))
-    path = values.pop("config")
+    path = values.pop("config", None)
     options = argparse.Namespace(**{name: value for name, value in values.items() if name not in SETTINGS})
     overrides = {name: value for name, value in values.items() if name in SETTINGS}
     return load(path, {n: tuple(v) if isinstance(v, list) else v for n, v in overrides.items()}), options
@@ -130,12 +141,21 @@ def _hyphenated(argument: str) -> str:
 
 def _argument(setting: Setting) -> dict[str, Any]:
     """The options of `add_argument` for a setting."""
-    meaning = f"{setting.description} ({setting.allowed}; default {setting.default_text})".replace("%", "%%")
+    meaning = setting_help(setting).replace("%", "%%")
     if setting.kind is bool:
         return {"action": argparse.BooleanOptionalAction, "help": meaning}
     metavar = "{" + ",".join(setting.choices) + "}" if setting.choices else _METAVARS[setting.kind]
     options: dict[str, Any] = {"type": _converter(setting), "metavar": metavar, "help": meaning}
     return options | {"nargs": "*"} if setting.many else options
+
+
+def setting_help(setting: Setting) -> str:
+    """Return the help of a setting's flag, which names other settings by their flags."""
+    description = _SETTING_NAMES.sub(lambda match: SETTINGS[match[0]].flag, setting.description)
+    if setting.kind is bool:
+        return f"{description} (default: {'on' if setting.default else 'off'})"
+    default = "not set" if setting.default in (None, ()) else setting.default_text
+    return f"{description} ({setting.allowed.removesuffix(', or null')}; default: {default})"
 
 
 def _converter(setting: Setting) -> Callable[[str], Any]:

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from myxtts.commands.parser import CommandParser, bounded
+from myxtts.commands.parser import CommandParser, add_checkpoint_flag, bounded
 from myxtts.errors import ConfigError
 
 NAME = "transcribe"
@@ -18,9 +18,7 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
         "files", metavar="FILE", type=Path, nargs="*", help="audio files; each makes one line of output"
     )
     parser.add_argument("--corpus", type=Path, help="corpus with texts, instead of files: print a table of error rates")
-    parser.add_argument(
-        "--checkpoint", help="a checkpoint such as step-002000; by default the best, or else the newest"
-    )
+    add_checkpoint_flag(parser)
     parser.add_argument(
         "--beam-width",
         metavar="N",

@@ -14,8 +14,6 @@ def check_settings(config: Config) -> None:
     _check_data(config.data)
     _check_training(config.training, config.data)
     _check_local_sgd(config.local_sgd)
-    if config.asr.subsampling == 3:
-        raise ConfigError("subsampling is 3, but must be a power of 2. Give 1, 2 or 4.")
 
 
 def check_worker_count(config: Config, workers: int) -> None:

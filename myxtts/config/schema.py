@@ -123,8 +123,8 @@ class ASRConfig(Section):
 
     encoder: Literal["lmu", "gru", "conv"] = "lmu"
     """Encoder blocks: Legendre memory units, gated recurrent units or convolutions, of about equal size."""
-    subsampling: Annotated[int, Field(ge=1, le=4)] = 2
-    """Factor by which frames are subsampled: 1, 2 or 4. Each symbol of the text needs one frame afterwards."""
+    subsampling: Literal[1, 2, 4] = 2
+    """Factor by which frames are subsampled. Each symbol of the text needs one frame afterwards."""
     time_masks: Annotated[int, Field(ge=0, le=20)] = 2
     """Number of time masks of SpecAugment per utterance."""
     time_mask_fraction: Annotated[float, Field(ge=0.0, le=1.0)] = 0.05

@@ -49,7 +49,7 @@ def _allowed(form: dict[str, Any]) -> str:
     if "anyOf" in form:  # Optional[...]: first the form of the value, then null
         return _allowed(form["anyOf"][0]) + ", or null"
     if "enum" in form:
-        return "one of " + ", ".join(form["enum"])
+        return "one of " + ", ".join(map(str, form["enum"]))
     if form["type"] == "boolean":
         return "true or false"
     if form["type"] == "string":
@@ -72,7 +72,7 @@ def _setting(section: str, name: str, form: dict[str, Any], default: Any) -> Set
         name=name,
         kind=_KINDS[item["type"]],
         many=value["type"] == "array",
-        choices=tuple(item.get("enum", ())),
+        choices=tuple(map(str, item.get("enum", ()))),
         nullable="anyOf" in form,
         allowed=_allowed(form),
         default=default,

@@ -11,6 +11,7 @@ from myxtts.config.load import dump
 from myxtts.config.schema import Config
 from myxtts.distributed.cluster import find_cluster
 from myxtts.local_sgd.sync import WeightSync
+from myxtts.local_sgd.sync_folder import owes_sync
 from myxtts.observe.html_report import write_report
 from myxtts.observe.run_log import RunLog
 from myxtts.placement.replicas import Replicas, open_replicas
@@ -72,9 +73,8 @@ def train_on(
         log_start(setup, start)
         state, schedule, step = setup.state, setup.schedule, setup.make_step()
         weight_sync = WeightSync.of_run(config, schedule.total_steps, setup.metadata)
-        # A run that was stopped while it waited for the last sync has all its steps, but not that sync.
-        owes_sync = weight_sync is not None and state.audio_s_since_sync > 0
-        if state.step >= schedule.total_steps and start.checkpoint is not None and not owes_sync:
+        is_owing = owes_sync(config.local_sgd.sync_every, state.audio_s_since_sync)
+        if state.step >= schedule.total_steps and start.checkpoint is not None and not is_owing:
             log.info(
                 "nothing to do  run %s has its %d steps; train longer with a higher --max-steps",
                 config.run.run,

@@ -107,6 +107,15 @@ class Split(unittest.TestCase):
         self.assertEqual(rows, [(f"wavs/u, {i}.wav", text, "a,b", "en") for i, text in enumerate(texts)])
         self.assertIsNone(corpus_shards.held_out)
 
+    def test_shard_of_a_language_with_a_space_is_described(self):
+        (self.folder / "two").mkdir()
+        for name in "ab":
+            write_sound(self.folder / f"two/{name}.wav", sine(300, 1.5))
+        (self.folder / "two/list.csv").write_text("path,text,language\na.wav,abc,old english\nb.wav,abd,old english\n")
+        config = self.config(train_data=str(self.folder / "two/list.csv"), validation_fraction=0.0)
+        corpus_shards = split_corpus(config, self.folder / "shards", 2)
+        self.assertEqual([corpus_shards.describe(shard) for shard in (0, 1)], ["1 utterances, 0.03 minutes"] * 2)
+
     def test_an_ljspeech_folder_is_split(self):
         corpus = self.folder / "lj"
         (corpus / "wavs").mkdir(parents=True)

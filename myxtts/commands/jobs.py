@@ -1,7 +1,8 @@
 """`myxtts jobs`: train one model as independent jobs, one on each GPU, and merge them (local SGD).
 
-Exit codes: 0 done, 1 the merged model is worse than the best job or lacks a job, 2 a mistake in the settings, 130 and
-143 stopped after checkpoints (the same command with --resume continues).
+Exit codes: 0 done; 1 the warm start or the merge failed, or the merged model is worse than the best job, lacks a job
+or lacks updates of a job that missed syncs; 2 a mistake in the settings; 130 and 143 stopped after checkpoints (the
+same command with --resume continues).
 """
 
 import argparse
@@ -17,7 +18,7 @@ from myxtts.errors import ConfigError
 from myxtts.local_sgd.job_settings import (
     check_job_settings,
     check_launcher_settings,
-    inherit_settings,
+    fill_inherited,
     sync_interval,
 )
 from myxtts.local_sgd.jobs import JobDevice, JobSpec, JobsSpec, job_devices, previous_state, train_jobs
@@ -95,7 +96,7 @@ def main(
     warmstart_steps = warmstart_steps_of(options, previous, config)
     spec = JobsSpec(
         folder=folder,
-        config=inherit_settings(config),
+        config=fill_inherited(config),
         jobs=tuple(jobs_of(parser, argv, config, gpus, job_devices(gpus, config.placement.simulate_gpus))),
         gpus=gpus,
         warmstart_steps=warmstart_steps,
@@ -157,12 +158,13 @@ def jobs_of(
 ) -> list[JobSpec]:
     """Return the jobs, each with the settings of its own file if there is one."""
     return [
-        JobSpec(f"gpu{gpu}", inherit_settings(job_config(parser, argv, config, f"gpu{gpu}")), device)
+        JobSpec(f"gpu{gpu}", fill_inherited(read_job_file(parser, argv, config, f"gpu{gpu}")), device)
         for gpu, device in zip(gpus, devices, strict=True)
     ]
 
 
-def job_config(parser: CommandParser, argv: Sequence[str], config: Config, name: str) -> Config:
+def read_job_file(parser: CommandParser, argv: Sequence[str], config: Config, name: str) -> Config:
+    """Return the settings of the job's own file, or `config` if there is none."""
     config_parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     config_parser.add_argument("--config", type=Path)
     file = config_parser.parse_known_args(argv)[0].config

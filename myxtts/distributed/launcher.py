@@ -92,7 +92,7 @@ def launch(spec: LaunchSpec) -> int:
     make_folder(spec.logs, "--logs")
     with stop_requests() as stop:
         exits = Supervisor(stop, _PrefixedOutput(), grace=GRACE).run(programs)
-    failures = [exit for exit in exits if exit.outcome in ("failed", "rejected") and not stop.explain(exit.code)]
+    failures = [exit for exit in exits if exit.outcome in ("failed", "rejected") and not stop.caused(exit.code)]
     if not failures:
         return stop.exit_code
     culprit = min(failures, key=lambda exit: (_blame_rank(exit), programs.index(exit.program)))

@@ -177,8 +177,8 @@ class StopRequests:
         """128 plus the signal number, as in shells; 0 without a request."""
         return 0 if self.signal is None else 128 + self.signal
 
-    def explain(self, code: int) -> bool:
-        """Return whether a child with this exit code ended because of the request, with or without saving."""
+    def caused(self, code: int) -> bool:
+        """Return whether the request caused a child to end with this exit code, with or without saving."""
         return self.signal is not None and (code in (130, 143) or -code in (self.signal, signal.SIGTERM))
 
 

@@ -166,7 +166,7 @@ class Supervisor:
     def _outcome(self, code: int) -> Outcome:
         if code == 0:
             return "done"
-        if self._is_ending or self._stop.count > 1 or self._stop.explain(code):
+        if self._is_ending or self._stop.count > 1 or self._stop.caused(code):
             return "stopped"
         return "rejected" if code == 2 else "failed"
 

@@ -10,6 +10,8 @@ from myxtts.local_sgd.shards import CorpusShards
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.select_checkpoint import INHERITED, select_checkpoint
 
+WARMSTART = "warmstart"  # name of its run
+
 # Settings that all jobs must share so that their models can be merged.
 SHARED_SETTINGS = {
     "data": ("train_data", "val_data", "audio_root", "validation_fraction", "language", "text_frontend"),
@@ -68,7 +70,7 @@ def check_job_settings(shared: Config, job: Config, file: Path) -> None:
                 )
 
 
-def inherit_settings(config: Config) -> Config:
+def fill_inherited(config: Config) -> Config:
     """Return settings that take from the checkpoint of --init-from what its weights fix and the user did not set.
 
     Raises:
@@ -107,7 +109,7 @@ def warmstart_config(config: Config, folder: Path, shards: CorpusShards, warmsta
         placement=_single_device(config),
         data=_data(shards, shards.train),
         training={"stop_at_step": warmstart_steps},
-        run=_run(folder, "warmstart"),
+        run=_run(folder, WARMSTART),
         local_sgd=LocalSGDConfig(),
     )
 
@@ -118,7 +120,7 @@ def job_config(
     """Return the settings of one job.
 
     Args:
-        config: of this job, as the user gave it.
+        config: of this job, before the launcher adds its own settings.
         local_sgd: `jobs`, `sync_every` and `sync_dir`.
     """
     return updated(

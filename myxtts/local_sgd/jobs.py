@@ -34,7 +34,7 @@ from myxtts.distributed.supervisor import Exit, ProgramSpec, Supervisor, Supervi
 from myxtts.errors import ConfigError, PlacementError
 from myxtts.files import make_folder, write_whole
 from myxtts.local_sgd.fork import fork
-from myxtts.local_sgd.job_settings import SHARD_SETTINGS, job_config, warmstart_config
+from myxtts.local_sgd.job_settings import SHARD_SETTINGS, WARMSTART, job_config, warmstart_config
 from myxtts.local_sgd.launcher_state import (
     ImmutableSettings,
     LauncherState,
@@ -45,11 +45,9 @@ from myxtts.local_sgd.launcher_state import (
 )
 from myxtts.local_sgd.progress import Display, format_table, read_progress, table_rows
 from myxtts.local_sgd.shards import CorpusShards, split_corpus
-from myxtts.local_sgd.sync_folder import newest_average, sync_folders
+from myxtts.local_sgd.sync_folder import newest_average, owes_sync, sync_folders
 from myxtts.training.checkpoint_files import latest, read_metadata, step_of
 from myxtts.training.run_folder import RunFolder
-
-WARMSTART = "warmstart"
 
 
 class JobDevice(NamedTuple):
@@ -74,7 +72,7 @@ class JobSpec:
 
     Attributes:
         name: of its run, such as gpu0.
-        config: of this job, as the user gave it.
+        config: of this job, before the launcher adds its own settings.
     """
 
     name: str
@@ -88,12 +86,12 @@ class JobsSpec:
 
     Attributes:
         folder: of the whole run.
-        config: of all jobs, as the user gave it.
+        config: of all jobs, before the launcher adds its own settings.
         gpus: GPU index of each job.
         warmstart_steps: length of the warm start.
         sync_every: steps between two syncs; 0 only merges at the end.
         max_restarts: of each job.
-        trainer, merger: commands that train and merge, without flags.
+        trainer, merger: commands that train and merge, without flags, such as `python -m myxtts train` and `merge`.
     """
 
     folder: Path
@@ -199,9 +197,9 @@ def train_jobs(spec: JobsSpec, display: Display) -> int:
     """Run all stages that are not done yet.
 
     Returns:
-        the exit code: 0 if the merge has all jobs and is no worse than the best of them; 1 if it is worse, or a job or
-        the merge failed; 2 if a run rejected its settings and nothing could be merged; 130 or 143 when stopped, after
-        checkpoints.
+        the exit code: 0 if the merge has all jobs and is no worse than the best of them; 1 if it is worse, if a job
+        missed syncs, or if the warm start, a job or the merge failed; 2 if a run rejected its settings and nothing
+        could be merged; 130 or 143 when stopped, after checkpoints.
 
     Raises:
         UserError: the user can fix it.
@@ -268,9 +266,8 @@ def _is_done(spec: JobsSpec, name: str) -> bool:
         return False
     if name == WARMSTART:
         return step_of(newest) >= spec.warmstart_steps
-    # A job that was stopped while it waited for the last sync has all its steps, but not that sync.
-    is_synced = not spec.sync_every or not read_metadata(newest)["audio_s_since_sync"]
-    return step_of(newest) >= spec.total_steps and is_synced
+    is_owing = owes_sync(spec.sync_every, read_metadata(newest)["audio_s_since_sync"])
+    return step_of(newest) >= spec.total_steps and not is_owing
 
 
 class _Launcher:
@@ -353,7 +350,7 @@ class _Launcher:
             step, shard = read_progress(spec.folder / name).step, spec.names.index(name)
             self._error(
                 f"the merge lacks {name}, which failed at step {step} of {spec.total_steps}, and with it shard {shard} "
-                f"of the corpus ({_shard_size(self._shards, shard)}). Resume it with the same command and --resume."
+                f"of the corpus ({self._shards.describe(shard)}). Resume it with the same command and --resume."
             )
         for name, syncs in missed.items():
             self._error(
@@ -401,13 +398,6 @@ def _check_unused(sync_dir: Path) -> None:
         raise ConfigError(
             f"--sync-dir {sync_dir} was given to new jobs, but {folders[-1]} belongs to others. Give an empty folder."
         )
-
-
-def _shard_size(shards: CorpusShards, index: int) -> str:
-    """Return what a shard holds, such as "190 utterances, 10.25 minutes"."""
-    headings, row = (shards.table.splitlines()[line].split() for line in (0, index + 1))
-    cells = dict(zip(headings, row, strict=True))
-    return f"{cells['utterances']} utterances, {cells['minutes']} minutes"
 
 
 class _JobEvents(SupervisorEvents):

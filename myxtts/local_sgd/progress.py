@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from myxtts.local_sgd.job_settings import WARMSTART
 from myxtts.local_sgd.launcher_state import LauncherState, require_state
 from myxtts.training.checkpoint_files import latest, step_of
 
@@ -65,7 +66,7 @@ def table_rows(folder: Path, state: LauncherState) -> list[tuple[str, ...]]:
         if name == "merge":
             continue
         progress = read_progress(folder / name)
-        total = state.immutable.warmstart_steps if name == "warmstart" else state.total_steps
+        total = state.immutable.warmstart_steps if name == WARMSTART else state.total_steps
         eta = "-"
         if process.state == "running" and progress.steps_per_s:
             eta = format_duration((total - progress.step) / progress.steps_per_s)

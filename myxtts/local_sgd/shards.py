@@ -30,6 +30,7 @@ class CorpusShards:
         held_out: rows to validate on, if there are any.
         audio_root: folder that the paths in these files start from.
         table: what each shard holds, for the console.
+        utterances, minutes: of each shard.
     """
 
     train: Path
@@ -37,6 +38,12 @@ class CorpusShards:
     held_out: Path | None
     audio_root: Path
     table: str
+    utterances: tuple[int, ...]
+    minutes: tuple[float, ...]
+
+    def describe(self, shard: int) -> str:
+        """Return what a shard holds, such as "190 utterances, 10.25 minutes"."""
+        return f"{self.utterances[shard]} utterances, {self.minutes[shard]:.2f} minutes"
 
 
 def split_corpus(config: Config, folder: Path, count: int) -> CorpusShards:
@@ -68,6 +75,9 @@ def split_corpus(config: Config, folder: Path, count: int) -> CorpusShards:
     audio_root = Path(os.path.commonpath([current_root, *map(os.path.dirname, audio_paths)]))
     shard_of = assign_shards(manifest.samples, manifest.speaker, manifest.language, count)
 
+    utterances = np.bincount(shard_of, minlength=count)
+    minutes = np.bincount(shard_of, weights=manifest.samples, minlength=count) / SAMPLE_RATE_HZ / 60
+
     def write(name: str, source: Manifest, rows: Sequence[int] | np.ndarray) -> Path:
         write_rows(folder / name, source, rows, vocabulary, audio_root)
         return folder / name
@@ -77,7 +87,9 @@ def split_corpus(config: Config, folder: Path, count: int) -> CorpusShards:
         shards=tuple(write(name, manifest, np.flatnonzero(shard_of == shard)) for shard, name in enumerate(names)),
         held_out=write("held_out.csv", held_out.manifest, range(len(held_out.manifest))) if held_out else None,
         audio_root=audio_root,
-        table=shard_table(manifest, shard_of, vocabulary),
+        table=shard_table(manifest, shard_of, vocabulary, utterances, minutes),
+        utterances=tuple(utterances.tolist()),
+        minutes=tuple(minutes.tolist()),
     )
 
 
@@ -119,14 +131,17 @@ def write_rows(
     write_whole(path, text.getvalue().encode(errors="surrogateescape"))
 
 
-def shard_table(manifest: Manifest, shard_of: np.ndarray, vocabulary: Vocabulary) -> str:
+def shard_table(
+    manifest: Manifest, shard_of: np.ndarray, vocabulary: Vocabulary, utterances: np.ndarray, minutes: np.ndarray
+) -> str:
     """Return a table with a row for each shard and a column for each language."""
     lines = [["shard", "utterances", "minutes", "speakers", *vocabulary.languages]]
-    for shard in range(shard_of.max() + 1):
-        rows = np.flatnonzero(shard_of == shard)
-        minutes = manifest.samples[rows].sum(dtype=np.int64) / SAMPLE_RATE_HZ / 60
+    for shard in range(len(utterances)):
+        rows = shard_of == shard
         per_language = np.bincount(manifest.language[rows], minlength=len(vocabulary.languages))
         speakers = len(np.unique(manifest.speaker[rows]))
-        lines.append([*map(str, (shard, len(rows))), f"{minutes:.2f}", str(speakers), *map(str, per_language)])
+        lines.append(
+            [*map(str, (shard, utterances[shard])), f"{minutes[shard]:.2f}", *map(str, (speakers, *per_language))]
+        )
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)

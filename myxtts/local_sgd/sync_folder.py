@@ -1,6 +1,15 @@
-"""The layout of --sync-dir; see sync.py. No TensorFlow."""
+"""The layout of --sync-dir, and whether a run owes a sync; see sync.py. No TensorFlow."""
 
 from pathlib import Path
+
+
+def owes_sync(sync_every: int, audio_s_since_sync: float) -> bool:
+    """Return whether a run that has all its steps still owes the last sync, since it was stopped while it waited.
+
+    Args:
+        sync_every: steps between two syncs; 0 is off.
+    """
+    return bool(sync_every) and audio_s_since_sync > 0
 
 
 def sync_folders(sync_dir: Path) -> list[Path]:

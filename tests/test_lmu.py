@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.models import lmu
-from myxtts.models.lmu import LegendreMemory, delay_decoder, discrete_state_space, impulse_response
+from myxtts.models.lmu import LegendreMemory, discrete_state_space, impulse_response
 from tests.two_devices import MODEL
 
 CASES = ((1, 4.0), (4, 16.0), (8, 16.0), (8, 2.5), (16, 64.0))  # order, window
@@ -31,6 +31,14 @@ def recurrence(u, order, window):
 
 def noise(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def delay_decoder(order: int, window: float, delay: float) -> np.ndarray:
+    """Return float64 [D], whose product with the memory is the signal `delay` frames ago; 0 <= delay < window.
+
+    These are the shifted Legendre polynomials (Voelker et al. 2019, equation 3) at the middle of the frame's duration.
+    """
+    return np.polynomial.legendre.legvander(2.0 * (delay + 0.5) / window - 1.0, order - 1).reshape(order)
 
 
 class System(unittest.TestCase):

@@ -477,7 +477,7 @@ class EmulationTest(unittest.TestCase):
             "produce=fast,step=1": "produce=fast, not a number",
             "produce=1,step=nan": "step=nan, not a number",
             "produce=1,step=-1": "step=-1, not a number",
-            "produce=1,step=1,variation=9": "variation=9, not a number from 0 to 3",
+            "produce=1,step=1,variation=11": "variation=11, not a number from 0 to 10",
         }
         for text, message in faults.items():
             with self.subTest(text=text), self.assertRaisesRegex(ConfigError, message):

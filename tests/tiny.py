@@ -22,7 +22,8 @@ from myxtts.commands import train
 from myxtts.commands.console import report_errors
 from myxtts.models.build import build_xtts
 from myxtts.models.xtts import SIZES, XTTS, XTTSSize
-from myxtts.placement.replicas import Replicas, single_replica
+from myxtts.placement.replicas import Replicas, make_replicas
+from myxtts.placement.routes import Route
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.load_model import load_model
 from myxtts.training.state import TrainingState, make_optimizer
@@ -51,7 +52,7 @@ def build_model(
 @cache
 def replicas_on(device: str) -> Replicas:
     """Return one cached replica: variables belong to the strategy in whose scope they were created."""
-    return single_replica(device)
+    return make_replicas((Route(device, device),))
 
 
 def training_state(model: keras.Model, precision: str = "float32", averaged: bool = True, device: str = MODEL):

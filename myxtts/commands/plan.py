@@ -13,7 +13,7 @@ from myxtts.files import check_writable, write_whole
 from myxtts.planner.planner import MemoryBudget, Prediction, candidate_placements, format_table, predict_all
 from myxtts.planner.simulator import QueueDepths
 from myxtts.planner.stage_times import (
-    MAX_MS,
+    MAX_STAGE_S,
     MAX_VARIATION,
     STAGES,
     StageStatistics,
@@ -29,7 +29,7 @@ BATCHES = 3200  # 200 steps on 16 GPUs; filling the queues takes a few of them
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:
     parser = CommandParser(prog=prog, description=HELP, epilog="Times are means per batch, in milliseconds.")
-    milliseconds, mib = bounded(float, 0.0, MAX_MS), bounded(float, 0.0, 1e7)
+    milliseconds, mib = bounded(float, 0.0, 1e3 * MAX_STAGE_S), bounded(float, 0.0, 1e7)
     parser.add_argument("--gpus", type=bounded(int, 1, MAX_GPUS), required=True, help="number of GPUs")
     parser.add_argument(
         "--profile", metavar="FILE", type=Path, help="read the times from a file that `profile --json` wrote"

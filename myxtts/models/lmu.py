@@ -53,14 +53,6 @@ def impulse_response(order: int, window: float) -> np.ndarray:
     return np.array(frames, np.float32)[: np.flatnonzero(significant)[-1] + 1]
 
 
-def delay_decoder(order: int, window: float, delay: float) -> np.ndarray:
-    """Return float64 [D], whose product with the memory is the signal `delay` frames ago; 0 <= delay < window.
-
-    These are the shifted Legendre polynomials (Voelker et al. 2019, equation 3) at the middle of the frame's duration.
-    """
-    return np.polynomial.legendre.legvander(2.0 * (delay + 0.5) / window - 1.0, order - 1).reshape(order)
-
-
 class LegendreMemory(layers.Layer):
     """A Legendre memory for each channel. It has no weights and computes in float32 under every dtype policy.
 

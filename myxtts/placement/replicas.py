@@ -99,11 +99,6 @@ class Replicas:
         return self.strategy.experimental_local_results(value)
 
 
-def single_replica(device: str) -> Replicas:
-    """Return one replica on one device."""
-    return make_replicas((Route(device, device),))
-
-
 def make_replicas(routes: tuple[Route, ...]) -> Replicas:
     """Return the replicas of a single process, on configured devices."""
     models = [route.model for route in routes]

@@ -18,13 +18,11 @@ from typing import NamedTuple
 from myxtts.data.feed import Feed
 from myxtts.errors import ConfigError
 from myxtts.planner.simulator import DEFAULT_DEPTHS, BatchAssignment, DeviceRoutes, QueueDepths, RunResult
-from myxtts.planner.stage_times import STAGES, StageTimes
+from myxtts.planner.stage_times import MAX_STAGE_S, MAX_VARIATION, STAGES, StageTimes
 
 # On a busy 2-core machine `time.sleep` returns 65 to 88 µs late in the median. With its last part spent in a loop it
 # is 2 to 6 µs, for 1 % of a core at stages of 20 ms.
 SPIN_S = 200e-6
-MAX_STAGE_S = 60.0
-MAX_VARIATION = 3.0
 
 
 class Span(NamedTuple):

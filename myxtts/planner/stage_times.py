@@ -1,6 +1,7 @@
 """Times of the four stages of a batch: per batch, as statistics, and as a profile. No TensorFlow."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ import numpy as np
 from myxtts.errors import ConfigError
 
 STAGES = ("read", "produce", "transfer", "step")
-MAX_MS = 60_000.0
+MAX_STAGE_S = 60.0
 MAX_VARIATION = 10.0
 
 
@@ -51,9 +52,9 @@ class StageTimes:
     def __getitem__(self, stage: str) -> np.ndarray:
         return getattr(self, f"{stage}_s")
 
-    @classmethod
-    def from_stages(cls, times_s: dict[str, np.ndarray]) -> "StageTimes":
-        return cls(*(times_s[stage] for stage in STAGES))
+    def map(self, function: Callable[[np.ndarray], np.ndarray]) -> "StageTimes":
+        """Return the results of a function of the times of each stage."""
+        return StageTimes(*(function(self[stage]) for stage in STAGES))
 
     @classmethod
     def constant(
@@ -140,10 +141,21 @@ def read_profile(path: Path) -> dict[str, StageStatistics]:
 def _statistics(source: str, stage: str, figures: Any) -> StageStatistics:
     figures = figures if isinstance(figures, dict) else {}
     mean_s, variation = figures.get("mean_s"), figures.get("variation", 0.0)
-    for key, value, limit in (("mean_s", mean_s, MAX_MS / 1e3), ("variation", variation, MAX_VARIATION)):
+    for key, value, limit in (("mean_s", mean_s, MAX_STAGE_S), ("variation", variation, MAX_VARIATION)):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= limit:
             raise ConfigError(f"{source} has {value!r} for {key} of {stage}, not a number from 0 to {limit:g}.")
     return StageStatistics(float(mean_s), float(variation))
+
+
+def read_s_per_worker(interval_s: np.ndarray | float, num_workers: int) -> float:
+    """Return the mean seconds that one worker takes to read a batch.
+
+    Batches arrive in bursts, since several workers read: only the mean interval says anything about reading.
+
+    Args:
+        interval_s: between two batches from all workers together.
+    """
+    return num_workers * float(np.mean(interval_s))
 
 
 class StageProfile(NamedTuple):
@@ -160,12 +172,9 @@ class StageProfile(NamedTuple):
     all_reduce_s: float
 
     def per_reader(self, num_workers: int) -> StageTimes:
-        """Return the stage times with the mean time that one of `num_workers` readers takes for a batch.
-
-        Batches arrive in bursts, since several workers read: only the mean interval says anything about reading.
-        """
+        """Return the stage times with the mean time that one of `num_workers` readers takes for a batch."""
         read_s = self.times.read_s
-        return replace(self.times, read_s=np.full_like(read_s, num_workers * read_s.mean()))
+        return replace(self.times, read_s=np.full_like(read_s, read_s_per_worker(read_s, num_workers)))
 
 
 def resample_steps(times: StageTimes, buckets: np.ndarray, replicas: int, steps: int, seed: int = 0) -> StageTimes:
@@ -184,4 +193,4 @@ def resample_steps(times: StageTimes, buckets: np.ndarray, replicas: int, steps:
     begin, end = (np.searchsorted(buckets[by_bucket], buckets[first], side)[:, None] for side in ("left", "right"))
     others = by_bucket[random.integers(begin, end, (len(first), replicas - 1))]
     batches = np.column_stack([first, others]).ravel()
-    return StageTimes(*(times[stage][batches] for stage in STAGES))
+    return times.map(lambda times_s: times_s[batches])

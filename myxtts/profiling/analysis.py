@@ -15,7 +15,7 @@ from myxtts.config.schema import DataConfig
 from myxtts.observe.advice import candidates, flags_of
 from myxtts.planner.emulator import Span
 from myxtts.planner.simulator import QueueDepths, simulate
-from myxtts.planner.stage_times import STAGES, StageTimes, coefficient_of_variation
+from myxtts.planner.stage_times import STAGES, StageTimes, coefficient_of_variation, read_s_per_worker
 
 MIN_GAIN = 0.02  # a smaller gain is not worth a restart, however quiet the machine is
 # Minimum utilisation of the model device, maximum variation of the step's time.
@@ -246,10 +246,9 @@ class _PipelineModel:
 
     @classmethod
     def of(cls, measurement: Measurement, data: DataConfig) -> "_PipelineModel":
-        # The interval between batches from all workers is known. One worker takes num_workers times as long, and longer
-        # for longer speech.
-        length = measurement.padded_work / measurement.padded_work.mean()
-        times = replace(measurement.isolated, read_s=data.num_workers * measurement.isolated.read_s.mean() * length)
+        length = measurement.padded_work / measurement.padded_work.mean()  # reading takes longer for longer speech
+        read_s = read_s_per_worker(measurement.isolated.read_s, data.num_workers) * length
+        times = replace(measurement.isolated, read_s=read_s)
         route = ("0", "0" if measurement.single_device else "1")
         depths = QueueDepths.from_settings(data.prefetch_buffer_size, data.buffer_size, data.num_workers)
         return cls(times, measurement.work, depths, route)
@@ -260,7 +259,7 @@ class _PipelineModel:
         return float(passes * self.work.sum() / (self._duration_s(2 * passes) - self._duration_s(passes)))
 
     def _duration_s(self, passes: int) -> float:
-        times = StageTimes(*(np.tile(self.times[stage], passes) for stage in STAGES))
+        times = self.times.map(lambda times_s: np.tile(times_s, passes))
         return simulate([self.route], times, self.depths).duration_s
 
     def scaled(self, stage: str, factor: float) -> "_PipelineModel":
@@ -297,5 +296,6 @@ def _apply_change(
 
 def _with_doubled_batch(current: _PipelineModel, fixed_fraction: float) -> _PipelineModel:
     """Return the pipeline with twice the rows per batch: the fixed part of the step is paid once for both halves."""
-    doubled = StageTimes(*(2.0 * current.times[stage] for stage in STAGES))
-    return replace(current, times=doubled, work=2.0 * current.work).scaled("step", 1.0 - fixed_fraction / 2.0)
+    return replace(current, times=current.times.map(lambda times_s: 2.0 * times_s), work=2.0 * current.work).scaled(
+        "step", 1.0 - fixed_fraction / 2.0
+    )

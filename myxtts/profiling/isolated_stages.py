@@ -16,7 +16,6 @@ from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Route
 from myxtts.planner.stage_times import StageProfile, StageTimes
 from myxtts.profiling.profiled_run import MeasurementWindow, ProfiledRun, measurement_window, open_run
-from myxtts.training.schedule import ema_decay
 from myxtts.training.setup import TrainingSetup
 from myxtts.training.step import Step
 
@@ -35,7 +34,7 @@ def measure_stage_times(config: Config, steps: int) -> StageProfile:
         UserError: as `open_run`.
     """
     with open_run(config) as run:
-        pipeline = run.setup.training_pipeline(synchronize=not run.single_device)
+        pipeline = run.setup.training_pipeline(synchronize=run.setup.between_devices)
         window = measurement_window(pipeline, steps)
         times, _ = measure_isolated(run, pipeline, window)
         gradients = [(variable.shape, variable.dtype) for variable in run.setup.state.trained]
@@ -114,7 +113,7 @@ def time_steps(setup: TrainingSetup, step: Step, window: MeasurementWindow, samp
 def time_step(setup: TrainingSetup, step: Step, batches: Sequence[Batch]) -> float:
     """Take a step and return its seconds, until the device has finished."""
     started_s = time.perf_counter()
-    decay = ema_decay(setup.state.step, setup.config.training.ema_decay)
+    decay = setup.schedule.ema_decay(setup.state.step)
     step([[batch] for batch in batches], setup.state.step + 1, LEARNING_RATE, decay).numpy()
     return time.perf_counter() - started_s
 

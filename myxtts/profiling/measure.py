@@ -30,7 +30,7 @@ def profile(config: Config, steps: int) -> tuple[Measurement, DeviceMetrics, Pla
 
 def measure(run: ProfiledRun, steps: int) -> tuple[Measurement, DeviceMetrics]:
     """Measure each stage in isolation, then all stages together in untraced and traced runs."""
-    pipeline = run.setup.training_pipeline(synchronize=not run.single_device)
+    pipeline = run.setup.training_pipeline(synchronize=run.setup.between_devices)
     window = measurement_window(pipeline, steps)
     isolated, samples = measure_isolated(run, pipeline, window)
     trials = try_settings(run, window, samples, isolated)
@@ -51,8 +51,8 @@ def measure(run: ProfiledRun, steps: int) -> tuple[Measurement, DeviceMetrics]:
         untraced_s=untraced_s,
         traced=traced,
         step_bucket=window.step_buckets,
-        single_device=run.single_device,
-        devices=run.devices,
+        single_device=not run.setup.between_devices,
+        devices=run.setup.gpu_count,
         trials=trials,
     )
     return measurement, measure_devices(run, window, samples, isolated, sampler)

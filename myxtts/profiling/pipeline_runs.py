@@ -18,7 +18,6 @@ from myxtts.profiling.profiled_run import WARM_UP, ProfiledRun
 from myxtts.training import loop
 from myxtts.training.checkpoint import save_nothing
 from myxtts.training.hooks import StepEnd
-from myxtts.training.schedule import ema_decay
 from myxtts.training.step import Step
 from myxtts.training.stop_request import StopRequest
 
@@ -55,7 +54,7 @@ def _train(run: ProfiledRun, step: loop.StepFunction, feed: Iterator[ReplicaBatc
             log_every=sys.maxsize,  # one report, at the end
             checkpoint_every=0,
             learning_rate=lambda step: LEARNING_RATE,
-            ema_decay=lambda step: ema_decay(step, run.setup.config.training.ema_decay),
+            ema_decay=run.setup.schedule.ema_decay,
         )
         loop.train(state, step, feed, schedule, [collect], save_nothing, clock, StopRequest())
     return collect.metrics

@@ -13,7 +13,6 @@ from myxtts.config.schema import Config
 from myxtts.data.pipeline import Pipeline
 from myxtts.data.plan_iterator import Position
 from myxtts.errors import TrainingError
-from myxtts.placement import devices
 from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Placement, Route, single_route
 from myxtts.training.diagnostics import explain_out_of_memory
@@ -37,16 +36,6 @@ class ProfiledRun:
     @property
     def route(self) -> Route:
         return self.placement.routes[0]
-
-    @property
-    def single_device(self) -> bool:
-        """Whether one device makes the batches and trains."""
-        return self.route.data == self.route.model
-
-    @property
-    def devices(self) -> int:
-        """Number of GPUs, real or simulated."""
-        return self.setup.config.placement.simulate_gpus or devices.gpu_count()
 
 
 @contextmanager

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from myxtts.data.plan_iterator import Position
 from myxtts.observe.advice import LongWait
 from myxtts.observe.report import Reporter
-from myxtts.placement import devices
 from myxtts.tasks.base import Examples
 from myxtts.tasks.registry import task_of
 from myxtts.training.checkpoint import Checkpoints
@@ -22,8 +21,7 @@ def chief_hooks(
 ) -> Iterator[list[Hook]]:
     """Open the reporter of a run; the value is its hooks in the order in which the loop calls them."""
     config, state = setup.config, setup.state
-    used_devices = config.placement.simulate_gpus or devices.gpu_count()
-    long_wait = LongWait(state.step, config.data, not setup.between_devices, used_devices)
+    long_wait = LongWait(state.step, config.data, not setup.between_devices, setup.gpu_count)
     with Reporter(folder.metrics, folder.tensorboard, state.step, setup.schedule.total_steps) as reporter:
         sync = [] if weight_sync is None else [SyncWeights(weight_sync)]
         validate, sample = validation_hooks(setup, folder, checkpoints, reporter)

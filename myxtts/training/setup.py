@@ -115,6 +115,11 @@ class TrainingSetup:
         """Whether batches travel from one device to another."""
         return any(route.data != route.model for route in self.replicas.routes)
 
+    @property
+    def gpu_count(self) -> int:
+        """Number of GPUs, real or simulated, that a placement may use."""
+        return self.config.placement.simulate_gpus or devices.gpu_count()
+
     def make_step(self) -> Step:
         """Make the training step; see `make_step`."""
         return make_step(self.config, self.state)

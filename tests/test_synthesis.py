@@ -356,7 +356,7 @@ class Languages(unittest.TestCase):
         self.assertEqual(choose_language(None, ["en"]), "en")
         self.assertEqual(choose_language("ka", ["en", "ka"]), "ka")
         for language, expected in ((None, "no language"), ("", "language ''"), ("fa", "language 'fa'")):
-            with self.assertRaisesRegex(DataError, f"^{expected} was given, but .* on en, ka. Give one of these by"):
+            with self.assertRaisesRegex(DataError, f"^{expected} was given, but .* on en, ka. Give one of these with"):
                 choose_language(language, ["en", "ka"])
 
     def test_languages_are_read_from_the_newest_checkpoint(self):

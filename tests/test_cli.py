@@ -147,6 +147,14 @@ class MainTest(unittest.TestCase):
             with self.subTest(expected=expected), _training(program):
                 self.assertEqual(self.main("--batch-size", "3"), expected)
 
+    def test_reader_of_stdout_that_ended_is_no_defect(self):
+        reading, writing = os.pipe()
+        os.close(reading)
+        command = [sys.executable, "-m", "myxtts", "--help"]
+        done = subprocess.run(command, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, text=True)
+        os.close(writing)
+        self.assertEqual((done.returncode, done.stderr), (141, ""))
+
     def test_defect_keeps_its_traceback(self):
         with _training(_raising(ZeroDivisionError())), self.assertRaises(ZeroDivisionError):
             self.main()

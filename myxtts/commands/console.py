@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable
 
@@ -17,16 +18,21 @@ _DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPE
 def report_errors(program: Callable[[], int]) -> int:
     """Run a program with its log on the console, and return its exit code.
 
-    A UserError and an error of the disk print one message on stderr and return 2; Ctrl-C returns 130. Any other error
-    is a defect and keeps its traceback.
+    A UserError and an error of the disk print one message on stderr and return 2; Ctrl-C returns 130, and a reader of
+    stdout that ended, such as `head`, 141. Any other error is a defect and keeps its traceback.
     """
     log_to_console()
     set_environment()
     try:
-        return program()
+        code = program()
+        sys.stdout.flush()
+        return code
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python reports the pipe again at its exit
+        return 128 + signal.SIGPIPE
     except OSError as error:
         if error.errno not in _DISK_ERRORS:
             raise

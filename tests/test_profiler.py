@@ -25,11 +25,11 @@ from myxtts.commands.console import report_errors
 from myxtts.config.schema import DataConfig, TrainingConfig
 from myxtts.observe import advice
 from myxtts.planner.emulator import EmulatedRun, Span
-from myxtts.planner.simulator import RunResult
+from myxtts.planner.simulator import QueueDepths, RunResult
 from myxtts.planner.stage_times import STAGES, StageTimes
 from myxtts.profiling import profiled_run
 from myxtts.profiling.analysis import Measurement, TracedRun, Trials, analyze, grade
-from myxtts.profiling.emulation import WARM_UP, emulated_placement, without_warm_up
+from myxtts.profiling.emulation import emulated_placement, warm_up_batches, without_warm_up
 from myxtts.profiling.isolated_stages import time_steps
 from myxtts.profiling.nvml import GpuSampler, GpuUsage
 from myxtts.profiling.profiled_run import MeasurementWindow
@@ -238,7 +238,8 @@ class EmulatedProfileTest(unittest.TestCase):
             return tf.zeros([1])
 
         config = SimpleNamespace(training=TrainingConfig(gradient_accumulation=3))
-        setup = SimpleNamespace(config=config, state=SimpleNamespace(step=0))
+        schedule = SimpleNamespace(ema_decay=lambda step: 0.9)
+        setup = SimpleNamespace(config=config, state=SimpleNamespace(step=0), schedule=schedule)
         numbers = np.repeat(np.arange(profiled_run.WARM_UP + 2), 3)
         ones = np.ones(len(numbers))
         window = MeasurementWindow(numbers, np.zeros_like(numbers), ones, ones)
@@ -246,12 +247,16 @@ class EmulatedProfileTest(unittest.TestCase):
         self.assertEqual(lengths, [2, 3, 3])
 
     def test_emulated_run_is_measured_from_the_end_of_the_warm_up(self):
-        steps = [Span("step", n, n + 0.25, n + 1.0) for n in range(WARM_UP + 3)]
-        begin_s = float(WARM_UP)
+        steps = [Span("step", n, n + 0.25, n + 1.0) for n in range(7 + 3)]
+        begin_s = 7.0
         blocked = [(0.0, begin_s - 1.0), (begin_s - 0.5, begin_s + 0.25), (begin_s + 1.0, begin_s + 1.25)]
-        run = without_warm_up(EmulatedRun(RunResult(99.0, 99, 99, 9.0, 9.0, {}, ("1",)), steps, blocked))
+        run = without_warm_up(EmulatedRun(RunResult(99.0, 99, 99, 9.0, 9.0, {}, ("1",)), steps, blocked), 7)
         self.assertEqual((run.duration_s, run.busy_s, run.wait_s, run.blocked_s), (3.0, 2.25, 0.75, 0.5))
         self.assertEqual((run.step_s.tolist(), len(run.spans)), ([1.0, 1.0, 1.0], 3))
+
+    def test_warm_up_is_as_long_as_the_queues_are_deep(self):
+        self.assertEqual(warm_up_batches(QueueDepths()), 20)
+        self.assertEqual(warm_up_batches(QueueDepths(feed=10, uploaded=10, host=30, workers=6)), 60)
 
     def test_emulated_devices_need_not_exist_and_default_to_two(self):
         cases = {

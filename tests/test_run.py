@@ -19,16 +19,18 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from myxtts.commands import train
 from myxtts.config.load import load
-from myxtts.errors import CheckpointError, ConfigError
+from myxtts.errors import CheckpointError, ConfigError, TrainingError
 from myxtts.models.xtts import XTTS
 from myxtts.observe.metrics import MetricsFile, read_metrics
 from myxtts.placement.routes import plan_routes
 from myxtts.training.checkpoint_files import latest, list_checkpoints, read_best, read_metadata, write_arrays
+from myxtts.training.diagnostics import explained_out_of_memory
+from myxtts.training.loop import StepOutOfMemory
 from myxtts.training.run_folder import FIXED, RunFolder, check_same_corpus, check_same_settings
 from myxtts.training.select_checkpoint import settings_of
 from tests.tiny import Workspace, arrays_of, toy_models, whole_run
 from tests.tiny_asr import small_asr_models
-from tests.two_devices import SIMULATED
+from tests.two_devices import SIMULATED, TWO
 
 ROOT = Path(__file__).parents[1]
 DUAL = ("--data-gpu", "0", "--model-gpu", "1")
@@ -242,6 +244,16 @@ class Stopped(Case):
         with mock.patch("myxtts.tasks.tts.build_xtts", side_effect=full):
             message = self.rejection("fuller", *DUAL)
         self.assertRegex(message, r"^out of memory: OOM when allocating tensor \(the model is on /CPU:1; ")
+
+    def test_out_of_memory_error_advises_to_resume_only_a_run_that_can(self):
+        full = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
+        for error in (full, StepOutOfMemory(3, 0, full)):
+            for can_resume in (True, False):
+                with self.subTest(error=error, can_resume=can_resume), self.assertRaises(TrainingError) as caught:
+                    with explained_out_of_memory(TWO, can_resume):
+                        raise error
+                self.assertEqual("--resume" in str(caught.exception), can_resume)
+                self.assertIn("a higher --model-gpu-memory or --data-gpu-memory; or ", str(caught.exception))
 
     def test_missing_utterance_stops_the_run_after_saving_a_checkpoint(self):
         workspace = Workspace(Path(tempfile.mkdtemp(dir=self.workspace.folder)))

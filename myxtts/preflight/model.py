@@ -86,7 +86,7 @@ def check_model(
         except tf.errors.ResourceExhaustedError as error:
             failure = loop.StepOutOfMemory(state.step + 1, bucket, error)
             batch = describe_batch(failure, corpora.training)
-            raise TrainingError(explain_out_of_memory(error, placement, batch)) from error
+            raise TrainingError(explain_out_of_memory(error, placement, batch, can_resume=False)) from error
         rows, samples, tokens = plan.shape(bucket)
         shape = f"{len(microbatches)} x {rows} utterances of up to {samples / SAMPLE_RATE_HZ:.1f} s and {tokens} tokens"
         yield check_update(state, result, magnitudes, shape)

@@ -10,10 +10,9 @@ from myxtts.errors import ConfigError
 from myxtts.placement.routes import Placement, plan_routes, single_route
 from myxtts.planner.emulator import EmulatedRun, emulate, precise_sleep
 from myxtts.planner.simulator import QueueDepths
-from myxtts.planner.stage_times import StageTimes
+from myxtts.planner.stage_times import STAGES, StageTimes
 from myxtts.profiling.analysis import Measurement, TracedRun
 
-WARM_UP = 20  # batches: the queues of a route hold 14, and one more is in each stage
 RUNS = 2
 SLEEPS = 20
 SEED = 0
@@ -31,32 +30,37 @@ def measure_emulation(stage_times: dict[str, Any], config: Config, steps: int) -
         ConfigError: so few batches cannot vary so much.
         PlacementError: the placement has several replicas or contradicts itself.
     """
-    placement = emulated_placement(config)
+    placement, data = emulated_placement(config), config.data
     route = placement.routes[0]
+    depths = QueueDepths.from_settings(data.prefetch_buffer_size, data.buffer_size, data.num_workers)
+    warm_up = warm_up_batches(depths)
     try:
-        times = StageTimes.constant(WARM_UP + steps, **stage_times, seed=SEED)
+        times = StageTimes.constant(warm_up + steps, **stage_times, seed=SEED)
     except ValueError as error:
         raise ConfigError(f"{error}. Raise --num-steps, or lower variation= in --emulate.") from error
-    data = config.data
-    depths = QueueDepths.from_settings(data.prefetch_buffer_size, data.buffer_size, data.num_workers)
     single_device = route.data == route.model
     isolated = StageTimes(
-        read_s=measure_sleep(times.read_s[WARM_UP:]) / data.num_workers,
-        produce_s=measure_sleep(times.produce_s[WARM_UP:]),
-        transfer_s=np.zeros(steps) if single_device else measure_sleep(times.transfer_s[WARM_UP:]),
-        step_s=measure_sleep(times.step_s[WARM_UP:]),
+        read_s=measure_sleep(times.read_s[warm_up:]) / data.num_workers,
+        produce_s=measure_sleep(times.produce_s[warm_up:]),
+        transfer_s=np.zeros(steps) if single_device else measure_sleep(times.transfer_s[warm_up:]),
+        step_s=measure_sleep(times.step_s[warm_up:]),
     )
     measurement = Measurement(
         work=np.ones(steps),
         padded_work=np.ones(steps),
         isolated=isolated,
         untraced_s=[],
-        traced=[without_warm_up(emulate([(route.data, route.model)], times, depths)) for _ in range(RUNS)],
+        traced=[without_warm_up(emulate([(route.data, route.model)], times, depths), warm_up) for _ in range(RUNS)],
         step_bucket=np.zeros(steps, int),
         single_device=single_device,
         devices=len(placement.devices),
     )
     return measurement, placement
+
+
+def warm_up_batches(depths: QueueDepths) -> int:
+    """Return how many batches fill the queues and the stages of one route."""
+    return depths.host + depths.uploaded + depths.feed + depths.workers + len(STAGES)
 
 
 def emulated_placement(config: Config) -> Placement:
@@ -81,18 +85,18 @@ def measure_sleep(seconds: np.ndarray) -> np.ndarray:
     return seconds + np.median(delays_s)
 
 
-def without_warm_up(run: EmulatedRun) -> TracedRun:
-    """Return an emulated run on one route, from the end of the warm-up on."""
+def without_warm_up(run: EmulatedRun, warm_up: int) -> TracedRun:
+    """Return an emulated run on one route without its first `warm_up` batches."""
     steps = sorted((span for span in run.spans if span.stage == "step"), key=lambda span: span.batch)
     start_s, end_s = np.array([(span.start_s, span.end_s) for span in steps]).T
-    origin_s = end_s[WARM_UP - 1]
+    origin_s = end_s[warm_up - 1]
     duration_s = end_s[-1] - origin_s
-    busy_s = (end_s - start_s)[WARM_UP:].sum()
+    busy_s = (end_s - start_s)[warm_up:].sum()
     return TracedRun(
         duration_s=float(duration_s),
         wait_s=float(duration_s - busy_s),
         blocked_s=sum(max(0.0, end - max(start, origin_s)) for start, end in run.blocked),
         busy_s=float(busy_s),
-        step_s=np.diff(end_s[WARM_UP - 1 :]),
-        spans=[span for span in run.spans if span.batch >= WARM_UP],
+        step_s=np.diff(end_s[warm_up - 1 :]),
+        spans=[span for span in run.spans if span.batch >= warm_up],
     )

@@ -7,16 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import tensorflow as tf
 
 from myxtts.config.schema import Config
 from myxtts.data.pipeline import Pipeline
 from myxtts.data.plan_iterator import Position
-from myxtts.errors import TrainingError
 from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Placement, Route, single_route
-from myxtts.training.diagnostics import explain_out_of_memory
-from myxtts.training.loop import StepOutOfMemory
+from myxtts.training.diagnostics import explained_out_of_memory
 from myxtts.training.run_folder import RunFolder
 from myxtts.training.setup import TrainingSetup, configure_devices, open_corpora, set_up
 from myxtts.training.start import resolve_start
@@ -51,14 +48,10 @@ def open_run(config: Config) -> Iterator[ProfiledRun]:
         config, start = resolve_start(config.model_copy(update={"run": run}), folder)
         placement = configure_devices(config)
         single_route(placement, "a profile")
-        try:
+        with explained_out_of_memory(placement, can_resume=False):
             replicas = make_replicas(placement.routes)
             setup = set_up(config, start, replicas, open_corpora(config, start, replicas, folder.path))
             yield ProfiledRun(placement, setup, setup.make_step())
-        except StepOutOfMemory as error:
-            raise TrainingError(explain_out_of_memory(error.cause, placement)) from error
-        except tf.errors.ResourceExhaustedError as error:
-            raise TrainingError(explain_out_of_memory(error, placement)) from error
 
 
 @dataclass(frozen=True)

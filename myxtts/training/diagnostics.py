@@ -75,12 +75,14 @@ def explained(setup: TrainingSetup, placement: Placement, checkpoints: Path) -> 
 
 
 @contextmanager
-def explained_out_of_memory(placement: Placement) -> Iterator[None]:
-    """Raise TensorFlow's out-of-memory error as a TrainingError with the limits and what to do."""
+def explained_out_of_memory(placement: Placement, can_resume: bool = True) -> Iterator[None]:
+    """Raise an out-of-memory error as a TrainingError with the limits and what to do."""
     try:
         yield
+    except StepOutOfMemory as error:
+        raise TrainingError(explain_out_of_memory(error.cause, placement, can_resume=can_resume)) from error
     except tf.errors.ResourceExhaustedError as error:
-        raise TrainingError(explain_out_of_memory(error, placement)) from error
+        raise TrainingError(explain_out_of_memory(error, placement, can_resume=can_resume)) from error
 
 
 def explain_non_finite(
@@ -112,13 +114,21 @@ def describe_batch(error: StepOutOfMemory, corpus: Corpus) -> str:
     )
 
 
-def explain_out_of_memory(error: tf.errors.ResourceExhaustedError, placement: Placement, batch: str = "") -> str:
-    """Return the message of an out-of-memory error, with the limits of the devices."""
+def explain_out_of_memory(
+    error: tf.errors.ResourceExhaustedError, placement: Placement, batch: str = "", can_resume: bool = True
+) -> str:
+    """Return the message of an out-of-memory error, with the limits of the devices.
+
+    Args:
+        batch: as from `describe_batch`.
+        can_resume: the run has a folder to resume from; a profile or a preflight has none.
+    """
+    again = "Resume with --resume and" if can_resume else "Repeat the command with"
+    otherwise = "start another run with" if can_resume else "with"
     limits = "; ".join(f"{d.name} {d.memory_mib or 'unlimited'} MiB" for d in placement.devices)
     return (
         f"out of memory{batch}: {error.message.splitlines()[0]} (the model is on {placement.routes[0].model}; limits: "
-        f"{limits}). Resume with --resume and a higher --model-gpu-memory or --data-gpu-memory; or start another "
-        "run with a lower --batch-size (and a higher --gradient-accumulation, which keeps the step's size), a lower "
-        "--max-seconds or a smaller --model-size, or with --precision mixed_bfloat16 or (text to speech) "
-        "--gradient-checkpointing."
+        f"{limits}). {again} a higher --model-gpu-memory or --data-gpu-memory; or {otherwise} a lower --batch-size "
+        "(and a higher --gradient-accumulation, which keeps the step's size), a lower --max-seconds or a smaller "
+        "--model-size, or with --precision mixed_bfloat16 or (text to speech) --gradient-checkpointing."
     )

@@ -29,6 +29,7 @@ from myxtts.planner.planner import (
 )
 from myxtts.planner.simulator import QueueDepths, RunResult, simulate
 from myxtts.planner.stage_times import (
+    STAGES,
     StageStatistics,
     StageTimes,
     read_profile,
@@ -324,7 +325,9 @@ class PlanCommandTest(unittest.TestCase):
     def test_times_from_a_profile_and_from_flags_give_the_same_prediction(self):
         file = self.folder / "placements.json"
         steps = {"produce": {"mean_s": 0.02}, "step": {"mean_s": 0.02, "variation": 0.0}, "read": {"mean_s": 0.005}}
-        code, output = self.run_plan("--gpus", "2", "--profile", self.profile({"stages": steps}), "--json", str(file))
+        code, output = self.run_plan(
+            "--gpus", "2", "--profile", self.profile({"stages": steps, "num_workers": 2}), "--json", str(file)
+        )
         self.assertEqual(code, 0)
         from_flags = self.run_plan("--gpus", "2", "--produce-ms", "20", "--step-ms", "20", "--read-ms", "10")
         self.assertEqual((code, output), from_flags)  # two readers: each takes twice the interval of both
@@ -335,6 +338,28 @@ class PlanCommandTest(unittest.TestCase):
         self.assertAlmostEqual(
             next(placement for placement in placements if placement["name"] == "single")["bound_s"], 0.04
         )
+
+    def test_readers_of_the_plan_are_as_fast_as_those_of_the_profile(self):
+        steps = {"produce": {"mean_s": 0.001}, "step": {"mean_s": 0.001}, "read": {"mean_s": 0.005}}
+        path = self.profile({"stages": steps, "num_workers": 8})  # one reader takes 40 ms
+        times = ("--gpus", "2", "--produce-ms", "1", "--step-ms", "1", "--read-ms", "40")
+        for flags, workers in (((), "8"), (("--num-workers", "4"), "4")):
+            planned = self.run_plan("--gpus", "2", "--profile", path, *flags)
+            self.assertEqual(planned, self.run_plan(*times, "--num-workers", workers))
+
+    def test_times_that_a_profile_does_not_have_are_required(self):
+        stages = {stage: {"mean_s": 0.01} for stage in STAGES}
+        single = self.profile(
+            {"stages": stages | {"transfer": {"mean_s": 0.0}}, "num_workers": 2, "single_device": True}
+        )
+        code, output = self.run_plan("--gpus", "2", "--profile", single)
+        self.assertEqual(code, 2)
+        self.assertIn("is of one device, so the time to transfer a batch to another is unknown. Give", output)
+        self.assertEqual(self.run_plan("--gpus", "2", "--profile", single, "--transfer-ms", "1")[0], 0)
+        self.assertEqual(self.run_plan("--gpus", "1", "--profile", single)[0], 0)
+        code, output = self.run_plan("--gpus", "2", "--profile", self.profile({"stages": stages}))
+        self.assertEqual(code, 2)
+        self.assertIn("does not say how many workers read. Give their number with --num-workers.", output)
 
     def test_flags_override_the_profile(self):
         steps = {"produce": {"mean_s": 0.02, "variation": 0.5}, "step": {"mean_s": 0.02, "variation": 0.5}}
@@ -352,6 +377,7 @@ class PlanCommandTest(unittest.TestCase):
             "nan for mean_s": {"stages": {"produce": {"mean_s": float("nan")}, "step": stage}},
             "True for mean_s": {"stages": {"produce": {"mean_s": True}, "step": stage}},
             "None for mean_s": {"stages": {"produce": 1, "step": stage}},
+            "0 for num_workers": {"stages": {"produce": stage, "step": stage}, "num_workers": 0},
             "-1 for variation": {"stages": {"produce": {"mean_s": 1, "variation": -1}, "step": stage}},
         }
         for message, content in faults.items():

@@ -224,6 +224,7 @@ class EmulatedProfileTest(unittest.TestCase):
         self.assertAlmostEqual(figures["ideal_speedup"], 42 / 22, delta=0.1)
         self.assertEqual(figures["bottleneck"], "produce")
         self.assertEqual(figures["recommendations"], [])
+        self.assertEqual((figures["num_workers"], figures["single_device"]), (2, False))
         self.assertEqual(set(figures["stages"]), set(STAGES))
         self.assertAlmostEqual(figures["stages"]["transfer"]["mean_s"], 0.002, delta=0.001)
         self.assertEqual(picture.shape[2], 3)

@@ -249,9 +249,12 @@ class Stopped(Case):
         full = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
         for error in (full, StepOutOfMemory(3, 0, full)):
             for can_resume in (True, False):
-                with self.subTest(error=error, can_resume=can_resume), self.assertRaises(TrainingError) as caught:
-                    with explained_out_of_memory(TWO, can_resume):
-                        raise error
+                with (
+                    self.subTest(error=error, can_resume=can_resume),
+                    self.assertRaises(TrainingError) as caught,
+                    explained_out_of_memory(TWO, can_resume),
+                ):
+                    raise error
                 self.assertEqual("--resume" in str(caught.exception), can_resume)
                 self.assertIn("a higher --model-gpu-memory or --data-gpu-memory; or ", str(caught.exception))
 

@@ -16,8 +16,10 @@ from myxtts.planner.stage_times import (
     MAX_STAGE_S,
     MAX_VARIATION,
     STAGES,
+    Profile,
     StageStatistics,
     read_profile,
+    read_s_per_worker,
     sample_stage_times,
 )
 
@@ -58,8 +60,7 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     parser.add_argument(
         "--num-workers",
         type=count,
-        default=defaults.workers,
-        help="readers of each data GPU; with --profile, give the number in the profiled run",
+        help=f"readers of each data GPU (default: those of the --profile, or {defaults.workers})",
     )
     parser.add_argument("--json", dest="json_file", metavar="FILE", type=Path, help="write the figures as JSON")
     return parser.parse(argv)
@@ -68,8 +69,10 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
 def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     options = parse(argv, prog)
     check_writable("--json", options.json_file)
-    costs = costs_of(options)
-    depths = QueueDepths.from_settings(options.prefetch_buffer_size, options.buffer_size, options.num_workers)
+    profile = read_profile(options.profile) if options.profile else Profile({}, None, False)
+    costs = costs_of(options, profile)
+    num_workers = options.num_workers or profile.num_workers or QueueDepths().workers
+    depths = QueueDepths.from_settings(options.prefetch_buffer_size, options.buffer_size, num_workers)
     placements = candidate_placements(options.gpus, memory_of(options))
     ranked = predict_all(placements, sample_stage_times(costs, BATCHES), depths, options.all_reduce_ms / 1e3)
     print("\n".join(format_table(ranked, placements)))
@@ -87,13 +90,26 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     return 0
 
 
-def costs_of(options: argparse.Namespace) -> dict[str, StageStatistics]:
-    """Return the cost of each stage: from its flag, or else from the profile."""
-    costs = read_profile(options.profile) if options.profile else {}
-    if "read" in costs:  # the profile has the pace of all workers together; one worker takes num_workers times as long
-        costs["read"] = StageStatistics(
-            costs["read"].mean_s * options.num_workers
-        )  # arrivals vary more than reading does
+def costs_of(options: argparse.Namespace, profile: Profile) -> dict[str, StageStatistics]:
+    """Return the cost of each stage: from its flag, or else from the profile.
+
+    Raises:
+        ConfigError: neither has the time of a stage that matters.
+    """
+    costs = dict(profile.stages)
+    if profile.single_device and options.gpus > 1 and options.transfer_ms is None:
+        raise ConfigError(
+            f"--profile {options.profile} is of one device, so the time to transfer a batch to another is unknown. "
+            "Give --transfer-ms, or profile with --data-gpu and --model-gpu."
+        )
+    if "read" in costs and options.read_ms is None:
+        workers = profile.num_workers or options.num_workers
+        if workers is None:
+            raise ConfigError(
+                f"--profile {options.profile} does not say how many workers read. Give their number with --num-workers."
+            )
+        # Without the variation: arrivals vary more than reading does.
+        costs["read"] = StageStatistics(read_s_per_worker(costs["read"].mean_s, workers))
     for name in STAGES:
         time_ms = getattr(options, f"{name}_ms")
         if time_ms is not None:

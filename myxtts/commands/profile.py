@@ -68,12 +68,18 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     name = f"{placement.name}{', emulated' if device_metrics is None else ''}, {options.num_steps} steps"
     device_lines = device_metrics.lines() if device_metrics else ()
     print("\n".join([f"{'profile':<14} {name}", *report_lines(analysis, unit), *device_lines]))
-    write_outputs(outputs, measurement, analysis, device_metrics, name, unit)
+    write_outputs(outputs, measurement, analysis, device_metrics, name, unit, config.data.num_workers)
     return 0
 
 
 def write_outputs(
-    outputs: Mapping[str, Path | None], measurement: Any, analysis: Any, device_metrics: Any, name: str, unit: str
+    outputs: Mapping[str, Path | None],
+    measurement: Any,
+    analysis: Any,
+    device_metrics: Any,
+    name: str,
+    unit: str,
+    num_workers: int,
 ) -> None:
     """Write the requested files."""
     from myxtts.observe.plots import lanes, png_bytes
@@ -83,7 +89,8 @@ def write_outputs(
     spans = measurement.traced[-1].spans
     json_file, picture, trace = outputs["--json"], outputs["--picture"], outputs["--trace"]
     if json_file:
-        figures = {"profile": name, **analysis_to_json(analysis, unit)}
+        figures = {"profile": name, "num_workers": num_workers, "single_device": measurement.single_device}
+        figures |= analysis_to_json(analysis, unit)
         figures |= device_metrics.to_json() if device_metrics else {}
         write_whole(json_file, (json.dumps(figures, indent=1) + "\n").encode())
     if picture:

@@ -116,10 +116,22 @@ def sample_stage_times(statistics: dict[str, StageStatistics], n: int, seed: int
     return StageTimes(*(gamma_times(random, stage.mean_s, stage.variation, n) for stage in by_stage))
 
 
-def read_profile(path: Path) -> dict[str, StageStatistics]:
-    """Return the statistics of each stage in a file that the profiler wrote with --json.
+class Profile(NamedTuple):
+    """Content of a file that the profiler wrote.
 
-    The time to read is that between two batches from all workers together.
+    Attributes:
+        stages: statistics by stage; the time to read is that between two batches from all workers together.
+        num_workers: readers of the profiled run; None if the file does not say.
+        single_device: one device made the batches and trained, so the time to transfer a batch is unknown.
+    """
+
+    stages: dict[str, StageStatistics]
+    num_workers: int | None
+    single_device: bool
+
+
+def read_profile(path: Path) -> Profile:
+    """Read a file that the profiler wrote with --json.
 
     Raises:
         ConfigError: the file is missing, is no profile, or contains impossible numbers.
@@ -135,7 +147,11 @@ def read_profile(path: Path) -> dict[str, StageStatistics]:
     stages = content.get("stages") if isinstance(content, dict) else None
     if not isinstance(stages, dict) or not {"produce", "step"} <= set(stages):
         raise ConfigError(f"{source} has no stages, or lacks produce or step. {advice}")
-    return {stage: _statistics(source, stage, stages[stage]) for stage in STAGES if stage in stages}
+    num_workers = content.get("num_workers")
+    if num_workers is not None and (type(num_workers) is not int or num_workers < 1):
+        raise ConfigError(f"{source} has {num_workers!r} for num_workers, not a whole number of at least 1. {advice}")
+    statistics = {stage: _statistics(source, stage, stages[stage]) for stage in STAGES if stage in stages}
+    return Profile(statistics, num_workers, content.get("single_device") is True)
 
 
 def _statistics(source: str, stage: str, figures: Any) -> StageStatistics:

@@ -5,8 +5,9 @@ requirements.txt caps TensorFlow's minor version because of this module: check e
 The package also relies on public APIs that are marked experimental and may change between minor versions:
 
 - `tf.config.experimental`: device policy and memory growth (placement, preflight), memory statistics and device details
-  (preflight, profiling), `enable_op_determinism` (run), `enable_tensor_float_32_execution` (preflight).
-- `tf.data.experimental`: `prefetch_to_device` (data.readers.files), `service` (data.readers).
+  (preflight), `enable_op_determinism` (training.setup), `enable_tensor_float_32_execution` (preflight).
+- `tf.data.experimental`: `prefetch_to_device` (data.readers.local), `service` (data.readers.service and
+  data.readers.service_server).
 - `tf.distribute.experimental`: `CommunicationOptions` (distributed.worker_group).
 - `Strategy.experimental_local_results` and `experimental_distribute_values_from_function` (placement.replicas).
 - `tf.random.experimental.stateless_fold_in` (seeds), `tf.nn.experimental.stateless_dropout` (models.layers).

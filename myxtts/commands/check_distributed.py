@@ -16,7 +16,7 @@ from myxtts.distributed.launcher import LaunchSpec, find_program, launch
 from myxtts.errors import ConfigError
 
 NAME = "check-distributed"
-HELP = "Check that several workers compute what one worker computes, and how fast they are together."
+HELP = "Check that several workers compute the same as one worker, and how fast they are together."
 
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:

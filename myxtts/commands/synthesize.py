@@ -18,10 +18,15 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     text = parser.add_mutually_exclusive_group()
     text.add_argument("--text", help="the text")
     text.add_argument(
-        "--text-file", metavar="FILE", type=Path, help="UTF-8 file with the text; without --text and --text-file, stdin"
+        "--text-file",
+        metavar="FILE",
+        type=Path,
+        help="UTF-8 file with the text (default: stdin if neither --text nor --text-file is given)",
     )
-    parser.add_argument("--out", type=Path, default=Path("speech.wav"), help="file to write: .wav, .flac or .ogg")
-    parser.add_argument("--language", help="language of the text; required where the run has several")
+    parser.add_argument(
+        "--out", type=Path, default=Path("speech.wav"), help="file to write: .wav, .flac or .ogg (default speech.wav)"
+    )
+    parser.add_argument("--language", help="language of the text; required if the run has several")
     parser.add_argument(
         "--reference",
         dest="references",
@@ -47,7 +52,9 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
         type=bounded(float, -12.0, 12.0),
         help="speak louder or softer (-12 to 12)",
     )
-    group.add_argument("--ode-steps", type=bounded(int, 1, 1000), help="steps from noise to speech; more are slower")
+    group.add_argument(
+        "--ode-steps", type=bounded(int, 1, 1000), help="steps from noise to speech; more steps are slower"
+    )
     group.add_argument(
         "--guidance",
         type=bounded(float, 0.0, 10.0),

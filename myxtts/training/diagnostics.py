@@ -45,10 +45,12 @@ def derived_numbers(setup: TrainingSetup) -> dict[str, str]:
     peak = schedule.learning_rate(max(min(training.warmup_steps, total) - 1, 0))
     held_out = f", {len(corpora.held_out.manifest)} held out" if corpora.held_out else ""
     utterances, seconds = len(samples) / steps, audio_s / steps
+    speakers = len(vocabulary.speakers)
     per_replica = f"{replicas} replicas with {utterances / replicas:.1f} and {seconds / replicas:.1f}, each "
     return {
-        "corpus": f"{len(samples)} utterances{held_out}, {audio_s / 60:.1f} min, {len(vocabulary.speakers)} speakers, "
-        f"{len(vocabulary.symbols)} symbols, languages {' '.join(vocabulary.languages)}",
+        "corpus": f"{len(samples)} utterances{held_out}, {audio_s / 60:.1f} min, "
+        f"{speakers} speaker{'s' * (speakers != 1)}, {len(vocabulary.symbols)} symbols, "
+        f"languages {' '.join(vocabulary.languages)}",
         "buckets": " ".join(f"{bound / SAMPLE_RATE_HZ:.2f}" for bound in plan.bounds) + " s",
         "padding": f"{100 * plan.padding:.1f} %",
         "model": f"{task_of(config).describe(config)}, {parameter_count(setup.state.model):,} parameters, "

@@ -84,7 +84,11 @@ class Suite:
             with tempfile.TemporaryFile("w+", errors="replace") as log:
                 process = subprocess.Popen(
                     [sys.executable, "-m", "tests.run", "--work", *self._modules],
-                    **{"cwd": ROOT, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log, "text": True},
+                    cwd=ROOT,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
                     start_new_session=True,  # so that a signal to its group reaches the processes of its tests
                 )
                 self._processes.append(process)
@@ -92,6 +96,7 @@ class Suite:
 
     def _feed(self, process: subprocess.Popen, log: IO[str]) -> None:
         """Have a process run modules until none is left or it dies."""
+        module = None
         with contextlib.suppress(IndexError, BrokenPipeError), process.stdin:
             while True:
                 module = self._waiting.pop()
@@ -101,7 +106,7 @@ class Suite:
                 if not answer:
                     break
                 self._add(module, {"process": process.pid, **json.loads(answer)})
-        if process.wait() and not self._stopped:
+        if process.wait() and module is not None and not self._stopped:
             self._add(module, {"process": process.pid, **_death(process.returncode, log)})
 
     def _add(self, module: str, report: dict) -> None:
@@ -131,16 +136,21 @@ class Suite:
         reports = self._reports.values()
         counts = {name: sum(report["counts"][name] for report in reports) for name in COUNTS}
         ran, passed = (sum(report[name] for report in reports) for name in ("ran", "passed"))
-        failed = sum(counts[name] for name in FAILED)
+        not_run = sorted(set(self._modules).difference(self._reports))
+        if not_run:
+            print(f"ERROR: no process reported {', '.join(not_run)}")
+        failed = sum(counts[name] for name in FAILED) + len(not_run)
         details = ", ".join(f"{name}={count}" for name, count in counts.items() if count)
         print("-" * 70 + f"\nRan {ran} tests in {seconds:.3f}s\n")
         print(("FAILED" if failed else "OK") + (f" ({details})" if details else ""))
         print(f"{passed} passed, {failed} failed, {counts['skipped']} skipped")
         for process in sorted({report["process"] for report in reports}):
-            own = [report for report in reports if report["process"] == process]
-            peak_mib, cpu_s = max(report["peak_mib"] for report in own), sum(report["cpu_s"] for report in own)
-            print(f"process {process}: {len(own)} modules, peak memory {peak_mib:,.0f} MiB, {cpu_s:,.0f} s of CPU time")
-        return not failed and len(reports) == len(self._modules)
+            of_process = [report for report in reports if report["process"] == process]
+            peak_mib = max(report["peak_mib"] for report in of_process)
+            cpu_s = sum(report["cpu_s"] for report in of_process)
+            modules = f"process {process}: {len(of_process)} modules"
+            print(f"{modules}, peak memory {peak_mib:,.0f} MiB, {cpu_s:,.0f} s of CPU time")
+        return not failed
 
     def write_times(self) -> None:
         """List the slowest tests and record the seconds of each module."""

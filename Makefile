@@ -1,4 +1,4 @@
-# make demo       train a tiny voice and let it speak; needs Python and make only
+# make demo       train a tiny voice and synthesize a sentence; needs Python and make only
 # make test       the test suite, in two processes
 # make test-long  the test suite with the tests that take many seconds each
 # make test-quick the tests that need no TensorFlow, in half a minute

@@ -100,7 +100,9 @@ class RouteOfAStepTest(unittest.TestCase):
         self.assert_on(route.model, [outcome, *sums])
         for variables in state.variables().values():  # weights, optimizer, averages
             self.assert_on(route.model, variables.values())
-        self.assert_on(route.model, [tensor for (delivery,) in microbatches for tensor in delivery.batch.values()])
+        self.assert_on(
+            route.model, [tensor for (device_batch,) in microbatches for tensor in device_batch.batch.values()]
+        )
         check_devices(state, microbatches, outcome)
 
         steps = [devices_of for devices_of in functions if operations[-1] in devices_of]

@@ -80,6 +80,5 @@ def replaced_folder(folder: Path) -> Iterator[Path]:
         yield partial
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(partial, folder)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)  # nothing is left of it after the rename

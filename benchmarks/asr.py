@@ -5,8 +5,8 @@
     python benchmarks/asr.py --config configs/asr_voices.yaml --encoders lmu --steps 1500
 
 Creates the demo corpus of 1,500 sentences if it is missing, trains each encoder with the configuration through
-train_main.py, and prints the error rates of the last validation, on the 5 % of the sentences that are held out, and
-the time from the first step to the last, including validation.
+train_main.py, in dual placement on two simulated GPUs, and prints the error rates of the last validation, on the 5 % of
+the sentences that are held out, and the time from the first step to the last, including validation.
 """
 
 import argparse
@@ -26,8 +26,10 @@ from myxtts.data.demo_corpus import make_demo_corpus
 from myxtts.errors import TrainingError
 
 ROOT = Path(__file__).resolve().parents[1]
-CORPUS = Path("data/asr")
+CONFIG = "configs/asr_voice.yaml"
+CORPUS = ROOT / "data/asr"  # of this configuration
 SENTENCES = 1500
+DUAL = "--simulate-gpus 2 --data-gpu 0 --model-gpu 1"
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -35,14 +37,14 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--encoders", nargs="+", choices=("lmu", "gru", "conv"), default=("lmu", "gru", "conv"))
     parser.add_argument("--steps", type=bounded(int, 50), default=300, help="training steps (default 300)")
     parser.add_argument("--seed", type=bounded(int, 0), default=0, help="seed of the runs (default 0)")
-    parser.add_argument("--config", default="configs/asr_lmu.yaml", help="configuration (default configs/asr_lmu.yaml)")
+    parser.add_argument("--config", default=CONFIG, help=f"configuration (default {CONFIG})")
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
-    if options.config == "configs/asr_lmu.yaml" and not (ROOT / CORPUS / "metadata.csv").exists():
-        make_demo_corpus(ROOT / CORPUS, utterances=SENTENCES, languages=["en"], speakers=1, seed=0)
+    if options.config == CONFIG and not (CORPUS / "metadata.csv").exists():
+        make_demo_corpus(CORPUS, utterances=SENTENCES, languages=["en"], speakers=1, seed=0)
     print("| encoder | parameters | steps | minutes | steps/s | CER | WER |\n|---|---|---|---|---|---|---|")
     for encoder in options.encoders:
         figures = train_encoder(options.config, encoder, options.steps, options.seed)
@@ -55,9 +57,8 @@ def main(arguments: list[str] | None = None) -> int:
 def train_encoder(config: str, encoder: str, steps: int, seed: int) -> dict[str, float]:
     """Train a model and return its figures by name. Raises TrainingError if the run fails."""
     with tempfile.TemporaryDirectory() as folder:
-        flags = f"--config {config} --encoder {encoder} --max-steps {steps} --seed {seed} --runs-dir {folder} --run run"
-        if config == "configs/asr_lmu.yaml":
-            flags += f" --train-data {CORPUS}"
+        flags = f"--config {config} {DUAL} --encoder {encoder} --max-steps {steps} --seed {seed}"
+        flags += f" --runs-dir {folder} --run run"
         flags += f" --validate-every {steps} --sample-every 0 --checkpoint-every 0"
         command = [sys.executable, "-u", "train_main.py", *flags.split()]
         output: list[str] = []

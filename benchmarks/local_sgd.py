@@ -6,6 +6,7 @@
 
 Each case trains a tiny recogniser on two halves of a machine with the same total number of utterances: STEPS steps of
 16 for a single job, half as many for two replicas, and for two jobs half of the steps that remain after a common start.
+All GPUs are simulated.
 The seconds include all commands of a case; every case uses the same two halves of the processors. The table shows the
 mean of the jobs, even if the merge kept a better job instead.
 """
@@ -30,7 +31,10 @@ from myxtts.training.checkpoint_files import latest, step_of
 ROOT = Path(__file__).resolve().parents[1]
 WARMSTART_FRACTION = 0.1  # of the steps
 QUIET = "--validate-every 0 --sample-every 0 --checkpoint-every 0 --log-every 20"
-ALONE = "--data-gpu null --model-gpu null"
+DUAL = "--simulate-gpus 2 --data-gpu 0 --model-gpu 1"
+REPLICAS = "--simulate-gpus 2 --model-gpus 0 1"
+JOBS = "--gpus 0 1 --simulate-gpus 2"
+HALF = "--simulate-gpus 1"  # of the machine: the process is pinned to it
 
 Case = Callable[["Bench"], list[Path]]  # trains and returns the checkpoints whose mean is measured
 
@@ -45,7 +49,7 @@ class Bench:
 
     def __init__(self, corpus: Path, folder: Path, steps: int, seed: int):
         self.folder, self.steps, self.corpus = folder, steps, corpus
-        self.common = f"--config {ROOT}/configs/asr_lmu.yaml --runs-dir {folder} --seed {seed} {QUIET}"
+        self.common = f"--config {ROOT}/configs/asr_voice.yaml --runs-dir {folder} --seed {seed} {QUIET}"
         self.seed = seed
 
     def run(self, *command: str, codes: tuple[int, ...] = (0,)) -> None:
@@ -56,7 +60,7 @@ class Bench:
     def checkpoints(self, *runs: str) -> list[Path]:
         return [latest(self.folder / run / "checkpoints") for run in runs]
 
-    def train(self, name: str, steps: int, flags: str = "") -> list[Path]:
+    def train(self, name: str, steps: int, flags: str) -> list[Path]:
         flags = f"{self.common} --train-data {self.corpus} --run {name} --max-steps {steps} {flags}"
         self.run("train_main.py", *flags.split())
         return self.checkpoints(name)
@@ -64,8 +68,8 @@ class Bench:
     def jobs(self, name: str, warmstart_steps: int, flags: str) -> list[Path]:
         """Train two jobs from a common start, and merge them."""
         steps = (self.steps + warmstart_steps) // 2
-        flags = f"{self.common} --train-data {self.corpus} --run {name} --max-steps {steps} {ALONE} {flags}"
-        launcher_flags = f"--gpus 0 1 --simulate-gpus 2 --warmstart-steps {warmstart_steps}"
+        flags = f"{self.common} --train-data {self.corpus} --run {name} --max-steps {steps} {flags}"
+        launcher_flags = f"{JOBS} --warmstart-steps {warmstart_steps}"
         # Exit code 1: the mean is worse than its best input.
         self.run("utilities/train_independent.py", *flags.split(), *launcher_flags.split(), codes=(0, 1))
         checkpoints = self.checkpoints(f"{name}/gpu0", f"{name}/gpu1")
@@ -81,7 +85,7 @@ class Bench:
         shards = self.folder / name
         split = f"--input {self.corpus} --out {shards} --seed {self.seed}"
         self.run("utilities/split_dataset.py", *split.split())
-        data = f"--val-data {shards}/held_out.csv --audio-root {self.corpus} --simulate-gpus 0 {ALONE}"
+        data = f"--val-data {shards}/held_out.csv --audio-root {self.corpus} {HALF}"
 
         def train_job(number: int) -> None:
             job_flags = f"--train-data {shards}/shard-{number}.csv --run {name}-{number} --max-steps {self.steps // 2}"
@@ -99,8 +103,8 @@ class Bench:
 
 
 CASES: dict[str, Case] = {
-    "single job": lambda bench: bench.train("single", bench.steps),
-    "two replicas": lambda bench: bench.train("replicas", bench.steps // 2, f"{ALONE} --model-gpus 0 1"),
+    "single job": lambda bench: bench.train("single", bench.steps, DUAL),
+    "two replicas": lambda bench: bench.train("replicas", bench.steps // 2, REPLICAS),
     "one merge": lambda bench: bench.jobs("once", round(WARMSTART_FRACTION * bench.steps), ""),
     "one merge, same random start": lambda bench: bench.jobs("random", 0, ""),
     "one merge, different starts": lambda bench: bench.from_different_starts("different"),

@@ -8,7 +8,8 @@
 `one` is configs/voice.yaml: one English voice. `many` is configs/voices.yaml: eight speakers of English, Georgian and
 Persian, and two more that are not in the training data. Existing results are reused: the corpora under data/, and the
 runs under runs/, which continue where they were stopped. Arguments after -- are passed to train_main.py, and only to a
-new run: use another --name for another run.
+new run: use another --name for another run. A new run is in dual placement on two simulated GPUs, and on real ones with
+`-- --simulate-gpus 0`.
 
 A short probe run measures the step time, which gives the number of steps that fit into the minutes; the learning rate
 schedule ends after these steps. The minutes exclude the first step, which is traced, and
@@ -37,6 +38,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RUNS = Path("runs")
 PROBE_STEPS = 150
 PROBE_LOG_EVERY = 50  # the first of three reports is ignored
+DUAL = ("--simulate-gpus", "2", "--data-gpu", "0", "--model-gpu", "1")
 UTTERANCES = 50
 ITERATIONS = 30
 TIMED_STEPS = 15
@@ -226,7 +228,7 @@ def train(kind: Kind, run: Path, seed: int, minutes: float, flags: Sequence[str]
     """Train a run whose steps take the given minutes, or resume it."""
     if settings_of(run).exists():
         return run_script("train_main.py", "--config", str(settings_of(run)), "--resume")
-    common = ("--config", kind.config, "--seed", str(seed), *flags)
+    common = ("--config", kind.config, *DUAL, "--seed", str(seed), *flags)
     probe = RUNS / f"{run.name}-probe-{int(time.time())}"
     run_script(
         "train_main.py",

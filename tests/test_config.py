@@ -359,7 +359,7 @@ class SchemaTest(unittest.TestCase):
                 ("distributed", [("/GPU:0", "/GPU:0")]),
                 ("dual_gpu", [("/GPU:0", "/GPU:1")]),
             ):
-                (folder / "own.yaml").write_text(f"defaults: [asr_lmu, {more}]\nplacement: {{simulate_gpus: 0}}\n")
+                (folder / "own.yaml").write_text(f"defaults: [asr_lmu, {more}]\n")
                 config = load(folder / "own.yaml")
                 routes = plan_routes(config.placement, gpu_count=2).routes
                 self.assertEqual([(route.data, route.model) for route in routes], expected)
@@ -371,6 +371,22 @@ class SchemaTest(unittest.TestCase):
         for path in paths:
             with self.subTest(path=path.name):
                 load(path)
+
+    def test_only_the_demo_hides_real_gpus(self):
+        simulating = [path.stem for path in (ROOT / "configs").glob("*.yaml") if load(path).placement.simulate_gpus]
+        self.assertEqual(simulating, ["demo"])
+
+    def test_a_tiny_model_is_announced_in_the_first_line(self):
+        for path in (ROOT / "configs").glob("*.yaml"):
+            with self.subTest(config=path.name):
+                is_small = path.read_text(encoding="utf-8").startswith("# A small experiment for a laptop: ")
+                is_tiny = load(path).model.model_size == "tiny"
+                self.assertEqual(is_small, is_tiny and path.stem != "demo")
+
+    def test_the_recogniser_has_the_default_size_placement_and_length(self):
+        config, default = load(ROOT / "configs/asr_lmu.yaml"), Config()
+        self.assertEqual((config.placement, config.model.model_size), (default.placement, default.model.model_size))
+        self.assertEqual((config.model.task, config.training), ("asr", default.training))
 
     def test_memory_presets_hold_the_published_matrix(self):
         for name, expected in (("12", (8, 4096, 8192)), ("16", (12, 6144, 10240)), ("24", (16, 8192, 16384))):

@@ -61,10 +61,26 @@ class Phonemes(unittest.TestCase):
             for text in ("", "  ", "?!…", "—", '"', "\0", "\ud800"):
                 self.assertEqual(symbols_of(text, "en", frontend), [], (frontend, text))
 
-    def test_error_for_an_unknown_language_names_similar_codes(self):
-        for language, nearest in (("en_us", "en-us"), ("german", "de"), ("persian", "fa")):
-            with self.assertRaisesRegex(DataError, rf"'{language}'.*nearest are:.*\b{nearest}\b"):
-                symbols_of("a", language, "phonemes")
+    def test_error_for_a_language_name_another_code_or_a_locale_names_the_code(self):
+        meant = {
+            "en": ("english", "English", "eng", "en_US.UTF-8"),
+            "fa": ("persian", "farsi", "fas", "per", "fa-IR"),
+            "de": ("deutsch", "German", "deu", "de-DE"),
+            "zh": ("zh-CN", "Chinese", "zho"),
+            "hy": ("armenian", "hye"),
+        }
+        for code, names in meant.items():
+            for name in names:
+                with self.assertRaisesRegex(DataError, f"'{name}'.*Did you mean {code}[?] Give --language {code},"):
+                    symbols_of("a", name, "phonemes")
+
+    def test_error_for_any_other_unknown_language_names_similar_codes(self):
+        with self.assertRaisesRegex(DataError, r"'enn'.*nearest are: .*\ben\b"):
+            symbols_of("a", "enn", "phonemes")
+
+    def test_locales_that_espeak_knows_are_accepted_in_any_spelling(self):
+        for locale, code in (("en_GB", "en-gb"), ("en-US", "en-us"), ("pt_BR", "pt-br"), ("FA", "fa")):
+            self.assertEqual(espeak.phonemes("a", locale), espeak.phonemes("a", code))
 
     def test_language_without_a_dictionary_is_an_error(self):
         with self.assertRaisesRegex(DataError, "'xex'"):

@@ -9,6 +9,7 @@ import numpy as np
 from myxtts.config.schema import Config, DataConfig
 from myxtts.data.batch_plan import Plan, bucket_bounds
 from myxtts.data.demo_corpus import make_demo_corpus
+from myxtts.data.language_check import check_languages, with_canonical_codes
 from myxtts.data.manifest import LengthRule, Manifest, Vocabulary, build_manifest, report_rejected
 from myxtts.data.metadata_file import RejectedRow, Rows, read_corpora
 from myxtts.files import make_folder
@@ -38,6 +39,8 @@ def manifest_of(
     cache: Path | None = None,
 ) -> tuple[Manifest, Vocabulary, list[RejectedRow]]:
     """Call `build_manifest` with the settings of a run."""
+    if data.text_frontend == "phonemes":  # characters need no language, so that any name is one
+        rows = with_canonical_codes(rows, vocabulary.languages if vocabulary else ())
     return build_manifest(
         rows,
         min_seconds=data.min_seconds,
@@ -74,6 +77,8 @@ def load_corpora(
     train_rows, validation_rows, malformed = read_corpora(
         train_path, validation_path, data.language, data.validation_fraction, seed, audio_root_of(data)
     )
+    if data.text_frontend == "phonemes":
+        check_languages([train_rows, validation_rows], data.max_rejected)
     make_folder(folder, "--runs-dir")
     cache = folder / "manifest-train.npz"
     train, vocabulary, unusable = manifest_of(train_rows, data, length_rule, known, grow=True, cache=cache)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from myxtts.errors import CheckpointError, DataError
+from myxtts.text.languages import canonical_code
 
 
 def choose_language(language: str | None, trained: Sequence[str]) -> str:
@@ -15,13 +16,15 @@ def choose_language(language: str | None, trained: Sequence[str]) -> str:
     """
     if language is None and len(trained) == 1:
         return trained[0]
-    if language is None or language not in trained:
+    code = canonical_code(language or "")
+    trained_as = next((name for name in trained if name == language or canonical_code(name) == code), None)
+    if trained_as is None:
         requested = "no language" if language is None else f"language '{language}'"
         raise DataError(
             f"{requested} was given, but this run was trained on {', '.join(trained)}. "
             "Give one of these with --language."
         )
-    return language
+    return trained_as
 
 
 def trained_languages(run: Path) -> list[str]:

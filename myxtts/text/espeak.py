@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from myxtts.errors import DataError
+from myxtts.text.languages import canonical_code, probable_code
 
 SAMPLE_RATE_HZ = 22_050  # the sample rate of every formant voice
 PAUSE = ""  # event symbol: silence begins
@@ -180,7 +181,7 @@ class Espeak:
             yield self._library.espeak_TextToPhonemes(ctypes.byref(position), _UTF8, _IPA).decode()
 
     def _select(self, language: str, variant: str) -> None:
-        code = language.lower()
+        code = canonical_code(language)
         identifier = self._voices.get(_DEFAULT_DIALECT.get(code, code))
         if identifier is None:
             raise self._unknown(language)
@@ -195,13 +196,22 @@ class Espeak:
             raise ValueError(f"espeak-ng has no voice variant {variant!r}")
         self._voice_name = name
 
+    def check_language(self, language: str) -> None:
+        """Raise DataError if the language is unknown."""
+        with self._lock:
+            self._select(language, variant="")
+
     def _unknown(self, language: str) -> DataError:
-        named = difflib.get_close_matches(language.lower(), [*self._voices, *self._codes_by_name], n=5, cutoff=0.6)
-        nearest = list(dict.fromkeys(self._codes_by_name.get(name, name) for name in named if name != language))
-        hint = f"The nearest are: {', '.join(nearest)}. " if nearest else ""
+        probable = probable_code(language, self._voices, self._codes_by_name)
+        if probable and probable != canonical_code(language):
+            to_do = f"Did you mean {probable}? Give --language {probable}, or write {probable} in the language column."
+        else:
+            named = difflib.get_close_matches(language.lower(), [*self._voices, *self._codes_by_name], n=5, cutoff=0.6)
+            nearest = list(dict.fromkeys(self._codes_by_name.get(name, name) for name in named if name != language))
+            to_do = f"The nearest are: {', '.join(nearest)}. " if nearest else ""
+            to_do += "Use a code such as en, de, ka or fa, or the text front end 'characters', which needs no language."
         return DataError(
-            f"language {language!r} was requested, but the installed espeak-ng does not support it. {hint}"
-            "Use a code such as en, de, ka or fa, or the text front end 'characters', which needs no language."
+            f"language {language!r} was requested, but the installed espeak-ng does not support it. {to_do}"
         )
 
     def _list_voices(self) -> tuple[dict[str, str], dict[str, str]]:
@@ -214,7 +224,9 @@ class Espeak:
             record = records[index].contents
             identifier = record.identifier.decode()
             languages = _languages(record.languages)
-            codes_by_name.setdefault(record.name.decode().lower().split(" (")[0], languages[0][1])
+            name = record.name.decode().lower().split(" (")[0].strip()
+            codes = [codes_by_name.get(name, languages[0][1]), *(code for _, code in languages)]
+            codes_by_name[name] = min(codes, key=len)  # English is en, not en-029
             for priority, code in languages:
                 ranked[code] = min(ranked.get(code, (priority, identifier)), (priority, identifier))
             index += 1
@@ -224,6 +236,11 @@ class Espeak:
 def phonemes(text: str, language: str) -> str:
     """Call `Espeak.phonemes` of the shared copy."""
     return _shared().phonemes(text, language)
+
+
+def check_language(language: str) -> None:
+    """Call `Espeak.check_language` of the shared copy."""
+    _shared().check_language(language)
 
 
 def synthesize(text: str, voice: EspeakVoice) -> tuple[np.ndarray, list[PhonemeEvent]]:

@@ -1,0 +1,123 @@
+"""The languages of a corpus: their scripts, the spelling of their codes, and what is rejected before audio is read."""
+
+import logging
+import tempfile
+import unittest
+from pathlib import Path
+
+from myxtts.config.schema import Config, DataConfig
+from myxtts.data.dataset import load_corpora
+from myxtts.errors import DataError
+from myxtts.synthesis.language import choose_language
+from myxtts.tasks.length_rules import length_rule_of
+from myxtts.text import espeak
+from myxtts.text.languages import letters_by_script, scripts_of
+from tests.sine_corpus import sine, write_sound
+
+TEXTS = {
+    "en": "The window is open.",
+    "fa": "پنجره باز است.",
+    "ru": "Окно открыто.",
+    "ka": "ფანჯარა ღიაა.",
+    "ja": "窓がアイテいる。",
+    "zh": "窗户开着。",
+    "ko": "창문이 열려 있다.",
+    "hi": "खिड़की खुली है।",
+    "sr": "Prozor je otvoren. Прозор је отворен.",
+    "uz": "Deraza ochiq. Дераза очиқ.",
+    "az": "Pəncərə açıqdır. Пәнҹәрә ачыгдыр.",
+    "kk": "Терезе ашық. تەرەزە اشىق.",
+}
+
+
+class Scripts(unittest.TestCase):
+    def test_every_language_of_espeak_has_scripts(self):
+        with espeak.isolated_copy() as copy:
+            unknown = [code for code in copy._voices if not scripts_of(code)]
+        self.assertEqual(unknown, ["xex"])  # a test voice without a dictionary
+
+    def test_a_script_in_the_code_is_added(self):
+        self.assertEqual(scripts_of("fa"), {"Arab"})
+        self.assertEqual(scripts_of("fa-latn"), {"Arab", "Latn"})
+
+    def test_digits_punctuation_and_shared_letters_are_not_counted(self):
+        self.assertEqual(letters_by_script(["a1, б! ー ʼ", "Б窓"]), {"Latn": 1, "Cyrl": 2, "Hani": 1})
+
+
+class Corpus(unittest.TestCase):
+    """A CSV corpus of which every row names the same sound length."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        logging.disable(logging.WARNING)
+        self.addCleanup(logging.disable, logging.NOTSET)
+
+    def load(self, rows, **data):
+        """Load a corpus of (text, language) rows."""
+        lines = ["path,text,language"]
+        for number, (text, language) in enumerate(rows):
+            write_sound(self.folder / f"u{number}.wav", sine(300, 4.0))
+            lines.append(f'u{number}.wav,"{text}",{language}')
+        (self.folder / "corpus.csv").write_text("\n".join(lines), encoding="utf-8")
+        data = {"train_data": str(self.folder / "corpus.csv"), "validation_fraction": 0.0} | data
+        config = Config(data=DataConfig(**data))
+        return load_corpora(config, self.folder / "run", length_rule_of(config))
+
+    def test_texts_in_a_script_of_their_language_are_accepted(self):
+        _, _, vocabulary = self.load([(text, language) for language, text in TEXTS.items()], max_rejected=0.0)
+        self.assertEqual(vocabulary.languages, tuple(sorted(TEXTS)))
+
+    def test_texts_in_another_script_are_an_error_that_names_both_scripts_and_a_row(self):
+        with self.assertRaises(DataError) as raised:
+            self.load([(TEXTS["en"], "")] * 3, language="fa")
+        message = str(raised.exception)
+        self.assertIn(
+            "'fa' was requested, which is written in Arabic letters, but 100 % of the letters in its 3", message
+        )
+        self.assertIn("(100 % are Latin)", message)
+        self.assertIn(f"line 2 of {self.folder / 'corpus.csv'}: 'The window is open.'", message)
+        self.assertIn("with --language: en, ", message)
+        with self.assertRaisesRegex(DataError, r"100 % are Georgian.* with --language: ka\. If"):
+            self.load([(TEXTS["ka"], "")])  # without --language
+        self.assertFalse((self.folder / "run").exists())  # before anything is written
+
+    def test_each_language_is_checked_alone(self):
+        with self.assertRaisesRegex(DataError, "'ru'.*its 1 row are"):
+            self.load([(TEXTS["en"], "en"), (TEXTS["en"], "ru"), (TEXTS["fa"], "fa")])
+
+    def test_loan_words_and_acronyms_are_accepted(self):
+        self.load([("پنجره باز است و سیستم Windows NT هم باز است.", "fa")])
+        with self.assertRaisesRegex(DataError, "'fa'"):
+            self.load([("Windows NT 3.1 باز است.", "fa")])
+
+    def test_characters_accept_any_script_and_any_name(self):
+        _, _, vocabulary = self.load([(TEXTS["en"], "Persian")], text_frontend="characters")
+        self.assertEqual(vocabulary.languages, ("Persian",))
+
+    def test_spellings_of_a_code_are_one_language(self):
+        rows = [(TEXTS["en"], language) for language in ("en_GB", "en-gb", "EN-GB")]
+        self.assertEqual(self.load(rows)[2].languages, ("en-gb",))
+
+    def test_an_unknown_language_is_an_error_before_anything_is_read(self):
+        with self.assertRaisesRegex(DataError, r"mean en\? .* 2 of 2 rows have this language\. An example is line 2"):
+            self.load([(TEXTS["en"], "")] * 2, language="english")
+        self.assertFalse((self.folder / "run").exists())
+
+    def test_a_few_rows_of_an_unknown_language_are_rejected_alone(self):
+        corpus, _, _ = self.load([(TEXTS["en"], "English"), *[(TEXTS["en"], "en")] * 3], max_rejected=0.25)
+        self.assertEqual(len(corpus.manifest), 3)
+        self.assertIn("text cannot be read", (self.folder / "run" / "rejected.csv").read_text())
+
+
+class ChosenLanguage(unittest.TestCase):
+    def test_any_spelling_of_a_trained_language_is_accepted(self):
+        self.assertEqual(choose_language("en_US", ["en-us", "fa"]), "en-us")
+        self.assertEqual(choose_language("en-us", ["en_US"]), "en_US")  # of an earlier version
+        with self.assertRaisesRegex(DataError, "'english'"):
+            choose_language("english", ["en"])
+
+
+if __name__ == "__main__":
+    unittest.main()

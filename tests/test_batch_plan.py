@@ -107,6 +107,16 @@ class Epoch(unittest.TestCase):
                 self.assertLessEqual(np.count_nonzero(sizes != whole[epoch.step_bucket]), 1)
                 self.assertTrue(np.all((sizes > 0) & (sizes <= whole[epoch.step_bucket])))
 
+    def test_rows_beyond_the_share_of_each_replica_are_left_out_and_change_no_batch(self):
+        for columns, buckets, settings in random_settings(20):
+            replicas, utterances = settings["replicas"], len(columns[0])
+            share = -(-utterances // replicas)
+            capped = plan_of(columns, buckets, **settings | {"batch_size": 1_000_000, "batch_seconds": 0.0})
+            fitting = plan_of(columns, buckets, **settings | {"batch_size": share, "batch_seconds": 0.0})
+            self.assertEqual(set(capped.batch_sizes), {share})
+            np.testing.assert_array_equal(capped.epoch(1).order, fitting.epoch(1).order)
+            self.assertEqual(capped.steps_per_epoch, 1)
+
     def test_plan_depends_on_seed_and_epoch_but_not_on_earlier_calls(self):
         first, second = plan_of(corpus(100)), plan_of(corpus(100))
         second.epoch(7)

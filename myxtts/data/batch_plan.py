@@ -121,7 +121,8 @@ class Plan:
 
     Attributes:
         bounds: int32 [buckets], padded length of each bucket in samples.
-        batch_sizes: int64 [buckets], utterances in a batch.
+        batch_sizes: int64 [buckets], rows of a batch: no more than each replica's share of the corpus.
+        step_sizes: int64 [buckets], utterances that a step was asked to have, which may be more than the corpus has.
         samples: int [N], length of each utterance.
         replicas: number of replicas that share each step.
         steps_per_epoch: the same in every epoch, since it depends only on the lengths.
@@ -154,11 +155,13 @@ class Plan:
         if samples.max() > bounds[-1]:
             raise ValueError(f"an utterance has {samples.max()} samples, but the longest bucket {bounds[-1]}")
         self.bounds = bounds
-        self.batch_sizes = np.full(len(bounds), batch_size, np.int64)
+        asked = np.full(len(bounds), batch_size, np.int64)
         if batch_seconds:
-            self.batch_sizes = np.maximum((batch_seconds * SAMPLE_RATE_HZ / bounds).astype(np.int64), 1)
+            asked = np.maximum((batch_seconds * SAMPLE_RATE_HZ / bounds).astype(np.int64), 1)
+        self.batch_sizes = np.minimum(asked, -(-len(samples) // replicas))
+        self.step_sizes = asked * accumulation * replicas
         self.samples, self.replicas = samples, replicas
-        self._seed, self._accumulation = seed, accumulation
+        self._seed, self._replica_step_sizes = seed, asked * accumulation
         self._ranked = np.argsort(samples, kind="stable").astype(np.int32)  # by length
         up_to_bound = np.searchsorted(samples[self._ranked], bounds, side="right")
         longest_text = np.maximum.accumulate(token_counts[self._ranked])
@@ -188,7 +191,7 @@ class Plan:
     def _layout(self, ranked: np.ndarray, replicas: int) -> tuple[np.ndarray, np.ndarray]:
         """Lay out some utterances, int32 and sorted by length, for a number of replicas; see `_lay_out`."""
         up_to_bound = np.searchsorted(self.samples[ranked], self.bounds, side="right")
-        return _lay_out(up_to_bound, self.batch_sizes * self._accumulation * replicas)
+        return _lay_out(up_to_bound, self._replica_step_sizes * replicas)
 
     def _shuffle(self, ranked: np.ndarray, replicas: int, source: list) -> EpochPlan:
         """Shuffle some utterances; the order depends on the seed and on the integers in `source`."""

@@ -1,6 +1,7 @@
 """Load the training corpus and the validation corpus of a run."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,12 +11,24 @@ from myxtts.config.schema import Config, DataConfig
 from myxtts.data.batch_plan import Plan, bucket_bounds
 from myxtts.data.demo_corpus import make_demo_corpus
 from myxtts.data.language_check import check_languages, with_canonical_codes
-from myxtts.data.manifest import LengthRule, Manifest, Vocabulary, build_manifest, report_rejected
+from myxtts.data.manifest import (
+    UNKNOWN_LANGUAGE,
+    UNKNOWN_SYMBOL,
+    LengthRule,
+    Manifest,
+    Vocabulary,
+    build_manifest,
+    report_rejected,
+)
 from myxtts.data.metadata_file import RejectedRow, Rows, read_corpora
+from myxtts.errors import DataError
 from myxtts.files import make_folder
 from myxtts.text.frontend import symbols_of
 
 DEMO_FOLDER = Path("data/demo")
+# In 76 % of 400 random corpora of 5 demo sentences, all that is held out by default has symbols that the others lack,
+# in 20 % of those of 10 sentences, in 6 % of 20, and in none of 30.
+SPARE_UTTERANCES = 30
 HEADER_THREADS = 8  # more than cores, since they mostly wait for the disk
 
 log = logging.getLogger(__name__)
@@ -86,21 +99,56 @@ def load_corpora(
     validation, vocabulary, unusable_validation = manifest_of(
         validation_rows, data, length_rule, vocabulary, cache=cache
     )
-    report_rejected(
-        [*malformed, *unusable, *unusable_validation],
-        [(train_rows, train), (validation_rows, validation)],
-        data.max_rejected,
-        folder / "rejected.csv",
-    )
+    checked, unneeded = [(train_rows, train), (validation_rows, validation)], []
+    is_usable = len(malformed) + len(unusable) <= data.max_rejected * len(train) and len(train)
+    if is_usable and not len(validation) and _lack_symbols(train_rows, validation_rows, unusable_validation):
+        _report_nothing_to_spare(config, len(train), unusable_validation)
+        checked, unusable_validation, unneeded = checked[:1], [], unusable_validation
+    rejected = [*malformed, *unusable, *unusable_validation]
+    report_rejected(rejected, checked, data.max_rejected, folder / "rejected.csv", unneeded)
     # For the step of one replica, so that shapes do not depend on the number of replicas.
     bounds = bucket_bounds(train.samples, data.buckets, 1 if data.batch_seconds else data.batch_size * accumulation)
     train_plan = make_plan(train, bounds, config, accumulation, replicas)
+    if train_plan.step_sizes.min() > len(train):
+        log.warning("%s", _whole_corpus_step(train_plan, len(train), config))
     if not len(validation):
         return Corpus(train, train_plan), None, vocabulary
     longest = bucket_bounds(validation.samples, 1)
     if longest[-1] > bounds[-1]:
         bounds = np.append(bounds, longest[-1])
     return Corpus(train, train_plan), Corpus(validation, make_plan(validation, bounds, config)), vocabulary
+
+
+def _lack_symbols(train_rows: Rows, held_out: Rows, rejected: Sequence[RejectedRow]) -> bool:
+    """Whether the rows were held out from the training rows, and are rejected for what these lack."""
+    reasons = {row.reason for row in rejected}
+    return held_out.metadata == train_rows.metadata and bool(reasons) and reasons <= {UNKNOWN_SYMBOL, UNKNOWN_LANGUAGE}
+
+
+def _report_nothing_to_spare(config: Config, left: int, rejected: Sequence[RejectedRow]) -> None:
+    """Raise DataError if validation needs utterances that cannot be used; log a warning if it is off."""
+    count, faults = len(rejected), "; ".join(f"{row.audio}: {row.detail}" for row in rejected[:3])
+    found = f"{count} of {left + count} utterances held out have symbols that the other {left} lack ({faults})"
+    if not (config.run.validate_every or config.run.sample_every):
+        log.warning("%s and are not used; --validation-fraction 0 trains on all utterances", found)
+        return
+    raise DataError(
+        f"validation or samples were requested, but the {found}. A corpus of fewer than {SPARE_UTTERANCES} utterances "
+        "often has none to spare. Train on all of it, without validation, with --validation-fraction 0 "
+        "--validate-every 0 --sample-every 0; or give more utterances, or others to validate on with --val-data."
+    )
+
+
+def _whole_corpus_step(plan: Plan, utterances: int, config: Config) -> str:
+    data, accumulation = config.data, config.training.gradient_accumulation
+    rows = f"--batch-seconds {data.batch_seconds:g}" if data.batch_seconds else f"--batch-size {data.batch_size}"
+    factors = [f"--gradient-accumulation {accumulation}"] * (accumulation > 1)
+    factors += [f"{plan.replicas} replicas"] * (plan.replicas > 1)
+    return (
+        f"{' x '.join([rows, *factors])} asks for {plan.step_sizes.min()} utterances in a step, but the corpus has "
+        f"{utterances}: each step is the whole corpus, in {plan.epoch(0).microbatches(0)} x "
+        f"{plan.batch_sizes.max()} rows{' of each replica' * (plan.replicas > 1)}"
+    )
 
 
 def corpus_folder(corpus: str | Path | None) -> Path:

@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import logging
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,10 +29,15 @@ from myxtts.text.symbols import SymbolTable
 
 CACHE_FORMAT = 2  # increase it when the columns or the checks change
 DIGEST_BYTES = 32
+MIN_SECONDS_BOUND, MAX_SECONDS_BOUND = 0.05, 120.0  # of --min-seconds and --max-seconds
 CHUNK_ROWS = 256  # rows that a thread takes at a time
 STRING_COLUMNS = ("ids", "paths", "texts")
 
 TextFrontend = Literal["phonemes", "characters"]
+
+UNKNOWN_LANGUAGE = "language unknown to the training corpus"
+UNKNOWN_SYMBOL = "symbol unknown to the training corpus"
+LENGTH_LIMITS = {"too short": "--min-seconds", "too long": "--max-seconds"}
 
 SymbolsOf = Callable[[str, str, TextFrontend], list[str]]
 """(text, language, front end) -> symbols, empty if the text has nothing to speak; raises DataError."""
@@ -198,29 +204,57 @@ def build_manifest(
 
 
 def report_rejected(
-    rejected: Sequence[RejectedRow], corpora: Sequence[tuple[Rows, Manifest]], max_rejected: float, listing: Path
+    rejected: Sequence[RejectedRow],
+    corpora: Sequence[tuple[Rows, Manifest]],
+    max_rejected: float,
+    listing: Path,
+    unneeded: Sequence[RejectedRow] = (),
 ) -> None:
     """Write the rejected rows to the CSV file `listing`, by line, and log a summary.
+
+    Args:
+        rejected: rows that count.
+        corpora: the rows that were checked, and the usable ones.
+        max_rejected: fraction of all rows that may be rejected.
+        unneeded: more rejected rows, which are listed and do not count.
 
     Raises:
         DataError: more than the fraction `max_rejected` of all rows is rejected, or a corpus has no usable row.
     """
-    _write_listing(rejected, listing)
+    _write_listing([*rejected, *unneeded], listing)
     if not rejected:
         return
-    reasons = ", ".join(f"{count} {reason}" for reason, count in Counter(row.reason for row in rejected).most_common(5))
+    counts = Counter(row.reason for row in rejected).most_common(5)
+    reasons = ", ".join(f"{count} {reason}" for reason, count in counts)
     total = sum(len(rows.rows) + len(rows.rejected) for rows, _ in corpora)
     first = f"the first is {rejected[0].audio}: {rejected[0].detail or rejected[0].reason}"
     summary = f"{len(rejected)} of {total} utterances cannot be used ({reasons}; {first}); {listing} lists them"
+    advice = _length_advice(rejected, counts[0][0])
     for rows, manifest in corpora:
         if not len(manifest) and (rows.rows or rows.rejected):
-            raise DataError(f"{rows.metadata} has no usable utterances: {summary}. Fix these rows.")
+            raise DataError(f"{rows.metadata} has no usable utterances: {summary}. {advice}Fix these rows.")
     if len(rejected) > max_rejected * total:
         raise DataError(
             f"at most {max_rejected:.1%} of the utterances may be unusable, but {summary}. "
-            "Fix or remove these rows, or raise --max-rejected."
+            f"{advice}Fix or remove these rows, or raise --max-rejected."
         )
-    log.warning("%s", summary)
+    log.warning("%s", f"{summary}. {advice}".removesuffix(". "))
+
+
+def _length_advice(rejected: Sequence[RejectedRow], reason: str) -> str:
+    """Return the limit that admits all rows of a reason of LENGTH_LIMITS, as a sentence; empty for other reasons."""
+    if reason not in LENGTH_LIMITS:
+        return ""
+    seconds = [float(row.detail.split()[0]) for row in rejected if row.reason == reason]
+    if reason == "too short":
+        shortest = math.floor(100 * min(seconds)) / 100
+        return f"--min-seconds {shortest:g} accepts all that are too short. " if shortest >= MIN_SECONDS_BOUND else ""
+    longest = math.ceil(max(seconds))
+    if longest <= MAX_SECONDS_BOUND:
+        return f"--max-seconds {longest} accepts all that are too long; it may be up to {MAX_SECONDS_BOUND:g}. "
+    beyond = sum(length > MAX_SECONDS_BOUND for length in seconds)
+    accepted = f"accepts {len(seconds) - beyond} of the {len(seconds)} that are too long"
+    return f"--max-seconds {MAX_SECONDS_BOUND:g}, its upper bound, {accepted}; split the others. "
 
 
 def _usable_audio(
@@ -235,9 +269,11 @@ def _usable_audio(
         elif audio.path in line_of:
             rejections.add(row, "duplicate path", f"line {line_of[audio.path]} also names it")
         elif audio.samples < min_seconds * SAMPLE_RATE_HZ:
-            rejections.add(row, "too short", f"{audio.samples / SAMPLE_RATE_HZ:.3f} s, at least {min_seconds} s")
+            seconds = f"{audio.samples / SAMPLE_RATE_HZ:.3f} s"
+            rejections.add(row, "too short", f"{seconds}, at least {min_seconds} s (--min-seconds)")
         elif audio.samples > max_seconds * SAMPLE_RATE_HZ:
-            rejections.add(row, "too long", f"{audio.samples / SAMPLE_RATE_HZ:.3f} s, at most {max_seconds} s")
+            seconds = f"{audio.samples / SAMPLE_RATE_HZ:.3f} s"
+            rejections.add(row, "too long", f"{seconds}, at most {max_seconds} s (--max-seconds)")
         else:
             line_of[audio.path] = row.line
             usable.append(audio)
@@ -300,9 +336,9 @@ def _usable_text(
             if not symbols:
                 rejections.add(row, "no text", row.text)
             elif vocabulary and row.language not in vocabulary.languages:
-                rejections.add(row, "language unknown to the training corpus", row.language)
+                rejections.add(row, UNKNOWN_LANGUAGE, row.language)
             elif vocabulary and (unknown := vocabulary.symbols.unknown(symbols)):
-                rejections.add(row, "symbol unknown to the training corpus", " ".join(unknown))
+                rejections.add(row, UNKNOWN_SYMBOL, " ".join(unknown))
             elif frames < (needed := length_rule.frames_needed(symbols)):
                 detail = f"{frames} frames, but {len(symbols)} symbols need {needed}"
                 rejections.add(row, "audio too short for its text", detail)

@@ -37,11 +37,11 @@ def log_start(setup: TrainingSetup, start: Start) -> None:
 def derived_numbers(setup: TrainingSetup) -> dict[str, str]:
     """Return the lines of the log by their names."""
     config, corpora, schedule = setup.config, setup.corpora, setup.schedule
-    training, data, replicas = config.training, config.data, setup.replicas.count
+    training, replicas = config.training, setup.replicas.count
     plan, samples, vocabulary = corpora.training.plan, corpora.training.manifest.samples, corpora.vocabulary
     audio_s = float(samples.sum(dtype=np.int64)) / SAMPLE_RATE_HZ
     steps, sizes, total = plan.steps_per_epoch, plan.batch_sizes, schedule.total_steps
-    rows = f"{sizes.min()} to {sizes.max()}" if data.batch_seconds else data.batch_size
+    rows = f"{sizes.min()} to {sizes.max()}" if sizes.min() < sizes.max() else f"{sizes.max()}"
     peak = schedule.learning_rate(max(min(training.warmup_steps, total) - 1, 0))
     held_out = f", {len(corpora.held_out.manifest)} held out" if corpora.held_out else ""
     utterances, seconds = len(samples) / steps, audio_s / steps

@@ -82,12 +82,16 @@ def open_corpora(config: Config, start: Start, replicas: Replicas, folder: Path)
 
 def check_validation_data(config: Config, corpora: RunCorpora) -> None:
     """Raise ConfigError if validation or samples are on, but no utterance is held out."""
-    run = config.run
+    run, utterances = config.run, len(corpora.training.manifest)
     if corpora.held_out is None and (run.validate_every or run.sample_every):
+        fraction = config.data.validation_fraction
+        found = f"none of the {utterances} utterances is held out (validation_fraction is {fraction})"
+        larger = " or a larger --validation-fraction"
+        if utterances == 1:
+            found, larger = "the corpus has a single utterance, which is trained on", ""
         raise ConfigError(
-            f"validation and samples were requested, but none of the {len(corpora.training.manifest)} utterances is "
-            f"held out (validation_fraction is {config.data.validation_fraction}). Give --val-data or a larger "
-            "--validation-fraction, or turn both off with --validate-every 0 --sample-every 0."
+            f"validation and samples were requested, but {found}. Give --val-data{larger}, or turn both off with "
+            "--validate-every 0 --sample-every 0."
         )
 
 

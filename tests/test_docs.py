@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from myxtts.commands import train
-from myxtts.commands.main import COMMANDS, run
+from myxtts.commands.main import COMMANDS, load_command, run
 from myxtts.config.settings import SETTINGS
 from myxtts.errors import ConfigError
 from tests import list_messages
@@ -20,6 +20,7 @@ from tests import list_messages
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+COMING_FROM = DOCS / "guides" / "coming_from.md"
 FOREIGN_FLAGS = {"--logdir", "--no-deps", "--wheel-dir", "--times"}  # of tensorboard, pip and tests.run
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -96,6 +97,27 @@ def with_shipped_files(arguments: list[str]) -> list[str]:
     return arguments[:at] + shipped + arguments[at + 2 :]
 
 
+def foreign_rows(text: str) -> Iterator[tuple[str, str]]:
+    """Return (what another trainer has, what we have) of each row of the tables in the page for its users."""
+    for line in re.findall(r"^\| (?!-)(.+) \|$", text, re.MULTILINE):
+        theirs, _, ours = line.partition(" | ")
+        yield theirs, ours
+
+
+def spans(cell: str) -> list[list[str]]:
+    """Return the words of each code span of a cell, without those of programs before a pipe."""
+    return [shlex.split(span.rpartition("\\|")[2]) for span in re.findall(r"`([^`]+)`", cell)]
+
+
+def parse(program: str, arguments: list[str]) -> None:
+    """Read arguments as a script or command does; raises ConfigError."""
+    command = load_command(command_of(program) or program)
+    if hasattr(command, "parse"):
+        command.parse(arguments)
+    else:
+        command.read_settings(command.make_parser(), arguments)
+
+
 def anchors(text: str) -> set[str]:
     """Return the anchors of a page's headings, as GitHub generates them."""
     titles = re.findall(r"^#+ (.+)$", FENCED.sub("", text), re.MULTILINE)
@@ -137,6 +159,8 @@ class FlagTest(unittest.TestCase):
     def test_every_flag_in_the_documentation_exists(self):
         known = setting_flags() | FOREIGN_FLAGS | set().union(*map(flags_of, programs()))
         for page in PAGES:
+            if page == COMING_FROM:
+                continue  # ForeignFlagTest
             named = {flag.replace("_", "-") for flag in FLAG.findall(page.read_text(encoding="utf-8"))}
             with self.subTest(page=page.name):
                 self.assertEqual(named - known, set())
@@ -167,6 +191,34 @@ class FlagTest(unittest.TestCase):
                         else flags_of(program)
                     )
                     self.assertEqual({flag.replace("_", "-") for flag in flags} - known, set())
+
+
+class ForeignFlagTest(unittest.TestCase):
+    """The page for users of other trainers: their names on the left of each table, ours on the right."""
+
+    def setUp(self):
+        self.rows = list(foreign_rows(COMING_FROM.read_text(encoding="utf-8")))
+        self.assertGreater(len(self.rows), 100)  # fewer: the pattern no longer matches the tables
+
+    def test_our_flags_exist(self):
+        known = setting_flags() | set().union(*map(flags_of, COMMANDS))
+        for theirs, ours in self.rows:
+            with self.subTest(theirs=theirs):
+                self.assertEqual(set(FLAG.findall(ours)) - known - FOREIGN_FLAGS, set())
+
+    def test_our_commands_and_flags_are_accepted(self):
+        accepted = 0
+        for theirs, ours in self.rows:
+            for words in spans(ours):
+                program, arguments = words[1:2], words[2:]
+                if words[0].startswith("--") and {word for word in words if word.startswith("--")} <= setting_flags():
+                    program, arguments = ["train"], words if len(words) > 1 else ["--help"]
+                elif words[0] != "python":
+                    continue
+                with self.subTest(theirs=theirs, words=words), contextlib.suppress(SystemExit):
+                    parse(program[0], with_shipped_files(arguments))
+                accepted += 1
+        self.assertGreater(accepted, 80)
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ class FlagTest(unittest.TestCase):
         for argument, near in (
             ("--batch-sise", "--batch-size"),
             ("--batch_sise=8", "--batch-size"),
-            ("--batch", "--batch-size"),
+            ("--batch-siz", "--batch-size"),
             ("-batch-size", "--batch-size"),
             ("--no-resum", "--no-resume"),
             ("--print_confg", "--print-config"),
@@ -82,8 +82,68 @@ class FlagTest(unittest.TestCase):
                 self.assertTrue(message.endswith(f"is not a flag. Did you mean {near}?"), message)
 
     def test_argument_without_a_flag_is_rejected(self):
-        self.assertIn("'2' is neither a flag", self.error_of("--model-gpu", "1", "2"))
-        self.assertIn("'--zzzz' is neither a flag", self.error_of("--zzzz"))
+        for argv, message in (
+            (("x",), "'x' is neither a flag nor the value of one. --help lists the flags."),
+            (("--zzzz", "3"), "'--zzzz' is not a flag. --help lists the flags."),
+            (
+                ("--model-gpu", "1", "2"),
+                "--model-gpu takes one value, but '1' and '2' follow it. Give one; --model-gpus takes several.",
+            ),
+            (
+                ("--train-data", "my", "corpus"),
+                "--train-data takes one value, but 'my' and 'corpus' follow it. Give one, in quotes if it has spaces.",
+            ),
+            (
+                ("--resume", "runs/demo"),
+                "--resume takes no value, but 'runs/demo' follows it. Leave the value out; --no-resume turns it off.",
+            ),
+            (
+                ("--print-config", "yes"),
+                "--print-config takes no value, but 'yes' follows it. Leave the value out.",
+            ),
+        ):
+            with self.subTest(argv=argv):
+                self.assertEqual(self.error_of(*argv), message)
+
+    def test_flags_of_other_trainers_are_translated(self):
+        launch = "`python utilities/launch_workers.py"
+        for argument, advice in (
+            ("--lr", ". Use --learning-rate."),
+            (
+                "--nodes=2",
+                f". Use {launch} --nodes HOST:PORT,HOST:PORT --node-rank N`, with the addresses of the machines.",
+            ),
+            ("--vocoder-type", ": there is one vocoder, Griffin-Lim, which needs no training."),
+            (
+                "--checkpoint_dir",
+                ". Use --run NAME: all files of a run are in runs/NAME, and --runs-dir DIR moves the folder runs.",
+            ),
+            (
+                "--nproc_per_node=2",
+                f". Use --model-gpus 0 1: one process trains on all GPUs of a machine; {launch} --workers N` starts "
+                "several.",
+            ),
+            ("--fp16", ". Use --precision mixed_float16."),
+            ("--coqpit.lr=1", ". Use --learning-rate."),
+            ("trainer.max_epochs=3", ". Use --epochs."),
+            ("training.batch_size=3", ". Did you mean --batch-size?"),
+            ("--grad_acumm_steps", ". Use --gradient-accumulation."),
+            ("--bach-size", ". Did you mean --batch-size?"),
+            (
+                "--no-prefetch-to-gpu",
+                ": batches are always uploaded in advance; --prefetch-buffer-size is their number.",
+            ),
+        ):
+            with self.subTest(argument=argument):
+                flag = argument.partition("=")[0]
+                self.assertEqual(self.error_of(argument), f"'{flag}' is not a flag{advice}")
+
+    def test_each_unknown_flag_is_named(self):
+        message = self.error_of("--lr", "1e-4", "--val-csv", "x", "--batch-size", "2", "--dev_dir", "y")
+        self.assertEqual(
+            message,
+            "'--lr' is not a flag. Use --learning-rate.\n'--val-csv' and '--dev_dir' are not flags. Use --val-data.",
+        )
 
     def test_invalid_value_is_rejected_in_one_line(self):
         for argv, message in (
@@ -263,7 +323,7 @@ class CommandTest(unittest.TestCase):
         for argv, message in (
             (("evaluate", "--run", "x", "--utterence", "3"), "'--utterence' is not a flag. Did you mean --utterances?"),
             (("evaluate", "--run", "x", "--recogniser=y"), "'--recogniser' is not a flag: it was renamed to --asr."),
-            (("synthesize", "--run", "x", "--steps", "3"), "'--steps' is not a flag: it was renamed to --ode-steps."),
+            (("synthesize", "--run", "x", "--steps", "3"), "'--steps' is not a flag. Use --ode-steps."),
             (
                 ("shard", "--input", "x", "--out", "y", "--parts", "2"),
                 "'--parts' is not a flag: it was renamed to --shards.",
@@ -276,6 +336,14 @@ class CommandTest(unittest.TestCase):
             (("jobs", "--rounds", "5"), "'--rounds' is not a flag: it was renamed to --num-syncs."),
             (("train", "--no-recompute_activations"), "renamed to --no-gradient-checkpointing."),
             (("serve-data", "dispatcher", "--prot", "1"), "'--prot' is not a flag. Did you mean --port?"),
+            (("launch", "--nproc_per_node", "2", "x.py"), "'--nproc_per_node' is not a flag. Use --workers N."),
+            (("check-distributed", "--nproc", "2"), "'--nproc' is not a flag. Use --workers N."),
+            (
+                ("synthesize", "--run", "x", "--speaker_wav", "y"),
+                "'--speaker_wav' is not a flag. Use --reference FILE.",
+            ),
+            (("synthesize", "--lr", "1"), "'--lr' is not a flag. --help lists the flags."),
+            (("export", "--batch-size", "1"), "'--batch-size' is not a flag, but one of `python train_main.py`."),
             (("plan", "--gpus", "99"), "--gpus is '99', but must be a whole number from 1 to 16."),
             (
                 ("launch", "--worker", "2", "--", "x.py", "--worker"),

@@ -1,18 +1,24 @@
 """YAML and flags become a Config, or an error with the location of the mistake."""
 
 import ast
+import contextlib
+import io
 import os
+import re
 import shutil
 import tempfile
 import unittest
 from pathlib import Path
 from unittest import mock
 
-from myxtts.config import document, schema
-from myxtts.config.load import MAX_BYTES, MAX_FILES, dump, load
+from myxtts.commands.main import COMMANDS, load_command
+from myxtts.config import document, foreign_names, schema
+from myxtts.config.load import MAX_BYTES, MAX_FILES, MAX_UNKNOWN, dump, load
 from myxtts.config.renamed import RENAMED, RENAMED_SECTIONS, RENAMED_VALUES
 from myxtts.config.schema import Config, ModelConfig
+from myxtts.config.scripts import SCRIPTS
 from myxtts.config.settings import SECTIONS, SETTINGS
+from myxtts.config.suggest import by_name, fields
 from myxtts.errors import ConfigError
 from myxtts.placement.routes import plan_routes
 
@@ -149,6 +155,37 @@ class YamlTest(unittest.TestCase):
         for name, values in RENAMED_VALUES.items():
             self.assertLessEqual(set(values.values()), set(SETTINGS[name].choices))
 
+    def test_names_of_other_trainers_are_translated(self):
+        for text, advice in (
+            ("training:\n  lr: 1e-4\n", "line 2: 'lr' is unknown. Use 'learning_rate' under 'training:'."),
+            ("lr: 1e-4\n", "line 1: 'lr' is unknown. Use 'learning_rate' under 'training:'."),
+            ("data:\n  gpus: 2\n", "line 2: 'gpus' is unknown. Use 'model_gpus: [0, 1]' under 'placement:', with the "),
+            (
+                "trainer: {x: 1}\n",
+                "line 1: 'trainer' is unknown. Use the section 'training', and the section 'placement'",
+            ),
+            ("audio:\n  fs: 1\n", "line 1: 'audio' is unknown: all models have the same audio format: 22,050 Hz"),
+            ("gpu: 0\n", "line 1: 'gpu' is unknown. Use the section 'placement'."),
+            ("hardware:\n", "line 1: 'hardware' is unknown. Use the section 'placement'."),
+            ("dataloader: {}\n", "line 1: 'dataloader' is unknown. Use the section 'data'."),
+            ("optimizer: adam\n", "line 1: 'optimizer' is unknown. Use the section 'training'; the optimizer is AdamW"),
+        ):
+            with self.subTest(text=text):
+                self.assertIn(advice, self.error_of(text))
+
+    def test_section_distributed_names_the_file_and_the_launcher(self):
+        message = self.error_of("distributed:\n  enabled: true\n  backend: nccl\n")
+        for name in ("configs/distributed.yaml", "utilities/launch_workers.py", "docs/guides/distributed.md"):
+            self.assertIn(name, message)
+            self.assertTrue((ROOT / name).exists(), name)
+
+    def test_all_unknown_names_of_a_file_are_listed(self):
+        self.assertEqual(len(self.error_of("training:\n  lr: 1\n  fp16: 1\nseeds:\n  a: 1\n").splitlines()), 3)
+        names = "".join(f"  name{i}: 1\n" for i in range(30))
+        lines = self.error_of(f"data:\n{names}").splitlines()
+        self.assertEqual(len(lines), MAX_UNKNOWN + 1)
+        self.assertTrue(lines[-1].startswith("18 more names are unknown. Start from configs/default.yaml"))
+
     def test_name_given_twice_is_rejected(self):
         self.assertEqual(
             self.error_of("data:\n  buckets: 3\n  buckets: 3\n"),
@@ -216,6 +253,56 @@ class YamlTest(unittest.TestCase):
             with self.subTest(text=text):
                 config = load(None, {"train_data": text, "learning_rate": 1e-5, "model_gpus": (1, 2), "run": "1e-4"})
                 self.assertEqual(self.load(dump(config)), config)
+
+
+class ForeignNamesTest(unittest.TestCase):
+    """The table of names that other programs use."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.flags = {command: flags_of(command) for command in COMMANDS}
+
+    def test_no_foreign_name_is_ours(self):
+        self.assertEqual(set(by_name(foreign_names.SETTINGS)) & {*SETTINGS, *RENAMED}, set())
+        self.assertEqual(set(by_name(foreign_names.SECTIONS)) & {*SECTIONS, *RENAMED_SECTIONS, *SETTINGS}, set())
+        for name, table in foreign_names.VALUES.items():
+            self.assertEqual(set(by_name(table)) & set(SETTINGS[name].choices), set())
+        for command, table in foreign_names.COMMANDS.items():
+            flags = {"--" + name.replace("_", "-") for name in by_name(table)}
+            self.assertEqual(flags & self.flags[command], set(), command)
+
+    def test_each_foreign_name_is_in_a_table_once(self):
+        tables = (foreign_names.SETTINGS, foreign_names.SECTIONS, *foreign_names.COMMANDS.values())
+        for table in (*tables, *foreign_names.VALUES.values()):
+            names = " ".join(names for names, _ in table).split()
+            self.assertEqual(len(names), len(set(names)), sorted(names))
+
+    def test_each_suggestion_exists(self):
+        for name, table in foreign_names.VALUES.items():
+            self.assertLessEqual(set(by_name(table).values()), set(SETTINGS[name].choices))
+        tables = {"train": (*foreign_names.SETTINGS, *foreign_names.SECTIONS), **foreign_names.COMMANDS}
+        for command, table in tables.items():
+            for field in (field for _, text in table for field in fields(text)):
+                other, _, flag = field.rpartition(" ")
+                with self.subTest(command=command, field=field):
+                    if flag.startswith("--"):
+                        self.assertIn(flag, self.flags[other or command])
+                    else:
+                        self.assertIn(flag, {*SETTINGS, *SCRIPTS, *(f"{section}:" for section in SECTIONS)})
+
+    def test_each_script_runs_its_command(self):
+        self.assertEqual(set(SCRIPTS), set(COMMANDS))
+        for command, script in SCRIPTS.items():
+            self.assertIn(f"run_script({command.replace('-', '_')})", (ROOT / script).read_text(encoding="utf-8"))
+
+
+def flags_of(command: str) -> set[str]:
+    """Return the flags of a command, from its help."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
+        load_command(command).main(["--help"])
+    options = re.findall(r"^ +(?:-h, )?(--\S+?)(?:, (--\S+))?(?: |$)", out.getvalue(), re.MULTILINE)
+    return {flag for flags in options for flag in flags if flag}
 
 
 class DefaultsTest(unittest.TestCase):

@@ -12,7 +12,7 @@ HELP = "Measure the quality of a trained run on its held-out utterances or on an
 
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:
-    parser = CommandParser(prog=prog, description=HELP, renamed={"steps": "ode_steps"})
+    parser = CommandParser(prog=prog, command=NAME, description=HELP)
     parser.add_argument(
         "--run", type=Path, required=True, help="folder of the run; work in the folder where it was started"
     )

@@ -7,18 +7,22 @@ text; the schema decides which values are allowed, for flags and YAML alike.
 import argparse
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from myxtts.config.foreign_names import COMMANDS
 from myxtts.config.load import load, shown
 from myxtts.config.renamed import RENAMED
 from myxtts.config.schema import Config
+from myxtts.config.scripts import command_line
 from myxtts.config.settings import SECTIONS, SETTINGS, Setting, in_section, nearest
+from myxtts.config.suggest import foreign_flag
 from myxtts.errors import ConfigError
 
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
 _NOUNS = {int: "whole number", float: "number"}
+_FLAG = re.compile(r"--?[A-Za-z].*|[A-Za-z_][\w.]*=.*", re.DOTALL)  # or as in Hydra: training.batch_size=8
 _SETTING_NAMES = re.compile(rf"\b({'|'.join(name for name in SETTINGS if '_' in name)})\b")
 
 
@@ -28,14 +32,17 @@ class CommandParser(argparse.ArgumentParser):
     Every flag may be spelled with _ for -, and none may be abbreviated.
     """
 
-    def __init__(self, *args: Any, renamed: Mapping[str, str] | None = None, **options: Any):
+    def __init__(self, *args: Any, command: str = "", **options: Any):
+        """Args: command: its name, whose flags have names in other programs."""
         super().__init__(*args, **{"allow_abbrev": False, **options})
-        self._renamed = {**RENAMED, **(renamed or {})}
+        self._foreign = COMMANDS.get(command, ())
 
     def error(self, message: str) -> NoReturn:
         message = message.removeprefix("argument ")
         if ", but must be " in message:  # from `bounded`
             raise ConfigError(message.replace(": is ", " is ", 1))
+        if message.startswith("the following arguments are required"):
+            raise _MissingFlagError(f"{message}. --help lists the flags.")
         raise ConfigError(f"{message}. --help lists the flags.")
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
@@ -45,9 +52,15 @@ class CommandParser(argparse.ArgumentParser):
             ConfigError: a flag is unknown, a value is not allowed, or a required flag is missing.
         """
         end = argv.index("--") if "--" in argv else len(argv)  # the rest is for another program
-        options, unknown = self.parse_known_args([*map(_hyphenated, argv[:end]), *argv[end:]])
+        words = [*map(_hyphenated, argv[:end])]
+        try:
+            options, unknown = self.parse_known_args([*words, *argv[end:]])
+        except _MissingFlagError:
+            unknown = [word for word in words if _FLAG.fullmatch(word) and word.partition("=")[0] not in self.flags()]
+            if not unknown:
+                raise
         if unknown:
-            raise ConfigError(self._unknown(unknown[0]))
+            raise ConfigError(self._unknown(unknown, argv[:end]))
         return options
 
     def flags(self) -> list[str]:
@@ -58,20 +71,54 @@ class CommandParser(argparse.ArgumentParser):
                 flags += [flag for parser in action.choices.values() for flag in parser.flags()]
         return flags
 
-    def _unknown(self, argument: str) -> str:
-        flag, flags = argument.partition("=")[0], self.flags()
-        new = self._new_name(flag)
-        if new in flags:
-            return f"{shown(flag)} is not a flag: it was renamed to {new}."
-        near = nearest(flag, flags)
-        if near:
-            return f"{shown(argument)} is not a flag. Did you mean {near}?"
-        return f"{shown(argument)} is neither a flag nor the value of one. --help lists the flags."
+    def _unknown(self, unknown: Sequence[str], argv: Sequence[str]) -> str:
+        """Return the message for words that are neither flags nor values; flags with the same advice share a line."""
+        typed = {_hyphenated(word): word for word in argv}
+        flags = [typed.get(word, word).partition("=")[0] for word in unknown if _FLAG.fullmatch(word)]
+        if not flags:
+            return self._stray_value(unknown[0], argv)
+        names: dict[str, list[str]] = {}
+        for flag in dict.fromkeys(flags):
+            names.setdefault(self._advice(flag), []).append(shown(flag))
+        return "\n".join(f"{' and '.join(flags)} {_are(flags)}{advice}" for advice, flags in names.items())
 
-    def _new_name(self, flag: str) -> str | None:
-        negation = "no-" if flag.startswith("--no-") else ""
-        new = self._renamed.get(flag.removeprefix(f"--{negation}").replace("-", "_"))
-        return new and f"--{negation}{new.replace('_', '-')}"
+    def _advice(self, flag: str) -> str:
+        """Return what follows "… is not a flag"."""
+        flags = self.flags()
+        name = flag.lstrip("-").rpartition(".")[2].replace("-", "_")  # also of --coqpit.lr and data.batch_size
+        positive, word = name.removeprefix("no_"), name.replace("_", "-")
+        renamed = f"--{'no-' if positive != name else ''}{RENAMED.get(positive, '').replace('_', '-')}"
+        if renamed in flags:
+            return f": it was renamed to {renamed}."
+        if f"--{word}" not in flags:
+            foreign = foreign_flag(name, flags, self._foreign) or foreign_flag(positive, flags, self._foreign)
+            if foreign:
+                return foreign
+        near = nearest(word, [flag[2:] for flag in flags])
+        if near:
+            return f". Did you mean --{near}?"
+        return f", but one of `{command_line('train')}`." if name in SETTINGS else ". --help lists the flags."
+
+    def _stray_value(self, value: str, argv: Sequence[str]) -> str:
+        """Return the message for a value without a flag, which follows a flag and perhaps the values of it."""
+        before = argv[: argv.index(value)]
+        flag = next((_hyphenated(word) for word in reversed(before) if _FLAG.fullmatch(word)), "")
+        action = self._option_string_actions.get(flag)
+        if action is None:
+            return f"{shown(value)} is neither a flag nor the value of one. --help lists the flags."
+        if action.nargs == 0:
+            off = [f"; {other} turns it off" for other in action.option_strings[1:]]
+            return f"{flag} takes no value, but {shown(value)} follows it. Leave the value out{''.join(off)}."
+        hint = f"; {flag}s takes several." if f"{flag}s" in self.flags() else ", in quotes if it has spaces."
+        return f"{flag} takes one value, but {shown(before[-1])} and {shown(value)} follow it. Give one{hint}"
+
+
+class _MissingFlagError(ConfigError):
+    """A required flag is missing."""
+
+
+def _are(flags: Sequence[str]) -> str:
+    return "is not a flag" if len(flags) == 1 else "are not flags"
 
 
 def bounded(kind: type[int] | type[float], low: float, high: float = math.inf) -> Callable[[str], Any]:

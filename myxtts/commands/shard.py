@@ -25,7 +25,7 @@ SHARD_SETTINGS = {
 
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> tuple[Config, argparse.Namespace]:
-    parser = CommandParser(prog=prog, description=HELP)
+    parser = CommandParser(prog=prog, command=NAME, description=HELP)
     parser.add_argument(
         "--input", type=Path, required=True, help="corpus, in any form that `train --train-data` accepts"
     )

@@ -13,7 +13,7 @@ HELP = "Synthesize speech from a text with a trained run."
 
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:
-    parser = CommandParser(prog=prog, description=HELP, renamed={"steps": "ode_steps"})
+    parser = CommandParser(prog=prog, command=NAME, description=HELP)
     parser.add_argument("--run", type=Path, required=True, help="folder of the run")
     text = parser.add_mutually_exclusive_group()
     text.add_argument("--text", help="the text")

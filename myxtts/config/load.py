@@ -19,10 +19,12 @@ from myxtts.config.checks import check_settings
 from myxtts.config.renamed import RENAMED, RENAMED_SECTIONS, RENAMED_VALUES
 from myxtts.config.schema import Config
 from myxtts.config.settings import SECTIONS, SETTINGS, in_section, nearest
+from myxtts.config.suggest import foreign_key, foreign_section
 from myxtts.errors import ConfigError
 
 MAX_BYTES = 64 * 1024  # all settings take 1.5 KiB; PyYAML needs 1 s for 64 KiB
 MAX_FILES = 16  # of one configuration, because each may take that second
+MAX_UNKNOWN = 12  # lines of one message
 DEFAULTS = "defaults"  # a key beside the sections
 
 _TAG = "tag:yaml.org,2002:"
@@ -144,18 +146,34 @@ def _parsed(path: Path) -> tuple[dict[str, str], dict[str, _Given]]:
     """Return the places of the files that one file lists, by name, and the settings that it sets itself."""
     bases: dict[str, str] = {}
     given: dict[str, _Given] = {}
+    unknown: list[str] = []
     for section, section_line, section_node in _entries(_composed(path), path, 1, "the file"):
         if section == DEFAULTS:
             bases = _bases(section_node, path, section_line)
             continue
         if section not in SECTIONS:
-            raise ConfigError(f"{path}, line {section_line}: {_unknown(section, None)}")
+            unknown.append(f"{path}, line {section_line}: {_unknown(section, None)}")
+            continue
         for name, line, node in _entries(section_node, path, section_line, f"the section {section!r}"):
             if name not in SETTINGS or SETTINGS[name].section != section:
-                raise ConfigError(f"{path}, line {line}: {_unknown(name, section)}")
+                unknown.append(f"{path}, line {line}: {_unknown(name, section)}")
+                continue
             where = f"{path}, line {line}: {name}"
             given[name] = _Given(_value(node, where, SETTINGS[name].allowed), where)
+    if unknown:
+        raise ConfigError("\n".join(_cut(unknown)))
     return bases, given
+
+
+def _cut(unknown: list[str]) -> list[str]:
+    """Return the first lines about unknown names, and what to do if the file is of another program."""
+    if len(unknown) <= MAX_UNKNOWN:
+        return unknown
+    return [
+        *unknown[:MAX_UNKNOWN],
+        f"{len(unknown) - MAX_UNKNOWN} more names are unknown. Start from configs/default.yaml; "
+        "docs/reference/configuration.md lists all settings.",
+    ]
 
 
 def _bases(node: yaml.Node, path: Path, line: int) -> dict[str, str]:
@@ -260,6 +278,9 @@ def _unknown(name: str, section: str | None) -> str:
         new = SETTINGS[RENAMED[name]]
         return f"{name!r} was renamed to {new.name!r}, under '{new.section}:'."
     here = [setting.name for setting in in_section(section)] if section else [DEFAULTS, *SECTIONS]
+    foreign = (foreign_section(name) if section is None else None) or foreign_key(name, [*SECTIONS, *SETTINGS])
+    if foreign:
+        return f"{shown(name)} is unknown{foreign}"
     near = nearest(name, here) or nearest(name, SETTINGS)
     if near is None:
         return f"{shown(name)} is unknown. Known names: {', '.join(here)}."

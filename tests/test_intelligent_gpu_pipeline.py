@@ -6,6 +6,7 @@ import tempfile
 import threading
 import unittest
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from unittest.mock import patch
@@ -25,7 +26,7 @@ from myxtts.config.schema import DataConfig
 from myxtts.data import features
 from myxtts.data.features import tts_extractor
 from myxtts.data.feed import Feed
-from myxtts.data.pipeline import Pipeline
+from myxtts.data.pipeline import Pipeline, ReplicaFeed
 from myxtts.data.plan_iterator import PlannedBatch, Position, planned_batches
 from myxtts.data.producer import DeviceBatch, device_batches, trace_produce
 from myxtts.data.readers.base import ReadBatches, ReadRows
@@ -476,6 +477,25 @@ class PipelineTest(PipelineCase):
             self.assertTrue(enough.wait(TIMEOUT_S))  # this one, two in the feed, and one in production
         self.assertTrue(all(device.endswith(DATA[1:]) for device in produced), produced)
 
+    def test_a_feed_keeps_as_many_batches_ready_as_the_setting_says(self):
+        for depth in (1, 3):
+            pipeline, source = self.pipeline(prefetch_buffer_size=depth), ObservedSource()
+            produce = patch.object(pipeline.producers[0], "replica_batches", lambda *_, source=source: source)
+            with produce, pipeline.open_feed(BEGINNING):
+                self.assertTrue(source.wait_for(depth + 1))  # and the one that waits for a place
+                self.assertFalse(source.wait_for(depth + 2, timeout_s=0.02))
+
+    def test_the_wait_for_all_feeds_together_is_at_most_the_timeout(self):
+        timeouts_s = []
+
+        class Waiting:
+            def wait_until_full(self, timeout_s):
+                timeouts_s.append(timeout_s)
+                return 2.0
+
+        self.assertEqual(ReplicaFeed([Waiting(), Waiting()], [[0], [1]]).wait_until_full(5.0), 4.0)
+        self.assertEqual(timeouts_s, [5.0, 3.0])
+
     def test_every_operation_that_produces_features_is_bound_to_the_device(self):
         for device in (DATA, MODEL):
             operations = trace_produce(device, tts_extractor(0.1)).graph.get_operations()
@@ -529,6 +549,18 @@ class SlowFilesTest(PipelineCase):
         received = [(batch, int(waves["pcm"][0, 0])) for batch, waves in pairs]
         self.assertNotEqual(read[0], planned[0].arrays["row"].tolist())
         self.assertEqual(received, [(batch, int(batch.rows[0])) for batch in planned])
+
+    def test_the_plan_is_read_as_far_ahead_as_both_buffers_are_deep(self):
+        planned = list(self.planned())
+        for host_batches, uploaded in ((1, 1), (4, 1), (1, 3)):
+            with self.subTest(host_batches=host_batches, uploaded=uploaded):
+                source = ObservedSource()
+                reader = self.reader(silence, num_workers=1, buffer_size=host_batches, prefetch_buffer_size=uploaded)
+                with closing(reader.read((planned[number % len(planned)] for number in source), DATA)) as pairs:
+                    next(pairs)
+                    ahead = 2 + host_batches + uploaded  # with the one that was taken and the one being read
+                    self.assertTrue(source.wait_for(ahead))
+                    self.assertFalse(source.wait_for(ahead + 1, timeout_s=0.05))
 
     def test_the_plan_is_iterated_once(self):
         planned = self.planned(2)

@@ -108,7 +108,7 @@ class ToyRuns(Case):
         survived = latest(checkpoints)
         self.assertEqual(survived.name, "step-000003")
         with signal_at(7, signal.SIGTERM):
-            stopped = self.workspace.train("killed", *REVERSED, "--resume")
+            stopped = self.workspace.train("killed", *REVERSED, "--resume", "--validate-every", "4")  # changes nothing
         self.assertEqual(stopped.code, 128 + signal.SIGTERM, stopped.err)
         self.assertIn(f"resumed        {survived}", stopped.out)
         self.assertIn("stopped        by SIGTERM at step 7, after a checkpoint; resume with --resume", stopped.out)

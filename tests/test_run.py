@@ -19,6 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from myxtts.commands import train
 from myxtts.config.load import load
+from myxtts.data.pipeline import ReplicaFeed
 from myxtts.errors import CheckpointError, ConfigError, TrainingError
 from myxtts.models.xtts import XTTS
 from myxtts.observe.metrics import MetricsFile, read_metrics
@@ -334,13 +335,20 @@ class MinimalRun(Case):
         super().setUpClass()
         off = ("--validate-every", "0", "--sample-every", "0", "--checkpoint-every", "0", "--ema-decay", "0")
         length = ("--max-steps", "0", "--epochs", "2", "--log-every", "5")
-        with toy_models():
-            cls.finished = cls.workspace.train("quiet", *off, *length, "--enable-static-shapes", "--buckets", "3")
+        delay = ("--model-start-delay", "1.25")
+        wait = mock.patch.object(ReplicaFeed, "wait_until_full", autospec=True, return_value=0.75)
+        with toy_models(), wait as cls.waited:
+            cls.finished = cls.workspace.train(
+                "quiet", *off, *length, *delay, "--enable-static-shapes", "--buckets", "3"
+            )
         cls.folder = cls.workspace.run_dir("quiet")
 
     def test_run_ends_with_its_last_epoch(self):
         self.assertEqual((self.finished.code, self.finished.err), (0, ""))
         self.assertIn("length         6 steps of 3 an epoch (2.0 epochs), from step 0", self.finished.out)
+
+    def test_the_first_step_waits_for_a_full_feed_at_most_model_start_delay(self):
+        self.waited.assert_called_once_with(mock.ANY, 1.25)
 
     def test_intervals_of_0_disable_their_hooks_but_the_last_step_is_saved(self):
         checkpoints = self.folder / "checkpoints"

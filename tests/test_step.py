@@ -1,6 +1,9 @@
 """The training step: accumulation, clipping, averages, loss scale, traces and non-finite values."""
 
+import contextlib
 import unittest
+from types import SimpleNamespace
+from unittest import mock
 
 import keras
 import numpy as np
@@ -9,8 +12,9 @@ import tensorflow as tf
 from myxtts.batch import TTS_FEATURES
 from myxtts.training.loop import NonFiniteLoss, require_finite
 from myxtts.training.step import Step
+from myxtts.training.validation import Validation
 from tests.long import long
-from tests.tiny import BARE, build_model, build_toy, features, on_device, replicas_on, rows_of, training_state
+from tests.tiny import BARE, Toy, build_model, build_toy, features, on_device, replicas_on, rows_of, training_state
 from tests.two_devices import MODEL
 
 ROWS = [(5, 13), (8, 24), (3, 3), (4, 9)]  # tokens and frames
@@ -134,6 +138,40 @@ class StepArguments(unittest.TestCase):
             raise ZeroDivisionError
         for left, right in zip(before, weights(state), strict=True):
             np.testing.assert_array_equal(left, right)
+
+
+class TrainedDifferently(Toy):
+    """A toy whose loss and batch statistics depend on `training`, as those of dropout and batch normalisation do."""
+
+    def __init__(self, symbols: int):
+        super().__init__(symbols)
+        self.batches = self.add_weight(shape=(), initializer="zeros", trainable=False, name="batches")
+
+    def call(self, batch, training=False):
+        losses, outputs = super().call(batch, training)
+        if training:
+            self.batches.assign_add(1.0)
+            losses["mel"] *= 2.0
+        return losses, outputs
+
+
+class ValidationTest(unittest.TestCase):
+    def test_losses_are_those_of_inference_with_the_averages_and_nothing_changes(self):
+        with mock.patch("tests.tiny.Toy", TrainedDifferently):
+            state, step = make_step()
+        run_step(step, features(ROWS))
+        held_out = [on_device(rows_of(features(ROWS, seed=3), rows)) for rows in (slice(0, 2), slice(2, 4))]
+        feed = contextlib.nullcontext([(SimpleNamespace(batch=batch),) for batch in held_out])
+        before = {group: dict(state.arrays(group)) for group in state.variables()}
+        with tf.device(MODEL), state.averaged_weights():
+            expected = [state.model(batch, training=False)[0] for batch in held_out]
+        losses = Validation(state.model, lambda: feed)(state)
+        for name in Toy.LOSS_NAMES:
+            self.assertAlmostEqual(losses[name] / sum(float(share[name]) for share in expected), 1.0, 5)
+        self.assertEqual(losses["loss"], losses["mel"] + losses["duration"])
+        for group, arrays in before.items():
+            for name, array in state.arrays(group):
+                np.testing.assert_array_equal(array, arrays[name], err_msg=f"{group}/{name}", strict=True)
 
 
 class Root(keras.Model):

@@ -1,0 +1,383 @@
+"""Mutation testing: plant small defects in the package, one at a time, and see whether a test fails.
+
+    python benchmarks/mutants.py --count 60 --seed 0 --out mutants.json
+    python benchmarks/mutants.py --show data/feed.py                 # prints the mutants of a module, runs nothing
+    python benchmarks/mutants.py --only data/feed.py:42:compare:0
+
+A mutant is a copy of the checkout in a temporary folder, in which one expression or statement of one module is
+replaced, so that processes which tests start have the defect, too. The tests of that module run in a fork of this
+process. It has imported TensorFlow, whose import takes seconds, but has started no device. The tests end at the first
+failure, which must not occur without the defect. A mutant is killed if a test fails or if the tests exceed their time
+limit; otherwise it survives.
+"""
+
+import argparse
+import ast
+import copy
+import difflib
+import importlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import unittest
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+COPIED = ("myxtts", "tests", "utilities", "configs", "docs", "*.py", "*.md", "*.toml", "*.txt")
+SLOW_IMPORTS = ("tensorflow", "keras", "librosa", "soundfile", "matplotlib.pyplot", "tensorboard", "yaml", "pydantic")
+LIMIT_S, LIMIT_FACTOR = 120.0, 10.0  # time limit of tests: LIMIT_S + LIMIT_FACTOR * the seconds in tests/times.json
+
+PIPELINE, RESUME, MINIMAL_RUN = "test_intelligent_gpu_pipeline", "test_resume.ToyRuns", "test_run.MinimalRun"
+DEVICES, EQUIVALENCE, REST_OF_EPOCH = "test_dual_gpu_device_placement", "test_replicas", "test_replicas.RestOfEpochTest"
+TESTS = {
+    "placement/routes.py": ("test_routes", DEVICES),
+    "placement/replicas.py": ("test_worker_group", EQUIVALENCE, "test_check_distributed"),
+    "placement/audit.py": ("test_audit", DEVICES),
+    "data/batch_plan.py": ("test_batch_plan", REST_OF_EPOCH, "test_readers", f"{PIPELINE}.PipelineTest"),
+    "data/plan_iterator.py": ("test_readers", REST_OF_EPOCH, f"{PIPELINE}.PipelineTest", f"{PIPELINE}.ReferenceTest"),
+    "data/features.py": (f"{PIPELINE}.PipelineTest", "test_spec_augment", "test_asr"),
+    "data/producer.py": (PIPELINE, DEVICES, "test_replicas.RunTest"),
+    "data/feed.py": (f"{PIPELINE}.FeedTest", PIPELINE),
+    "data/pipeline.py": (PIPELINE, MINIMAL_RUN, "test_replicas.RunTest"),
+    "data/readers/base.py": ("test_readers", PIPELINE),
+    "data/readers/cache.py": ("test_readers", f"{PIPELINE}.PipelineTest"),
+    "data/readers/files.py": ("test_readers", PIPELINE),
+    "data/readers/local.py": ("test_readers", PIPELINE),
+    "data/readers/service.py": ("test_data_service",),
+    "data/readers/service_server.py": ("test_data_service",),
+    "training/loop.py": ("test_loop", MINIMAL_RUN, "test_run.Stopped", RESUME),
+    "training/step.py": ("test_step", "test_audit", RESUME, EQUIVALENCE),
+    "training/state.py": ("test_step", "test_checkpoint", RESUME, DEVICES, EQUIVALENCE),
+    "training/schedule.py": ("test_schedule",),
+    "training/validation.py": ("test_step", "test_run.CompleteRun", RESUME),
+    "training/checkpoint.py": ("test_checkpoint", "test_sync", RESUME),
+    "models/alignment.py": ("test_alignment", "test_model"),
+    "models/ctc_decoding.py": ("test_ctc", "test_transcribe", "test_asr"),
+    "models/layers.py": ("test_model", "test_flow"),
+    "local_sgd/averaging.py": ("test_merge", "test_sync"),
+    "local_sgd/merge.py": ("test_merge",),
+    "local_sgd/sync.py": ("test_sync", "test_jobs"),
+}
+"""Module -> test modules or classes that test it, quick ones first."""
+
+COMPARISONS = {
+    **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq},
+    **{ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In},
+}
+ARITHMETIC = {
+    **{ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult},
+    **{ast.Mod: ast.FloorDiv, ast.Pow: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd},
+}
+SAME_TYPE = {  # calls that a first argument can take the place of; other calls without effect fail at once
+    *("max", "min", "sorted", "reversed", "abs", "int", "float", "list", "tuple", "round", "copy", "resolve"),
+    *("maximum", "minimum", "cast", "where", "exp", "log", "log1p", "cos", "cumsum", "transpose", "identity", "clip"),
+    *("ensure_shape", "zeros_like", "ravel", "unique", "softmax", "norm", "dropout", "isfinite", "stateless_dropout"),
+}
+UNMUTATED_FIELDS = ("annotation", "returns", "decorator_list", "type_params")
+MESSAGES = ("log.", "logging.", "print(", "raise ", "assert ", "warnings.")
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One replacement in the text of one module.
+
+    Attributes:
+        module: path under myxtts/.
+        line: of the replaced text.
+        operator: kind of the replacement.
+        number: among those of this operator in this line.
+        begin, end: offsets of the replaced text in UTF-8.
+    """
+
+    module: str
+    line: int
+    operator: str
+    number: int
+    begin: int
+    end: int
+    replacement: str
+
+    @property
+    def id(self) -> str:
+        return f"{self.module}:{self.line}:{self.operator}:{self.number}"
+
+    def source(self) -> str:
+        original = path_of(self.module).read_bytes()
+        return (original[: self.begin] + self.replacement.encode() + original[self.end :]).decode()
+
+    def diff(self) -> str:
+        original = path_of(self.module).read_text(encoding="utf-8")
+        lines = difflib.unified_diff(original.splitlines(), self.source().splitlines(), lineterm="", n=0)
+        return "\n".join(line for line in lines if line[0] in "+-" and line[:3] not in ("---", "+++"))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What tests found.
+
+    Attributes:
+        verdict: `killed`, `timeout` or `survived`.
+        by: the test that failed, or its class or module.
+    """
+
+    verdict: str
+    by: str = ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--count", type=int, default=60, help="number of mutants (default 60)")
+    parser.add_argument("--seed", type=int, default=0, help="of the choice of mutants (default 0)")
+    parser.add_argument("--only", nargs="+", metavar="ID", help="these mutants instead")
+    parser.add_argument("--tests", nargs="+", metavar="TEST", help="these tests, such as test_step.Gradient, for all")
+    parser.add_argument("--show", metavar="PREFIX", help="print the mutants whose ids begin so, and end")
+    parser.add_argument("--out", type=Path, help="JSON file of the outcomes; mutants that it has are not run again")
+    options = parser.parse_args()
+    mutants = {mutant.id: mutant for module in TESTS for mutant in mutants_of(module)}
+    if options.show is not None:
+        print("\n".join(f"{id_}\n{mutant.diff()}" for id_, mutant in mutants.items() if id_.startswith(options.show)))
+        return 0
+    for name in SLOW_IMPORTS:
+        importlib.import_module(name)
+    outcomes = json.loads(options.out.read_text()) if options.out and options.out.exists() else {}
+    passed = {outcome["by"] for outcome in outcomes.values()}
+    for id_ in options.only or sample(mutants.values(), options.count, options.seed):
+        if id_ not in outcomes:
+            outcomes[id_] = verdict_on(mutants[id_], options.tests or TESTS[mutants[id_].module], passed)
+            if options.out:
+                options.out.write_text(json.dumps(outcomes, indent=1))
+    print(table(outcomes))
+    return 0
+
+
+def table(outcomes: dict[str, dict]) -> str:
+    """Return the number of mutants and of killed ones of each package, as Markdown."""
+    planted, killed = Counter(), Counter()
+    for id_, outcome in outcomes.items():
+        for row in (id_.split("/")[0], "all"):
+            planted[row] += 1
+            killed[row] += outcome["verdict"] != "survived"
+    rows = [
+        f"| {row} | {planted[row]} | {killed[row]} |" for row in sorted(planted, key=lambda row: (row == "all", row))
+    ]
+    return "\n".join(["| package | mutants | killed |", "|---|---:|---:|", *rows])
+
+
+def sample(mutants: Iterable[Mutant], number: int, seed: int) -> list[str]:
+    """Choose ids in turn of each module and, within a module, of each operator."""
+    draw, tree = random.Random(seed), {}
+    for mutant in mutants:
+        tree.setdefault(mutant.module, {}).setdefault(mutant.operator, []).append(mutant.id)
+    modules = [in_turn([shuffled(ids, draw) for ids in shuffled(of.values(), draw)]) for of in tree.values()]
+    return in_turn(shuffled(modules, draw))[:number]
+
+
+def shuffled(values: Iterable, draw: random.Random) -> list:
+    return draw.sample(values := list(values), len(values))
+
+
+def in_turn(lists: Sequence[Sequence[str]]) -> list[str]:
+    """Return the first element of each list, then the second of each, and so on."""
+    return [value for values in zip_longest(*lists) for value in values if value is not None]
+
+
+def path_of(module: str) -> Path:
+    return ROOT / "myxtts" / module
+
+
+def mutants_of(module: str) -> Iterator[Mutant]:
+    """Yield all mutants of a module in the order of its text."""
+    source = path_of(module).read_bytes()
+    starts = [0]
+    for line in source.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    numbers = Counter()
+    for node in mutated_nodes(ast.parse(source)):
+        for operator, target, replacement in replacements(node):
+            begin, end = (
+                starts[target.lineno - 1] + target.col_offset,
+                starts[target.end_lineno - 1] + target.end_col_offset,
+            )
+            place = target.lineno, operator
+            yield Mutant(module, *place, numbers[place], begin, end, replacement)
+            numbers[place] += 1
+
+
+def mutated_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes below one, except types, decorators, messages and f-strings."""
+    for name, field in ast.iter_fields(node):
+        for child in field if isinstance(field, list) else [field]:
+            if name in UNMUTATED_FIELDS or not isinstance(child, ast.AST) or isinstance(child, ast.JoinedStr):
+                continue
+            if isinstance(child, ast.stmt) and ast.unparse(child).startswith(MESSAGES):
+                continue
+            if isinstance(node, ast.Module) and isinstance(getattr(child, "value", None), ast.Subscript):
+                continue
+            yield child
+            yield from mutated_nodes(child)
+
+
+def replacements(node: ast.AST) -> Iterator[tuple[str, ast.AST, str]]:
+    """Yield (operator, node to replace, its new text)."""
+    match node:
+        case ast.Compare(ops=[operator]):
+            yield "compare", node, text(node, ops=[COMPARISONS[type(operator)]()])
+        case ast.BinOp(op=operator) if type(operator) in ARITHMETIC and not has_string(node):
+            yield "arithmetic", node, text(node, op=ARITHMETIC[type(operator)]())
+        case ast.BoolOp(op=operator):
+            yield "boolean", node, text(node, op=ast.Or() if isinstance(operator, ast.And) else ast.And())
+        case ast.UnaryOp(op=ast.Not() | ast.Invert() | ast.USub(), operand=operand):
+            yield "unary", node, text(operand)
+        case ast.Constant(value=bool(value)):
+            yield "constant", node, str(not value)
+        case ast.Constant(value=int(value) | float(value)):
+            yield "constant", node, str(value + 1)
+            if value:
+                yield "constant", node, f"({value - 1})" if isinstance(value, int) else f"{value / 2}"
+        case ast.Call(args=args, keywords=keywords) if not any(isinstance(arg, ast.Starred) for arg in args):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if name in SAME_TYPE:
+                yield "call", node, text(args[0] if args else node.func.value)
+            if len(args) > 1 and all(isinstance(arg, ast.Name | ast.Attribute) for arg in args[:2]):
+                yield "swap", node, text(node, args=[args[1], args[0], *args[2:]])
+            for index, keyword in enumerate(keywords):
+                if keyword.arg not in (None, "strict"):
+                    yield "keyword", node, text(node, keywords=keywords[:index] + keywords[index + 1 :])
+        case ast.Expr(value=ast.Call()) | ast.AugAssign() | ast.Break() | ast.Continue():
+            yield "statement", node, "pass"
+        case ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):
+            yield "statement", node, "pass"
+    match node:
+        case ast.If(test=test) | ast.IfExp(test=test) | ast.While(test=test):
+            yield "condition", test, f"(not {text(test)})"
+        case ast.comprehension(ifs=[test]):
+            yield "condition", test, f"(not {text(test)})"
+
+
+def text(node: ast.AST, **changes) -> str:
+    """Return the text of a node with some fields changed, in parentheses."""
+    changed = copy.copy(node)
+    for name, value in changes.items():
+        setattr(changed, name, value)
+    return f"({ast.unparse(changed)})"
+
+
+def has_string(node: ast.AST) -> bool:
+    return any(
+        isinstance(child, ast.JoinedStr) or (isinstance(child, ast.Constant) and isinstance(child.value, str))
+        for child in ast.walk(node)
+    )
+
+
+def verdict_on(mutant: Mutant, tests: Sequence[str], passed: set[str]) -> dict[str, str]:
+    """Run the tests of a mutant, one module or class after another, until one fails; return the outcome.
+
+    A test that fails must pass without the defect, or it says nothing about it. If all pass, none is needed.
+
+    Args:
+        passed: tests that are known to pass without a defect; it is completed.
+    """
+    outcome = Outcome("survived")
+    for name in tests:
+        outcome = run(name, mutant)
+        if outcome.verdict != "survived":
+            break
+    if outcome.by and outcome.by not in passed:
+        unchanged = run(outcome.by)
+        if unchanged.verdict != "survived":
+            sys.exit(f"{outcome.by} fails without a defect, too: {unchanged.verdict}")
+        passed.add(outcome.by)
+    print(f"{mutant.id}\n{mutant.diff()}\n{outcome.verdict} {outcome.by}\n", flush=True)
+    return {"diff": mutant.diff(), "verdict": outcome.verdict, "by": outcome.by}
+
+
+def run(test: str, mutant: Mutant | None = None) -> Outcome:
+    """Run a module or class of tests, or one test, in a fork of this process, in a copy of the checkout."""
+    limit_s = LIMIT_S + LIMIT_FACTOR * json.loads((ROOT / "tests/times.json").read_text())[test.split(".")[0]]
+    with tempfile.TemporaryDirectory(prefix="mutant-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        copy_checkout(folder)
+        if mutant is not None:
+            plant(mutant, folder / "myxtts" / mutant.module)
+        process = os.fork()
+        if not process:
+            run_in_fork(folder, test)
+        verdict = wait(process, limit_s)
+        failed = folder / "failed.txt"
+        if verdict == "survived":
+            return Outcome(verdict)
+        return Outcome(verdict, failed.read_text(encoding="utf-8") if failed.exists() else test)
+
+
+def plant(mutant: Mutant, path: Path) -> None:
+    path.unlink()  # it is a link to the original
+    path.write_text(mutant.source(), encoding="utf-8")
+    for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
+        compiled.unlink()
+
+
+def copy_checkout(folder: Path) -> None:
+    """Link all files of the checkout into a folder: a copy that costs no time."""
+    for pattern in COPIED:
+        for path in ROOT.glob(pattern):
+            if path.is_dir():
+                shutil.copytree(path, folder / path.name, copy_function=os.link)
+            else:
+                os.link(path, folder / path.name)
+    (folder / "tmp").mkdir()
+
+
+def run_in_fork(folder: Path, test: str) -> None:
+    """Run tests until one fails; then end the process with code 0 if none does."""
+    os.setsid()
+    os.nice(5)
+    os.chdir(folder)
+    with open("output.txt", "w") as output, open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    sys.path[0] = str(folder)  # was the folder of this script
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder / "tmp")
+    code = 1
+    try:
+        suite = unittest.defaultTestLoader.loadTestsFromName(f"tests.{test}")
+        result = unittest.TextTestRunner(failfast=True).run(suite)
+        code = 0 if result.wasSuccessful() else 1
+        for case, _ in (result.errors + result.failures)[:1]:
+            # Such as "tests.test_a.Case.test_b (subtest)", "setUpClass (tests.test_a.Case)", or a failed import.
+            if name := re.search(r"tests\.([\w.]+)", case.id()):
+                Path(folder, "failed.txt").write_text(name[1], encoding="utf-8")
+    finally:
+        os._exit(code)  # no cleanup: the folder is removed by the parent
+
+
+def wait(process: int, limit_s: float) -> str:
+    """Wait for a fork, and end it and the processes of its tests; return the verdict."""
+    until_s = time.monotonic() + limit_s
+    try:
+        while time.monotonic() < until_s:
+            ended, status = os.waitpid(process, os.WNOHANG)
+            if ended:
+                return "survived" if status == 0 else "killed"
+            time.sleep(0.1)
+        return "timeout"
+    finally:
+        try:
+            os.killpg(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+        except (ProcessLookupError, ChildProcessError):
+            pass
+
+
+if __name__ == "__main__":
+    sys.exit(main())

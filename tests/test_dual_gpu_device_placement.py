@@ -198,36 +198,6 @@ class ConfigureTest(unittest.TestCase):
             r"restart the process or notebook kernel\.$",
         )
 
-    def test_log_maps_gpus_to_devices(self):
-        requested = Settings(data_gpu=3, model_gpu=1, data_gpu_memory=4096, model_gpu_memory=8192)
-        self.assertEqual(
-            devices.describe(plan_routes(requested, 4)),
-            [
-                "placement      dual",
-                "  device       GPU 1 is /GPU:0, at most 8192 MiB",
-                "  device       GPU 3 is /GPU:1, at most 4096 MiB",
-                "  route        batches made on /GPU:1, trained on /GPU:0",
-            ],
-        )
-        simulated = Settings(simulate_gpus=2, data_gpu=1, model_gpu=0, data_gpu_memory=4096)
-        self.assertEqual(
-            devices.describe(plan_routes(simulated, 0)),
-            [
-                "placement      dual (GPUs simulated on the CPU)",
-                "  device       simulated GPU 0 is /CPU:0, at most 16384 MiB (not applied: the device is simulated)",
-                "  device       simulated GPU 1 is /CPU:1, at most 4096 MiB (not applied: the device is simulated)",
-                "  route        batches made on /CPU:1, trained on /CPU:0",
-            ],
-        )
-        self.assertEqual(
-            devices.describe(plan_routes(Settings(), 0)),
-            [
-                "placement      single",
-                "  device       CPU is /CPU:0, memory grows as needed",
-                "  route        batches made on /CPU:0, trained on /CPU:0",
-            ],
-        )
-
 
 if __name__ == "__main__":
     unittest.main()

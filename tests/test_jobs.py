@@ -455,6 +455,21 @@ class SettingsTest(Case):
                     self.assertEqual(code, 2)
                     self.assertIn("launcher.json cannot be read", err)
 
+    def test_simulation_beside_real_gpus_is_a_warning(self):
+        for visible, expected in (
+            ("4,7", "but this process sees 2 GPUs. To train there: --simulate-gpus 0, and --gpus from 0 to 1"),
+            ("4", "but this process sees 1 GPU. To train there: myxtts train"),
+        ):
+            with mock.patch.dict(os.environ, CUDA_VISIBLE_DEVICES=visible):
+                _, out, _ = self.launch("--gpus", "1", "1")  # rejected after the warning
+            self.assertEqual(out, f"WARNING        --simulate-gpus 4 trains on the CPU, {expected}\n")
+
+    def test_a_machine_without_gpus_is_offered_simulated_ones(self):
+        with mock.patch.dict(os.environ, CUDA_VISIBLE_DEVICES=""):
+            code, out, err = self.launch("--simulate-gpus", "0")
+        self.assertEqual((code, out), (2, ""))
+        self.assertIn("sees no GPU. Make some visible, or try it on the CPU with --simulate-gpus 2", err)
+
     def test_there_are_at_most_num_syncs_syncs(self):
         for total, warmstart, num_syncs, expected in (
             (40, 0, 4, 10),

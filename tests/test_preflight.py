@@ -32,7 +32,7 @@ from myxtts.preflight.corpus import check_corpus, ignored_characters, load_run_c
 from myxtts.preflight.model import StepResult, check_update, device_memory_mib, heaviest_buckets, magnitudes_of
 from myxtts.preflight.overlap import Timeline, check_operations, check_overlap, overlap_s
 from myxtts.preflight.placement import check_placement, existing_devices
-from myxtts.preflight.prerequisites import check_packages, package_requirements, required_gpus, write_error
+from myxtts.preflight.prerequisites import check_gpus, check_packages, package_requirements, required_gpus, write_error
 from myxtts.preflight.validate import try_load, with_default_routes
 from myxtts.training.start import Start
 from tests.sine_corpus import manifest_of, write_corpus
@@ -209,6 +209,17 @@ class Prerequisites(unittest.TestCase):
             ({"model_gpus": (0, 1)}, 2),
         ):
             self.assertEqual(required_gpus(PlacementConfig(**settings)), count)
+
+    def test_real_gpus_that_simulated_ones_hide_are_a_warning(self):
+        gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
+        with (
+            mock.patch.object(tf.config, "list_physical_devices", return_value=[gpu]),
+            mock.patch.object(tf.config.experimental, "get_device_details", return_value={"device_name": "NVIDIA L4"}),
+        ):
+            hidden, used = check_gpus(0, simulated=2), check_gpus(1, simulated=0)
+        self.assertEqual((hidden.status, used.status), ("warning", "passed"))
+        self.assertIn("NVIDIA L4", hidden.found)
+        self.assertIn("--simulate-gpus 0", hidden.to_do)
 
     def test_write_error_is_found_by_writing(self):
         with tempfile.TemporaryDirectory() as folder:

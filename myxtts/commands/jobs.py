@@ -14,6 +14,7 @@ from pathlib import Path
 
 from myxtts.commands.parser import CommandParser, bounded, read_settings, settings_parser
 from myxtts.config.schema import Config
+from myxtts.distributed.processes import visible_gpus
 from myxtts.errors import ConfigError
 from myxtts.local_sgd.job_settings import (
     check_job_settings,
@@ -93,6 +94,7 @@ def main(
     check_launcher_settings(config)
     previous = previous_state(folder, config.run.resume)
     gpus = gpus_of(options, previous)
+    warn_of_hidden_gpus(config.placement.simulate_gpus)
     warmstart_steps = warmstart_steps_of(options, previous, config)
     spec = JobsSpec(
         folder=folder,
@@ -114,6 +116,17 @@ def gpus_of(options: argparse.Namespace, previous: LauncherState | None) -> tupl
     if previous is None:
         raise ConfigError("no GPUs were named. Give one for each job with --gpus, such as --gpus 0 1.")
     return tuple(previous.immutable.gpus)
+
+
+def warn_of_hidden_gpus(simulated: int) -> None:
+    """Warn if jobs on simulated GPUs leave real ones idle; their own processes see none."""
+    existing = visible_gpus() if simulated else []
+    if existing:
+        use = f"--simulate-gpus 0, and --gpus from 0 to {len(existing) - 1}" if len(existing) > 1 else "myxtts train"
+        log.warning(
+            "WARNING        --simulate-gpus %d trains on the CPU, but this process sees %d GPU%s. To train there: %s",
+            *(simulated, len(existing), "s" * (len(existing) > 1), use),
+        )
 
 
 def warmstart_steps_of(options: argparse.Namespace, previous: LauncherState | None, config: Config) -> int:

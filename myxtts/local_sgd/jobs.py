@@ -161,8 +161,9 @@ def job_devices(gpus: Sequence[int], simulated: int) -> list[JobDevice]:
     if max(gpus) >= len(existing):
         source = f"--simulate-gpus {simulated} makes" if simulated else "this process sees"
         numbers = {0: "no GPU", 1: "only GPU 0"}.get(len(existing), f"GPUs 0 to {len(existing) - 1}")
+        to_do = "Name some of these" if existing else "Make some visible"
         raise PlacementError(
-            f"{flag} was given, but {source} {numbers}. Name some of these, or try it on the CPU with "
+            f"{flag} was given, but {source} {numbers}. {to_do}, or try it on the CPU with "
             f"--simulate-gpus {max(gpus) + 1}."
         )
     if not simulated:

@@ -4,6 +4,8 @@ Visible devices, memory growth and memory limits cannot change after the first t
 """
 
 import logging
+from collections import Counter
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -19,6 +21,12 @@ def gpu_count() -> int:
     return len(tf.config.list_physical_devices("GPU"))
 
 
+def gpu_names() -> list[str]:
+    """Return the name of each physical GPU that TensorFlow sees, such as NVIDIA A100-SXM4-80GB."""
+    gpus = tf.config.list_physical_devices("GPU")
+    return [tf.config.experimental.get_device_details(gpu).get("device_name", "unnamed") for gpu in gpus]
+
+
 def configure(placement: Placement, soft_placement: bool = False) -> None:
     """Make only the devices of the placement visible, with memory growth or limits.
 
@@ -30,12 +38,14 @@ def configure(placement: Placement, soft_placement: bool = False) -> None:
     Raises:
         PlacementError: TensorFlow has already started with other devices.
     """
+    if placement.simulated and (names := gpu_names()):
+        log.warning("%s", simulation_warning(placement, names))
     try:
         if placement.on_gpu:
             _configure_gpus(placement)
         else:
             _configure_cpu(placement)
-    except RuntimeError as error:  # "Physical/Virtual/Visible devices cannot be modified after being initialized"
+    except (RuntimeError, ValueError) as error:  # ValueError: memory growth after limits. RuntimeError: all others
         raise PlacementError(
             f"the devices of this run ({placement.name}) cannot be configured: TensorFlow has already started: "
             f"{error}. Configure devices before the first tensor; restart the process or notebook kernel."
@@ -81,6 +91,30 @@ def synchronize(tensor: tf.Tensor) -> None:
     """
     with tf.device(tensor.device):
         tf.reshape(tensor, [-1])[:1].numpy()
+
+
+def simulation_warning(placement: Placement, names: Sequence[str]) -> str:
+    """Return the warning that simulated GPUs hide real ones, with the flags that use the real ones.
+
+    Args:
+        names: of the real GPUs.
+    """
+    simulated = len({device.physical for device in placement.devices})
+    kinds = ", ".join(f"{count} x {name}" for name, count in Counter(names).items())
+    found = f"{len(names)} GPU{'s' * (len(names) > 1)} ({kinds})"
+    return (
+        f"WARNING        --simulate-gpus {simulated} trains on the CPU, but TensorFlow sees {found}. "
+        f"To train there: {_flags_of_real_gpus(placement, len(names))}"
+    )
+
+
+def _flags_of_real_gpus(placement: Placement, count: int) -> str:
+    names = {name for route in placement.routes for name in (route.data, route.model)}
+    if max(device.physical or 0 for device in placement.devices if device.name in names) < count:
+        return "--simulate-gpus 0"
+    if len(placement.routes) == 1:
+        return f"--simulate-gpus 0 --data-gpu 0 --model-gpu {min(1, count - 1)}"
+    return f"--simulate-gpus 0, with GPUs from 0 to {count - 1} in --data-gpu and --model-gpus"
 
 
 def describe(placement: Placement) -> list[str]:

@@ -159,6 +159,7 @@ def measure_in_subprocess(measure: MeasureStages, config: Config) -> StageProfil
 
 def _send_profile(sender: Connection, measure: MeasureStages, config: Config) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process ends this one
+    logging.getLogger("myxtts").setLevel(logging.ERROR)  # the parent logs its warnings when the run begins
     result: StageProfile | UserError
     try:
         result = measure(config, MEASURED_STEPS)

@@ -25,7 +25,7 @@ def check_prerequisites(config: Config) -> Iterator[Check]:
     """Check driver, GPUs, TensorFlow, packages and disk without starting a device."""
     gpu_count = required_gpus(config.placement)
     yield check_driver(gpu_count)
-    yield check_gpus(gpu_count)
+    yield check_gpus(gpu_count, config.placement.simulate_gpus)
     yield check_tensorflow(gpu_count)
     yield check_packages(package_requirements())
     yield from check_disk(config)
@@ -44,10 +44,13 @@ def check_driver(gpu_count: int) -> Check:
     return required(version is not None or not gpu_count, "driver", expected, version or "no NVIDIA driver", to_do)
 
 
-def check_gpus(gpu_count: int) -> Check:
+def check_gpus(gpu_count: int, simulated: int) -> Check:
     gpus = [describe_gpu(gpu) for gpu in tf.config.list_physical_devices("GPU")]
     expected = f"TensorFlow sees {gpu_count} GPUs or more" if gpu_count else NO_GPU_NEEDED
     found = "; ".join(f"{number}: {gpu}" for number, gpu in enumerate(gpus)) or "TensorFlow sees no GPU"
+    if simulated and gpus:
+        found += "; hidden by --simulate-gpus"
+        return recommended(False, "GPUs", "simulated GPUs hide no real one", found, "To use them: --simulate-gpus 0.")
     to_do = (
         "Run nvidia-smi. A GPU that nvidia-smi lists but TensorFlow does not see is hidden by CUDA_VISIBLE_DEVICES, "
     )

@@ -1,5 +1,6 @@
 """All that a run has before its first step: devices, corpora, state, and what is made of them."""
 
+import logging
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -9,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from myxtts.config.checks import check_xla
-from myxtts.config.schema import Config
+from myxtts.config.schema import Config, PlacementConfig
 from myxtts.data.dataset import Corpus, load_corpora
 from myxtts.data.manifest import Vocabulary
 from myxtts.data.pipeline import Pipeline
@@ -31,6 +32,8 @@ from myxtts.training.start import Start
 from myxtts.training.state import TrainingState, make_optimizer
 from myxtts.training.step import Step
 
+log = logging.getLogger(__name__)
+
 
 def configure_devices(config: Config, cluster: Cluster | None = None) -> Placement:
     """Plan the routes and set up TensorFlow's devices; before the first tensor is made.
@@ -42,9 +45,18 @@ def configure_devices(config: Config, cluster: Cluster | None = None) -> Placeme
     replicas = len(placement.routes) * (cluster.count if cluster else 1)
     check_xla(config, replicas, placement.name, task_of(config).supports_xla)
     devices.configure(placement)
+    if cluster is None:
+        log_unused_gpus(config.placement, devices.gpu_count())
     if config.training.deterministic:
         tf.config.experimental.enable_op_determinism()
     return placement
+
+
+def log_unused_gpus(settings: PlacementConfig, gpu_count: int) -> None:
+    """Log that a run without a choice of GPUs uses one of several. This is no mistake: others may use the machine."""
+    chosen = settings.simulate_gpus or settings.model_gpu is not None or settings.model_gpus
+    if gpu_count > 1 and not chosen:
+        log.info("GPUs           1 of %d is used; --placement auto measures which are worth using", gpu_count)
 
 
 @dataclass(frozen=True)

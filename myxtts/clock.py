@@ -1,11 +1,12 @@
 """Where the time of a run goes: steps, waits for batches, pauses, and the producer's time for the same batches."""
 
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+FIRST_STEP = "first step"  # the pause in which the step is traced; it does not recur, so no rate includes it
 NO_WAIT = 0.05  # below this wait share, batches come as fast as the model takes them
 STARVED = 0.2  # of the producer's time; taking a batch that is ready costs up to a tenth of it on small batches
 
@@ -32,15 +33,17 @@ class Times(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """The time between two reports, without pauses.
+    """The time between two reports.
 
     Attributes:
+        busy_s: of steps, with the waits for their batches and without pauses.
         wait_s: the model had no batch.
         read_s, produce_s, transfer_s: the producer's time for the batches of these steps. Reading runs ahead of the
             producer, so `read_s` is only the time that the producer waited for samples.
         blocked_s: the producer was blocked on a full queue.
+        pause_s: the model device waited for validation, samples, checkpoints or a sync.
 
-    With several producers, the last four are means over the producers.
+    With several producers, the four times of the producer are means over the producers.
     """
 
     steps: int
@@ -52,6 +55,7 @@ class Interval(NamedTuple):
     produce_s: float
     transfer_s: float
     blocked_s: float
+    pause_s: float = 0.0
 
     @property
     def wait_share(self) -> float:
@@ -83,25 +87,38 @@ class Interval(NamedTuple):
             "produce_s": self.produce_s / steps,
             "transfer_s": self.transfer_s / steps,
             "blocked_s": self.blocked_s / steps,
+            "pause_s": self.pause_s / steps,
             "accelerator_utilisation": 1.0 - self.wait_share,
             "bottleneck": self.bottleneck,
         }
 
 
+NOTHING = Interval(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def _sum(*intervals: Interval) -> Interval:
+    return Interval(*map(sum, zip(*intervals, strict=True)))
+
+
 class Clock:
-    """Counts step, wait and pause time between two reports.
+    """Counts step, wait and pause time between two reports, and of the whole run.
 
     A pause (validation, checkpoint, samples) is not part of a step. Synchronize the device before `report` and
     `pause`, or work in flight is counted in the wrong place.
 
     Args:
         now: returns seconds of the same clock as the producer's times.
+
+    Attributes:
+        pauses_s: seconds of all pauses so far, by kind.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter):
         self._now = now
         self._handed_s: dict[str, float] = {}  # when each producer handed over its newest batch
         self._pauses: deque[tuple[float, float]] = deque(maxlen=64)  # usually more than a feed runs ahead
+        self._reported = NOTHING
+        self.pauses_s: defaultdict[str, float] = defaultdict(float)
         self._restart()
 
     def _restart(self) -> None:
@@ -118,12 +135,13 @@ class Clock:
         self._wait_s += self._now() - start_s
 
     @contextmanager
-    def pause(self) -> Iterator[None]:
+    def pause(self, kind: str) -> Iterator[None]:
         """Count the scope as time that belongs to no step."""
         start_s = self._now()
         yield
         end_s = self._now()
         self._pause_s += end_s - start_s
+        self.pauses_s[kind] += end_s - start_s
         self._pauses.append((start_s, end_s))
 
     def finish_step(self, audio_s: float, padded_s: float, batches: Iterable[Times]) -> None:
@@ -152,13 +170,31 @@ class Clock:
         return end_s - start_s - sum(overlaps)
 
     def forget(self) -> None:
-        """Count the time since the last report as a pause."""
+        """Count the time since the last report as a pause, the first step."""
+        while self._pauses and self._pauses[-1][0] >= self._start_s:
+            self._pauses.pop()  # part of the time that is forgotten
         self._pauses.append((self._start_s, self._now()))
+        self.pauses_s[FIRST_STEP] += self._interval().busy_s
         self._restart()
 
     def report(self) -> Interval:
         """Return the time since the last report, and start the next interval."""
-        interval = Interval(
+        interval = self._interval()
+        self._reported = _sum(self._reported, interval)
+        self._restart()
+        return interval
+
+    def total(self) -> Interval:
+        """Return the time of all steps so far, without those that were forgotten."""
+        return _sum(self._reported, self._interval())
+
+    def remaining_s(self, newest: Interval, steps: int) -> float:
+        """Return the time that more steps take: each as long as in the newest interval, with the mean pause so far."""
+        pause_s = sum(seconds for kind, seconds in self.pauses_s.items() if kind != FIRST_STEP)
+        return steps * (newest.busy_s / max(newest.steps, 1) + pause_s / max(self.total().steps, 1))
+
+    def _interval(self) -> Interval:
+        return Interval(
             steps=self._steps,
             busy_s=self._now() - self._start_s - self._pause_s,
             wait_s=self._wait_s,
@@ -168,6 +204,5 @@ class Clock:
             produce_s=self._produce_s,
             transfer_s=self._transfer_s,
             blocked_s=self._blocked_s,
+            pause_s=self._pause_s,
         )
-        self._restart()
-        return interval

@@ -13,6 +13,7 @@ from myxtts.distributed.cluster import find_cluster
 from myxtts.local_sgd.sync import WeightSync
 from myxtts.local_sgd.sync_folder import owes_sync
 from myxtts.observe.html_report import write_report
+from myxtts.observe.report import time_line
 from myxtts.observe.run_log import RunLog
 from myxtts.placement.replicas import Replicas, open_replicas
 from myxtts.placement.routes import Placement
@@ -106,8 +107,12 @@ def train_on(
         if weight_sync is not None and weight_sync.is_due(state) and weight_sync.sync(state, stop.due):
             save(state, None)  # the sync that a stopped run owed
 
+        clock = Clock()
         with explained(setup, placement, folder.checkpoints):
-            loop.train(state, step, feed, schedule, hooks, save, Clock(), stop)
+            loop.train(state, step, feed, schedule, hooks, save, clock, stop)
+        if replicas.is_chief:
+            elapsed_s = time.perf_counter() - started_s
+            log.info("time           %s", time_line(elapsed_s, clock.total(), clock.pauses_s))
     log.info("traces         %d of the training step", step.traces)
     if replicas.is_chief:
         log.info("report         %s", write_report(folder.path))

@@ -6,6 +6,7 @@ import unittest
 from myxtts.clock import Clock, Interval, Times
 from myxtts.config.schema import DataConfig
 from myxtts.observe.advice import LongWait, candidates, flags_of
+from myxtts.observe.report import format_duration, time_line
 
 
 class ManualTime:
@@ -39,23 +40,56 @@ class ClockTest(unittest.TestCase):
 
     def test_pauses_are_not_part_of_any_step(self):
         self.step()
-        with self.clock.pause():
+        with self.clock.pause("validation"):
             self.time.advance(100.0)
         self.step()
         self.assertEqual(self.clock.report().busy_s, 2.0)
 
     def test_each_report_starts_a_new_interval(self):
         self.step(wait_s=0.5)
-        with self.clock.pause():
+        with self.clock.pause("validation"):
             self.time.advance(9.0)
         self.clock.report()
         self.step(work_s=2.0)
         self.assertEqual(self.clock.report(), Interval(1, 2.0, 0.0, 3.0, 4.0, 0.0, 0.0, 0.0, 0.0))
 
+    def test_total_covers_all_reports_and_pauses_are_summed_by_kind(self):
+        self.step(wait_s=0.5)
+        with self.clock.pause("validation"):
+            self.time.advance(5.0)
+        self.clock.report()
+        self.step(work_s=2.0)
+        for kind in ("samples", "validation"):
+            with self.clock.pause(kind):
+                self.time.advance(10.0)
+        self.assertEqual(self.clock.total(), Interval(2, 3.5, 0.5, 6.0, 8.0, 0.0, 0.0, 0.0, 0.0, 25.0))
+        self.assertEqual(self.clock.pauses_s, {"validation": 15.0, "samples": 10.0})
+
+    def test_forgotten_time_is_the_first_step_and_of_no_interval(self):
+        self.step(work_s=60.0, batches=[Times(0.0, 0.0, 0.0, 1_000.0)])
+        with self.clock.pause("checkpoints"):
+            self.time.advance(2.0)
+        self.clock.forget()
+        self.assertEqual(self.clock.pauses_s, {"first step": 60.0, "checkpoints": 2.0})
+        self.step(work_s=2.0, batches=[Times(1_063.0, 1_063.0, 1_063.0, 1_063.0)])
+        self.assertEqual(self.clock.total(), Interval(1, 2.0, 0.0, 3.0, 4.0, 0.0, 0.0, 0.0, 1.0))
+
+    def test_remaining_time_is_that_of_the_newest_steps_with_the_mean_pause_so_far(self):
+        self.step(work_s=60.0)
+        self.clock.forget()
+        for work_s in (4.0, 2.0):
+            self.step(work_s=work_s)
+            newest = self.clock.report()
+            with self.clock.pause("samples"):
+                self.time.advance(1.0)
+        self.assertEqual(newest.pause_s, 1.0)
+        self.assertEqual(self.clock.remaining_s(newest, 10), 10 * (2.0 + 1.0))
+        self.assertEqual(self.clock.remaining_s(newest, 0), 0.0)
+
     def test_a_pause_after_a_report_is_excluded_from_the_next_interval(self):
         self.step()
         self.clock.report()
-        with self.clock.pause():
+        with self.clock.pause("validation"):
             self.time.advance(50.0)
         self.step()
         self.assertEqual(self.clock.report().busy_s, 1.0)
@@ -67,7 +101,7 @@ class ClockTest(unittest.TestCase):
             self.clock.report().metrics(),
             {
                 **{"step_s": 0.5, "wait_s": 0.25, "steps_per_s": 2.0, "audio_seconds_per_s": 6.0, "padding": 0.25},
-                **{"read_s": 0.0, "produce_s": 0.0, "transfer_s": 0.0, "blocked_s": 0.0},
+                **{"read_s": 0.0, "produce_s": 0.0, "transfer_s": 0.0, "blocked_s": 0.0, "pause_s": 0.0},
                 **{"accelerator_utilisation": 0.5, "bottleneck": "produce"},
             },
         )
@@ -98,7 +132,7 @@ class ClockTest(unittest.TestCase):
 
     def test_blocked_time_excludes_pauses(self):
         self.step(batches=[Times(990.0, 990.0, 990.0, 1_000.0)])  # the clock is at 1001
-        with self.clock.pause():
+        with self.clock.pause("validation"):
             self.time.advance(100.0)
         self.step(batches=[Times(1_103.0, 1_103.0, 1_103.0, 1_104.0)])
         self.assertEqual(self.clock.report().blocked_s, 3.0)
@@ -122,6 +156,26 @@ class ClockTest(unittest.TestCase):
         clock.finish_step(1.0, 1.0, ())
         interval = clock.report()
         self.assertTrue(0.0 < interval.wait_s <= interval.busy_s)
+
+
+class TimeLineTest(unittest.TestCase):
+    """The line that sums up where the time of a run went."""
+
+    def test_durations_have_the_unit_that_suits_them(self):
+        cases = {0.0: "0.0 s", 9.94: "9.9 s", 9.96: "10 s", 89.0: "89 s", 90.0: "1.5 min", 5_399.0: "90 min"}
+        cases |= {5_400.0: "1.5 h", 100_000.0: "28 h", 172_800.0: "2.0 days"}
+        self.assertEqual({seconds: format_duration(seconds) for seconds in cases}, cases)
+
+    def test_times_add_up_to_that_of_the_program(self):
+        total = Interval(100, 494.0, 2.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 17.0)
+        pauses_s = {"first step": 11.0, "validation": 5.1, "samples": 9.9, "checkpoints": 2.0, "reports": 0.01}
+        self.assertEqual(
+            time_line(532.01, total, pauses_s),
+            "8.9 min: start and first step 21 s, training 8.2 min, waiting for batches 2.0 s, pauses 17 s "
+            "(validation 5.1 s, samples 9.9 s, checkpoints 2.0 s)",
+        )
+        without = time_line(505.0, total, {"first step": 11.0})
+        self.assertTrue(without.endswith(", waiting for batches 2.0 s, pauses 0.0 s"), without)
 
 
 class LongWaitTest(unittest.TestCase):

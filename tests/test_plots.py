@@ -1,6 +1,7 @@
 """Pictures and the report page of a run, for unusual texts, values and file names."""
 
 import io
+import json
 import tempfile
 import unittest
 from pathlib import Path
@@ -37,6 +38,18 @@ class Pictures(unittest.TestCase):
 
 
 class Page(unittest.TestCase):
+    def test_newest_console_line_is_shown_if_the_run_has_its_figures(self):
+        report = {"step": 20, "loss": 1.5, "steps_per_s": 5.25, "step_s": 0.19, "wait_s": 0.0, "pause_s": 0.01}
+        report |= {"accelerator_utilisation": 1.0, "bottleneck": "step", "remaining_s": 720.0}
+        lines = [json.dumps(line) for line in (report, {"step": 30, "validation_loss": 1.0})]
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            (folder / "config.yaml").touch()
+            (folder / "metrics.jsonl").write_text("\n".join([*lines, ""]))
+            page = write_report(folder).read_text()
+        newest = "step     20 | loss 1.500 | 5.2 steps/s | wait 0.0 % | pause 5.0 % | 12 min left | feed keeps up"
+        self.assertIn(f"<p><code>{newest}</code></p>", page)
+
     def test_file_names_in_links_are_percent_encoded(self):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name) / "run<1>"

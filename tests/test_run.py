@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -38,7 +39,7 @@ DUAL = ("--data-gpu", "0", "--model-gpu", "1")
 METRICS = {
     *("step", "epoch", *XTTS.LOSS_NAMES, "loss", "gradient_norm", "learning_rate"),
     *("step_s", "wait_s", "steps_per_s", "audio_seconds_per_s", "padding", "accelerator_utilisation"),
-    *("read_s", "produce_s", "transfer_s", "blocked_s", "bottleneck"),
+    *("read_s", "produce_s", "transfer_s", "blocked_s", "bottleneck", "pause_s", "remaining_s"),
 }
 VALIDATION = {f"validation_{name}" for name in (*XTTS.LOSS_NAMES, "loss")}
 
@@ -80,16 +81,35 @@ class CompleteRun(Case):
             "  route        batches made on /CPU:0, trained on /CPU:1",
             "corpus         10 utterances, 3 held out, 0.1 min, 2 speakers, 11 symbols, languages en",
             "step           3.3 utterances and 1.9 audio seconds in 1 x 4 rows",
-            "length         8 steps of 3 an epoch (2.7 epochs), from step 0",
+            "length         8 steps of 3 an epoch (2.7 epochs), from step 0 until --max-steps 8",
+            "buffers        8 batches on the host (--buffer-size); 3 on the data device and 3 in the feed "
+            "(--prefetch-buffer-size); 5 on the model device: the feed, 1 to enter it and 1 in the step",
             "traces         1 of the training step",
         ):
             self.assertIn(line + "\n", self.finished.out)
         model = r"\nmodel          tts, tiny, 16 channels, 1 enc.* latents.*, [0-9,]+ parameters, float32\n"
         self.assertRegex(self.finished.out, model)
         self.assertRegex(self.finished.out, r"\nfirst step     \d+\.\d s after the start\n")
-        shares = r"wait \d+\.\d % \| (feed keeps up|bottleneck (read|produce|transfer), \d+ % of making a batch)"
+        shares = r"wait \d+\.\d % \| pause \d+\.\d % \| [0-9.]+ (s|min) left"
+        shares += r" \| (feed keeps up|bottleneck (read|produce|transfer), \d+ % of making a batch)"
         self.assertRegex(self.finished.out, rf"\nstep      5 \| loss \d+\.\d{{3}} \| \d+\.\d steps/s \| {shares}\n")
         self.assertRegex(self.finished.out, r"\nstep      8 \| validation loss \d+\.\d{3}\n")
+
+    def test_run_ends_with_where_its_time_went(self):
+        parts = r"start and first step (.*), training (.*), waiting for batches (.*), pauses (.*) \((.*)\)"
+        found = re.search(rf"\ntime           (.*): {parts}\n", self.finished.out)
+        self.assertEqual(
+            {part.split()[0] for part in found[6].split(", ")} - {"reports"},
+            {"validation", "samples", "checkpoints"},
+        )
+
+    def test_time_after_a_report_is_a_pause_of_the_next_one(self):
+        """Validation and samples follow the report of step 4, and most of them is tracing."""
+        lines = read_metrics(self.folder / "metrics.jsonl")
+        pauses_s = [line["pause_s"] for line in lines]
+        self.assertEqual(max(pauses_s[1:]), pauses_s[4])
+        self.assertGreater(lines[4]["remaining_s"], 3 * lines[4]["pause_s"] / 5)  # of 5 steps, one had that pause
+        self.assertEqual(lines[7]["remaining_s"], 0.0)
 
     def test_metrics_have_a_complete_line_for_each_step(self):
         lines = read_metrics(self.folder / "metrics.jsonl")
@@ -345,7 +365,9 @@ class MinimalRun(Case):
 
     def test_run_ends_with_its_last_epoch(self):
         self.assertEqual((self.finished.code, self.finished.err), (0, ""))
-        self.assertIn("length         6 steps of 3 an epoch (2.0 epochs), from step 0", self.finished.out)
+        self.assertIn(
+            "length         6 steps of 3 an epoch (2.0 epochs), from step 0 until --epochs 2\n", self.finished.out
+        )
 
     def test_the_first_step_waits_for_a_full_feed_at_most_model_start_delay(self):
         self.waited.assert_called_once_with(mock.ANY, 1.25)

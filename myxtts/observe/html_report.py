@@ -2,6 +2,7 @@
 
 import base64
 import html
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -10,6 +11,7 @@ import numpy as np
 from myxtts.files import write_whole
 from myxtts.observe.metrics import read_metrics
 from myxtts.observe.plots import curves, png_bytes
+from myxtts.observe.report import console_line
 
 PAGE = """<!doctype html>
 <html lang="en">
@@ -24,6 +26,7 @@ pre {{ overflow-x: auto; background: #f4f4f4; padding: 1rem; }}
 </style>
 <h1>{name}</h1>
 <p>Step {step}. Each sample is synthesized with another utterance of the speaker as its reference.</p>
+{newest}
 <figure><img alt="losses by step" src="data:image/png;base64,{picture}"></figure>
 {samples}
 <h2>Settings</h2>
@@ -43,12 +46,20 @@ def write_report(folder: Path) -> Path:
     page = PAGE.format(
         name=html.escape(folder.name),
         step=lines[-1]["step"] if lines else 0,
+        newest="".join(f"<p><code>{html.escape(line)}</code></p>" for line in _newest(lines)),
         picture=base64.b64encode(png_bytes(_losses(lines))).decode(),
         samples="\n".join(_samples(folder)),
         config=html.escape((folder / "config.yaml").read_text(encoding="utf-8")),
     )
     write_whole(folder / "report.html", page.encode())
     return folder / "report.html"
+
+
+def _newest(lines: list[dict]) -> Iterator[str]:
+    """Yield the newest line of the console; none for a run before its first report, or of an older version."""
+    reports = [line for line in lines if "pause_s" in line and line.get("loss") is not None]
+    if reports:
+        yield console_line(reports[-1]["step"], reports[-1])
 
 
 def _losses(lines: list[dict]) -> np.ndarray:

@@ -1,12 +1,16 @@
 """Reports of a run, to the console, metrics.jsonl and TensorBoard."""
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
+from myxtts.clock import FIRST_STEP, Interval
 from myxtts.observe.metrics import MetricsFile, TensorBoard
+
+LEAST_SHOWN_S = 0.05  # a shorter pause is left out of the summary
 
 log = logging.getLogger(__name__)
 
@@ -53,11 +57,39 @@ def console_rates(metrics: dict[str, Any]) -> str:
 
 
 def console_line(step: int, metrics: dict[str, Any]) -> str:
-    """Return `step   1200 | loss 2.310 | 8.3 steps/s | wait 0.4 % | feed keeps up`."""
+    """Return `step   1200 | loss 2.310 | 8.3 steps/s | wait 0.4 % | pause 3.1 % | 12 min left | feed keeps up`."""
     wait_share = 1.0 - metrics["accelerator_utilisation"]
+    pause_share = metrics["pause_s"] / max(metrics["step_s"] + metrics["pause_s"], 1e-9)
     return (
         f"step {step:6d} | loss {metrics['loss']:.3f} | {metrics['steps_per_s']:.1f} steps/s | "
-        f"wait {100 * wait_share:.1f} % | {console_bottleneck(metrics)}"
+        f"wait {100 * wait_share:.1f} % | pause {100 * pause_share:.1f} % | "
+        f"{format_duration(metrics['remaining_s'])} left | {console_bottleneck(metrics)}"
+    )
+
+
+def format_duration(seconds: float) -> str:
+    """Return seconds in the unit that suits them: `9.9 s`, `12 min`, `1.7 h`, `3.0 days`."""
+    units = {"days": (86400, 172800), "h": (3600, 5400), "min": (60, 90)}  # seconds in one, least seconds to show it
+    unit, size_s = next(((unit, size_s) for unit, (size_s, least_s) in units.items() if seconds >= least_s), ("s", 1))
+    count = seconds / size_s
+    return f"{count:.1f} {unit}" if count < 9.95 else f"{count:.0f} {unit}"
+
+
+def time_line(elapsed_s: float, total: Interval, pauses_s: Mapping[str, float]) -> str:
+    """Return where the time of a run went: `8.9 min: start and first step 21 s, training 8.2 min, …, pauses 17 s (…)`.
+
+    Args:
+        elapsed_s: from the start of the program.
+        total: of all steps but the first.
+        pauses_s: by kind. What is in none of these is the start: everything before the second step.
+    """
+    pauses = {kind: seconds for kind, seconds in pauses_s.items() if kind != FIRST_STEP and seconds >= LEAST_SHOWN_S}
+    start_s = elapsed_s - total.busy_s - sum(pauses_s.values()) + pauses_s.get(FIRST_STEP, 0.0)
+    kinds = ", ".join(f"{kind} {format_duration(seconds)}" for kind, seconds in pauses.items())
+    return (
+        f"{format_duration(elapsed_s)}: start and first step {format_duration(start_s)}, training "
+        f"{format_duration(total.busy_s - total.wait_s)}, waiting for batches {format_duration(total.wait_s)}, pauses "
+        f"{format_duration(sum(pauses.values()))}" + f" ({kinds})" * bool(kinds)
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
-from myxtts.clock import Clock, Times
+from myxtts.clock import FIRST_STEP, Clock, Times
 from myxtts.data.pipeline import Pipeline
 from myxtts.data.plan_iterator import Position
 from myxtts.data.producer import ReplicaBatches
@@ -62,6 +62,8 @@ def _train(run: ProfiledRun, step: loop.StepFunction, feed: Iterator[ReplicaBatc
 
 class CollectMetrics:
     """Keeps the numbers of the newest report; waits for the first step."""
+
+    pause_kind = FIRST_STEP
 
     def __init__(self) -> None:
         self.metrics: dict[str, float] = {}

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.config.schema import TrainingConfig
 from myxtts.data.dataset import Corpus
 from myxtts.data.plan_iterator import Position, planned_steps
 from myxtts.errors import TrainingError
@@ -45,7 +46,8 @@ def derived_numbers(setup: TrainingSetup) -> dict[str, str]:
     peak = schedule.learning_rate(max(min(training.warmup_steps, total) - 1, 0))
     held_out = f", {len(corpora.held_out.manifest)} held out" if corpora.held_out else ""
     utterances, seconds = len(samples) / steps, audio_s / steps
-    speakers = len(vocabulary.speakers)
+    speakers, data = len(vocabulary.speakers), config.data
+    depth = data.prefetch_buffer_size
     per_replica = f"{replicas} replicas with {utterances / replicas:.1f} and {seconds / replicas:.1f}, each "
     return {
         "corpus": f"{len(samples)} utterances{held_out}, {audio_s / 60:.1f} min, "
@@ -59,8 +61,19 @@ def derived_numbers(setup: TrainingSetup) -> dict[str, str]:
         f"{training.gradient_accumulation} x {rows} rows",
         "learning rate": f"{schedule.learning_rate(0):.2g} at first, {peak:.2g} at most, "
         f"{schedule.learning_rate(total - 1):.2g} at the end",
-        "length": f"{total} steps of {steps} an epoch ({total / steps:.1f} epochs), from step {setup.state.step}",
+        "length": f"{total} steps of {steps} an epoch ({total / steps:.1f} epochs), from step {setup.state.step} "
+        f"until {ending_setting(training, total)}",
+        "buffers": f"{data.buffer_size} batches on the host (--buffer-size); {depth} on the data device and {depth} in "
+        f"the feed (--prefetch-buffer-size); {depth + 1 + training.gradient_accumulation} on the model device: the "
+        f"feed, 1 to enter it and {training.gradient_accumulation} in the step",
     }
+
+
+def ending_setting(training: TrainingConfig, total_steps: int) -> str:
+    """Return the setting that ends a run of `total_steps` steps, as a flag with its value."""
+    limits = {"--stop-at-step": training.stop_at_step, "--max-steps": training.max_steps}
+    by_steps = (f"{flag} {total_steps}" for flag, limit in limits.items() if limit == total_steps)
+    return next(by_steps, f"--epochs {training.epochs}")
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import tensorflow as tf
 
+from myxtts.clock import FIRST_STEP
 from myxtts.data.pipeline import ReplicaBatches
 from myxtts.observe.advice import LongWait
 from myxtts.observe.html_report import write_report
@@ -61,7 +62,13 @@ class StepEnd:
 
 
 class Hook(Protocol):
-    """Something that is done after some steps."""
+    """Something that is done after some steps.
+
+    Attributes:
+        pause_kind: under which the run's summary counts the time that it takes.
+    """
+
+    pause_kind: str
 
     def is_due(self, end: StepEnd) -> bool:
         """Whether to call it after this step."""
@@ -74,6 +81,8 @@ class Hook(Protocol):
 
 class PeriodicHook:
     """A hook that is due every so many steps and after the last one; 0 turns it off. A subclass has `__call__`."""
+
+    pause_kind = "other hooks"
 
     def __init__(self, every: int):
         self._every = every
@@ -88,6 +97,8 @@ class CheckDevices:
     Args:
         started_s: when the program started, in seconds of `time.perf_counter`, for the log.
     """
+
+    pause_kind = FIRST_STEP
 
     def __init__(self, started_s: float):
         self._started_s = started_s
@@ -122,6 +133,8 @@ class WeightSyncProtocol(Protocol):
 class SyncWeights:
     """Averages the weights with those of other jobs (local SGD) and asks for a checkpoint of the result."""
 
+    pause_kind = "syncs"
+
     def __init__(self, weight_sync: WeightSyncProtocol):
         self._weight_sync = weight_sync
 
@@ -139,6 +152,8 @@ class Validate(PeriodicHook):
         improves: (validation loss) -> whether it is the best so far.
     """
 
+    pause_kind = "validation"
+
     def __init__(self, every: int, validation: Validation, improves: Callable[[float], bool]):
         super().__init__(every)
         self._validation, self._improves = validation, improves
@@ -152,6 +167,8 @@ class Validate(PeriodicHook):
 
 class Report:
     """Writes the metrics of a step, if there are any."""
+
+    pause_kind = "reports"
 
     def __init__(self, reporter: Reporter, long_wait: LongWait):
         self._reporter, self._long_wait = reporter, long_wait
@@ -171,6 +188,8 @@ class WriteSamples(PeriodicHook):
         sampler: of the task.
         folder: of the run.
     """
+
+    pause_kind = "samples"
 
     def __init__(self, every: int, sampler: Sampler, folder: Path):
         super().__init__(every)

@@ -13,6 +13,8 @@ from myxtts.training.hooks import Hook, StepEnd
 from myxtts.training.state import TrainingState
 from myxtts.training.stop_request import StopRequest
 
+CHECKPOINTS = "checkpoints"  # the kind of their pauses
+
 Save = Callable[[TrainingState, float | None], object]
 """(state, validation loss or None): writes a checkpoint."""
 
@@ -84,28 +86,32 @@ def train(
             is_first = state.step == first_step
             end = StepEnd(state, state.step, outcome, microbatches, schedule.total_steps, is_first, stop)
             log, checkpoint = end.is_due(schedule.log_every), end.is_due(schedule.checkpoint_every)
-            if is_first and not log:
-                clock.forget()  # most of the first step's time is tracing
-            if not (log or checkpoint or any(hook.is_due(end) for hook in hooks)):
+            if not (is_first or log or checkpoint or any(hook.is_due(end) for hook in hooks)):
                 continue
             require_finite(state)
             if log:
                 epoch = planned_step.position.epoch
                 end.metrics = {"epoch": epoch, **step.read(outcome), "learning_rate": learning_rate}
-                end.metrics |= clock.report().metrics()
-            with clock.pause():
-                for hook in hooks:
-                    if hook.is_due(end):
+                interval = clock.report()
+                end.metrics |= interval.metrics()
+                end.metrics["remaining_s"] = clock.remaining_s(interval, schedule.total_steps - state.step)
+            for hook in hooks:
+                if hook.is_due(end):
+                    with clock.pause(hook.pause_kind):
                         hook(end)
-                if checkpoint or end.save:
+            if checkpoint or end.save:
+                with clock.pause(CHECKPOINTS):
                     save(state, end.validation_loss)
-                    saved_step = state.step
+                saved_step = state.step
+            if is_first and not log:
+                clock.forget()  # most of the first step's time is tracing
     except (NonFiniteLoss, StepOutOfMemory, PlacementError):
         raise  # the state must not be saved
     except UserError:
         save_unsaved(state, saved_step, save)
         raise
-    save_unsaved(state, saved_step, save)
+    with clock.pause(CHECKPOINTS):
+        save_unsaved(state, saved_step, save)
 
 
 def save_unsaved(state: TrainingState, saved_step: int, save: Save) -> None:

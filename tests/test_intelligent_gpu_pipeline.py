@@ -32,6 +32,7 @@ from myxtts.data.producer import DeviceBatch, device_batches, trace_produce
 from myxtts.data.readers.base import ReadBatches, ReadRows
 from myxtts.data.readers.local import LocalReader
 from myxtts.errors import DataError, PlacementError
+from myxtts.placement import devices
 from tests.sine_corpus import frequency, pitch_of, planned_corpus, write_corpus
 
 TIMEOUT_S = 30.0  # for operations that take milliseconds or block for ever
@@ -476,6 +477,15 @@ class PipelineTest(PipelineCase):
             next(feed)
             self.assertTrue(enough.wait(TIMEOUT_S))  # this one, two in the feed, and one in production
         self.assertTrue(all(device.endswith(DATA[1:]) for device in produced), produced)
+
+    def test_the_data_device_is_waited_for_only_if_asked(self):
+        for options, waits in (({}, 0), ({"synchronize": True}, 2)):
+            pipeline = Pipeline(self.corpus, [ROUTE], PLAIN, self.SETTINGS, seed=5, cache_folder=self.folder, **options)
+            batches = pipeline.producers[0].replica_batches(BEGINNING)
+            with patch.object(devices, "synchronize") as waited, closing(batches):
+                for _ in range(2):
+                    next(batches)
+            self.assertEqual(waited.call_count, waits)
 
     def test_a_feed_keeps_as_many_batches_ready_as_the_setting_says(self):
         for depth in (1, 3):

@@ -30,7 +30,8 @@ from myxtts.local_sgd.interpolation import (
     measure_interpolation,
 )
 from myxtts.local_sgd.layer_distance import layer_distances, layer_table
-from myxtts.local_sgd.merge import CorpusOverrides, merge
+from myxtts.local_sgd.merge import CorpusOverrides, merge, read_held_out
+from myxtts.local_sgd.merge_inputs import read_input
 from myxtts.models.xtts import SynthesisOptions
 from myxtts.training.checkpoint_files import (
     digest_of,
@@ -455,6 +456,18 @@ class ASRRuns(unittest.TestCase):
         self.assertEqual([entry["coefficient"] for entry in state["merge_inputs"]], [0.0, 1.0])
         left, right = dict(arrays_of(checkpoint)), dict(arrays_of(latest(working / "checkpoints")))
         self.assertEqual(digest_of(left), digest_of(right))
+
+    def test_unusable_held_out_utterances_are_listed_beside_the_output(self):
+        source, listing = read_input(self.whole), self.merged.with_name("merged-rejected.csv")
+        self.addCleanup(listing.unlink, missing_ok=True)
+        broken = self.workspace.corpus.with_name("broken.csv")
+        broken.write_text(self.workspace.corpus.read_text(encoding="utf-8").replace("u3.wav", "missing.wav"))
+        self.addCleanup(broken.unlink)
+        for corpus, utterances in ((self.workspace.corpus, 13), (broken, 12)):
+            data = source.config.data.model_copy(update={"val_data": str(corpus), "max_rejected": 0.5})
+            manifest = read_held_out(source.config.model_copy(update={"data": data}), source, self.merged)
+            self.assertEqual((len(manifest), listing.exists()), (utterances, corpus == broken))
+        self.assertIn("missing.wav", listing.read_text(encoding="utf-8"))
 
     def test_a_merged_run_transcribes_and_trains_like_any_other_run(self):
         code, out = self.merge(self.make_run("less", -0.25), self.make_run("more", 0.25))

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.models.build import build_xtts
-from myxtts.models.layers import parameter_count
+from myxtts.models.layers import Attention, apply_rotary, parameter_count
 from myxtts.models.xtts import XTTS, FlowCondition, SynthesisOptions, keep_mask, long_term_average_spectrum
 from tests.long import long
 from tests.tiny import build_model, features, on_device, rows_of
@@ -184,6 +184,24 @@ class Inputs(Network):
         mel, _, _ = self.synthesize(batch)
         np.testing.assert_array_equal(mel, self.synthesize(batch)[0])
         self.assertGreater(np.abs(mel - self.synthesize(batch, seed=1)[0]).max(), 0.05)
+
+
+class AttentionTest(unittest.TestCase):
+    def test_only_rotary_attention_depends_on_the_order_of_the_context(self):
+        x, context = np.random.default_rng(0).normal(size=(2, 1, 5, 8)).astype(np.float32)
+        for rotary in (False, True):
+            attention = Attention(8, 2, rotary)
+            outputs = [attention(x, ordered, np.ones((1, 5, 1), np.float32)) for ordered in (context, context[:, ::-1])]
+            self.assertEqual(np.allclose(*outputs, atol=1e-5), not rotary)
+
+    def test_rotary_scores_are_the_cosine_of_the_distance_at_the_frequency_of_the_pair(self):
+        for channel, frequency in ((0, 1.0), (1, 0.01)):  # 10000^0, 10000^(-2/4)
+            x = np.zeros((1, 1, 6, 4), np.float32)
+            x[..., channel] = 1.0
+            rotated = apply_rotary(tf.constant(x))
+            distance = np.arange(6)[:, None] - np.arange(6)
+            scores = tf.matmul(rotated, rotated, transpose_b=True)[0, 0]
+            np.testing.assert_allclose(scores, np.cos(frequency * distance), atol=1e-6)
 
 
 class MeanMel(Network):

@@ -352,6 +352,14 @@ class UnreadableTest(FolderCase):
         error = unreadable(self.manifest, self.planned, ValueError("in C++"))
         self.assertRegex(str(error), r"^utterance 'u1' \(epoch 5, step 1\): .*u1.wav cannot be read: No such file")
 
+    def test_an_error_unrelated_to_a_file_names_the_folder_of_the_first_utterance(self):
+        row, paths = self.planned.rows[0], list(self.manifest.paths)
+        (self.folder / "first").mkdir()
+        paths[row] = os.path.join(self.folder, "first", os.path.basename(paths[row]))
+        os.rename(self.manifest.paths[row], paths[row])
+        error = unreadable(replace(self.manifest, paths=tuple(paths)), self.planned, ValueError("in C++"))
+        self.assertIn(f"in {self.folder}/first: ", str(error))
+
     def test_an_error_unrelated_to_a_file_lists_the_utterances_of_the_batch(self):
         error = unreadable(self.manifest, self.planned, ValueError("in C++"))
         self.assertIsInstance(error, DataError)

@@ -25,6 +25,11 @@ class LearningRate(unittest.TestCase):
         self.assertEqual(rates[:100], sorted(rates[:100]))
         self.assertEqual(rates[100:], sorted(rates[100:], reverse=True))
 
+    def test_learning_rate_reaches_its_final_fraction_in_the_last_step_and_not_before(self):
+        rates = [learning_rate(step, 5, 1.0, 2, 0.0) for step in range(5)]
+        for rate, expected in zip(rates, (0.5, 1.0, 1.0, 0.5, 0.0), strict=True):
+            self.assertAlmostEqual(rate, expected)
+
     def test_learning_rate_stays_constant_after_the_last_step(self):
         for step in (1000, 1001, 31_501, 10**9):
             self.assertAlmostEqual(learning_rate(step, 1000, 2e-3, 100, 0.05), 1e-4)

@@ -145,9 +145,11 @@ class TrainedDifferently(Toy):
 
     def __init__(self, symbols: int):
         super().__init__(symbols)
+        self.calls = 0
         self.batches = self.add_weight(shape=(), initializer="zeros", trainable=False, name="batches")
 
     def call(self, batch, training=False):
+        self.calls += 1
         losses, outputs = super().call(batch, training)
         if training:
             self.batches.assign_add(1.0)
@@ -161,11 +163,14 @@ class ValidationTest(unittest.TestCase):
             state, step = make_step()
         run_step(step, features(ROWS))
         held_out = [on_device(rows_of(features(ROWS, seed=3), rows)) for rows in (slice(0, 2), slice(2, 4))]
+        held_out.append(on_device(features([(2, 30)], padded=(2, 30))))  # of another shape
         feed = contextlib.nullcontext([(SimpleNamespace(batch=batch),) for batch in held_out])
         before = {group: dict(state.arrays(group)) for group in state.variables()}
         with tf.device(MODEL), state.averaged_weights():
             expected = [state.model(batch, training=False)[0] for batch in held_out]
+        calls = state.model.calls
         losses = Validation(state.model, lambda: feed)(state)
+        self.assertEqual(state.model.calls, calls + 1, "traced more than once")
         for name in Toy.LOSS_NAMES:
             self.assertAlmostEqual(losses[name] / sum(float(share[name]) for share in expected), 1.0, 5)
         self.assertEqual(losses["loss"], losses["mel"] + losses["duration"])

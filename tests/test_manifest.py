@@ -132,7 +132,7 @@ class Columns(CorpusCase):
         self.assertEqual(manifest.padded_tokens(np.array([1]), 2, 6).tolist(), [[1, 5, 3, 4, 2, 0], [0] * 6])
 
     def test_dtypes_match_the_contract_even_without_utterances(self):
-        self.add("missing.wav")
+        self.add("empty.wav").write_bytes(b"")
         empty = self.build()[0]
         self.sound("a.wav")
         for manifest in (empty, self.build()[0]):
@@ -340,7 +340,7 @@ class RejectedReport(CorpusCase):
         self.assertTrue((self.outside / "rejected.csv").exists())
 
     def test_a_corpus_without_usable_rows_is_always_an_error(self):
-        self.add("b.wav")
+        self.add("b.wav").write_bytes(b"")
         with self.assertRaisesRegex(DataError, r"no usable utterances"):
             self.report(1.0)
 

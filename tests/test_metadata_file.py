@@ -1,11 +1,15 @@
 """Metadata files become rows; unusable paths and files are rejected with a helpful message."""
 
+import os
 import random
+import shutil
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
 from myxtts.data.metadata_file import DEFAULT_SPEAKER, Row, Rows, hold_out, read_corpora, read_corpus
+from myxtts.data.metadata_form import COLUMN_NAMES
 from myxtts.errors import DataError
 
 
@@ -21,10 +25,24 @@ class Case(unittest.TestCase):
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
         return path
 
-    def ljspeech(self, content, name="metadata.csv"):
-        (self.folder / "wavs").mkdir(exist_ok=True)
+    def audio(self, *names):
+        for name in names:
+            self.write(name, b"RIFF")
+
+    def ljspeech(self, content, name="metadata.csv", audio=("a.wav",)):
+        """Write lines without a header, of which the audio in wavs/ is there."""
+        self.audio(*(f"wavs/{name}" for name in audio))
         self.write(name, content)
         return self.folder
+
+    def table(self, content, *audio, name="list.csv"):
+        self.audio(*audio)
+        return self.write(name, content)
+
+    def found(self, path, **root):
+        """Return the audio files of a corpus, relative to the test's folder."""
+        rows = read_corpus(path, "en", **root)
+        return [(rows.folder / row.audio).relative_to(self.folder).as_posix() for row in rows.rows]
 
     def assert_rejected(self, pattern, path, language="en"):
         before = sorted(self.folder.rglob("*"))
@@ -40,7 +58,7 @@ class LJSpeech(Case):
         self.assertEqual(rows.folder, self.folder / "wavs")
 
     def test_ids_match_files_with_or_without_a_suffix(self):
-        rows = read_corpus(self.ljspeech("LJ001.0001|x\nb.wav|x\nc.FLAC|x\nsub/d|x\n"), "en").rows
+        rows = read_corpus(self.ljspeech("LJ001.0001|x\nb.wav|x\nc.FLAC|x\nsub/d|x\n", audio=["b.wav"]), "en").rows
         self.assertEqual([row.audio for row in rows], ["LJ001.0001.wav", "b.wav", "c.FLAC", "sub/d.wav"])
 
     def test_quotes_and_unicode_line_separators_are_text(self):
@@ -60,7 +78,7 @@ class LJSpeech(Case):
 
     def test_a_folder_with_train_and_eval_metadata_provides_both_corpora(self):
         self.ljspeech("a|x\nb|x\nbad\n", "metadata_train.csv")
-        self.ljspeech("c|x\n|bad\n", "metadata_eval.csv")
+        self.ljspeech("c|x\n|bad\n", "metadata_eval.csv", audio=["c.wav"])
         train, validation, rejected = read_corpora(self.folder, None, "en", 0.5, seed=0)
         self.assertEqual(
             [[row.id for row in part.rows] for part in (train, validation)], [["a.wav", "b.wav"], ["c.wav"]]
@@ -77,7 +95,7 @@ class LJSpeech(Case):
     def test_a_given_validation_corpus_overrides_the_one_in_the_folder(self):
         self.ljspeech("a|x\n", "metadata_train.csv")
         self.ljspeech("c|x\n", "metadata_eval.csv")
-        table = self.write("other.csv", "path,text\nd.wav,x\n")
+        table = self.table("path,text\nd.wav,x\n", "d.wav")
         _, validation, _ = read_corpora(self.folder, table, "en", 0.5, seed=0)
         self.assertEqual([row.id for row in validation.rows], ["d.wav"])
 
@@ -85,15 +103,13 @@ class LJSpeech(Case):
 class Tables(Case):
     def test_every_separator_is_detected(self):
         for separator in ",;\t|":
-            path = self.write("list.txt", separator.join(["path", "text"]) + "\n" + separator.join(["a.wav", "hi"]))
+            path = self.table(separator.join(["path", "text"]) + "\n" + separator.join(["a.wav", "hi"]), "a.wav")
             self.assertEqual(
                 read_corpus(path, "ka").rows, (Row(2, "a.wav", "a.wav", "hi", DEFAULT_SPEAKER, "ka"),), separator
             )
 
     def test_columns_are_found_by_name_in_any_order(self):
-        path = self.write(
-            "list.csv", "\ufefflanguage, Text ,minutes,speaker,PATH\nfa,hi,3,anna,x/a.wav\n,ho,4,,b.wav\n"
-        )
+        path = self.table("\ufefflanguage, Text ,minutes,speaker,PATH\nfa,hi,3,anna,x/a.wav\n,ho,4,,b.wav\n", "b.wav")
         expected = (
             Row(2, "x/a.wav", "x/a.wav", "hi", "anna", "fa"),
             Row(3, "b.wav", "b.wav", "ho", DEFAULT_SPEAKER, "en"),
@@ -101,12 +117,13 @@ class Tables(Case):
         self.assertEqual(read_corpus(path, "en").rows, expected)
 
     def test_quoted_line_breaks_count_as_lines(self):
-        path = self.write("list.csv", 'path,text\r\na.wav,"one, ""two""\r\nthree"\r\n\r\nb.wav,four\r\n')
+        path = self.table('path,text\r\na.wav,"one, ""two""\r\nthree"\r\n\r\nb.wav,four\r\n', "a.wav")
         rows = read_corpus(path, "en").rows
         self.assertEqual([(row.line, row.text) for row in rows], [(2, 'one, "two"\r\nthree'), (5, "four")])
 
     def test_rows_with_the_wrong_number_of_fields_are_rejected(self):
-        rows = read_corpus(self.write("list.csv", "path,text,speaker\na.wav,x,s\nb.wav,x\nc.wav,x,s,t\n ,x,s\n"), "en")
+        path = self.table("path,text,speaker\na.wav,x,s\nb.wav,x\nc.wav,x,s,t\n ,x,s\n", "a.wav")
+        rows = read_corpus(path, "en")
         self.assertEqual([row.id for row in rows.rows], ["a.wav"])
         self.assertEqual([(row.line, row.audio) for row in rows.rejected], [(3, "b.wav"), (4, "c.wav"), (5, "")])
 
@@ -115,8 +132,235 @@ class Tables(Case):
         self.assert_rejected("line 2 is not", self.write("list.csv", 'path,text\na.wav,"x' + "y" * 200_000 + '"\n'))
 
     def test_paths_that_name_the_same_file_have_the_same_id(self):
-        rows = read_corpus(self.write("list.csv", "path,text\na.wav,x\n./b/../a.wav,x\n"), "en").rows
+        self.audio("b/c.wav")
+        rows = read_corpus(self.table("path,text\na.wav,x\n./b/../a.wav,x\na,x\n", "a.wav"), "en").rows
         self.assertEqual({row.id for row in rows}, {"a.wav"})
+
+
+class WithoutHeader(Case):
+    def forms(self, content, *audio):
+        """Return (text, speaker) of each row."""
+        self.audio(*(f"wavs/{name}" for name in audio or ("a.wav",)))
+        return [(row.text, row.speaker) for row in read_corpus(self.table(content), "en").rows]
+
+    def test_lines_of_two_fields_may_have_any_separator(self):
+        for content in ("a\tOne, two\nb\tThree\n", "a;One, two\nb;Three\n", 'a,"One, two"\nb,Three\n'):
+            self.assertEqual([text for text, _ in self.forms(content)], ["One, two", "Three"], content)
+
+    def test_texts_with_unquoted_commas_are_rejected_with_the_separator_that_is_wanted(self):
+        self.audio("wavs/a.wav")
+        path = self.write("list.csv", "a,One\nb,Two, three\n")
+        self.assert_rejected(r"by commas into 2 fields in line 1, but 3 in line 2: separate id and text by \|", path)
+
+    def test_without_audio_files_a_separator_is_not_guessed(self):
+        self.assert_rejected("none of the 2 audio files", self.write("list.csv", "a,One\nb,Two\n"))
+
+    def test_a_repeating_column_of_three_is_the_speaker(self):
+        expected = [(f"Text {n}", f"s{n % 2}") for n in range(4)]
+        for separator in "|\t;,":
+            for form in ("{id}{0}{speaker}{0}{text}", "{id}{0}{text}{0}{speaker}"):
+                lines = [form.format(separator, id=f"u{n}", speaker=s, text=t) for n, (t, s) in enumerate(expected)]
+                self.assertEqual(self.forms("\n".join(lines), "u1.wav"), expected, lines[0])
+
+    def test_two_columns_of_texts_are_the_text_and_the_normalised_text(self):
+        for texts in (["1", "2", "3", "4"], ["1", "1", "1", "1"]):
+            lines = [f"u{n}|{text}|norm {text}" for n, text in enumerate(texts)]
+            self.assertEqual(self.forms("\n".join(lines), "u1.wav"), [(f"norm {t}", DEFAULT_SPEAKER) for t in texts])
+        self.audio("wavs/u0.wav")
+        path = self.write("list.csv", "\n".join(lines[:1]).replace("|", ",") + "\nu1,2,two\n")
+        self.assert_rejected("3 columns separated by commas, and no header .* such as path,text,speaker", path)
+
+    def test_more_than_three_columns_require_a_header(self):
+        self.audio("wavs/a.wav")
+        self.assert_rejected(r"4 columns .* such as path\|text\|speaker", self.write("list.csv", "a|anna|en|One\n"))
+
+    def test_separators_at_the_end_of_lines_are_ignored(self):
+        self.assertEqual(self.forms("a|One|\nb|Two||\nc|Three|||\n"), [(t, "default") for t in ("One", "Two", "Three")])
+        self.assertEqual(self.forms("a,One,,\nb,Two,,\n"), [("One", "default"), ("Two", "default")])
+
+    def test_quoted_ids_mean_quoted_texts(self):
+        self.assertEqual(self.forms('"a"|"He said ""no""."\n'), [('He said "no".', "default")])
+
+    def test_line_ends_may_be_of_any_system(self):
+        for end in ("\n", "\r\n", "\r"):
+            self.assertEqual(self.forms(f"\ufeffa|One{end}b|Two{end}"), [("One", "default"), ("Two", "default")])
+
+    def test_json_is_named(self):
+        self.assert_rejected("is JSON, .* header path,text", self.write("m.jsonl", '{"audio_filepath": "a.wav"}\n'))
+
+
+class Headers(Case):
+    def test_the_headers_of_other_programs_are_known(self):
+        expected = [("a.wav", "Hi", "anna", "ka")]
+        for header, line in {
+            "audio_file|text|speaker_name|language": "a.wav|Hi|anna|ka",  # Coqui TTS
+            "client_id\tpath\tsentence_id\tsentence\tlocale\tsegment": "anna\ta.wav\t7\tHi\tka\t",  # Common Voice
+            "file_name,transcription,speaker_id,lang": "a.wav,Hi,anna,ka",  # Hugging Face
+            "wav_filename,wav_filesize,transcript,Speaker,LANGUAGE": "a.wav,9,Hi,anna,ka",  # DeepSpeech
+            '"Audio File";"Text";"speaker-name";"lang"': '"a.wav";"Hi";"anna";"ka"',
+            ",id,text,spk,language": "0,a,Hi,anna,ka",  # pandas with its index
+            "path,text,speaker,language,,": "a.wav,Hi,anna,ka,,",  # a spreadsheet with empty columns
+        }.items():
+            rows = read_corpus(self.table(f"{header}\n{line}\n", "a.wav"), "en").rows
+            self.assertEqual([(row.audio, row.text, row.speaker, row.language) for row in rows], expected, header)
+
+    def test_of_two_columns_with_one_meaning_the_first_name_in_the_documentation_is_used(self):
+        path = self.table("file,audio_file,sentence,text\nx.wav,a.wav,no,yes\n", "a.wav", "x.wav")
+        rows = read_corpus(path, "en")
+        self.assertEqual([(row.audio, row.text) for row in rows.rows], [("a.wav", "yes")])
+        self.assertIn("columns audio_file=path, text (not file, sentence); 1 row in", rows.form)
+
+    def test_a_normalised_text_is_preferred_unless_it_is_empty(self):
+        path = self.table("id|text|normalized_text\na|5|five\nb|six|\n", "wavs/a.wav")
+        self.assertEqual([row.text for row in read_corpus(path, "en").rows], ["five", "six"])
+
+    def test_quotes_between_tabs_are_text_unless_they_enclose_a_field(self):
+        path = self.table('path\tsentence\na.wav\t"No," he said.\nb.wav\t"""Yes"" and no"\nc.wav\t"open\n', "a.wav")
+        texts = [row.text for row in read_corpus(path, "en").rows]
+        self.assertEqual(texts, ['"No," he said.', '"Yes" and no', '"open'])
+
+    def test_empty_lines_of_a_spreadsheet_are_no_rows(self):
+        rows = read_corpus(self.table("\n\npath,text\na.wav,x\n,\n , \n", "a.wav"), "en")
+        self.assertEqual(([row.line for row in rows.rows], rows.rejected), ([4], ()))
+
+    def test_separators_at_the_end_of_rows_are_ignored(self):
+        self.assertEqual(self.found(self.table("path,text\na.wav,x,,\n", "a.wav")), ["a.wav"])
+
+
+class AudioFiles(Case):
+    def test_a_file_with_another_suffix_is_found(self):
+        for suffix in (".flac", ".ogg", ".opus", ".mp3", ".WAV", ".Mp3"):
+            name = f"wavs/v1.0{suffix}"
+            with self.subTest(suffix):
+                corpus = self.ljspeech("v1.0|x\nv1.0.wav|x\nv1.0.flac|x\n", audio=[f"v1.0{suffix}"])
+                self.assertEqual(self.found(corpus), [name] * 3)
+                self.assertEqual(self.found(self.table("path,text\nwavs/v1.0.aiff,x\nwavs/v1.0,x\n"))[1], name)
+            (self.folder / name).unlink()
+
+    def test_of_several_files_the_first_in_the_order_of_suffixes_is_taken(self):
+        corpus = self.ljspeech("a|x\na.mp3|x\na.opus|x\n", audio=["a.mp3", "a.flac", "a.ogg"])
+        self.assertEqual(self.found(corpus), ["wavs/a.flac", "wavs/a.mp3", "wavs/a.flac"])
+        self.audio("wavs/a.WAV", "wavs/a.txt")
+        self.assertEqual(self.found(corpus), ["wavs/a.WAV", "wavs/a.mp3", "wavs/a.WAV"])
+        self.audio("wavs/a.wav")
+        self.assertEqual(self.found(corpus), ["wavs/a.wav", "wavs/a.mp3", "wavs/a.wav"])
+
+    def test_the_audio_folder_of_lines_may_have_other_names(self):
+        self.write("metadata.csv", "a|x\n")
+        for place in ("", "clips/", "Audio/", "wav/", "wavs/"):  # each is preferred to the ones before
+            self.audio(f"{place}a.mp3")
+            self.assertEqual(self.found(self.folder), [f"{place}a.mp3"])
+
+    def test_lines_may_have_paths_instead_of_ids(self):
+        self.audio("wavs/a.flac")
+        self.assertEqual(self.found(self.table("wavs/a.wav|x\nwavs\\a|x\n")), ["wavs/a.flac"] * 2)
+
+    def test_the_paths_of_a_table_may_lack_the_audio_folder(self):
+        path = self.table("client_id\tpath\tsentence\ns\ta.mp3\tx\n", "clips/a.mp3")
+        self.assertEqual(self.found(path), ["clips/a.mp3"])
+        self.audio("a.mp3")
+        self.assertEqual(self.found(path), ["a.mp3"])
+
+    def test_unicode_forms_of_names_are_equal(self):
+        composed, decomposed = "\u00e9/\u00e9", "e\u0301/e\u0301"
+        for written, asked in ((composed, decomposed), (decomposed, composed)):
+            self.audio(f"wavs/{written}.flac")
+            self.assertEqual(self.found(self.table(f"{asked}|x\n")), [f"wavs/{written}.flac"])
+            shutil.rmtree(self.folder / "wavs")
+
+    def test_a_backslash_separates_folders_unless_a_name_has_it(self):
+        path = self.table("path,text\nsub\\a.wav,x\n", "sub/a.wav")
+        self.assertEqual(self.found(path), ["sub/a.wav"])
+        self.audio("sub\\a.wav")
+        self.assertEqual(self.found(path), ["sub\\a.wav"])
+
+    def test_absolute_paths_in_the_folder_are_found_with_any_suffix(self):
+        path = self.table(f"path,text\n{self.folder}/a.wav,x\n{self.folder}/b.wav,x\n", "a.wav", "b.flac")
+        self.assertEqual(self.found(path), ["a.wav", "b.flac"])
+
+    def test_paths_elsewhere_are_explained(self):
+        self.audio("data/one/a.wav", "data/two/b.wav", "corpus/deep/er/c.wav", "corpus/d.m4a")
+        for path, pattern in {
+            f"{self.folder}/data/one/a.wav": rf"outside of .*--audio-root {self.folder}/data\.",
+            "/nowhere/a.wav": "no such file on this computer: write paths relative to",
+            "C:\\data\\a.wav": "path of a Windows computer: write paths relative to",
+            os.path.relpath(self.folder / "data/one/a.wav"): r"relative to the current folder: give --audio-root \.",
+            "er/c.wav": rf"It is in {self.folder}/corpus/deep: give --audio-root {self.folder}/corpus/deep",
+            "d.wav": "corpus has d.m4a, which cannot be read: convert it",
+            "nowhere.wav": "Correct the names, or give the folder",
+        }.items():
+            table = self.table(f"path,text\n{path},x\n{self.folder}/data/two/b.wav,x\n", name="corpus/list.csv")
+            self.assert_rejected(rf"none of the 2 audio files of (?s:.*){pattern}", table)
+
+    def test_the_audio_root_is_searched_first(self):
+        corpus = self.ljspeech("a|x\n", audio=["a.wav"])
+        self.audio("other/a.flac", "third/clips/a.mp3", "fourth/b.wav")
+        for root, expected in {"other": "other/a.flac", "third": "third/clips/a.mp3", "fourth": "wavs/a.wav"}.items():
+            self.assertEqual(self.found(corpus, root=self.folder / root), [expected])
+        self.assert_rejected("no metadata", self.folder / "other")
+
+    def test_a_folder_is_listed_once_for_all_rows(self):
+        corpus = self.ljspeech("".join(f"u{n}|x\n" for n in range(1_000)), audio=[f"u{n}.flac" for n in range(1_000)])
+        with mock.patch("os.listdir", side_effect=os.listdir) as listdir, mock.patch("os.stat", side_effect=os.stat):
+            self.assertEqual(len(self.found(corpus)), 1_000)
+            self.assertEqual(listdir.call_count, 2)
+
+
+class Form(Case):
+    def test_the_log_names_the_form_of_each_metadata_file_once(self):
+        self.ljspeech("a|x\nb|x\nc|x\n", audio=["a.flac", "b.flac", "c.mp3"])
+        with self.assertLogs("myxtts.data.metadata_file", "INFO") as logs:
+            read_corpora(self.folder, None, "en", 0.5, seed=0)
+        place = f"3 rows in {self.folder}/metadata.csv; audio in {self.folder}/wavs: 2 .flac, 1 .mp3"
+        expected = [f"corpus form    lines of id|text, no header; {place}"]
+        self.assertEqual([record.getMessage() for record in logs.records], expected)
+        with self.assertLogs("myxtts.data.metadata_file", "INFO") as logs:
+            read_corpora(self.folder, self.table("audio_file;text\na.flac;x\n"), "en", 0.5, seed=0)
+        self.assertIn("table with semicolons, columns audio_file=path, text; 1 row in", logs.records[1].getMessage())
+
+
+class Guide(Case):
+    guide = (Path(__file__).parents[1] / "docs" / "guides" / "data.md").read_text(encoding="utf-8")
+
+    def test_it_lists_all_column_names_in_their_order(self):
+        for names in COLUMN_NAMES.values():
+            self.assertIn("| " + ", ".join(f"`{name}`" for name in names) + " |", self.guide)
+
+    def test_its_program_writes_a_table_of_vctk(self):
+        corpus = self.folder / "VCTK-Corpus-0.92"
+        self.audio(*(f"{corpus.name}/wav48_silence_trimmed/p225/p225_{n}_mic{n % 2 + 1}.flac" for n in range(4)))
+        for n in range(4):
+            self.write(f"{corpus.name}/txt/p225/p225_{n}.txt", f"Text, {n}\n")
+        program = self.guide.split("```python\n")[1].split("```")[0]
+        exec(program.replace(f'"{corpus.name}"', repr(str(corpus))))
+        rows = read_corpus(corpus, "en").rows
+        self.assertEqual([(row.text, row.speaker) for row in rows], [("Text, 0", "p225"), ("Text, 2", "p225")])
+        self.assertEqual(self.found(corpus)[0], f"{corpus.name}/wav48_silence_trimmed/p225/p225_0_mic1.flac")
+
+
+class Alternatives(Case):
+    def rejected_with(self, pattern, *names):
+        for name in names:
+            self.write(name, "a|x\n")
+        self.assert_rejected(f"no metadata.csv{pattern}", self.folder)
+        shutil.rmtree(self.folder)
+        self.folder.mkdir()
+
+    def test_a_folder_without_metadata_csv_is_told_what_it_has(self):
+        self.rejected_with(
+            r", but it has train.tsv, dev.tsv\. .*such as .*/train.tsv", "dev.tsv", "train.tsv", "clips/a.mp3"
+        )
+        self.rejected_with(", and JSON such as metadata.jsonl is not read", "metadata.jsonl", "wavs/a.wav")
+        self.rejected_with(", but .*/LJSpeech-1.1 has one", "LJSpeech-1.1/metadata.csv")
+        self.rejected_with(", only audio such as p225/a.flac.*path,text,speaker.*p225/a.flac,TEXT,p225", "p225/a.flac")
+
+    def test_the_audio_folder_instead_of_the_corpus_is_named(self):
+        self.assert_rejected(f"but {self.folder} has one", self.ljspeech("a|x\n") / "wavs")
+
+    def test_metadata_may_be_a_tsv_or_text_file(self):
+        for name in ("metadata.txt", "metadata.tsv"):
+            self.ljspeech("a\tx\n", name)
+            self.assertEqual(read_corpus(self.folder, "en").metadata.name, name)
 
 
 class Rejected(Case):
@@ -124,17 +368,23 @@ class Rejected(Case):
         self.assert_rejected("does not exist", self.folder / "missing")
         self.assert_rejected("does not exist", self.folder / ("x" * 300))
 
-    def test_a_folder_without_metadata_or_wavs_is_rejected(self):
+    def test_an_empty_folder_is_rejected(self):
         self.assert_rejected("no metadata.csv", self.folder)
-        self.write("metadata.csv", "a|x\n")
-        self.assert_rejected("no folder wavs/", self.folder)
 
     def test_a_device_file_is_rejected(self):
         self.assert_rejected("neither a folder nor a file", Path("/dev/zero"))
 
-    def test_a_header_without_path_or_text_is_rejected(self):
-        for header in ("file,text", "path,words", "path,path,text", "path", "a.wav,hello"):
-            self.assert_rejected("header that names path and text", self.write("list.csv", header + "\na,b,c\n"))
+    def test_a_header_without_audio_or_text_is_rejected(self):
+        faults = {
+            "path,words": "names path but no text",
+            "speaker,text": "names speaker, text but no audio file",
+            "path,path,text": "names path twice",
+            "path": "has no separator",
+        }
+        self.audio("a.wav")
+        for header, fault in faults.items():
+            row = ",".join(["a.wav", "b", "c"][: header.count(",") + 1])
+            self.assert_rejected(f"not recognised: .*{fault}", self.write("list.csv", f"{header}\n{row}\n"))
 
     def test_a_file_without_utterances_is_rejected(self):
         self.assert_rejected("is empty", self.write("list.csv", b""))

@@ -430,14 +430,14 @@ class Corpora(unittest.TestCase):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             metadata = folder / "corpus.csv"
-            metadata.write_text("path,text\n" + "\n".join(f"gone{i}.wav,abc" for i in range(4)), encoding="utf-8")
+            metadata.write_text("path,text\n" + "\n".join(f"empty{i}.wav,abc" for i in range(4)), encoding="utf-8")
+            for i in range(4):
+                (folder / f"empty{i}.wav").touch()
             corpora, checks = try_load(load_config(None, {"train_data": str(metadata)}), Start(), folder, None)
         self.assertIsNone(corpora)
         self.assertEqual([check.name for check in checks], ["corpus", "rejected utterances"])
         self.assertNotIn(str(folder / "rejected.csv"), checks[0].found)
-        self.assertRegex(
-            checks[1].found, r"^4 \(4 missing file\)\. The first: line 2 gone0\.wav: missing file; line 3 "
-        )
+        self.assertRegex(checks[1].found, r"^4 \(4 empty file\)\. The first: line 2 empty0\.wav: empty file; line 3 ")
 
     def test_characters_that_change_no_symbol_are_counted(self):
         with tempfile.TemporaryDirectory() as name:

@@ -1,12 +1,15 @@
 """Shards of a corpus: disjoint, complete, balanced, reproducible, and readable as a corpus."""
 
 import csv
+import io
 import tempfile
 import unittest
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import numpy as np
 
+from myxtts.commands import shard
 from myxtts.config.schema import Config, DataConfig
 from myxtts.data.dataset import load_corpora
 from myxtts.data.manifest import LengthRule
@@ -128,6 +131,22 @@ class Split(unittest.TestCase):
         self.assertEqual(
             [self.rows(path)[0][:2] for path in corpus_shards.shards], [("wavs/a.wav", "abc"), ("wavs/b.wav", "abd")]
         )
+
+    def test_a_common_voice_corpus_is_split_by_the_program(self):
+        corpus, out = self.folder / "cv", self.folder / "shards"
+        (corpus / "clips").mkdir(parents=True)
+        lines = ["client_id\tpath\tsentence\tlocale"]
+        for name in "abcd":
+            write_sound(corpus / f"clips/{name}.mp3", sine(300, 1.0))
+            lines.append(f'anna\t{name}.wav\t"Ab" {name}.\tka')
+        (corpus / "train.tsv").write_text("\n".join(lines))
+        argv = ["--input", str(corpus / "train.tsv"), "--shards", "2", "--out", str(out), "--validation-fraction", "0"]
+        with redirect_stdout(io.StringIO()), self.assertLogs("myxtts.data.metadata_file", "INFO") as logs:
+            self.assertEqual(shard.main(argv), 0)
+        rows = sorted(row for number in (0, 1) for row in self.rows(out / f"shard-{number}.csv"))
+        self.assertEqual(rows, [(f"clips/{name}.mp3", f'"Ab" {name}.', "anna", "ka") for name in "abcd"])
+        form = "table with tabs, columns client_id=speaker, path, sentence=text, locale=language; 4 rows"
+        self.assertIn(f"corpus form    {form}", logs.output[0])
 
     def test_more_shards_than_utterances_are_rejected(self):
         with self.assertRaisesRegex(DataError, "24 shards were requested, but there are 22 usable utterances"):

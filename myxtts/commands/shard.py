@@ -17,6 +17,7 @@ HELP = "Split a corpus into disjoint shards of about equal duration, balanced ov
 SHARD_SETTINGS = {
     "validation_fraction": "fraction of the utterances for held_out.csv, which are in no shard",
     "seed": "seed for the held-out utterances",
+    "audio_root": "folder that contains all audio, as for `train`",
     "language": "language of rows without one",
     "min_seconds": "shortest utterance",
     "max_seconds": "longest utterance",

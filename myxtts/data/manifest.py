@@ -284,7 +284,7 @@ def _examine(row: Row, folder: str) -> _Audio | UnusableAudio:
     path = os.path.realpath(os.path.join(folder, row.audio))
     try:
         if not path.startswith(os.path.join(folder, "")):
-            raise UnusableAudio("outside the corpus folder", path)
+            raise UnusableAudio("outside the corpus folder", f"{path}; --audio-root can name a folder that contains it")
         header = read_header(path)
         if header.floating:
             check_finite(path)

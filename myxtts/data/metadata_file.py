@@ -1,31 +1,50 @@
 """Reads the metadata of a corpus: the audio file, text, speaker and language of each row.
 
-There are two formats:
-    LJSpeech folder   metadata.csv (or metadata_train.csv, metadata_eval.csv) with lines `id|text[|normalised text]`,
-                      no header, quotes are literal; audio in wavs/, the id with or without `.wav`
-    CSV/TSV file      a header with path,text[,speaker][,language], separated by , ; tab or |; quoted fields;
-                      paths are relative to the file's folder, or to a given root
+There are two kinds of metadata (docs/guides/data.md lists all forms):
+    lines     metadata.csv (or metadata_train.csv, metadata_eval.csv) with lines `id|text[|normalised text]`, as in
+              LJSpeech; no header; audio in wavs/, the id with or without suffix
+    table     a header that names audio, text[, speaker][, language], separated by , ; tab or |; quoted fields;
+              paths are relative to the file's folder, or to a given root
 
-This module reads no other files than the metadata and writes none.
+This module reads the metadata, lists the folders of the audio files, and writes nothing.
 """
 
 import csv
 import hashlib
-import io
+import logging
 import os
-from collections.abc import Iterator
-from pathlib import Path
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PureWindowsPath
+from shlex import quote
 from typing import NamedTuple
 
+from myxtts.data.audio_folder import (
+    AudioFolder,
+    audio_subfolders,
+    suffix_of,
+    walk_folders,
+)
+from myxtts.data.metadata_form import (
+    Record,
+    Table,
+    explain,
+    fault_of_header,
+    first_line,
+    table_with_header,
+    tables_without_header,
+)
 from myxtts.errors import DataError
 
 DEFAULT_SPEAKER = "default"
-AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3")
-SEPARATORS = ",;\t|"
+UNREADABLE = (".m4a", ".aac", ".mp4", ".webm", ".wma", ".amr")  # libsndfile has no decoder
+METADATA_NAMES = ("metadata.csv", "metadata.tsv", "metadata.txt")
 FORMATS = (
     "Give an LJSpeech folder (metadata.csv with id|text lines, audio in wavs/) "
-    "or a CSV/TSV file whose header names path and text."
+    "or a CSV/TSV file whose header names path and text; docs/guides/data.md has all forms."
 )
+
+log = logging.getLogger(__name__)
 
 
 class Row(NamedTuple):
@@ -50,12 +69,13 @@ class RejectedRow(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The rows of one metadata file, whose audio must be in `folder`."""
+    """The rows of one metadata file, whose audio must be in `folder`. `form` describes how the file was understood."""
 
     metadata: Path
     folder: Path
     rows: tuple[Row, ...]
     rejected: tuple[RejectedRow, ...] = ()
+    form: str = ""
 
 
 def read_corpora(
@@ -78,6 +98,8 @@ def read_corpora(
         rows = read_corpus(train, language, root), _read(train / "metadata_eval.csv", language, root)
     else:
         rows = hold_out(read_corpus(train, language, root), validation_fraction, seed)
+    for form in dict.fromkeys(corpus.form for corpus in rows):
+        log.info("%-14s %s", "corpus form", form)
     return *rows, [rejected for corpus in rows for rejected in corpus.rejected]
 
 
@@ -85,9 +107,10 @@ def read_corpus(path: Path, language: str, root: Path | None = None) -> Rows:
     """Read the rows of a corpus.
 
     Args:
-        path: an LJSpeech folder or a metadata file.
+        path: a folder with metadata.csv, or a metadata file.
         language: of rows without a language.
-        root: folder to which the paths in CSV and TSV files are relative; by default the folder of the file.
+        root: folder to which the paths in tables are relative, by default the folder of the file. The audio of lines
+            without a header is searched there first.
 
     Raises:
         DataError: the corpus cannot be read, or has another format.
@@ -114,38 +137,75 @@ def _sort_key(seed: int, id_: str) -> bytes:
 
 
 def _metadata_of(path: Path, preferred: str) -> Path:
-    """The metadata file of a corpus: `path` itself, or in a folder `preferred` or else metadata.csv."""
+    """The metadata file of a corpus: `path` itself, or in a folder `preferred` or else one of METADATA_NAMES."""
     if os.path.isfile(path):
         return path
     if not os.path.isdir(path):
         fault = "is neither a folder nor a file" if os.path.exists(path) else "does not exist"
         raise DataError(f"the corpus {path} {fault}. {FORMATS}")
-    for name in (preferred, "metadata.csv"):
+    for name in (preferred, *METADATA_NAMES):
         if os.path.isfile(path / name):
             return path / name
-    raise DataError(f"the corpus folder {path} has no metadata.csv. {FORMATS}")
+    raise DataError(f"the corpus folder {path} has no metadata.csv{_alternative(path)}")
+
+
+def _alternative(folder: Path) -> str:
+    """What a folder without metadata.csv has instead, and what to do."""
+    names = sorted(os.listdir(folder), key=lambda name: (not name.startswith("train"), name))
+    if tables := [name for name in names if name.lower().endswith((".csv", ".tsv", ".txt"))]:
+        return f", but it has {', '.join(tables[:4])}. Give the one with the texts, such as {folder / tables[0]}."
+    if json := next((name for name in names if name.lower().endswith((".jsonl", ".json"))), None):
+        return f", and JSON such as {json} is not read. Write its entries as CSV lines under the header path,text."
+    for path in (folder.parent, *sorted(folder.iterdir())):
+        if os.path.isfile(path / METADATA_NAMES[0]):
+            return f", but {path} has one. Give that folder."
+    for path, files in walk_folders(folder):
+        if audio := next(filter(suffix_of, files), None):
+            name = (path / audio).relative_to(folder)
+            speaker = name.parts[-2] if len(name.parts) > 1 else "SPEAKER"
+            return (
+                f", only audio such as {name}. Write a metadata.csv with the header path,text,speaker and a line for "
+                f"each file, such as {name},TEXT,{speaker}; docs/guides/data.md shows how."
+            )
+    return f". {FORMATS}"
 
 
 def _read(metadata: Path, language: str, root: Path | None) -> Rows:
-    text = _text_of(metadata)
-    first = text.split("\n", 1)[0].strip()
-    if separator := _separator(first):
-        folder, parsed = root or metadata.parent, _table_rows(text, separator, metadata, language)
-    elif "|" in first:
-        folder, parsed = metadata.parent / "wavs", _ljspeech_rows(text, metadata, language)
-    else:
-        raise DataError(
-            f"{metadata} should have a header that names path and text, but it begins with {first[:80]!r}. {FORMATS}"
-        )
-    if not os.path.isdir(folder):
-        if folder == root:
-            raise DataError(f"--audio-root {root} does not exist. Give the folder of the audio files.")
-        raise DataError(f"{metadata} has LJSpeech lines, but there is no folder wavs/ beside it. {FORMATS}")
-    rows = tuple(parsed)
-    if not rows:
-        raise DataError(f"{metadata} has no utterances. {FORMATS}")
+    if root is not None and not os.path.isdir(root):
+        raise DataError(f"--audio-root {root} does not exist. Give the folder of the audio files.")
+    table, folder = _located(_text_of(metadata), metadata, root)
+    rows = tuple(_row(record, table, folder, metadata, language) for record in table.records)
     usable = tuple(row for row in rows if isinstance(row, Row))
-    return Rows(metadata, folder, usable, tuple(row for row in rows if isinstance(row, RejectedRow)))
+    rejected = tuple(row for row in rows if isinstance(row, RejectedRow))
+    return Rows(metadata, folder.path, usable, rejected, _describe(metadata, table, folder, usable))
+
+
+def _located(text: str, metadata: Path, root: Path | None) -> tuple[Table, AudioFolder]:
+    """The table of a metadata file, and the first folder that has a file of the table."""
+    try:
+        headed = table_with_header(text)
+    except csv.Error as error:
+        raise DataError(
+            f'{metadata} should be CSV, but {error}. Close each quote, and write a quote inside a quoted field as "".'
+        ) from error
+    first = None
+    for table in (headed,) if headed else tables_without_header(text):
+        first = first or table
+        for path in _folders_of(table, metadata, root):
+            folder = AudioFolder(path)
+            if any(folder.find(name) for name in _names(table)) and not _is_header(table, folder, text):
+                return table, folder
+    if first is None or (not headed and fault_of_header(text)):
+        raise DataError(
+            f"the form of {metadata} is not recognised: {explain(text)}. "
+            f"It begins with {first_line(text)[:80]!r}. {FORMATS}"
+        )
+    raise _no_audio(first, metadata, root)
+
+
+def _is_header(table: Table, folder: AudioFolder, text: str) -> bool:
+    """Whether the first of the lines without a header is a faulty header, and no utterance."""
+    return not table.header and bool(fault_of_header(text)) and not folder.find(next(_names(table)))
 
 
 def _text_of(metadata: Path) -> str:
@@ -158,68 +218,92 @@ def _text_of(metadata: Path) -> str:
     if b"\0" in blob:
         raise DataError(f"{metadata} should be UTF-8 text, but it is binary or UTF-16. Save it as UTF-8. {FORMATS}")
     try:
-        return blob.decode("utf-8-sig")
+        text = blob.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line, byte = blob.count(b"\n", 0, error.start) + 1, blob[error.start]
         raise DataError(
             f"{metadata} should be UTF-8 text, but line {line} has the byte 0x{byte:02x}. Save it as UTF-8."
         ) from error
+    return text if "\n" in text else text.replace("\r", "\n")  # the line end of Excel's "CSV (Macintosh)"
 
 
-def _separator(header: str) -> str:
-    """The separator by which the header names path and text, each once; empty if there is none."""
-    for separator in SEPARATORS:
-        names = _names(header.split(separator))
-        if names.count("path") == names.count("text") == 1:
-            return separator
-    return ""
+def _folders_of(table: Table, metadata: Path, root: Path | None) -> list[Path]:
+    """The folders that the audio of a table may be in: ids are usually in a subfolder, paths are usually not."""
+    if table.header:
+        base = root or metadata.parent
+        return [base, *audio_subfolders(base)]
+    bases = [root, metadata.parent] if root else [metadata.parent]
+    return [folder for base in bases for folder in (*audio_subfolders(base), base)]
 
 
-def _names(fields: list[str]) -> list[str]:
-    return [field.strip().strip('"').lower() for field in fields]
+def _names(table: Table) -> Iterator[str]:
+    """The non-empty names of audio files."""
+    column = table.columns.index("path")
+    for record in table.records:
+        if column < len(record.fields) and record.fields[column]:
+            yield _audio_name(record.fields[column], table)
 
 
-def _ljspeech_rows(text: str, metadata: Path, language: str) -> Iterator[Row | RejectedRow]:
-    for line, content in enumerate(
-        text.split("\n"), 1
-    ):  # splitlines() would also split at U+2028 and similar characters
-        if not content.strip():
-            continue
-        id_, *texts = (field.strip() for field in content.split("|"))
-        if id_ and len(texts) in (1, 2):
-            audio = id_ if id_.lower().endswith(AUDIO_SUFFIXES) else f"{id_}.wav"
-            yield Row(line, os.path.normpath(audio), audio, texts[-1] or texts[0], DEFAULT_SPEAKER, language)
-        else:
-            yield _malformed(metadata, line, id_, f"{len(texts) + 1} fields, not id|text[|normalised text]")
+def _audio_name(name: str, table: Table) -> str:
+    return name if table.header or suffix_of(name) else f"{name}.wav"
 
 
-def _table_rows(text: str, separator: str, metadata: Path, language: str) -> Iterator[Row | RejectedRow]:
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
-    line = 1
-    try:
-        names = _names(next(reader))
-        line = reader.line_num + 1
-        for fields in reader:
-            if fields:
-                yield _table_row(fields, names, metadata, line, language)
-            line = reader.line_num + 1
-    except csv.Error as error:
-        raise DataError(
-            f"{metadata} should be CSV, but the row that begins at line {line} is not: {error}. "
-            'Close each quote, and write a quote inside a quoted field as "".'
-        ) from error
-
-
-def _table_row(fields: list[str], names: list[str], metadata: Path, line: int, language: str) -> Row | RejectedRow:
-    values = dict(zip(names, (field.strip() for field in fields), strict=False))
+def _row(record: Record, table: Table, folder: AudioFolder, metadata: Path, language: str) -> Row | RejectedRow:
+    line, fields = record
+    values = dict(zip(table.columns, fields, strict=False))
     path = values.get("path", "")
-    if len(fields) != len(names):
-        return _malformed(metadata, line, path, f"{len(fields)} fields, but the header names {len(names)}")
-    if not path:
-        return _malformed(metadata, line, path, "no path")
+    if (len(fields) != len(table.columns) or not path) and (fault := _fault(fields, path, table)):
+        return RejectedRow(str(metadata), line, path, "malformed row", fault)
+    name = _audio_name(path, table)
+    audio = folder.find(name) or name
+    text = values.get("normalised text") or values.get("text", "")
     speaker = values.get("speaker") or DEFAULT_SPEAKER
-    return Row(line, os.path.normpath(path), path, values["text"], speaker, values.get("language") or language)
+    return Row(line, os.path.normpath(audio), audio, text, speaker, values.get("language") or language)
 
 
-def _malformed(metadata: Path, line: int, audio: str, detail: str) -> RejectedRow:
-    return RejectedRow(str(metadata), line, audio, "malformed row", detail)
+def _fault(fields: Sequence[str], path: str, table: Table) -> str:
+    """What makes a row unusable; empty if nothing does."""
+    count, most = len(fields), len(table.columns)
+    least = most - (not table.header and table.columns[-1] == "normalised text")
+    if count < least or any(fields[most:]):  # spreadsheets write empty fields at the end
+        return f"{count} fields, " + (f"but the header names {most}" if table.header else f"not {table.line_form()}")
+    return "" if path else "no path"
+
+
+def _describe(metadata: Path, table: Table, folder: AudioFolder, rows: Sequence[Row]) -> str:
+    """The form in one line, for the log."""
+    suffixes = Counter(suffix_of(row.audio) or "others" for row in rows)
+    counts = ", ".join(f"{count} {suffix}" for suffix, count in sorted(suffixes.items()))
+    return (
+        f"{table.describe()}; {len(rows)} row{'s' * (len(rows) != 1)} in {metadata}; audio in {folder.path}: {counts}"
+    )
+
+
+def _no_audio(table: Table, metadata: Path, root: Path | None) -> DataError:
+    names = list(_names(table))
+    if not names:
+        return DataError(f"{metadata} has no utterances. {FORMATS}")
+    places = ", ".join(map(str, _folders_of(table, metadata, root)))
+    return DataError(
+        f"none of the {len(names)} audio files of {metadata} ({table.describe()}) was found: {names[0]!r} is not in "
+        f"{places}. {_remedy(names, root or metadata.parent)}"
+    )
+
+
+def _remedy(names: Sequence[str], base: Path) -> str:
+    name, stem = names[0], os.path.splitext(os.path.basename(names[0]))[0]
+    if PureWindowsPath(name).drive:
+        return f"It is a path of a Windows computer: write paths relative to {base}."
+    if os.path.isabs(name) and os.path.exists(name):
+        root = os.path.commonpath([os.path.dirname(path) for path in names if os.path.isabs(path)])
+        return f"It is outside of {base}: give a folder that has all audio, such as --audio-root {quote(root)}."
+    if os.path.isabs(name):
+        return f"There is no such file on this computer: write paths relative to {base}."
+    if os.path.exists(name):
+        return "It is relative to the current folder: give --audio-root ."
+    for folder, files in walk_folders(base):
+        if AudioFolder(folder).find(name):
+            return f"It is in {folder}: give --audio-root {quote(str(folder))}."
+        if other := next((file for file in files if os.path.splitext(file) in ((stem, x) for x in UNREADABLE)), None):
+            return f"{folder} has {other}, which cannot be read: convert it to WAV or FLAC, for instance by ffmpeg."
+    return "Correct the names, or give the folder of the audio as --audio-root."

@@ -1,5 +1,6 @@
 """The utterances that a run is measured on."""
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from myxtts.training.init_from import inherited_vocabulary
 from myxtts.training.run_folder import check_same_corpus
 from myxtts.training.select_checkpoint import settings_of, vocabulary_of
 from myxtts.training.setup import run_metadata
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +109,7 @@ def load_other_corpus(
     """
     data = config.data
     rows = read_corpus(path, data.language)
+    log.info("%-14s %s", "corpus form", rows.form)
     manifest, vocabulary, rejected = manifest_of(rows, data, length_rule_of(config), vocabulary_of(metadata))
     folder.mkdir(parents=True, exist_ok=True)
     report_rejected([*rows.rejected, *rejected], [(rows, manifest)], data.max_rejected, folder / "rejected.csv")

@@ -2,6 +2,9 @@
 
 Each process imports TensorFlow once and takes module after module, the slowest first. A module stays in one
 process, so that its tests share traced models. If a process dies, its module fails and another process goes on.
+
+Where there are GPUs, the modules that import `tests.real_gpus` run last, in one process that sees them; all others
+simulate GPUs. TEST_GPUS=0 hides the GPUs from all modules.
 """
 
 import argparse
@@ -23,6 +26,8 @@ import unittest
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
+
+from myxtts.distributed.processes import visible_gpus
 
 ROOT = Path(__file__).parents[1]
 TIMES = Path(__file__).with_name("times.json")  # seconds of each module, as --times measured them
@@ -62,29 +67,37 @@ def main() -> int:
 
 class Suite:
     def __init__(self, modules: list[str], quick: bool):
-        times = json.loads(TIMES.read_text())
         self._modules, self._quick = modules, quick
-        self._waiting = sorted(modules, key=lambda module: times.get(module, float("inf")))  # the slowest comes last
+        self._waiting: list[str] = []
         self._processes: list[subprocess.Popen] = []
         self._stopped = False
         self._reports: dict[str, dict] = {}
 
     def run(self, jobs: int) -> None:
-        threads = [threading.Thread(target=self._run_modules, daemon=True) for _ in range(jobs)]
+        on_gpus = gpu_modules(self._modules)
         try:
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            self._run_group([module for module in self._modules if module not in on_gpus], jobs, gpus="0")
+            self._run_group(on_gpus, 1, gpus="1")
         finally:
             self._end_processes()
 
-    def _run_modules(self) -> None:
+    def _run_group(self, modules: list[str], jobs: int, gpus: str) -> None:
+        times = json.loads(TIMES.read_text())
+        self._waiting = sorted(modules, key=lambda module: times.get(module, float("inf")))  # the slowest comes last
+        arguments = (modules, os.environ | {"TEST_GPUS": gpus})
+        threads = [threading.Thread(target=self._run_modules, args=arguments, daemon=True) for _ in range(jobs)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def _run_modules(self, modules: list[str], environ: dict[str, str]) -> None:
         while self._waiting and not self._stopped:
             with tempfile.TemporaryFile("w+", errors="replace") as log:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "tests.run", "--work", *self._modules],
+                    [sys.executable, "-m", "tests.run", "--work", *modules],
                     cwd=ROOT,
+                    env=environ,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
@@ -224,6 +237,14 @@ def _cpu_s() -> float:
     """Return the processor time of this process and of the processes that it waited for."""
     usages = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def gpu_modules(modules: list[str]) -> list[str]:
+    """Return the modules that use real GPUs, which need a process of their own: all others simulate them."""
+    if os.environ.get("TEST_GPUS") == "0" or not visible_gpus():
+        return []
+    sources = {module: TIMES.with_name(f"{module}.py").read_text(encoding="utf-8") for module in modules}
+    return [module for module, source in sources.items() if "tests.real_gpus" in _imports(ast.parse(source))]
 
 
 def imports_tensorflow(module: str) -> bool:

@@ -1,10 +1,18 @@
 """The set-up of real GPUs, against a fake of `tf.config` with four physical GPUs.
 
 A process configures its devices once, and most machines that run the tests have no GPU. So `FakeConfig` records the
-calls, and numbers logical devices as TensorFlow does.
+calls, and numbers logical devices as TensorFlow does. `HardwareTest` uses real GPUs and is skipped without one.
 """
 
+from tests import real_gpus  # noqa: F401 - before tests.two_devices
+
+# isort: split
+
 import itertools
+import json
+import os
+import subprocess
+import sys
 import unittest
 from types import SimpleNamespace
 from unittest import mock
@@ -14,6 +22,8 @@ from myxtts.errors import PlacementError
 from myxtts.placement import devices
 from myxtts.placement.routes import plan_routes
 from myxtts.training import setup
+from tests.run import ROOT, gpu_modules
+from tests.two_devices import GPUS, HALF_MIB, two_devices
 
 A100, L4 = "NVIDIA A100-SXM4-80GB", "NVIDIA L4"
 
@@ -262,6 +272,69 @@ class LogTest(unittest.TestCase):
                 "  route        batches made on /CPU:0, trained on /CPU:0",
             ],
         )
+
+
+class DevicesOfTestsTest(unittest.TestCase):
+    def test_tests_have_two_gpus_or_one_that_is_split_or_simulated_ones(self):
+        for gpus, expected in (
+            (0, [(f"/CPU:{i}", i, None) for i in range(4)]),
+            (1, [("/GPU:0", 0, HALF_MIB), ("/GPU:1", 0, HALF_MIB)]),
+            (2, [("/GPU:0", 0, None), ("/GPU:1", 1, None)]),
+            (8, [("/GPU:0", 0, None), ("/GPU:1", 1, None)]),
+        ):
+            placement = plan_routes(two_devices(gpus), gpus)
+            self.assertEqual([(d.name, d.physical, d.memory_mib) for d in placement.devices], expected)
+            (route,) = placement.routes
+            self.assertEqual([route.data, route.model], [device.name for device in placement.devices[:2]])
+
+    def test_modules_on_gpus_have_a_process_of_their_own_where_there_are_gpus(self):
+        modules = sorted(path.stem for path in (ROOT / "tests").glob("test_*.py"))
+        on_gpus = ["test_devices", "test_dual_gpu_device_placement", "test_intelligent_gpu_pipeline"]
+        for environ, expected in (
+            ({"CUDA_VISIBLE_DEVICES": "0", "TEST_GPUS": "1"}, on_gpus),
+            ({"CUDA_VISIBLE_DEVICES": "0", "TEST_GPUS": "0"}, []),
+            ({"CUDA_VISIBLE_DEVICES": "", "TEST_GPUS": "1"}, []),
+        ):
+            with mock.patch.dict(os.environ, environ):
+                self.assertEqual(gpu_modules(modules), expected)
+
+
+CHECK_PLACEMENT = """
+import json, sys
+from myxtts.config.schema import Config
+from myxtts.preflight.placement import check_placement
+for check in check_placement(Config.model_validate_json(sys.argv[1])):
+    print(*check)
+    if check.status != "passed":
+        sys.exit(1)
+"""
+
+
+@unittest.skipUnless(GPUS, "TensorFlow sees no GPU here, or TEST_GPUS=0 hides it: nothing real to configure")
+class HardwareTest(unittest.TestCase):
+    """TensorFlow itself has the devices of a placement, and computes on them; each placement needs a process."""
+
+    def assert_configured(self, **settings):
+        config = json.dumps({"placement": settings})
+        command = [sys.executable, "-c", CHECK_PLACEMENT, config]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def test_a_single_gpu_grows(self):
+        self.assert_configured()
+
+    def test_a_gpu_is_split_by_limits(self):
+        self.assert_configured(data_gpu=0, model_gpu=0, data_gpu_memory=1024, model_gpu_memory=2048)
+
+    def test_gpus_are_hidden_by_simulated_ones(self):
+        self.assert_configured(simulate_gpus=2, data_gpu=0, model_gpu=1)
+
+    @unittest.skipUnless(GPUS > 1, f"TensorFlow sees {GPUS} GPU here: two are needed for two roles")
+    def test_two_gpus_in_both_orders_with_and_without_limits(self):
+        for data, model in ((0, 1), (1, 0)):
+            for limits in ({}, {"data_gpu_memory": 1024, "model_gpu_memory": 2048}):
+                with self.subTest(data=data, model=model, **limits):
+                    self.assert_configured(data_gpu=data, model_gpu=model, **limits)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,13 @@
 
     python -m unittest tests.test_dual_gpu_device_placement -v
 
-Soft placement is off: a misplaced operation or tensor is an error, not a silent copy.
+Soft placement is off: a misplaced operation or tensor is an error, not a silent copy. The devices are real GPUs where
+there are any: see `tests.two_devices`.
 """
+
+from tests import real_gpus  # noqa: F401 - before tests.two_devices
+
+# isort: split
 
 import tempfile
 import unittest
@@ -40,10 +45,15 @@ from tests.tiny import (
     replicas_on,
     training_state,
 )
-from tests.two_devices import DATA, MODEL, SIMULATED
+from tests.two_devices import DATA, GPUS, MODEL, SETTINGS, SIMULATED, TWO
 
 READING = DataConfig(batch_size=3, buckets=2)
 ADVICE = "This is a defect of the program or of a custom model: build and call it inside tf.device."
+
+
+def flags_of(settings: Settings) -> list[str]:
+    values = {"simulate_gpus": 0} | settings.model_dump(exclude_defaults=True)
+    return [word for name, value in values.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
 def device_of(value) -> str:
@@ -174,19 +184,24 @@ class MisplacedValueTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             workspace = Workspace(Path(folder))
             with mock.patch("myxtts.tasks.tts.build_xtts", return_value=build_toy(device=DATA)):
-                finished = workspace.train("misplaced", "--data-gpu", "0", "--model-gpu", "1")
+                finished = workspace.train("misplaced", *flags_of(SETTINGS))
             self.assertEqual(finished.code, 2, finished)
             self.assertIn(f"error: all values must be on {MODEL}, but found toy/", finished.err)
 
     def test_missing_device_is_an_error(self):
-        with self.assertRaises((RuntimeError, tf.errors.InvalidArgumentError)), tf.device("/GPU:3"):
+        with self.assertRaises((RuntimeError, tf.errors.InvalidArgumentError)), tf.device(f"{MODEL}9"):
             tf.constant([1.0]) + 1.0
 
 
 class ConfigureTest(unittest.TestCase):
     def test_same_devices_can_be_configured_again(self):
-        for requested in ({}, {"data_gpu": 0, "model_gpu": 1}, {"data_gpu": 1, "model_gpu": 0}):
-            devices.configure(plan_routes(Settings(simulate_gpus=SIMULATED, **requested), 0))
+        swapped = SETTINGS.model_copy(update={"data_gpu": SETTINGS.model_gpu, "model_gpu": SETTINGS.data_gpu})
+        for requested in (SETTINGS, swapped):
+            devices.configure(plan_routes(requested, GPUS))
+
+    @unittest.skipUnless(TWO.simulated, "a real GPU that no route uses stays hidden")
+    def test_all_placements_on_simulated_gpus_have_the_same_devices(self):
+        devices.configure(plan_routes(Settings(simulate_gpus=SIMULATED), GPUS))
 
     def test_other_devices_are_rejected_after_tensorflow_has_started(self):
         tf.constant(1.0)

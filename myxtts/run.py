@@ -77,9 +77,10 @@ def train_on(
         is_owing = owes_sync(config.local_sgd.sync_every, state.audio_s_since_sync)
         if state.step >= schedule.total_steps and start.checkpoint is not None and not is_owing:
             log.info(
-                "nothing to do  run %s has its %d steps; train longer with a higher --max-steps",
+                "nothing to do  run %s has its %d steps; train longer with a higher %s",
                 config.run.run,
                 state.step,
+                "--max-steps" if config.training.max_steps else "--epochs",
             )
             return 0
 

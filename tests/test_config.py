@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import errno
 import io
 import os
 import re
@@ -12,7 +13,7 @@ from pathlib import Path
 from unittest import mock
 
 from myxtts.commands.main import COMMANDS, load_command
-from myxtts.config import document, foreign_names, schema
+from myxtts.config import config_files, document, foreign_names, schema
 from myxtts.config.load import MAX_BYTES, MAX_FILES, MAX_UNKNOWN, dump, load
 from myxtts.config.renamed import RENAMED, RENAMED_SECTIONS, RENAMED_VALUES
 from myxtts.config.schema import Config, ModelConfig
@@ -183,8 +184,8 @@ class YamlTest(unittest.TestCase):
         self.assertEqual(len(self.error_of("training:\n  lr: 1\n  fp16: 1\nseeds:\n  a: 1\n").splitlines()), 3)
         names = "".join(f"  name{i}: 1\n" for i in range(30))
         lines = self.error_of(f"data:\n{names}").splitlines()
-        self.assertEqual(len(lines), MAX_UNKNOWN + 1)
-        self.assertTrue(lines[-1].startswith("18 more names are unknown. Start from configs/default.yaml"))
+        self.assertEqual((len(lines), lines[-2]), (MAX_UNKNOWN + 2, "18 more names are unknown."))
+        self.assertTrue(lines[-1].startswith("Start from configs/default.yaml; "))
 
     def test_name_given_twice_is_rejected(self):
         self.assertEqual(
@@ -234,10 +235,71 @@ class YamlTest(unittest.TestCase):
                 self.assertLess(len(self.error_of(text)), 400)
         self.assertFalse(marker.exists())
 
-    def test_unreadable_file_is_rejected(self):
-        for path in (self.path, self.path.parent):
-            with self.subTest(path=path), self.assertRaisesRegex(ConfigError, "cannot be read: "):
-                load(path)
+    def test_file_that_does_not_exist_is_answered_by_those_that_do(self):
+        folder = self.path.parent
+        for name in ("voice.yaml", "voices.yml", "notes.txt"):
+            (folder / name).touch()
+        listed = f"Files in {folder}: voice.yaml, voices.yml."
+        with mock.patch.object(config_files, "SHIPPED", folder):
+            for path, message in (
+                (folder / "config.yaml", f"there is no such file. {listed}"),
+                (folder / "vioce.yaml", f"there is no such file. Did you mean {folder / 'voice.yaml'}? {listed}"),
+                (folder / "voices", f"there is no such file. Did you mean {folder / 'voices.yml'}? {listed}"),
+                (
+                    folder / "nowhere" / "voices.yaml",
+                    f"there is no such file. Did you mean {folder / 'voices.yml'}? {listed}",
+                ),
+                (folder / "voice.yaml" / "x", f"there is no such file. {listed}"),
+                (folder, f"it is a folder. {listed}"),
+            ):
+                with self.subTest(path=path), self.assertRaises(ConfigError) as caught:
+                    load(path)
+                self.assertEqual(str(caught.exception), f"{path}: the configuration cannot be read: {message}")
+
+    def test_file_without_permission_is_rejected(self):
+        denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        with mock.patch.object(Path, "open", side_effect=denied), self.assertRaisesRegex(ConfigError, "Fix the perm"):
+            load(self.path)
+
+    def test_json_of_another_program_is_answered_name_by_name(self):
+        text = '{\n "run_name": "x",\n "output_path": "y",\n "lr": 0.1,\n "audio": {"fs": 22050},\n "datasets": []}'
+        self.path = self.path.with_name("config.json")
+        with self.assertRaises(ConfigError) as caught:
+            self.load(text)
+        lines = str(caught.exception).replace(str(self.path), "config.json").splitlines()
+        self.assertEqual(lines[0], "config.json, line 2: 'run_name' is unknown. Use 'run' under 'run:'.")
+        self.assertEqual((len(lines), lines[-1][:33]), (6, "Start from configs/default.yaml; "))
+        with self.assertRaisesRegex(ConfigError, "line 2: broken YAML: .* A configuration is a YAML file."):
+            self.load('{\n\t"lr": 1}')
+
+    def test_epochs_replace_the_default_of_max_steps_only(self):
+        def limits(text: str, **flags) -> tuple[int, int]:
+            training = self.load(text, **flags).training
+            return training.max_steps, training.epochs
+
+        default = Config().training.max_steps
+        epochs, both = "training: {epochs: 5}\n", "training: {epochs: 5, max_steps: 70}\n"
+        for text, flags, expected in (
+            ("", {"epochs": 5}, (0, 5)),
+            (epochs, {}, (0, 5)),
+            (both, {}, (70, 5)),
+            ("", {"epochs": 5, "max_steps": 70}, (70, 5)),
+            ("", {"epochs": 5, "max_steps": default}, (default, 5)),
+            ("training: {max_steps: 70}\n", {"epochs": 5}, (70, 5)),
+            (epochs, {"max_steps": 70}, (70, 5)),
+            (epochs, {"epochs": 0}, (default, 0)),
+            ("", {"epochs": 0}, (default, 0)),
+            (f"training: {{epochs: 5, max_steps: {default}}}\n", {}, (default, 5)),
+            ("defaults: [a]\ntraining: {epochs: 5}\n", {}, (70, 5)),
+        ):
+            with self.subTest(text=text, flags=flags):
+                self.path.with_name("a.yaml").write_text("training: {max_steps: 70}\n")
+                self.assertEqual(limits(text, **flags), expected)
+                self.assertEqual(self.load(dump(self.load(text, **flags))), self.load(text, **flags))
+        written = dump(load(None, {"epochs": 5}))
+        self.assertEqual(limits(written, epochs=9), (0, 9))  # to resume it
+        self.assertEqual(limits(dump(Config()), epochs=9), (0, 9))
+        self.assertIn("--epochs is -1", self.error_of("", epochs=-1))
 
     def test_settings_that_contradict_each_other_are_rejected(self):
         self.assertIn("--enable-static-shapes", self.error_of("training:\n  compile: xla\n"))

@@ -354,7 +354,7 @@ class MinimalRun(Case):
     def setUpClass(cls):
         super().setUpClass()
         off = ("--validate-every", "0", "--sample-every", "0", "--checkpoint-every", "0", "--ema-decay", "0")
-        length = ("--max-steps", "0", "--epochs", "2", "--log-every", "5")
+        length = ("--epochs", "2", "--log-every", "5")
         delay = ("--model-start-delay", "1.25")
         wait = mock.patch.object(ReplicaFeed, "wait_until_full", autospec=True, return_value=0.75)
         with toy_models(), wait as cls.waited:

@@ -55,8 +55,11 @@ flags replace all of them. Listed files may list further files. Error messages n
   `2026-01-31` needs no quotes. Text that looks like a number needs them: `run: "7"`.
 
 Some settings depend on each other (`myxtts/config/checks.py` has all rules): `min_seconds` is below `max_seconds`;
-`max_steps` and `epochs` are not both 0, and with both set, the first limit that is reached ends the run; `compile: xla`
-requires `enable_static_shapes`.
+`compile: xla` requires `enable_static_shapes`; `max_steps` and `epochs` are not both 0.
+
+A run ends after `max_steps` steps or after `epochs` passes over the corpus. With both set, the first limit that is
+reached ends the run. With `epochs` alone, `max_steps` becomes 0, in the `config.yaml` of the run, too: its default does
+not end the run. To train a run further, resume it with a larger limit, such as `--resume --epochs 200`.
 """
 
 _TABLE = ("| Flag | Default | Allowed | Meaning |", "|---|---|---|---|")

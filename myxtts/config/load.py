@@ -16,6 +16,7 @@ import yaml
 from pydantic import ValidationError
 
 from myxtts.config.checks import check_settings
+from myxtts.config.config_files import describe
 from myxtts.config.renamed import RENAMED, RENAMED_SECTIONS, RENAMED_VALUES
 from myxtts.config.schema import Config
 from myxtts.config.settings import SECTIONS, SETTINGS, in_section, nearest
@@ -24,7 +25,9 @@ from myxtts.errors import ConfigError
 
 MAX_BYTES = 64 * 1024  # all settings take 1.5 KiB; PyYAML needs 1 s for 64 KiB
 MAX_FILES = 16  # of one configuration, because each may take that second
-MAX_UNKNOWN = 12  # lines of one message
+_DEFAULT_STEPS = SETTINGS["max_steps"].default
+MAX_UNKNOWN = 12  # unknown names in one message
+MAX_TYPOS = 3  # a file with more unknown names was written for another program
 DEFAULTS = "defaults"  # a key beside the sections
 
 _TAG = "tag:yaml.org,2002:"
@@ -91,11 +94,22 @@ def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -
         ConfigError: names the file and line or the flag, what was found and what is allowed.
     """
     given = _Files().read(path) if path else {}
-    for name, value in (overrides or {}).items():
-        given[name] = _Given(value, SETTINGS[name].flag)
-    config = _validated(given)
+    flags = {name: _Given(value, SETTINGS[name].flag) for name, value in (overrides or {}).items()}
+    config = _validated(given | flags | _without_default_length(given, flags))
     check_settings(config)
     return config
+
+
+def _without_default_length(given: Mapping[str, _Given], flags: Mapping[str, _Given]) -> dict[str, _Given]:
+    """Return `max_steps` 0 if `epochs` is set, and `max_steps` is not, so that the default does not end the run.
+
+    A flag --epochs also replaces the default that a file has, as the config.yaml of every run does.
+    """
+    epochs = flags.get("epochs") or given.get("epochs")
+    is_default = "max_steps" not in given or ("epochs" in flags and given["max_steps"].value == _DEFAULT_STEPS)
+    if epochs is None or not epochs.value or "max_steps" in flags or not is_default:
+        return {}
+    return {"max_steps": _Given(0, epochs.where)}
 
 
 def dump(config: Config) -> str:
@@ -167,13 +181,11 @@ def _parsed(path: Path) -> tuple[dict[str, str], dict[str, _Given]]:
 
 def _cut(unknown: list[str]) -> list[str]:
     """Return the first lines about unknown names, and what to do if the file is of another program."""
-    if len(unknown) <= MAX_UNKNOWN:
-        return unknown
-    return [
-        *unknown[:MAX_UNKNOWN],
-        f"{len(unknown) - MAX_UNKNOWN} more names are unknown. Start from configs/default.yaml; "
-        "docs/reference/configuration.md lists all settings.",
-    ]
+    more = len(unknown) - MAX_UNKNOWN
+    lines = [*unknown[:MAX_UNKNOWN], *[f"{more} more names are unknown."] * (more > 0)]
+    if len(unknown) <= MAX_TYPOS:
+        return lines
+    return [*lines, "Start from configs/default.yaml; docs/reference/configuration.md lists all settings."]
 
 
 def _bases(node: yaml.Node, path: Path, line: int) -> dict[str, str]:
@@ -202,7 +214,7 @@ def _text(path: Path) -> str:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise ConfigError(f"{path}: the configuration cannot be read: {error.strerror}. Check the path.") from None
+        raise ConfigError(f"{path}: the configuration cannot be read: {describe(path, error)}") from None
     if len(data) > MAX_BYTES:
         raise ConfigError(f"{path}: too large for a configuration (over {MAX_BYTES // 1024} KiB). Give another.")
     try:
@@ -219,7 +231,8 @@ def _composed(path: Path) -> yaml.Node | None:
         return _Loader(text).get_single_node()
     except yaml.MarkedYAMLError as error:
         problem = ", ".join(filter(None, (error.context, error.problem)))
-        raise ConfigError(f"{path}, line {error.problem_mark.line + 1}: broken YAML: {problem}.") from None
+        hint = " A configuration is a YAML file." * (path.suffix == ".json")
+        raise ConfigError(f"{path}, line {error.problem_mark.line + 1}: broken YAML: {problem}.{hint}") from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise ConfigError(f"{path}, line {line}: YAML forbids U+{error.character:04X}. Remove it.") from None

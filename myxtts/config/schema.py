@@ -141,9 +141,11 @@ class TrainingConfig(Section):
     """Optimizer, length and precision of training."""
 
     max_steps: Period = 100_000
-    """End the run after this number of optimizer steps; 0 leaves it to epochs."""
+    """End the run after this number of optimizer steps; 0 leaves it to epochs. Its default does not apply if
+    epochs is set."""
     epochs: Period = 0
-    """End the run after this number of passes over the corpus; 0 leaves it to max_steps."""
+    """End the run after this number of passes over the corpus; 0 leaves it to max_steps. If max_steps is set, too, the
+    first limit that is reached ends the run."""
     stop_at_step: Annotated[int, Field(ge=0, le=1_000_000_000)] | None = None
     """Stop early at this step, for a warm start that several runs share; 0 saves the initial weights."""
     learning_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-3

@@ -282,7 +282,7 @@ def has_string(node: ast.AST) -> bool:
 def verdict_on(mutant: Mutant, tests: Sequence[str], passed: set[str]) -> dict[str, str]:
     """Run the tests of a mutant, one module or class after another, until one fails; return the outcome.
 
-    A test that fails must pass without the defect, or it says nothing about it. If all pass, none is needed.
+    A test that fails must pass without the defect, or it says nothing about it. If all pass, they need no such check.
 
     Args:
         passed: tests that are known to pass without a defect; it is completed.
@@ -320,20 +320,16 @@ def run(test: str, mutant: Mutant | None = None) -> Outcome:
 
 
 def plant(mutant: Mutant, path: Path) -> None:
-    path.unlink()  # it is a link to the original
+    """Write the text of a mutant to its module, and remove what was compiled from the original."""
     path.write_text(mutant.source(), encoding="utf-8")
     for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
         compiled.unlink()
 
 
 def copy_checkout(folder: Path) -> None:
-    """Link all files of the checkout into a folder: a copy that costs no time."""
-    for pattern in COPIED:
-        for path in ROOT.glob(pattern):
-            if path.is_dir():
-                shutil.copytree(path, folder / path.name, copy_function=os.link)
-            else:
-                os.link(path, folder / path.name)
+    """Copy what tests need into a folder, with compiled modules."""
+    for path in (path for pattern in COPIED for path in ROOT.glob(pattern)):
+        (shutil.copytree if path.is_dir() else shutil.copy2)(path, folder / path.name)
     (folder / "tmp").mkdir()
 
 

@@ -5,12 +5,16 @@ import unittest
 import numpy as np
 import tensorflow as tf
 
-from myxtts.audio.mel import SILENCE
+from myxtts.audio.mel import SILENCE, log_mel
 from myxtts.audio.spec_augment import spec_augment
+from myxtts.batch import TEXT, empty_batch
+from myxtts.config.schema import ASRConfig, Config
+from myxtts.tasks.asr import ASRTask
 from tests.two_devices import DATA
 
 FRAMES = np.array([100, 40, 3, 0, 100], np.int32)
 SETTINGS = {"time_masks": 2, "time_fraction": 0.2, "frequency_masks": 2, "frequency_bands": 20}
+OFF = {"time_masks": 0, "frequency_masks": 0}
 NONE = dict.fromkeys(SETTINGS, 0)
 
 
@@ -78,6 +82,18 @@ class SpecAugment(unittest.TestCase):
 
     def test_no_masks_leave_the_mel_unchanged(self):
         self.assertFalse(self.masked().any())
+
+
+class TaskTest(unittest.TestCase):
+    def test_only_training_batches_are_masked(self):
+        samples = np.array([22_016, 11_008], np.int32)
+        pcm = np.random.default_rng(0).integers(-9_000, 9_000, (2, samples.max()), np.int16)
+        with tf.device(DATA):
+            waves = empty_batch(TEXT) | {"pcm": tf.constant(pcm), "samples": tf.constant(samples)}
+            plain = log_mel(tf.cast(waves["pcm"], tf.float32) / 32768.0, waves["samples"]).numpy()
+            for asr, training, changed in (({}, True, True), ({}, False, False), (OFF, True, False)):
+                extractor = ASRTask().extractor(Config(asr=ASRConfig(**asr)), training)
+                self.assertEqual((extractor.produce(waves)["mel"].numpy() != plain).any(), changed)
 
 
 if __name__ == "__main__":

@@ -178,6 +178,31 @@ class ValidationTest(unittest.TestCase):
             for name, array in state.arrays(group):
                 np.testing.assert_array_equal(array, arrays[name], err_msg=f"{group}/{name}", strict=True)
 
+    def test_a_metric_gets_each_batch_with_the_outputs_and_starts_anew_in_each_pass(self):
+        class FrameError:
+            def __init__(self):
+                self.errors = []
+
+            def update(self, batch, outputs):
+                self.errors.append(abs(outputs["frame"] - batch["mel"][:, :1]).numpy().sum())
+
+            def result(self):
+                return {"frame_errors": len(self.errors), "frame_error": float(sum(self.errors))}
+
+        class Speaking(Toy):
+            def call(self, batch, training=False):
+                return super().call(batch, training)[0], {"frame": batch["mel"][:, :1]}
+
+        with mock.patch("tests.tiny.Toy", Speaking):
+            state, _ = make_step()
+        held_out = [on_device(rows_of(features(ROWS), rows)) for rows in (slice(0, 2), slice(2, 4))]
+        feed = contextlib.nullcontext([(SimpleNamespace(batch=batch),) for batch in held_out])
+        validation = Validation(state.model, lambda: feed, FrameError)
+        for _ in range(2):
+            figures = validation(state)
+            self.assertEqual((figures["frame_errors"], figures["frame_error"]), (2, 0.0))
+            self.assertEqual(set(figures), {*Toy.LOSS_NAMES, "loss", "frame_errors", "frame_error"})
+
 
 class Root(keras.Model):
     """A model with the loss √0 = 0, whose gradient is infinite."""

@@ -220,6 +220,23 @@ class ForeignFlagTest(unittest.TestCase):
                 accepted += 1
         self.assertGreater(accepted, 80)
 
+    def test_error_for_a_flag_of_another_trainer_names_ours(self):
+        named = 0
+        for theirs, ours in self.rows:
+            if not ours.startswith("`--") or " of `" in ours:
+                continue
+            for flag in re.findall(r"(?<=`)--[a-z][\w.-]*", theirs):
+                if flag.replace("_", "-") in setting_flags():
+                    continue
+                with self.subTest(flag=flag):
+                    with self.assertRaises(ConfigError) as caught:
+                        train.parse([flag, "1"])
+                    self.assertTrue(
+                        set(FLAG.findall(ours)) & set(FLAG.findall(str(caught.exception))), caught.exception
+                    )
+                named += 1
+        self.assertGreater(named, 20)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -22,8 +22,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded
+from myxtts.placement.arithmetic import ring_all_reduce_s
 from myxtts.planner.emulator import Span, emulate, real_time_priority
-from myxtts.planner.planner import Prediction, candidate_placements, predict_all, ring_all_reduce_s
+from myxtts.planner.planner import Prediction, candidate_placements, predict_all
 from myxtts.planner.simulator import DeviceRoutes, QueueDepths, simulate
 from myxtts.planner.stage_times import STAGES, StageTimes
 

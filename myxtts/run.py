@@ -12,6 +12,7 @@ from myxtts.config.schema import Config
 from myxtts.distributed.cluster import find_cluster
 from myxtts.local_sgd.sync import WeightSync
 from myxtts.local_sgd.sync_folder import owes_sync
+from myxtts.observe.assessment import assess_run
 from myxtts.observe.html_report import write_report
 from myxtts.observe.report import time_line
 from myxtts.observe.run_log import RunLog
@@ -113,7 +114,11 @@ def train_on(
             loop.train(state, step, feed, schedule, hooks, save, clock, stop)
         if replicas.is_chief:
             elapsed_s = time.perf_counter() - started_s
-            log.info("time           %s", time_line(elapsed_s, clock.total(), clock.pauses_s))
+            total = clock.total()
+            log.info("time           %s", time_line(elapsed_s, total, clock.pauses_s))
+            if total.steps:  # more than the first step
+                run = assess_run(total, placement, replicas.count, setup.gpu_count, setup.can_replicate)
+                log.info("grade          %s", run.line)
     log.info("traces         %d of the training step", step.traces)
     if replicas.is_chief:
         log.info("report         %s", write_report(folder.path))

@@ -45,6 +45,8 @@ WITHOUT_TENSORFLOW = (
     "distributed.launcher",
     "distributed.supervisor",
     "placement.routes",
+    "placement.arithmetic",
+    "observe.assessment",
     "audio.format",
     "text",
     "data.manifest",

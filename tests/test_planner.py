@@ -17,16 +17,10 @@ from myxtts.commands import plan as plan_command
 from myxtts.commands import train
 from myxtts.commands.console import report_errors
 from myxtts.errors import ConfigError, PlacementError
+from myxtts.placement.arithmetic import analytic_bound, ring_all_reduce_s
 from myxtts.placement.routes import plan_routes
 from myxtts.planner.emulator import emulate, parse_emulation, precise_sleep
-from myxtts.planner.planner import (
-    MemoryBudget,
-    analytic_bound,
-    candidate_placements,
-    format_table,
-    predict_all,
-    ring_all_reduce_s,
-)
+from myxtts.planner.planner import MemoryBudget, candidate_placements, format_table, predict_all
 from myxtts.planner.simulator import QueueDepths, RunResult, simulate
 from myxtts.planner.stage_times import (
     STAGES,
@@ -246,14 +240,14 @@ class PlannerTest(unittest.TestCase):
         }
         for routes, expected in formulas.items():
             with self.subTest(expected=expected):
-                formula, bound_s = analytic_bound(routes, times, all_reduce_s=0.004)
+                formula, bound_s = analytic_bound(routes, times.mean_s(), 2, 0.004)
                 self.assertEqual(formula, expected)
                 rate = simulate(routes, times, all_reduce_s=0.004).batches_per_s
                 self.assertLessEqual(rate * bound_s, 1.0 + 1e-9)
-        read = StageTimes.constant(10, 0.09, 0.02, 0.0, 0.02)
-        self.assertEqual(analytic_bound(DUAL, read)[0], "max(P, C, R / 2) = max(20, 20, 45) = 45 ms")
-        self.assertEqual(analytic_bound(REPLICATED, read)[0], "max(P + C, R / 2) / 2 = max(40, 45) / 2 = 22.5 ms")
-        mixed = analytic_bound([("0", "1"), ("0", "2"), ("3", "3")], read)[0]
+        read = {"read": 0.09, "produce": 0.02, "transfer": 0.0, "step": 0.02}
+        self.assertEqual(analytic_bound(DUAL, read, 2)[0], "max(P, C, R / 2) = max(20, 20, 45) = 45 ms")
+        self.assertEqual(analytic_bound(REPLICATED, read, 2)[0], "max(P + C, R / 2) / 2 = max(40, 45) / 2 = 22.5 ms")
+        mixed = analytic_bound([("0", "1"), ("0", "2"), ("3", "3")], read, 2)[0]
         self.assertEqual(mixed, "max(2 P, P + C, 2 R / 2, R / 2) / 3 = max(40, 40, 90, 45) / 3 = 30 ms")
 
     def test_deep_queues_reach_the_bound_if_times_do_not_vary(self):

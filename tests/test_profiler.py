@@ -28,7 +28,7 @@ from myxtts.planner.emulator import EmulatedRun, Span
 from myxtts.planner.simulator import QueueDepths, RunResult
 from myxtts.planner.stage_times import STAGES, StageTimes
 from myxtts.profiling import profiled_run
-from myxtts.profiling.analysis import Measurement, TracedRun, Trials, analyze, grade
+from myxtts.profiling.analysis import Measurement, TracedRun, Trials, analyze
 from myxtts.profiling.emulation import emulated_placement, warm_up_batches, without_warm_up
 from myxtts.profiling.isolated_stages import time_steps
 from myxtts.profiling.nvml import GpuSampler, GpuUsage
@@ -117,10 +117,16 @@ class AnalysisTest(unittest.TestCase):
         self.assertEqual((analysis.rates["read"], analysis.variations["transfer"]), (None, 0.0))
         self.assertIn("no time", "\n".join(report_lines(analysis, "audio s/s")))
 
-    def test_grade_requires_both_limits(self):
-        cases = {(0.95, 0.1): "excellent", (0.95, 0.25): "good", (0.85, 0.1): "good", (0.75, 0.1): "minimum"}
-        cases |= {(0.95, 0.39): "minimum", (0.95, 0.4): "below minimum", (0.7, 0.1): "below minimum"}
-        self.assertEqual({case: grade(*case) for case in cases}, cases)
+    def test_assessment_has_the_times_of_a_step_and_the_utilisation_of_both_devices(self):
+        spans = [Span("produce", batch, 0.0, 0.25) for batch in range(4)]
+        run = replace(TRACED_RUN, spans=spans, step_s=np.array([1.25, 1.25]))
+        assessment = analyze(measured(traced=(run,), step_bucket=np.zeros(2, int)), DataConfig()).assessment
+        self.assertAlmostEqual(assessment.model_busy, 2.0 / 2.5)
+        self.assertAlmostEqual(assessment.data_busy, 4 * 0.25 / 2.5)
+        self.assertAlmostEqual(assessment.interval_s, 2.25 / 2)  # of two batches
+        self.assertAlmostEqual(assessment.placements_s["single"], 2 * 0.7)
+        self.assertAlmostEqual(assessment.placements_s["replicas"], 0.7)
+        self.assertIsNone(analyze(measured(single_device=True), DataConfig()).assessment.data_busy)
 
 
 class RecommendationTest(unittest.TestCase):
@@ -158,8 +164,13 @@ class RecommendationTest(unittest.TestCase):
 
     def test_gain_within_the_noise_is_not_recommended(self):
         self.assertEqual(self.gains(untraced_s=(2.0, 3.0), static_shapes_ratio=0.8), {})
-        text = "\n".join(report_lines(analyze(measured(), DataConfig()), "audio s/s"))
-        self.assertIn("recommended    nothing", text)
+
+    def test_dual_placement_that_uses_both_devices_is_left_as_it_is(self):
+        run = replace(TRACED_RUN, spans=[Span("produce", batch, 0.0, 0.25) for batch in range(4)])  # 40 % busy
+        analysis = analyze(measured(traced=(run,), all_reduce_s=9.0), DataConfig())
+        lines = report_lines(analysis, "audio s/s")
+        self.assertIn("recommended    nothing", "\n".join(lines))
+        self.assertTrue(lines[-1].endswith(" Recommended: this placement."), lines[-1])
 
 
 SPANS = (
@@ -229,6 +240,19 @@ class EmulatedProfileTest(unittest.TestCase):
         self.assertAlmostEqual(figures["stages"]["transfer"]["mean_s"], 0.002, delta=0.001)
         self.assertEqual(picture.shape[2], 3)
         self.assertEqual(sum(event["ph"] == "X" for event in trace["traceEvents"]), 4 * 30)
+
+    def test_idle_data_device_is_named_with_the_placements_that_use_it(self):
+        with tempfile.TemporaryDirectory() as name:
+            flags = ("--num-steps", "15", "--json", f"{name}/profile.json", "--data-gpu", "2", "--model-gpu", "3")
+            code, out, err = self.run_profile("--emulate", "produce=0.001,transfer=0.0005,step=0.024", *flags)
+            figures = json.loads(Path(f"{name}/profile.json").read_text())["assessment"]
+        self.assertEqual((code, err), (0, ""))
+        self.assertRegex(out, r"\ndata device    busy \d\.\d% of the time: below the target, 40 to 60 %\n")
+        self.assertRegex(out, r"\nrecommended    --model-gpus 2 3 if the all-reduce of its step takes less than")
+        self.assertRegex(out, r"\ngrade .* x two replicas without their all-reduce\. Recommended: --model-gpus 2 3 if")
+        self.assertLess(figures["data_utilisation"], 0.1)
+        self.assertAlmostEqual(figures["placements_s"]["replicas"], 0.0125, delta=0.005)
+        self.assertLess(figures["gains"]["replicas"], 0.6)
 
     def test_timed_steps_do_not_trace(self):
         """With gradient accumulation, the batches of a step except the last have a trace of their own."""

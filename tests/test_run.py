@@ -103,6 +103,12 @@ class CompleteRun(Case):
             {"validation", "samples", "checkpoints"},
         )
 
+    def test_run_ends_with_the_grade_of_its_placement(self):
+        busy = r"model device busy \d+ % \(.*\), data device busy \d+ % \((below|in|above) the target, 40 to 60 %\)"
+        gains = r"\d+\.\d\d x single, \d+\.\d\d x two replicas without their all-reduce"
+        note = r"Note: these devices share the cores of one CPU, so two GPUs may gain more or less\."
+        self.assertRegex(self.finished.out, rf"\ngrade          {busy}; {gains}\. Recommended: .*\. {note}\n")
+
     def test_time_after_a_report_is_a_pause_of_the_next_one(self):
         """Validation and samples follow the report of step 4, and most of them is tracing."""
         lines = read_metrics(self.folder / "metrics.jsonl")

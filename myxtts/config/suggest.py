@@ -64,8 +64,9 @@ def _is_usable(text: str, flags: Collection[str]) -> bool:
 
 def _closer(name: str, names: Collection[str], ours: Iterable[str]) -> str:
     """Return the name of another program that is spelled more like `name` than any of ours, or an empty text."""
+    ours = list(ours)
     closest = difflib.get_close_matches(name, [*ours, *names], n=1, cutoff=0.85)
-    return closest[0] if closest and closest[0] in names else ""
+    return closest[0] if closest and closest[0] not in ours else ""
 
 
 def _sentence(text: str, show: Callable[[str], str]) -> str:

@@ -1,14 +1,14 @@
 """All placements that a number of GPUs allows, with the throughput that the simulator predicts. No TensorFlow."""
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from myxtts.config.schema import PlacementConfig
 from myxtts.errors import PlacementError
+from myxtts.placement.arithmetic import analytic_bound, ring_all_reduce_s
 from myxtts.placement.routes import Placement, plan_routes
-from myxtts.planner.simulator import DEFAULT_DEPTHS, DeviceRoutes, QueueDepths, RunResult, simulate
-from myxtts.planner.stage_times import STAGES, StageTimes
+from myxtts.planner.simulator import DEFAULT_DEPTHS, QueueDepths, RunResult, simulate
+from myxtts.planner.stage_times import StageTimes
 
 TIE_TOLERANCE = 0.01  # a smaller difference is not worth another GPU, and below the accuracy of a prediction
 
@@ -127,16 +127,8 @@ def predict(
     candidate: Candidate, times: StageTimes, depths: QueueDepths = DEFAULT_DEPTHS, all_reduce_s: float = 0.0
 ) -> Prediction:
     reduce_s = ring_all_reduce_s(all_reduce_s, candidate.replicas)
-    formula, bound_s = analytic_bound(candidate.routes, times, depths, reduce_s)
+    formula, bound_s = analytic_bound(candidate.routes, times.mean_s(), depths.workers, reduce_s)
     return Prediction(candidate, formula, bound_s, simulate(candidate.routes, times, depths, reduce_s))
-
-
-def ring_all_reduce_s(two_replicas_s: float, replicas: int) -> float:
-    """Return the all-reduce time of k replicas: in a ring, each device sends 2 (k - 1) / k of the gradient.
-
-    Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations".
-    """
-    return two_replicas_s * 2 * (replicas - 1) / replicas
 
 
 def candidate_placements(gpus: int, memory: MemoryBudget | None = None) -> list[Candidate]:
@@ -186,60 +178,6 @@ def _memory_shortage(data: int | None, models: tuple[int, ...], memory: MemoryBu
             roles = " and ".join(f"{mib:g} {role}" for role, mib in needs_mib.items() if mib)
             return f"GPU {gpu} has {memory.limits_mib[gpu]:g} MiB and needs {need_mib:g} ({roles})"
     return ""
-
-
-def analytic_bound(
-    routes: DeviceRoutes, times: StageTimes, depths: QueueDepths = DEFAULT_DEPTHS, all_reduce_s: float = 0.0
-) -> tuple[str, float]:
-    """Return the mean seconds per batch where no time varies and all queues are deep: the busiest resource decides.
-
-    Resources are each device, each producer's thread (which also waits for the transfer), and the readers of each data
-    device. R, P, T, C and A are the seconds to read, produce, transfer, train on (consume) and all-reduce.
-
-    Returns:
-        The formula in words, such as `max(P + T, C) = max(22, 20) = 22 ms`, and the seconds.
-    """
-    replicas = len(routes)
-    seconds = {letter: float(times[stage].mean()) for letter, stage in zip("RPTC", STAGES, strict=True)}
-    seconds["A"] = all_reduce_s
-    loads_s = {
-        _format_sum(counts): sum(n * seconds[letter] for letter, n in counts.items())
-        for counts in _resource_loads(routes, seconds)
-    }
-    for n in Counter(data for data, _ in routes).values() if seconds["R"] else ():
-        loads_s[f"{_format_term(n, 'R')} / {depths.workers}"] = n * seconds["R"] / depths.workers
-    bound_s = max(loads_s.values()) / replicas
-    numbers = [f"{1e3 * load_s:.4g}" for load_s in loads_s.values()]
-    if len(loads_s) == 1 and replicas == 1:
-        return f"{next(iter(loads_s))} = {numbers[0]} ms", bound_s
-    formula = f"max({', '.join(loads_s)})" if len(loads_s) > 1 else f"({next(iter(loads_s))})"
-    values = f"max({', '.join(numbers)})" if len(loads_s) > 1 else numbers[0]
-    divisor = f" / {replicas}" if replicas > 1 else ""
-    return f"{formula}{divisor} = {values}{divisor} = {1e3 * bound_s:.4g} ms", bound_s
-
-
-def _resource_loads(routes: DeviceRoutes, seconds: dict[str, float]) -> Iterator[dict[str, int]]:
-    """Yield how often each stage runs on each device and thread in a step; stages that take no time are left out."""
-    models = {model for _, model in routes}
-    step = {"C": 1} | ({"A": 1} if len(routes) > 1 and seconds["A"] else {})
-    data_devices = dict.fromkeys(data for data, _ in routes)
-    for device in data_devices:
-        consumers = [model for data, model in routes if data == device]
-        transfers = len([model for model in consumers if model != device])
-        if device in models:
-            yield {"P": len(consumers)} | step
-        if transfers:
-            yield {"P": len(consumers)} | ({"T": transfers} if seconds["T"] else {})
-    if not models & set(data_devices):
-        yield step
-
-
-def _format_sum(counts: dict[str, int]) -> str:
-    return " + ".join(_format_term(n, letter) for letter, n in counts.items())
-
-
-def _format_term(n: int, letter: str) -> str:
-    return letter if n == 1 else f"{n} {letter}"
 
 
 def format_table(ranked: Sequence[Prediction], candidates: Sequence[Candidate]) -> list[str]:

@@ -5,17 +5,16 @@ queue. The simulation resumes them in the order of simulated time.
 """
 
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
+from myxtts.placement.arithmetic import DeviceRoutes
 from myxtts.planner.stage_times import StageTimes
 
 TOKEN = object()  # in the queue of a free device
-
-DeviceRoutes = Sequence[tuple[str, str]]  # (data device, model device) of each replica
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,10 @@ class StageTimes:
         """Return the results of a function of the times of each stage."""
         return StageTimes(*(function(self[stage]) for stage in STAGES))
 
+    def mean_s(self) -> dict[str, float]:
+        """Return the mean of each stage."""
+        return {stage: float(self[stage].mean()) for stage in STAGES}
+
     @classmethod
     def constant(
         cls,

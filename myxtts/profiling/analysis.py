@@ -13,13 +13,12 @@ import numpy as np
 
 from myxtts.config.schema import DataConfig
 from myxtts.observe.advice import candidates, flags_of
+from myxtts.observe.assessment import Assessment
 from myxtts.planner.emulator import Span
 from myxtts.planner.simulator import QueueDepths, simulate
 from myxtts.planner.stage_times import STAGES, StageTimes, coefficient_of_variation, read_s_per_worker
 
 MIN_GAIN = 0.02  # a smaller gain is not worth a restart, however quiet the machine is
-# Minimum utilisation of the model device, maximum variation of the step's time.
-GRADES = (("excellent", 0.90, 0.20), ("good", 0.80, 0.30), ("minimum", 0.70, 0.40))
 SIMULATED_PASSES = 4  # over the measured batches
 
 
@@ -42,6 +41,11 @@ class TracedRun:
     busy_s: float
     step_s: np.ndarray
     spans: Sequence[Span]
+
+    @property
+    def produce_s(self) -> float:
+        """Seconds that the data device worked on as many batches as were trained."""
+        return sum(span.end_s - span.start_s for span in self.spans if span.stage == "produce")
 
 
 class Trials(NamedTuple):
@@ -73,6 +77,9 @@ class Measurement:
         single_device: one device makes the batches and trains.
         devices: GPUs, real or simulated, that a placement may use.
         trials: effects of other settings.
+        gpus, note: see `Assessment`.
+        all_reduce_s: of a step's gradients between two replicas; None where it was not measured.
+        can_replicate: the settings allow replicas.
     """
 
     work: np.ndarray
@@ -84,6 +91,10 @@ class Measurement:
     single_device: bool
     devices: int
     trials: Trials = field(default_factory=Trials)
+    gpus: tuple[int, int] = (0, 1)
+    all_reduce_s: float | None = None
+    can_replicate: bool = True
+    note: str = ""
 
 
 class Recommendation(NamedTuple):
@@ -109,6 +120,7 @@ class Analysis:
         tracing_overhead: fraction of the time that tracing adds; None where there are no untraced runs.
         step_variation: coefficient of variation of the step's time.
         step_variation_in_bucket: the same with each step's time divided by the mean of its bucket.
+        assessment: the placement compared with others.
     """
 
     rates: dict[str, float | None]
@@ -132,8 +144,12 @@ class Analysis:
     blocked_fraction: float
     padding: float
     bottleneck: str
-    grade: str
     recommendations: list[Recommendation]
+    assessment: Assessment
+
+    @property
+    def grade(self) -> str:
+        return self.assessment.grade
 
     @property
     def min_gain(self) -> float:
@@ -191,15 +207,27 @@ def analyze(measurement: Measurement, data: DataConfig) -> Analysis:
         blocked_fraction=sum(run.blocked_s for run in traced) / traced_s,
         padding=1.0 - float(work / measurement.padded_work.sum()),
         bottleneck=_bottleneck(total_s, slowest_s),
-        grade=grade(utilisation, variation),
         recommendations=recommend(measurement, data, max(noise, MIN_GAIN)),
+        assessment=assess(measurement, duration_s, utilisation, variation),
     )
 
 
-def grade(utilisation: float, variation: float) -> str:
-    """Return the best grade whose two limits are met."""
-    met = (name for name, minimum, maximum in GRADES if utilisation > minimum and variation < maximum)
-    return next(met, "below minimum")
+def assess(measurement: Measurement, duration_s: float, utilisation: float, variation: float) -> Assessment:
+    """Compare the placement with others; its times are those of a step, of the batches that the step accumulates."""
+    steps, dual = len(measurement.step_bucket), not measurement.single_device
+    traced_s = sum(run.duration_s for run in measurement.traced)
+    return Assessment(
+        interval_s=duration_s / steps,
+        mean_s={stage: float(measurement.isolated[stage].sum()) / steps for stage in STAGES},
+        model_busy=utilisation,
+        data_busy=min(sum(run.produce_s for run in measurement.traced) / traced_s, 1.0) if dual else None,
+        step_variation=variation,
+        all_reduce_s=measurement.all_reduce_s,
+        gpus=measurement.gpus,
+        second_device=measurement.devices > 1,
+        can_replicate=measurement.can_replicate,
+        note=measurement.note,
+    )
 
 
 def _bottleneck(total_s: dict[str, float], slowest_s: float) -> str:

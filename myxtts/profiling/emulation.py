@@ -7,6 +7,7 @@ import numpy as np
 
 from myxtts.config.schema import Config
 from myxtts.errors import ConfigError
+from myxtts.observe.assessment import gpus_of
 from myxtts.placement.routes import Placement, plan_routes, single_route
 from myxtts.planner.emulator import EmulatedRun, emulate, precise_sleep
 from myxtts.planner.simulator import QueueDepths
@@ -54,6 +55,7 @@ def measure_emulation(stage_times: dict[str, Any], config: Config, steps: int) -
         step_bucket=np.zeros(steps, int),
         single_device=single_device,
         devices=len(placement.devices),
+        gpus=gpus_of(placement),
     )
     return measurement, placement
 

@@ -37,9 +37,7 @@ def measure_stage_times(config: Config, steps: int) -> StageProfile:
         pipeline = run.setup.training_pipeline(synchronize=run.setup.between_devices)
         window = measurement_window(pipeline, steps)
         times, _ = measure_isolated(run, pipeline, window)
-        gradients = [(variable.shape, variable.dtype) for variable in run.setup.state.trained]
-        all_reduce_s = time_all_reduce((run.route.data, run.route.model), gradients)
-        return StageProfile(times, window.measured_buckets, all_reduce_s)
+        return StageProfile(times, window.measured_buckets, measure_all_reduce(run))
 
 
 def measure_isolated(
@@ -116,6 +114,12 @@ def time_step(setup: TrainingSetup, step: Step, batches: Sequence[Batch]) -> flo
     decay = setup.schedule.ema_decay(setup.state.step)
     step([[batch] for batch in batches], setup.state.step + 1, LEARNING_RATE, decay).numpy()
     return time.perf_counter() - started_s
+
+
+def measure_all_reduce(run: ProfiledRun) -> float:
+    """Return the seconds in which replicas on the two devices of a run reduce the gradients of a step."""
+    gradients = [(variable.shape, variable.dtype) for variable in run.setup.state.trained]
+    return time_all_reduce((run.route.data, run.route.model), gradients)
 
 
 def time_all_reduce(models: Sequence[str], gradients: Sequence[tuple[Sequence[int], str]]) -> float:

@@ -3,11 +3,12 @@
 import tensorflow as tf
 
 from myxtts.config.schema import Config
+from myxtts.observe.assessment import gpus_of, shared_hardware
 from myxtts.placement.routes import Placement
 from myxtts.planner.stage_times import StageTimes
 from myxtts.profiling.analysis import Measurement
 from myxtts.profiling.flops import matmul_flops_per_s, step_flops
-from myxtts.profiling.isolated_stages import SampleBatches, measure_isolated
+from myxtts.profiling.isolated_stages import SampleBatches, measure_all_reduce, measure_isolated
 from myxtts.profiling.nvml import GpuSampler
 from myxtts.profiling.pipeline_runs import run_traced, run_untraced
 from myxtts.profiling.profiled_run import MeasurementWindow, ProfiledRun, measurement_window, open_run
@@ -54,6 +55,10 @@ def measure(run: ProfiledRun, steps: int) -> tuple[Measurement, DeviceMetrics]:
         single_device=not run.setup.between_devices,
         devices=run.setup.gpu_count,
         trials=trials,
+        gpus=gpus_of(run.placement),
+        all_reduce_s=measure_all_reduce(run) if run.setup.between_devices else None,
+        can_replicate=run.setup.can_replicate,
+        note=shared_hardware(run.placement),
     )
     return measurement, measure_devices(run, window, samples, isolated, sampler)
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from myxtts.observe.assessment import TARGETS, Assessment, data_busy_text
 from myxtts.planner.stage_times import STAGES
 from myxtts.profiling.analysis import Analysis, Recommendation
 
@@ -76,7 +77,7 @@ def report_lines(analysis: Analysis, unit: str) -> list[str]:
         "achieved": f"{analysis.achieved:.1f} {unit}, all stages together; two runs differ by {analysis.noise:.1%}",
         "serial": f"{analysis.serial:.1f} {unit}, if produce, transfer and step ran one after the other",
         "efficiency": f"{analysis.efficiency:.1%}, achieved / ceiling",
-        "model device": f"busy {analysis.accelerator_utilisation:.1%} of the time",
+        **device_texts(analysis.assessment),
         "speedup": f"{analysis.speedup:.2f} x, achieved / serial; ideal {analysis.ideal_speedup:.2f} x",
         "step": f"{1e3 * analysis.step_mean_s:.1f} ms, p50 {1e3 * analysis.step_p50_s:.1f}, "
         f"p95 {1e3 * analysis.step_p95_s:.1f}, variation {analysis.step_variation:.1%} "
@@ -93,10 +94,30 @@ def report_lines(analysis: Analysis, unit: str) -> list[str]:
     lines.append(f"{'bottleneck':<14} {analysis.reason}")
     for recommendation in analysis.recommendations:
         lines.append(f"{'recommended':<14} {recommendation.flags}: {_format_gain(recommendation)}")
-    if not analysis.recommendations:
+    flags = [recommendation.flags for recommendation in analysis.recommendations]
+    for change in (change for change in analysis.assessment.recommended if change not in flags):
+        lines.append(f"{'recommended':<14} {change}")
+    if not analysis.recommendations and not analysis.assessment.recommended:
         lines.append(f"{'recommended':<14} nothing: no flag is expected to gain more than {analysis.min_gain:.1%}")
-    lines.append(f"{'grade':<14} {analysis.grade}")
+    lines.append(f"{'grade':<14} {analysis.assessment.line}")
     return lines
+
+
+def device_texts(assessment: Assessment) -> dict[str, str]:
+    """Return how busy the devices are, and what the placements take by arithmetic, by the labels of their lines."""
+    targets = ", ".join(f"{target.grade} {target.model_busy:.0%}" for target in reversed(TARGETS))
+    texts = {
+        "model device": f"busy {assessment.model_busy:.1%} of the time: {assessment.grade_text} (targets: {targets})"
+    }
+    if assessment.data_busy is not None:
+        texts["data device"] = f"busy {assessment.data_busy:.1%} of the time: {data_busy_text(assessment.data_busy)}"
+    milliseconds = ", ".join(f"{name} {1e3 * seconds:.1f}" for name, seconds in assessment.placements_s.items())
+    all_reduce = "not included" if assessment.all_reduce_s is None else f"{1e3 * assessment.all_reduce_s:.1f}"
+    return texts | {
+        "placements": f"ms a step: {milliseconds}; the present one measured, the others by arithmetic; all-reduce "
+        f"{all_reduce}",
+        "second device": assessment.comparison,
+    }
 
 
 def _format_gain(recommendation: Recommendation) -> str:
@@ -106,7 +127,7 @@ def _format_gain(recommendation: Recommendation) -> str:
 
 def analysis_to_json(analysis: Analysis, unit: str) -> dict[str, Any]:
     """Return the analysis as JSON."""
-    values = asdict(analysis)
+    values = asdict(analysis) | {"grade": analysis.grade, "assessment": analysis.assessment.to_json()}
     by_stage = [values.pop(name) for name in ("mean_s", "variations", "rates")]
     names = ("mean_s", "variation", "audio_seconds_per_s" if unit.startswith("audio") else "batches_per_s")
     values["stages"] = {

@@ -132,6 +132,11 @@ class TrainingSetup:
         return any(route.data != route.model for route in self.replicas.routes)
 
     @property
+    def can_replicate(self) -> bool:
+        """Whether the settings allow several replicas; see `check_xla`."""
+        return self.config.training.compile != "xla"
+
+    @property
     def gpu_count(self) -> int:
         """Number of GPUs, real or simulated, that a placement may use."""
         return self.config.placement.simulate_gpus or devices.gpu_count()

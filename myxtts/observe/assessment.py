@@ -1,0 +1,259 @@
+"""The grade of a placement: is the model device fed, and is a second device worth having? No TensorFlow.
+
+Profiles and runs share these figures. P, T, C and A are the seconds of a step to produce, transfer and train on
+(consume) its batches, and to all-reduce its gradient, as in docs/reference/placement.md.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from myxtts.clock import NO_WAIT, Interval
+from myxtts.placement.arithmetic import analytic_bound
+from myxtts.placement.routes import Placement
+
+
+class Target(NamedTuple):
+    """Least utilisation of the model device, and greatest variation of the step's time, for a grade."""
+
+    grade: str
+    model_busy: float
+    step_variation: float
+
+
+TARGETS = (Target("excellent", 0.90, 0.20), Target("good", 0.85, 0.30), Target("minimum", 0.80, 0.40))
+DATA_BUSY = (0.40, 0.60)  # of the data device: below, it gains little; above, long batches make the model wait
+MIN_GAIN = 1.10  # of dual over single placement; below, the second device does more in a run of its own
+TIE = 0.99  # a placement is recommended if it takes at most this fraction of the time
+
+ROUTES = {"single": (("0", "0"),), "dual": (("0", "1"),), "replicas": (("0", "0"), ("1", "1"))}
+SHARED_CORES = "these devices share the cores of one CPU, so two GPUs may gain more or less"
+SHARED_GPU = "these devices share one GPU, so two GPUs may gain more or less"
+
+
+def grade(model_busy: float, step_variation: float = 0.0) -> str:
+    """Return the best grade whose two limits are met; a run does not know the variation."""
+    met = (name for name, busy, variation in TARGETS if model_busy >= busy and step_variation < variation)
+    return next(met, "below minimum")
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """A placement with one replica, compared with the others on two equal devices. Fractions are from 0 to 1.
+
+    Attributes:
+        interval_s: from the end of a step to the end of the next.
+        mean_s: seconds of a step by stage, to read by all readers together (0 where it is not known to limit); empty
+            where a stage is unknown.
+        model_busy: utilisation of the model device.
+        data_busy: utilisation of the data device; None where one device makes batches and trains.
+        step_variation: coefficient of variation of the step's time; 0 where it is unknown.
+        all_reduce_s: A of two replicas; None where it was not measured.
+        gpus: numbers of the data GPU and the model GPU, or in single placement of the GPU and another one.
+        second_device: there is another device that a single placement could use.
+        can_replicate: the settings allow replicas.
+        unknown: why `mean_s` is empty.
+        note: what limits the meaning of the figures.
+    """
+
+    interval_s: float
+    mean_s: Mapping[str, float]
+    model_busy: float
+    data_busy: float | None
+    step_variation: float = 0.0
+    all_reduce_s: float | None = None
+    gpus: tuple[int, int] = (0, 1)
+    second_device: bool = True
+    can_replicate: bool = True
+    unknown: str = ""
+    note: str = ""
+
+    @property
+    def grade(self) -> str:
+        """How well the model device is fed."""
+        return grade(self.model_busy, self.step_variation)
+
+    @property
+    def grade_text(self) -> str:
+        """The grade, with the variation of the steps where they limit it."""
+        limits = self.grade != grade(self.model_busy)
+        return self.grade + f", since steps vary by {100 * self.step_variation:.0f} %" * limits
+
+    @property
+    def is_dual(self) -> bool:
+        return self.data_busy is not None
+
+    @cached_property
+    def placements_s(self) -> dict[str, float]:
+        """Seconds of a step in each placement: of the present one as measured, of the others by arithmetic.
+
+        `replicas` is half of a step of two replicas, which trains on two batches. Without a measured all-reduce it is a
+        lower bound.
+        """
+        if not self.mean_s:
+            return {}
+        by_arithmetic = {
+            name: analytic_bound(routes, self.mean_s, 1, self.all_reduce_s or 0.0)[1] for name, routes in ROUTES.items()
+        }
+        return by_arithmetic | {"dual" if self.is_dual else "single": self.interval_s}
+
+    @property
+    def gains(self) -> dict[str, float]:
+        """Throughput of dual placement over that of the other two; in single placement, of the other two over it."""
+        if self.is_dual:
+            return {name: s / self.interval_s for name, s in self.placements_s.items() if name != "dual"}
+        return {name: self.interval_s / s for name, s in self.placements_s.items() if name != "single"}
+
+    @property
+    def break_even_s(self) -> float:
+        """The all-reduce of a step with which two replicas are as fast as the present placement."""
+        two_batches_s = 2.0 * analytic_bound(ROUTES["replicas"], self.mean_s, 1)[1]
+        return max(2.0 * self.interval_s - two_batches_s, 0.0)
+
+    @property
+    def recommended(self) -> list[str]:
+        """Placements and changes that use two devices better; empty where the present one is right, or unknown."""
+        if not self.mean_s:
+            return []
+        without_reading = {**self.mean_s, "read": 0.0}
+        if (
+            self.mean_s["read"]
+            > TIE * analytic_bound(ROUTES["dual" if self.is_dual else "single"], without_reading, 1)[1]
+        ):
+            return ["faster reading first, such as a higher --num-workers, or --cache-dataset"]
+        return self._instead_of_dual() if self.is_dual else self._instead_of_single()
+
+    def _instead_of_dual(self) -> list[str]:
+        data, model = self.gpus
+        changes = []
+        if self.second_device and self.can_replicate and self.placements_s["replicas"] < TIE * self.interval_s:
+            changes.append(f"--model-gpus {data} {model}{self._if_all_reduce}")
+        if self.gains["single"] < MIN_GAIN:
+            changes.append(f"single placement, which leaves GPU {data} to another run")
+        if self.mean_s["produce"] + self.mean_s["transfer"] > self.mean_s["step"]:
+            changes.append("a larger --model-size, which is free until its step takes as long as producing")
+        elif (self.data_busy or 0.0) < DATA_BUSY[0]:
+            changes.append("more work for the data device, such as --vtlp 0.1 for tts")
+        return changes
+
+    def _instead_of_single(self) -> list[str]:
+        gpu, other = self.gpus
+        if not self.second_device:
+            return []
+        changes = []
+        if self.can_replicate:
+            changes.append(f"--model-gpus {gpu} {other}{self._if_all_reduce}")
+        if self.gains["dual"] >= MIN_GAIN:
+            changes.append(f"--data-gpu {gpu} --model-gpu {other}")
+        return changes
+
+    @property
+    def _if_all_reduce(self) -> str:
+        if self.all_reduce_s is not None:
+            return ""
+        return f" if the all-reduce of its step takes less than {1e3 * self.break_even_s:.3g} ms"
+
+    @property
+    def comparison(self) -> str:
+        """What the second device gains, in words."""
+        if not self.mean_s:
+            return f"gain of a second device unknown: {self.unknown}"
+        without = "" if self.all_reduce_s is not None else " without their all-reduce"
+        if self.is_dual:
+            return f"{self.gains['single']:.2f} x single, {self.gains['replicas']:.2f} x two replicas{without}"
+        return (
+            f"a second device would bring at most {self.gains['dual']:.2f} x as data device, "
+            f"{self.gains['replicas']:.2f} x as a replica{without.replace('their', 'the')}"
+        )
+
+    @property
+    def line(self) -> str:
+        """The grade in one line, for the end of a profile and of a run."""
+        busy = [f"model device busy {100 * self.model_busy:.0f} % ({self.grade_text})"]
+        if self.data_busy is not None:
+            busy.append(f"data device busy {100 * self.data_busy:.0f} % ({data_busy_text(self.data_busy)})")
+        text = f"{', '.join(busy)}; {self.comparison}."
+        if self.recommended:
+            text += f" Recommended: {'; or '.join(self.recommended)}."
+        elif self.mean_s and self.is_dual:
+            text += " Recommended: this placement."
+        return text + f" Note: {self.note}." * bool(self.note)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "interval_s": self.interval_s,
+            "model_utilisation": self.model_busy,
+            "data_utilisation": self.data_busy,
+            "placements_s": self.placements_s,
+            "gains": self.gains,
+            "all_reduce_s": self.all_reduce_s,
+            "recommended": self.recommended,
+            "note": self.note,
+        }
+
+
+def data_busy_text(data_busy: float) -> str:
+    """Return where a utilisation of the data device lies: `target`, or below or above it."""
+    low, high = DATA_BUSY
+    target = f"{100 * low:.0f} to {100 * high:.0f} %"
+    return f"{'below' if data_busy < low else 'above' if data_busy > high else 'in'} the target, {target}"
+
+
+def assess_run(total: Interval, placement: Placement, replicas: int, devices: int, can_replicate: bool) -> Assessment:
+    """Assess a run from what its clock measured, without its first step.
+
+    A step on a GPU returns before its work is done. So where the loop waits for batches, the step's time on the GPU is
+    unknown, and the utilisation is a lower bound; in single placement on a GPU the producer does not synchronize, and
+    its time is unknown, too.
+
+    Args:
+        total: of at least one step.
+        replicas: of all processes.
+        devices: GPUs, real or simulated, that a placement may use.
+    """
+    route = placement.routes[0]
+    steps, is_dual = max(total.steps, 1), route.data != route.model
+    produce_s, transfer_s = total.produce_s / steps, total.transfer_s / steps
+    interval_s, wait_s = total.busy_s / steps, total.wait_s / steps
+    unknown = _unknown_reason(replicas, placement.on_gpu, is_dual, total.wait_share)
+    read_s = (total.read_s + total.produce_s + total.transfer_s) / steps if total.bottleneck == "read" else 0.0
+    step_s = interval_s - wait_s if is_dual else max(interval_s - produce_s, 0.0)  # one device does one after the other
+    means = {"read": read_s, "produce": produce_s, "transfer": transfer_s, "step": step_s}
+    return Assessment(
+        interval_s=interval_s,
+        mean_s={} if unknown else means,
+        model_busy=1.0 - total.wait_share,
+        data_busy=min(produce_s / interval_s, 1.0) if is_dual and interval_s else None,
+        gpus=gpus_of(placement),
+        second_device=devices > 1,
+        can_replicate=can_replicate,
+        unknown=unknown,
+        note=shared_hardware(placement),
+    )
+
+
+def _unknown_reason(replicas: int, on_gpu: bool, is_dual: bool, wait_share: float) -> str:
+    """Return why a run does not know the times of its stages; "" where it does."""
+    if replicas > 1:
+        return f"the run has {replicas} replicas, and `myxtts plan` compares placements"
+    if on_gpu and not is_dual:
+        return "a run on one GPU does not time its producer, but `myxtts profile` does"
+    if on_gpu and wait_share >= NO_WAIT:
+        return "a run does not wait for its GPU after a step, but `myxtts profile` does"
+    return ""
+
+
+def gpus_of(placement: Placement) -> tuple[int, int]:
+    """Return the numbers of the data GPU and the model GPU, or in single placement of the GPU and another one."""
+    physical = {device.name: device.physical or 0 for device in placement.devices}
+    data, model = (physical[name] for name in (placement.routes[0].data, placement.routes[0].model))
+    return (data, model) if data != model else (model, 0 if model else 1)
+
+
+def shared_hardware(placement: Placement) -> str:
+    """Return a note where the devices of a route share hardware, so that neither has its full speed."""
+    if not placement.on_gpu:
+        return SHARED_CORES
+    route, physical = placement.routes[0], {device.name: device.physical for device in placement.devices}
+    return SHARED_GPU if route.data != route.model and physical[route.data] == physical[route.model] else ""

@@ -1,0 +1,141 @@
+"""The grade of a placement: utilisation of both devices, and throughput compared with other placements, by hand."""
+
+import unittest
+from dataclasses import replace
+
+from myxtts.clock import Interval
+from myxtts.config.schema import PlacementConfig
+from myxtts.observe.assessment import DATA_BUSY, TARGETS, Assessment, assess_run, data_busy_text, grade
+from myxtts.placement.routes import Placement, plan_routes
+
+
+def stages(produce=0.0, transfer=0.0, step=0.0, read=0.0) -> dict[str, float]:
+    return {"read": read, "produce": produce, "transfer": transfer, "step": step}
+
+
+IDLE = Assessment(interval_s=24.0, mean_s=stages(1.0, 0.5, 24.0), model_busy=1.0, data_busy=1 / 24)
+EQUAL = Assessment(interval_s=20.0, mean_s=stages(20.0, 0.0, 20.0), model_busy=1.0, data_busy=1.0)
+SINGLE = Assessment(interval_s=40.0, mean_s=stages(10.0, 0.0, 30.0), model_busy=0.75, data_busy=None)
+
+
+class AssessmentTest(unittest.TestCase):
+    def test_grade_requires_both_limits(self):
+        cases = {(0.90, 0.1): "excellent", (0.95, 0.25): "good", (0.85, 0.1): "good", (0.80, 0.1): "minimum"}
+        cases |= {(0.95, 0.39): "minimum", (0.95, 0.4): "below minimum", (0.79, 0.1): "below minimum"}
+        self.assertEqual({case: grade(*case) for case in cases}, cases)
+        self.assertEqual(replace(IDLE, step_variation=0.25).grade_text, "good, since steps vary by 25 %")
+        self.assertEqual([target.model_busy for target in TARGETS], [0.9, 0.85, 0.8])
+
+    def test_data_device_has_a_target_from_40_to_60_per_cent(self):
+        self.assertEqual(DATA_BUSY, (0.4, 0.6))
+        texts = [data_busy_text(busy).split()[0] for busy in (0.39, 0.4, 0.6, 0.61)]
+        self.assertEqual(texts, ["below", "in", "in", "above"])
+
+    def test_dual_is_compared_with_single_and_with_two_replicas(self):
+        self.assertEqual(IDLE.placements_s, {"single": 25.0, "dual": 24.0, "replicas": 12.5})
+        self.assertEqual(IDLE.gains, {"single": 25 / 24, "replicas": 12.5 / 24})
+        self.assertEqual(IDLE.break_even_s, 23.0)  # (1 + 24 + 23) / 2 = 24
+
+    def test_idle_data_device_is_not_excellent_alone(self):
+        """The model device is fed, but the second device gains next to nothing."""
+        self.assertEqual(IDLE.grade, "excellent")
+        replicas, single, work = IDLE.recommended
+        self.assertEqual(replicas, "--model-gpus 0 1 if the all-reduce of its step takes less than 2.3e+04 ms")
+        self.assertTrue(single.startswith("single placement"))
+        self.assertTrue(work.startswith("more work for the data device"))
+        self.assertIn("1.04 x single, 0.52 x two replicas without their all-reduce.", IDLE.line)
+        self.assertIn("data device busy 4 % (below the target, 40 to 60 %)", IDLE.line)
+
+    def test_known_all_reduce_decides_between_replicas_and_dual(self):
+        self.assertEqual(replace(IDLE, all_reduce_s=3.0).placements_s["replicas"], 14.0)
+        self.assertIn("--model-gpus 0 1", replace(IDLE, all_reduce_s=3.0).recommended)
+        self.assertNotIn("--model-gpus", replace(IDLE, all_reduce_s=23.0).line)
+        self.assertNotIn("without", replace(IDLE, all_reduce_s=3.0).line)
+
+    def test_dual_is_right_where_both_stages_take_equally_long(self):
+        self.assertEqual(EQUAL.gains, {"single": 2.0, "replicas": 1.0})
+        self.assertEqual(EQUAL.recommended, [])
+        self.assertIn("Recommended: this placement.", EQUAL.line)
+
+    def test_slower_producer_leaves_room_for_a_larger_model(self):
+        slow = replace(EQUAL, interval_s=30.0, mean_s=stages(28.0, 2.0, 20.0), all_reduce_s=12.0)
+        self.assertEqual(slow.placements_s, {"single": 48.0, "dual": 30.0, "replicas": 30.0})
+        (change,) = slow.recommended
+        self.assertIn("a larger --model-size", change)
+
+    def test_single_placement_says_what_a_second_device_would_bring(self):
+        self.assertEqual(SINGLE.placements_s, {"single": 40.0, "dual": 30.0, "replicas": 20.0})
+        self.assertEqual(SINGLE.gains, {"dual": 40 / 30, "replicas": 2.0})
+        self.assertEqual(SINGLE.recommended[1], "--data-gpu 0 --model-gpu 1")
+        self.assertIn("at most 1.33 x as data device, 2.00 x as a replica without the all-reduce", SINGLE.line)
+
+    def test_no_flag_is_recommended_that_would_be_rejected(self):
+        self.assertEqual(replace(SINGLE, second_device=False).recommended, [])
+        self.assertNotIn("--model-gpus", replace(IDLE, can_replicate=False).line)
+        self.assertEqual(replace(SINGLE, can_replicate=False).recommended, ["--data-gpu 0 --model-gpu 1"])
+        self.assertIn("--model-gpus 3 2 ", replace(IDLE, gpus=(3, 2)).line)
+
+    def test_slow_reading_comes_before_any_placement(self):
+        for assessment in (IDLE, SINGLE):
+            slow = replace(assessment, interval_s=50.0, mean_s=assessment.mean_s | {"read": 50.0})
+            self.assertEqual([change.split()[:2] for change in slow.recommended], [["faster", "reading"]])
+
+
+DUAL, ONE = PlacementConfig(data_gpu=0, model_gpu=1), PlacementConfig()
+
+
+def placement(settings: PlacementConfig, simulated=0, gpus=2) -> Placement:
+    return plan_routes(settings.model_copy(update={"simulate_gpus": simulated}), gpus)
+
+
+def run(placement: Placement, replicas=1, wait_s=0.0, produce_s=100.0, read_s=0.0) -> Assessment:
+    """Return the assessment of 10 steps in 250 s."""
+    total = Interval(10, 250.0, wait_s, 0.0, 0.0, read_s, produce_s, 5.0, 0.0)
+    return assess_run(total, placement, replicas, devices=2, can_replicate=True)
+
+
+class RunTest(unittest.TestCase):
+    """What a run knows from its clock."""
+
+    def test_dual_run_knows_the_time_of_each_stage(self):
+        assessed = run(placement(DUAL))
+        self.assertEqual((assessed.interval_s, assessed.model_busy, assessed.data_busy), (25.0, 1.0, 0.4))
+        self.assertEqual(assessed.placements_s, {"single": 35.0, "dual": 25.0, "replicas": 17.5})
+        self.assertEqual(assessed.note, "")
+
+    def test_waiting_gpu_hides_the_time_of_its_step(self):
+        assessed = run(placement(DUAL), wait_s=50.0)
+        self.assertEqual((assessed.model_busy, assessed.gains, assessed.recommended), (0.8, {}, []))
+        self.assertIn("gain of a second device unknown: a run does not wait for its GPU", assessed.line)
+
+    def test_simulated_devices_know_their_step_but_share_cores(self):
+        assessed = run(placement(DUAL, simulated=2), wait_s=50.0, produce_s=240.0)
+        self.assertEqual(assessed.mean_s["step"], 20.0)
+        self.assertTrue(
+            assessed.line.endswith("Note: these devices share the cores of one CPU, so two GPUs may gain more or less.")
+        )
+
+    def test_single_run_knows_its_producer_only_on_the_cpu(self):
+        self.assertIn("one GPU does not time its producer", run(placement(ONE)).line)
+        assessed = run(placement(ONE, gpus=0))
+        self.assertEqual(assessed.mean_s, stages(10.0, 0.5, 15.0))  # the device did one after the other
+        self.assertAlmostEqual(assessed.gains["dual"], 25 / 15)
+
+    def test_starved_producer_takes_as_long_to_read_as_for_the_rest_of_its_time(self):
+        assessed = run(placement(DUAL, simulated=2), wait_s=200.0, read_s=145.0)
+        self.assertEqual(assessed.mean_s["read"], 25.0)
+        self.assertIn("faster reading", assessed.line)
+
+    def test_replicas_are_not_compared_but_their_utilisation_is_known(self):
+        models = PlacementConfig(data_gpu=0, model_gpus=(1, 2))
+        assessed = run(placement(models, gpus=3), replicas=2)
+        self.assertEqual((assessed.data_busy, assessed.gains), (0.4, {}))
+        self.assertIn("`myxtts plan` compares placements", assessed.line)
+
+    def test_parts_of_one_gpu_are_no_two_gpus(self):
+        split = PlacementConfig(data_gpu=0, model_gpu=0, data_gpu_memory=4096, model_gpu_memory=8192)
+        self.assertIn("share one GPU", run(placement(split, gpus=1)).note)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -6,6 +6,7 @@ same name are equal within a batch. All batches of a bucket have one shape: the 
 with empty rows, whose `samples`, `frames` and `token_count` are 0.
 """
 
+from math import prod
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -58,6 +59,18 @@ TTS_FEATURES = ASR_FEATURES | {
 def tensor_specs(fields: dict[str, Field]) -> dict[str, tf.TensorSpec]:
     """Return the signature of a function that is traced once for all batches of a contract."""
     return {name: tf.TensorSpec(field.shape, field.dtype, name=name) for name, field in fields.items()}
+
+
+def batch_bytes(fields: dict[str, Field], sizes: dict[str, int]) -> int:
+    """Return the bytes of a batch of a contract.
+
+    Args:
+        sizes: of each named dimension.
+    """
+    elements = {
+        name: prod(dim if isinstance(dim, int) else sizes[dim] for dim in field.dims) for name, field in fields.items()
+    }
+    return sum(elements[name] * tf.dtypes.as_dtype(field.dtype).size for name, field in fields.items())
 
 
 def empty_batch(fields: dict[str, Field]) -> dict[str, tf.Tensor]:

@@ -51,7 +51,7 @@ class Pipeline:
         synchronize: bool = False,
         first_replica: int = 0,
     ):
-        reference_samples = int(data.reference_seconds * SAMPLE_RATE_HZ) // HOP_SAMPLES * HOP_SAMPLES
+        reference_samples = reference_samples_of(data)
         reader = make_reader(corpus.manifest, extractor.inputs, reference_samples, data, cache_folder)
         self._depth = data.prefetch_buffer_size
         routes_of: dict[str, list[int]] = {}  # data device -> indices of its routes
@@ -78,6 +78,11 @@ class Pipeline:
         """Return a feed of the batches from a position on; see `planned_batches` for the arguments."""
         feeds = [Feed(producer.replica_batches(start, epochs, mean_over), self._depth) for producer in self.producers]
         return ReplicaFeed(feeds, self._indices)
+
+
+def reference_samples_of(data: DataConfig) -> int:
+    """Return the padded length of the references: a whole number of frames."""
+    return int(data.reference_seconds * SAMPLE_RATE_HZ) // HOP_SAMPLES * HOP_SAMPLES
 
 
 def make_reader(

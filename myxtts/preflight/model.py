@@ -22,6 +22,7 @@ from myxtts.data.plan_iterator import Position
 from myxtts.errors import TrainingError
 from myxtts.models.layers import parameter_count
 from myxtts.placement.audit import require_device
+from myxtts.placement.host_memory import available_memory_mib
 from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Placement
 from myxtts.preflight.checks import Check, recommended, required
@@ -29,6 +30,7 @@ from myxtts.preflight.prerequisites import existing_parent
 from myxtts.tf_internals import device_memory_mib
 from myxtts.training import loop
 from myxtts.training.diagnostics import describe_batch, explain_out_of_memory
+from myxtts.training.memory_forecast import MemoryForecast
 from myxtts.training.setup import RunCorpora, TrainingSetup, set_up
 from myxtts.training.start import Start
 from myxtts.training.state import TrainingState
@@ -93,7 +95,7 @@ def check_model(
     if placement.on_gpu:
         yield from check_gpu_memory(placement)
     else:
-        yield check_process_memory(initial_mib, built_mib)
+        yield check_process_memory(initial_mib, built_mib, setup.memory)
     return Trial(setup, pipeline, step, result.last_s, loop.batches_of(microbatches)[-1])
 
 
@@ -233,16 +235,17 @@ def check_gpu_memory(placement: Placement) -> Iterator[Check]:
         )
 
 
-def check_process_memory(initial_mib: float, built_mib: float) -> Check:
+def check_process_memory(initial_mib: float, built_mib: float, forecast: MemoryForecast) -> Check:
     """Check the peak memory of the process. On the CPU, all logical devices share one memory."""
-    peak_mib, free_mib = process_peak_mib(), free_memory_mib()
+    peak_mib, free_mib = process_peak_mib(), available_memory_mib()
     free = "the free memory of this machine is unknown" if free_mib is None else f"{free_mib:,.0f} MiB free"
     return recommended(
         free_mib is None or free_mib > HEADROOM * peak_mib,
         "memory of the process",
         f"at least {100 * HEADROOM:.0f} % of its peak is free",
         f"peak {peak_mib:,.0f} MiB, including {built_mib - initial_mib:,.0f} for the model "
-        f"and {peak_mib - built_mib:,.0f} for the heaviest steps with tracing; {free}",
+        f"and {peak_mib - built_mib:,.0f} for the heaviest steps with tracing; {free}; "
+        f"a run with full buffers was forecast to take {forecast} more than the model",
         "Lower --batch-size or --max-seconds, or add --gradient-checkpointing.",
     )
 
@@ -250,12 +253,3 @@ def check_process_memory(initial_mib: float, built_mib: float) -> Check:
 def process_peak_mib() -> float:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 2**20 if sys.platform == "darwin" else peak / 2**10  # bytes on macOS, KiB on Linux
-
-
-def free_memory_mib() -> float | None:
-    """Return the memory available without swapping, or None if the system has no such figure."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    return next((float(line.split()[1]) / 1024 for line in lines if line.startswith("MemAvailable:")), None)

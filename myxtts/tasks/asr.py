@@ -15,7 +15,7 @@ from myxtts.models import asr
 from myxtts.models.build import build_asr
 from myxtts.observe.metrics import TensorBoard
 from myxtts.tasks.asr_samples import ASRSampler, ErrorRateMetric
-from myxtts.tasks.base import Examples, Metric, dimensions
+from myxtts.tasks.base import KEPT_ARRAYS, Examples, Metric, dimensions, kept_bytes
 
 
 class ASRTask:
@@ -52,6 +52,11 @@ class ASRTask:
             config.asr.subsampling,
             **(settings if training else {}),
         )
+
+    def activation_bytes(self, config: Config, sizes: dict[str, int]) -> int:
+        size = asr.SIZES[config.model.model_size]
+        positions = sizes["frames"] // config.asr.subsampling * size.blocks
+        return sizes["batch"] * size.channels * positions * KEPT_ARRAYS * kept_bytes(config)
 
     def describe(self, config: Config) -> str:
         return dimensions(f"{self.name}, {config.asr.encoder}", config, asr.SIZES)

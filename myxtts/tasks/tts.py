@@ -12,8 +12,10 @@ from myxtts.data.manifest import Vocabulary
 from myxtts.models import xtts
 from myxtts.models.build import build_xtts
 from myxtts.observe.metrics import TensorBoard
-from myxtts.tasks.base import Examples, dimensions
+from myxtts.tasks.base import KEPT_ARRAYS, Examples, dimensions, kept_bytes
 from myxtts.tasks.tts_samples import TTSSampler, synthesis_options
+
+KEPT_SCORES = 2  # arrays of the size of attention scores, and of the alignment search's
 
 
 class TTSTask:
@@ -38,6 +40,15 @@ class TTSTask:
         }
         symbols, languages = len(vocabulary.symbols), len(vocabulary.languages)
         return build_xtts(model.model_size, symbols, languages, **(settings if training else {}))
+
+    def activation_bytes(self, config: Config, sizes: dict[str, int]) -> int:
+        size, frames, tokens = xtts.SIZES[config.model.model_size], sizes["frames"], sizes["tokens"]
+        segment = min(frames, round(config.model.segment_seconds * SAMPLE_RATE_HZ / HOP_SAMPLES))
+        positions = segment // xtts.REDUCTION_FACTOR * (size.decoder_blocks + size.flow_blocks)
+        blocks = size.channels * (positions + tokens * 2 * size.encoder_blocks)
+        blocks *= 1 if config.model.gradient_checkpointing else KEPT_ARRAYS
+        scores = frames * tokens + size.heads * tokens**2 * size.encoder_blocks
+        return sizes["batch"] * (blocks + KEPT_SCORES * scores) * kept_bytes(config)
 
     def describe(self, config: Config) -> str:
         return dimensions(self.name, config, xtts.SIZES)

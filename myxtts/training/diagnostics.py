@@ -59,6 +59,7 @@ def derived_numbers(setup: TrainingSetup) -> dict[str, str]:
         f"{training.precision}",
         "step": f"{utterances:.1f} utterances and {seconds:.1f} audio seconds in {per_replica * (replicas > 1)}"
         f"{training.gradient_accumulation} x {rows} rows",
+        "host memory": f"about {setup.memory}",
         "learning rate": f"{schedule.learning_rate(0):.2g} at first, {peak:.2g} at most, "
         f"{schedule.learning_rate(total - 1):.2g} at the end",
         "length": f"{total} steps of {steps} an epoch ({total / steps:.1f} epochs), from step {setup.state.step} "

@@ -17,6 +17,7 @@ from myxtts.data.pipeline import Pipeline
 from myxtts.data.plan_iterator import steps_left
 from myxtts.distributed.cluster import Cluster
 from myxtts.errors import CheckpointError, ConfigError, DataError
+from myxtts.models.layers import parameter_count
 from myxtts.placement import devices
 from myxtts.placement.replicas import Replicas
 from myxtts.placement.routes import Placement, plan_routes
@@ -27,6 +28,7 @@ from myxtts.training.checkpoint import restore
 from myxtts.training.checkpoint_files import digest_of
 from myxtts.training.init_from import Pretrained, load_pretrained
 from myxtts.training.loop import Schedule
+from myxtts.training.memory_forecast import MemoryForecast, check_memory, forecast_memory
 from myxtts.training.run_folder import check_same_corpus
 from myxtts.training.start import Start
 from myxtts.training.state import TrainingState, make_optimizer
@@ -113,6 +115,7 @@ class TrainingSetup:
 
     Attributes:
         metadata: what its checkpoints record beside the weights; see `run_metadata`.
+        memory: forecast of what training takes on the host.
     """
 
     config: Config
@@ -120,6 +123,7 @@ class TrainingSetup:
     corpora: RunCorpora
     state: TrainingState
     metadata: dict[str, Any]
+    memory: MemoryForecast
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -183,8 +187,11 @@ def set_up(config: Config, start: Start, replicas: Replicas, corpora: RunCorpora
 
     Raises:
         CheckpointError: the checkpoint or the pretrained weights do not fit, or the workers start from different ones.
+        ConfigError: the batches and the step do not fit into the memory of the host.
     """
     state = build_state(config, corpora.vocabulary, replicas, start.pretrained)
+    memory = forecast_memory(config, corpora.training.plan, replicas.routes, parameter_count(state.model))
+    check_memory(memory)
     digest = start.digest or digest_of(dict(state.arrays("model")))
     metadata = run_metadata(config, corpora.training, corpora.vocabulary, start.ancestor, digest)
     if start.checkpoint is not None:
@@ -195,7 +202,7 @@ def set_up(config: Config, start: Start, replicas: Replicas, corpora: RunCorpora
             "all workers must start from the same weights, but theirs differ. Give all of them the same run folder, "
             "or the same --init-from: a copy on one host may be from another attempt."
         )
-    return TrainingSetup(config, replicas, corpora, state, metadata)
+    return TrainingSetup(config, replicas, corpora, state, metadata, memory)
 
 
 def build_state(

@@ -1,0 +1,100 @@
+"""The forecast of host memory: parts that can be counted by hand, and the run that does not fit."""
+
+import unittest
+from unittest import mock
+
+import numpy as np
+
+from myxtts.config.schema import Config, DataConfig, ModelConfig, TrainingConfig
+from myxtts.data.batch_plan import Plan
+from myxtts.errors import ConfigError
+from myxtts.placement.routes import Route
+from myxtts.training.memory_forecast import MemoryForecast, check_memory, forecast_memory
+from tests.tiny import Workspace
+
+ROWS, SAMPLES, TOKENS, REFERENCE = 4, 40 * 256, 7, 258 * 256  # a reference of 3 s has 258 frames
+PCM = ROWS * (SAMPLES + REFERENCE) * 2
+TEXT = ROWS * (TOKENS + 2) * 4 + 2 * 4 + 2 * 4
+WAVES = PCM + TEXT + 2 * ROWS * 4
+FEATURES = TEXT + ROWS * (40 * 81 + 258 * 80 + 2) * 4
+GPUS = (Route("/GPU:0", "/GPU:1"),)
+CPUS = (Route("/CPU:0", "/CPU:1"), Route("/CPU:0", "/CPU:2"))
+
+
+def forecast(routes, parameters=1000, **sections):
+    plan = Plan(
+        np.full(8, SAMPLES, np.int32), np.full(8, TOKENS), np.zeros(8, int), bounds=[SAMPLES], batch_size=ROWS, seed=0
+    )
+    return forecast_memory(Config(**sections), plan, routes, parameters)
+
+
+class Parts(unittest.TestCase):
+    def test_on_gpus_the_host_holds_the_batches_that_are_read_and_buffered(self):
+        (part,) = forecast(GPUS).parts_mib.items()
+        self.assertEqual(part, ("for 10 batches of audio", 10 * WAVES / 2**20))
+
+    def test_each_data_device_has_buffers_of_its_own(self):
+        data = DataConfig(num_workers=1, buffer_size=3)
+        (part,) = forecast((Route("/GPU:0", "/GPU:0"), Route("/GPU:1", "/GPU:1")), data=data).parts_mib.items()
+        self.assertEqual(part, ("for 8 batches of audio", 8 * WAVES / 2**20))
+
+    def test_devices_on_the_cpu_take_their_memory_from_the_host(self):
+        parts = forecast(CPUS).parts_mib
+        self.assertEqual(parts["for 13 batches of audio"], 13 * WAVES / 2**20)  # uploaded ones, too
+        self.assertEqual(parts["for 10 batches of features"], 10 * FEATURES / 2**20)  # of two replicas
+        self.assertEqual(set(parts), {*parts, "to make a batch", "for the step"})
+
+    def test_gradients_and_their_sums_grow_with_the_model(self):
+        def growth(accumulation):
+            training = TrainingConfig(gradient_accumulation=accumulation)
+            small, large = (forecast(CPUS[:1], count, training=training).total_mib for count in (0, 2**20))
+            return large - small
+
+        self.assertAlmostEqual(growth(1), 4.0)
+        self.assertAlmostEqual(growth(2), 8.0)
+
+    def test_activations_grow_with_model_and_segment_and_shrink_with_precision_and_checkpointing(self):
+        def step(precision="float32", **model):
+            config = {"model": ModelConfig(**model), "training": TrainingConfig(precision=precision)}
+            return forecast(CPUS[:1], 0, **config).parts_mib["for the step"]
+
+        for task in ("tts", "asr"):
+            self.assertGreater(step(task=task, model_size="big"), step(task=task, model_size="tiny"))
+        self.assertGreater(step(), step(segment_seconds=0.25))
+        self.assertGreater(step(), step(precision="mixed_bfloat16"))
+        self.assertGreater(step(), step(gradient_checkpointing=True))
+
+
+class TooMuch(unittest.TestCase):
+    def test_a_forecast_that_fits_and_an_unknown_memory_are_accepted(self):
+        for available_mib in (None, 100.0):
+            with mock.patch("myxtts.training.memory_forecast.available_memory_mib", lambda mib=available_mib: mib):
+                check_memory(MemoryForecast({"for the step": 100.0}, 1, 1.0))
+
+    def test_a_run_that_does_not_fit_ends_before_it_reads_with_figures_and_flags(self):
+        workspace = Workspace.with_toy_models(self.addCleanup)
+        with mock.patch("myxtts.training.memory_forecast.available_memory_mib", lambda: 2.0):
+            finished = workspace.train("large")
+        self.assertEqual(finished.code, 2, finished)
+        self.assertRegex(finished.err, r"^error: the run needs about [0-9,]+ MiB \([0-9]+ for 13 batches of audio, ")
+        self.assertIn(
+            "of host memory, but 2 MiB are available. Its largest batch has 4 rows of up to 0.8 s", finished.err
+        )
+        for flag in ("--batch-size", "--batch-seconds", "--max-seconds", "--buffer-size", "--prefetch-buffer-size"):
+            self.assertIn(flag, finished.err)
+        self.assertFalse((workspace.run_dir("large") / "checkpoints").exists())
+
+    def test_a_run_logs_its_forecast(self):
+        finished = Workspace.with_toy_models(self.addCleanup).train("small", "--max-steps", "1")
+        self.assertRegex(finished.out, r"\nhost memory    about [0-9,]+ MiB \([0-9]+ for 13 batches of audio, ")
+
+    def test_the_check_raises_config_error(self):
+        with (
+            mock.patch("myxtts.training.memory_forecast.available_memory_mib", lambda: 1.0),
+            self.assertRaises(ConfigError),
+        ):
+            check_memory(MemoryForecast({"for the step": 100.0}, 1, 1.0))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,6 +1,8 @@
 """Runs with --init-from: inherited and new weights, frozen components, rejected combinations."""
 
+import contextlib
 import shutil
+import tempfile
 import unittest
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,12 +28,17 @@ from myxtts.training.init_from import (
     load_pretrained,
     read_pretrained,
 )
+from myxtts.training.missing_run import describe_missing
+from myxtts.training.run_folder import RunFolder
+from myxtts.training.select_checkpoint import select_checkpoint
+from myxtts.training.start import resolve_start
 from myxtts.training.state import TrainingState, make_optimizer
 from myxtts.training.step import Step
 from tests.sine_corpus import sine, write_sound
 from tests.tiny import BARE, SYMBOLS, Finished, Workspace, arrays_of, build_model, features, on_device, replicas_on
 from tests.two_devices import MODEL
 
+ROOT = Path(__file__).parents[1]
 LETTERS = tuple("abcdefghijklmnop"[: SYMBOLS - 3])  # the symbols of `build_model` without the 3 special ids
 
 
@@ -226,6 +233,60 @@ class Frozen(Runs):
         self.assertIn("does not have (ა ბ)", self.rejection("text", "--freeze", "text_encoder"))
         known = self.workspace.train("known", "--init-from", str(self.base), "--freeze", "text_encoder")
         self.assertEqual((known.code, known.err), (0, ""))
+
+
+class MissingRunTest(unittest.TestCase):
+    """The message about a folder that is no run with a checkpoint."""
+
+    def setUp(self):
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.enterContext(contextlib.chdir(self.folder))
+        for run in ("runs/voice_a", "runs/voice_b", "other/x"):
+            (self.folder / run / "checkpoints" / "step-000007").mkdir(parents=True)
+        (self.folder / "runs" / "begun").mkdir()
+        (self.folder / "runs" / "begun" / "config.yaml").touch()
+        (self.folder / "weights.pt").touch()
+
+    def test_the_runs_that_exist_are_listed(self):
+        runs = "Runs in runs: voice_a, voice_b."
+        train = "python train_main.py"
+        for run, reason in (
+            ("runs/none", f"there is no such folder. {runs}"),
+            ("runs/voice", f"there is no such folder. Did you mean runs/voice_b? {runs}"),
+            ("voice_a", f"there is no such folder. Did you mean runs/voice_a? {runs}"),
+            ("other/y", "there is no such folder. Runs in other: x."),
+            ("other", f"it is not the folder of a run. {runs}"),
+            ("other/x/checkpoints/step-9", "it is a path inside the run other/x, which has step-000007. Give other/x."),
+            (
+                "weights.pt",
+                "it is a file. Give the folder of a run of MyXTTS; weights of other programs cannot be read.",
+            ),
+            (
+                "runs/begun",
+                f"the run ended before its first. Resume it with `{train} --config runs/begun/config.yaml --resume`.",
+            ),
+        ):
+            with self.subTest(run), self.assertRaises(CheckpointError) as caught:
+                select_checkpoint(Path(run))
+            self.assertEqual(str(caught.exception), f"{run} has no checkpoint: {reason}")
+
+    def test_a_run_of_a_shipped_configuration_is_answered_by_its_commands(self):
+        shutil.rmtree("runs")
+        shutil.copytree(ROOT / "configs", "configs")
+        (self.folder / "configs" / "broken.yaml").write_text("x: [")
+        with self.assertRaises(CheckpointError) as caught:
+            resolve_start(load(Path("configs/georgian.yaml")), RunFolder(Path("runs/georgian")))
+        corpus = load(Path("configs/voices.yaml")).data.train_data
+        self.assertEqual(
+            str(caught.exception),
+            "runs/voices has no checkpoint: there is no such folder. These commands train it:\n"
+            f"  python utilities/make_demo_corpus.py --out {Path(corpus).parent} --utterances 1200 --languages en ka "
+            "fa --speakers 8\n"
+            "  python train_main.py --config configs/voices.yaml",
+        )
+        Path(corpus).parent.mkdir(parents=True)
+        Path(corpus).touch()
+        self.assertNotIn("make_demo_corpus", describe_missing(Path("runs/voices")))
 
 
 class Rejected(Runs):

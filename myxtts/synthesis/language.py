@@ -6,6 +6,7 @@ from pathlib import Path
 
 from myxtts.errors import CheckpointError, DataError
 from myxtts.text.languages import canonical_code
+from myxtts.training.missing_run import describe_missing
 
 
 def choose_language(language: str | None, trained: Sequence[str]) -> str:
@@ -35,7 +36,7 @@ def trained_languages(run: Path) -> list[str]:
     """
     states = sorted(run.glob("checkpoints/step-*/state.json"), key=lambda path: (len(path.parent.name), path))
     if not states:
-        raise CheckpointError(f"--run {run} has no checkpoint. Give the folder of a run, such as runs/demo.")
+        raise CheckpointError(describe_missing(run))
     try:
         return list(json.loads(states[-1].read_text(encoding="utf-8"))["languages"])
     except (OSError, ValueError, TypeError, KeyError) as error:

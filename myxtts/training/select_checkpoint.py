@@ -13,6 +13,7 @@ from myxtts.data.manifest import Vocabulary
 from myxtts.errors import CheckpointError
 from myxtts.text.symbols import SymbolTable
 from myxtts.training.checkpoint_files import checkpoint_of, latest, list_checkpoints, read_best
+from myxtts.training.missing_run import describe_missing
 
 INHERITED = {  # settings that give weights and symbols their meaning
     "data": ("text_frontend",),
@@ -31,9 +32,7 @@ def select_checkpoint(run: Path, name: str | None = None) -> Path:
     """
     newest = latest(run / "checkpoints")
     if newest is None:
-        raise CheckpointError(
-            f"{run} has no checkpoint. Give the folder of a run that has one, or train one with `myxtts train`."
-        )
+        raise CheckpointError(describe_missing(run))
     if name is not None:
         return _by_name(run, name)
     best = read_best(newest)

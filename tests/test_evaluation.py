@@ -573,6 +573,10 @@ class CompleteEvaluation(unittest.TestCase):
             with self.subTest(flag=flag, value=value), self.assertRaises(ConfigError):
                 evaluate.parse(["--run", "x", flag, value])
 
+    def test_an_audio_root_without_a_corpus_is_rejected(self):
+        with self.assertRaisesRegex(ConfigError, "there is no --data"):
+            evaluate.main(["--run", "x", "--audio-root", "x"])
+
     def test_settings_of_another_version_are_named(self):
         run = self.copy_run("other")
         self.rewrite(run, lambda settings: settings["data"].update(echo=1))

@@ -217,6 +217,8 @@ class CommandTest(RecogniserCase):
             ((), "neither was given"),
             ((good, "--corpus", "x"), "both were given"),
             (("--corpus", str(folder / "none")), "does not exist"),
+            ((good, "--audio-root", "x"), "there is no --corpus"),
+            (("--corpus", str(self.workspace.corpus), "--audio-root", "x"), "--audio-root x does not exist"),
             ((good, "--json", str(folder / "none" / "x.json")), "there is no folder"),
         ):
             with self.subTest(flags=flags), mock.patch("myxtts.recognition.transcriber.Transcriber") as transcriber:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from myxtts.commands.parser import CommandParser, add_checkpoint_flag, bounded
+from myxtts.errors import ConfigError
 from myxtts.evaluation.options import EvaluationOptions
 
 NAME = "evaluate"
@@ -20,6 +21,7 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     parser.add_argument(
         "--data", metavar="CORPUS", type=Path, help="corpus to measure on; by default the held-out utterances"
     )
+    parser.add_argument("--audio-root", metavar="DIR", type=Path, help="folder that contains all audio of --data")
     parser.add_argument(
         "--utterances",
         type=bounded(int, 1),
@@ -43,6 +45,8 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
 
 def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     options = vars(parse(argv, prog))
+    if options["audio_root"] is not None and options["data"] is None:
+        raise ConfigError("--audio-root is the folder of a corpus' audio, but there is no --data. Leave it out.")
     from myxtts.evaluation.evaluate import evaluate_run  # imports TensorFlow, which takes seconds
 
     run, checkpoint = options.pop("run"), options.pop("checkpoint")

@@ -4,6 +4,9 @@ While TensorFlow is imported, its libraries write lines before their log level a
 they report an error for the GPU that is not there. They hide the lines of a command and mean nothing to its user.
 No setting turns them off: absl offers Python no access to the log of the libraries, and TF_ENABLE_ONEDNN_OPTS=0, which
 silences one of them, changes the results of training.
+
+libmpg123 reports each jump into the middle of an MP3 file, where a frame may need bits of the frames before it. The
+check for truncated files makes such a jump (`myxtts.data.audio_header`): thousands of lines for a corpus of MP3 files.
 """
 
 import os
@@ -23,6 +26,7 @@ _NOISE = re.compile(
     rb"|I\d{4} .* service\.cc:.*\] (?:XLA service \S+ initialized for platform|  StreamExecutor \[)"
     rb"|W\d{4} .*\] Input of GeneratorDatasetOp::Dataset will not be optimized because"
     rb"|E\d{4} .*\] oneDNN supports DT_INT32 only on platforms with AVX-512\. Falling back to"
+    rb"|\[src/libmpg123/layer3\.c:.*\] error: part2_3_length \(\d+\) too large for available bit count"
     rb"|I\d{4} .* device_compiler\.h:.*\] Compiled cluster using XLA!"
 )
 
@@ -34,7 +38,7 @@ def set_environment() -> None:
 
 
 def filter_stderr() -> None:
-    """Pass file descriptor 2 through a process that drops TensorFlow's start-up lines and no others.
+    """Pass file descriptor 2 through a process that drops the lines above and no others.
 
     Call it before TensorFlow is imported. The filter is a separate process, so that the last lines of a process that
     aborts still arrive. Python's `sys.stderr` keeps writing to the original file descriptor, line by line. Does nothing

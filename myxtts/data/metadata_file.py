@@ -156,7 +156,9 @@ def _alternative(folder: Path) -> str:
         return f", but it has {', '.join(tables[:4])}. Give the one with the texts, such as {folder / tables[0]}."
     if json := next((name for name in names if name.lower().endswith((".jsonl", ".json"))), None):
         return f", and JSON such as {json} is not read. Write its entries as CSV lines under the header path,text."
-    for path in (folder.parent, *sorted(folder.iterdir())):
+    with os.scandir(folder) as entries:
+        subfolders = sorted(entry.path for entry in entries if entry.is_dir())
+    for path in (folder.parent, *map(Path, subfolders)):
         if os.path.isfile(path / METADATA_NAMES[0]):
             return f", but {path} has one. Give that folder."
     for path, files in walk_folders(folder):

@@ -54,20 +54,16 @@ class Table(NamedTuple):
         """Return the form in words, such as "table with |, columns audio_file=path, text"."""
         if not self.header:
             return f"lines of {self.line_form()}, no header"
-        pairs = [(name, meaning) for name, meaning in zip(self.header, self.columns, strict=True) if meaning]
-        names = ", ".join(name if name == meaning else f"{name}={meaning}" for name, meaning in pairs)
-        unused = [name for name, meaning in zip(self.header, self.columns, strict=True) if not meaning]
-        others = [name for name in unused if any(name in names for names in COLUMN_NAMES.values())]
-        return f"table with {SEPARATOR_NAMES[self.separator]}, columns {names}{not_others(others)}"
+        pairs = list(zip(self.header, self.columns, strict=True))
+        used = ", ".join(name if name == meaning else f"{name}={meaning}" for name, meaning in pairs if meaning)
+        known = {name for names in COLUMN_NAMES.values() for name in names}
+        others = ", ".join(name for name, meaning in pairs if name in known and not meaning)
+        return f"table with {SEPARATOR_NAMES[self.separator]}, columns {used}" + (f" (not {others})" if others else "")
 
     def line_form(self) -> str:
         """Return the form of a line without a header, such as id|text|normalised text."""
         separator = "<tab>" if self.separator == "\t" else self.separator
         return separator.join("id" if meaning == "path" else meaning for meaning in self.columns)
-
-
-def not_others(names: Sequence[str]) -> str:
-    return f" (not {', '.join(names)})" if names else ""
 
 
 def table_with_header(text: str) -> Table | None:
@@ -80,7 +76,8 @@ def table_with_header(text: str) -> Table | None:
     for separator in SEPARATORS:
         header = header_of(first, separator)
         columns = meanings(header)
-        if _is_complete(columns) and len(set(filter(None, columns))) == len(list(filter(None, columns))):
+        used = [meaning for meaning in columns if meaning]
+        if _is_complete(columns) and len(used) == len(set(used)):  # a name that stands twice is ambiguous
             _, *records = _records(text, separator)
             return Table(separator, columns, header, records)
     return None

@@ -95,7 +95,8 @@ def evaluate_asr(run: Path, checkpoint: str | None, options: EvaluationOptions) 
         _, _, manifest = load_run_corpora(selected, metadata, run)
         speakers, source = tuple(metadata["speakers"]), "held-out utterances"
     else:
-        manifest, vocabulary = load_other_corpus(options.data, settings_of(selected, metadata), metadata, folder)
+        config = settings_of(selected, metadata)
+        manifest, vocabulary = load_other_corpus(options.data, options.audio_root, config, metadata, folder)
         speakers, source = vocabulary.speakers, f"utterances of {options.data}"
     count = options.utterances or len(manifest)
     print_score(score_asr(transcriber, manifest, speakers, count, source), options.json_file)

@@ -96,19 +96,19 @@ def _load_corpora(
 
 
 def load_other_corpus(
-    path: Path, config: Config, metadata: dict[str, Any], folder: Path
+    path: Path, audio_root: Path | None, config: Config, metadata: dict[str, Any], folder: Path
 ) -> tuple[Manifest, Vocabulary]:
     """Return the utterances of another corpus, and the vocabulary of a run extended by this corpus' new speakers.
 
     Args:
-        path: a corpus, as --train-data takes it.
+        path, audio_root: a corpus, as --train-data and --audio-root take it.
         folder: gets rejected.csv.
 
     Raises:
         DataError: the corpus, or too many of its rows, cannot be used.
     """
     data = config.data
-    rows = read_corpus(path, data.language)
+    rows = read_corpus(path, data.language, audio_root)
     log.info("%-14s %s", "corpus form", rows.form)
     manifest, vocabulary, rejected = manifest_of(rows, data, length_rule_of(config), vocabulary_of(metadata))
     folder.mkdir(parents=True, exist_ok=True)

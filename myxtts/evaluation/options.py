@@ -10,6 +10,7 @@ class EvaluationOptions:
 
     Attributes:
         data: a corpus, as --train-data takes it; by default the held-out utterances of the run.
+        audio_root: folder of the audio of `data`, as --audio-root takes it.
         utterances: maximum number of utterances to measure; by default 50 for synthesis, and all for a recogniser.
         ode_steps, guidance: of synthesis; by default as in the run.
         asr_run: run of a recogniser that transcribes the synthesized speech.
@@ -19,6 +20,7 @@ class EvaluationOptions:
     """
 
     data: Path | None = None
+    audio_root: Path | None = None
     utterances: int | None = None
     ode_steps: int | None = None
     guidance: float | None = None

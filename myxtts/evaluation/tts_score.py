@@ -84,7 +84,7 @@ def score_tts(run: Path, checkpoint: Path, options: EvaluationOptions, route: Ro
         config, corpus, manifest = load_run_corpora(checkpoint, metadata, run)
     else:
         config, corpus = load_training_corpus(checkpoint, metadata, run)
-        manifest, _ = load_other_corpus(options.data, config, metadata, folder)
+        manifest, _ = load_other_corpus(options.data, options.audio_root, config, metadata, folder)
     network = load_model(checkpoint, metadata, device, task="tts")
     synthesis = override(synthesis_options(config.model), options)
     transcriber = Transcriber(options.asr_run, device) if options.asr_run else None

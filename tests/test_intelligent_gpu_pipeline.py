@@ -3,11 +3,13 @@
 On real GPUs where there are any: see `tests.two_devices`.
 """
 
+import gc
 import os
 import shutil
 import tempfile
 import threading
 import unittest
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import islice
@@ -211,6 +213,25 @@ class FeedTest(unittest.TestCase):
             with feed:
                 self.assertEqual([next(feed) for _ in range(items)], list(range(items)))
             within_timeout(lambda feed=feed: feed.__exit__(None, None, None))
+
+    def test_a_closed_feed_holds_no_items(self):
+        class Item:
+            pass
+
+        items = []
+
+        def made():
+            while True:
+                item = Item()
+                items.append(weakref.ref(item))
+                yield item
+                del item
+
+        with Feed(made(), 3) as feed:
+            feed.wait_until_full(TIMEOUT_S)
+        gc.collect()
+        self.assertGreaterEqual(len(items), 3)
+        self.assertFalse(any(item() for item in items))
 
     def test_an_exhausted_feed_stays_exhausted(self):
         with Feed(ObservedSource(2), 3) as feed:

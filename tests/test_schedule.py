@@ -29,6 +29,7 @@ class LearningRate(unittest.TestCase):
         rates = [learning_rate(step, 5, 1.0, 2, 0.0) for step in range(5)]
         for rate, expected in zip(rates, (0.5, 1.0, 1.0, 0.5, 0.0), strict=True):
             self.assertAlmostEqual(rate, expected)
+        self.assertAlmostEqual(learning_rate(3, 4, 1.0, 2, 0.0), 0.0)  # one step after the peak
 
     def test_learning_rate_stays_constant_after_the_last_step(self):
         for step in (1000, 1001, 31_501, 10**9):

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from myxtts.audio.mel import SILENCE, log_mel
 from myxtts.audio.spec_augment import spec_augment
-from myxtts.batch import TEXT, empty_batch
+from myxtts.batch import TEXT, check_batch, empty_batch
 from myxtts.config.schema import ASRConfig, Config
 from myxtts.tasks.asr import ASRTask
 from tests.two_devices import DATA
@@ -85,15 +85,18 @@ class SpecAugment(unittest.TestCase):
 
 
 class TaskTest(unittest.TestCase):
-    def test_only_training_batches_are_masked(self):
-        samples = np.array([22_016, 11_008], np.int32)
-        pcm = np.random.default_rng(0).integers(-9_000, 9_000, (2, samples.max()), np.int16)
+    def test_only_training_batches_are_masked_and_all_have_the_contract(self):
+        samples = np.array([22_016], np.int32)
+        pcm = np.random.default_rng(0).integers(-9_000, 9_000, (1, 22_016), np.int16)
         with tf.device(DATA):
             waves = empty_batch(TEXT) | {"pcm": tf.constant(pcm), "samples": tf.constant(samples)}
             plain = log_mel(tf.cast(waves["pcm"], tf.float32) / 32768.0, waves["samples"]).numpy()
             for asr, training, changed in (({}, True, True), ({}, False, False), (OFF, True, False)):
                 extractor = ASRTask().extractor(Config(asr=ASRConfig(**asr)), training)
-                self.assertEqual((extractor.produce(waves)["mel"].numpy() != plain).any(), changed)
+                produced = extractor.produce(waves)
+                check_batch(waves, extractor.inputs, "reading")
+                check_batch(produced, extractor.features, "producing")
+                self.assertEqual((produced["mel"].numpy() != plain).any(), changed)
 
 
 if __name__ == "__main__":

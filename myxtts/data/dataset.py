@@ -109,8 +109,6 @@ def load_corpora(
     # For the step of one replica, so that shapes do not depend on the number of replicas.
     bounds = bucket_bounds(train.samples, data.buckets, 1 if data.batch_seconds else data.batch_size * accumulation)
     train_plan = make_plan(train, bounds, config, accumulation, replicas)
-    if train_plan.step_sizes.min() > len(train):
-        log.warning("%s", _whole_corpus_step(train_plan, len(train), config))
     if not len(validation):
         return Corpus(train, train_plan), None, vocabulary
     longest = bucket_bounds(validation.samples, 1)
@@ -139,14 +137,17 @@ def _report_nothing_to_spare(config: Config, left: int, rejected: Sequence[Rejec
     )
 
 
-def _whole_corpus_step(plan: Plan, utterances: int, config: Config) -> str:
-    data, accumulation = config.data, config.training.gradient_accumulation
+def whole_corpus_step(corpus: Corpus, config: Config) -> str:
+    """Return a sentence if the settings ask for more utterances in a step than the corpus has, else an empty string."""
+    data, accumulation, plan = config.data, config.training.gradient_accumulation, corpus.plan
+    if plan.step_sizes.min() <= len(corpus.manifest):
+        return ""
     rows = f"--batch-seconds {data.batch_seconds:g}" if data.batch_seconds else f"--batch-size {data.batch_size}"
     factors = [f"--gradient-accumulation {accumulation}"] * (accumulation > 1)
     factors += [f"{plan.replicas} replicas"] * (plan.replicas > 1)
     return (
         f"{' x '.join([rows, *factors])} asks for {plan.step_sizes.min()} utterances in a step, but the corpus has "
-        f"{utterances}: each step is the whole corpus, in {plan.epoch(0).microbatches(0)} x "
+        f"{len(corpus.manifest)}: each step is the whole corpus, in {plan.epoch(0).microbatches(0)} x "
         f"{plan.batch_sizes.max()} rows{' of each replica' * (plan.replicas > 1)}"
     )
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.config.schema import TrainingConfig
-from myxtts.data.dataset import Corpus
+from myxtts.data.dataset import Corpus, whole_corpus_step
 from myxtts.data.plan_iterator import Position, planned_steps
 from myxtts.errors import TrainingError
 from myxtts.models.layers import parameter_count
@@ -31,6 +31,8 @@ def log_start(setup: TrainingSetup, start: Start) -> None:
     elif start.pretrained is not None:
         log.info("start          %s", start.pretrained.describe(setup.corpora.vocabulary))
     if setup.replicas.is_chief:
+        if small := whole_corpus_step(setup.corpora.training, setup.config):
+            log.warning("%s", small)
         for name, text in derived_numbers(setup).items():
             log.info("%-14s %s", name, text)
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from myxtts.clock import Interval
 from myxtts.config.schema import PlacementConfig
-from myxtts.observe.assessment import DATA_BUSY, TARGETS, Assessment, assess_run, data_busy_text, grade
+from myxtts.observe.assessment import DATA_BUSY, TARGETS, Assessment, assess_run, data_busy_text, grade, has_two_devices
 from myxtts.placement.routes import Placement, plan_routes
 
 
@@ -135,6 +135,8 @@ class RunTest(unittest.TestCase):
     def test_parts_of_one_gpu_are_no_two_gpus(self):
         split = PlacementConfig(data_gpu=0, model_gpu=0, data_gpu_memory=4096, model_gpu_memory=8192)
         self.assertIn("share one GPU", run(placement(split, gpus=1)).note)
+        cases = ((split, False), (DUAL, True), (ONE, False))
+        self.assertEqual([has_two_devices(placement(settings)) for settings, _ in cases], [two for _, two in cases])
 
 
 if __name__ == "__main__":

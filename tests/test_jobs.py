@@ -13,6 +13,7 @@ import time
 import unittest
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 from myxtts.commands import train
@@ -25,7 +26,7 @@ from myxtts.errors import PlacementError
 from myxtts.local_sgd.job_settings import sync_interval
 from myxtts.local_sgd.jobs import job_devices
 from myxtts.local_sgd.launcher_state import ImmutableSettings, new_state, read_state
-from myxtts.local_sgd.progress import Display, format_duration, read_last_report, read_progress
+from myxtts.local_sgd.progress import Display, format_duration, read_last_report, read_progress, table_rows
 from myxtts.training.checkpoint_files import latest, read_metadata, write_checkpoint
 from tests.sine_corpus import write_corpus
 from tests.tiny import arrays_of, toy_models
@@ -572,6 +573,17 @@ class DisplayTest(unittest.TestCase):
             )
             self.assertEqual(read_last_report(path), {"step": 5, "loss": None})
             self.assertIsNone(read_progress(Path(folder)).loss)
+
+    def test_time_left_is_that_of_the_newest_report_with_its_pauses(self):
+        report = {"step": 10, "loss": 1.0, "steps_per_s": 2.0, "remaining_s": 187.0}
+        process = SimpleNamespace(state="running", restarts=0)
+        immutable = SimpleNamespace(warmstart_steps=0)
+        state = SimpleNamespace(processes={"job-0": process}, total_steps=110, immutable=immutable)
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "job-0").mkdir()
+            (Path(folder) / "job-0" / "metrics.jsonl").write_text(json.dumps(report) + "\n")
+            (row,) = table_rows(Path(folder), state)
+        self.assertEqual(row, ("job-0", "running", "10 of 110", "1.000", "2.00", "3:07", "0"))
 
     def test_durations_are_formatted(self):
         self.assertEqual(

@@ -79,8 +79,9 @@ class LoopTest(unittest.TestCase):
             self.calls.append(("save", state.step))
             self.saved.append((state.step, validation_loss))
 
-        arguments = schedule, hooks, save, NoTimes(), StopRequest()
-        loop.train(self.state, CountingStep(), feed or endless_feed(), *arguments)
+        clock = NoTimes()
+        loop.train(self.state, CountingStep(), feed or endless_feed(), schedule, hooks, save, clock, StopRequest())
+        return clock
 
     def recorder(self, every, name, error=None):
         return Recorder(every, name, self.calls, error)
@@ -92,6 +93,11 @@ class LoopTest(unittest.TestCase):
     def test_a_hook_is_called_after_the_last_step_unless_its_period_is_0(self):
         self.train([self.recorder(3, "third"), self.recorder(0, "off")], steps=5)
         self.assertEqual([call for call in self.calls if call[0] != "save"], [("third", 3), ("third", 5)])
+
+    def test_pauses_are_counted_by_kind(self):
+        clock = self.train([self.recorder(1, "a")], steps=2)
+        self.assertEqual(set(clock.pauses_s), {"other hooks", "checkpoints", "first step"})
+        self.assertEqual(clock.total().steps, 1)  # the first step is none of them
 
     def test_validation_asks_for_a_checkpoint_only_if_its_loss_is_the_best(self):
         losses = iter([2.0, 3.0])

@@ -25,12 +25,13 @@ class Progress(NamedTuple):
 
     Attributes:
         step: of the newest report or checkpoint.
-        loss, steps_per_s: of the newest report; None without one.
+        loss, steps_per_s, remaining_s: of the newest report; None without one.
     """
 
     step: int
     loss: float | None = None
     steps_per_s: float | None = None
+    remaining_s: float | None = None
 
 
 def read_progress(run: Path) -> Progress:
@@ -38,7 +39,7 @@ def read_progress(run: Path) -> Progress:
     checkpoint = latest(run / "checkpoints")
     report = read_last_report(run / "metrics.jsonl")
     step = max(report.get("step", 0), step_of(checkpoint) if checkpoint else 0)
-    return Progress(step, report.get("loss"), report.get("steps_per_s"))
+    return Progress(step, report.get("loss"), report.get("steps_per_s"), report.get("remaining_s"))
 
 
 def read_last_report(metrics: Path) -> dict[str, Any]:
@@ -68,8 +69,8 @@ def table_rows(folder: Path, state: LauncherState) -> list[tuple[str, ...]]:
         progress = read_progress(folder / name)
         total = state.immutable.warmstart_steps if name == WARMSTART else state.total_steps
         eta = "-"
-        if process.state == "running" and progress.steps_per_s:
-            eta = format_duration((total - progress.step) / progress.steps_per_s)
+        if process.state == "running" and progress.remaining_s is not None:
+            eta = format_duration(progress.remaining_s)
         rows.append(
             (
                 name,

@@ -130,7 +130,7 @@ class Assessment:
         if self.second_device and self.can_replicate and self.placements_s["replicas"] < TIE * self.interval_s:
             changes.append(f"--model-gpus {data} {model}{self._if_all_reduce}")
         if self.gains["single"] < MIN_GAIN:
-            changes.append(f"single placement, which leaves GPU {data} to another run")
+            changes.append("single placement, nearly as fast on one device")
         if self.mean_s["produce"] + self.mean_s["transfer"] > self.mean_s["step"]:
             changes.append("a larger --model-size, which is free until its step takes as long as producing")
         elif (self.data_busy or 0.0) < DATA_BUSY[0]:
@@ -255,5 +255,11 @@ def shared_hardware(placement: Placement) -> str:
     """Return a note where the devices of a route share hardware, so that neither has its full speed."""
     if not placement.on_gpu:
         return SHARED_CORES
-    route, physical = placement.routes[0], {device.name: device.physical for device in placement.devices}
-    return SHARED_GPU if route.data != route.model and physical[route.data] == physical[route.model] else ""
+    is_dual = placement.routes[0].data != placement.routes[0].model
+    return SHARED_GPU if is_dual and not has_two_devices(placement) else ""
+
+
+def has_two_devices(placement: Placement) -> bool:
+    """Whether batches travel between two GPUs, real or simulated, and not between two parts of one GPU."""
+    physical = {device.name: device.physical for device in placement.devices}
+    return physical[placement.routes[0].data] != physical[placement.routes[0].model]

@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from myxtts.config.schema import Config
-from myxtts.observe.assessment import gpus_of, shared_hardware
+from myxtts.observe.assessment import gpus_of, has_two_devices, shared_hardware
 from myxtts.placement.routes import Placement
 from myxtts.planner.stage_times import StageTimes
 from myxtts.profiling.analysis import Measurement
@@ -56,7 +56,7 @@ def measure(run: ProfiledRun, steps: int) -> tuple[Measurement, DeviceMetrics]:
         devices=run.setup.gpu_count,
         trials=trials,
         gpus=gpus_of(run.placement),
-        all_reduce_s=measure_all_reduce(run) if run.setup.between_devices else None,
+        all_reduce_s=measure_all_reduce(run) if has_two_devices(run.placement) else None,
         can_replicate=run.setup.can_replicate,
         note=shared_hardware(run.placement),
     )

@@ -138,6 +138,39 @@ class FlagTest(unittest.TestCase):
                 flag = argument.partition("=")[0]
                 self.assertEqual(self.error_of(argument), f"'{flag}' is not a flag{advice}")
 
+    def test_value_in_another_form_is_answered_by_the_allowed_one(self):
+        for argument, meant in (
+            ("--model-gpu-memory 8G", "8192, in MiB"),
+            ("--model-gpu-memory 8192MiB", "8192, in MiB"),
+            ("--data-gpu cuda:0", "0"),
+            ("--data-gpu /device:GPU:1", "1"),
+            ("--model-gpus 0,1", "0 1"),
+            ("--model-gpus cuda:0 cuda:1", "0 1"),
+            ("--max-steps 1e5", "100000"),
+            ("--max-steps 100k", "100000"),
+            ("--max-steps 100,000", "100000"),
+            ("--validation-fraction 5%", "0.05"),
+            ("--learning-rate 0,001", "0.001"),
+            ("--max-seconds 20s", "20.0"),
+            ("--precision fp16", "mixed_float16"),
+            ("--model-size large", "big"),
+            ("--model-size nromal", "normal"),
+            ("--task stt", "asr"),
+            ("--freeze decodr", "decoder"),
+            ("--run runs/demo", "demo"),
+            ("--batch-size auto", None),
+            ("--max-steps 1.5", None),
+            ("--model-gpu-memory 1G1", None),
+            ("--model-gpu-memory 100", None),
+            ("--model-gpus=", None),
+            ("--data-gpu 9999k", None),
+            ("--max-steps " + "9" * 99 + "e99", None),
+            ("--run ..", None),
+        ):
+            with self.subTest(argument=argument):
+                hint = self.error_of(*argument.split()).partition(" Did you mean ")[2]
+                self.assertEqual(hint, f"{meant}?" if meant else "")
+
     def test_each_unknown_flag_is_named(self):
         message = self.error_of("--lr", "1e-4", "--val-csv", "x", "--batch-size", "2", "--dev_dir", "y")
         self.assertEqual(
@@ -149,12 +182,16 @@ class FlagTest(unittest.TestCase):
         for argv, message in (
             (("--batch-size", "-3"), "--batch-size is -3, but must be a whole number from 1 to 1000000."),
             (("--batch-size", "x"), "--batch-size is 'x', but must be a whole number from 1 to 1000000."),
+            (
+                ("--batch-size", "8.0"),
+                "--batch-size is '8.0', but must be a whole number from 1 to 1000000. Did you mean 8?",
+            ),
             (("--batch-size", "8.5"), "--batch-size is '8.5', but must be a whole number from 1 to 1000000."),
             (("--ema-decay", "nan"), "--ema-decay is NaN, but must be a number of at least 0 and below 1."),
             (("--batch-seconds", "inf"), "--batch-seconds is Infinity, but must be a number from 0 to 86400."),
             (
                 ("--model-size", "big\x1b[2J"),
-                r"--model-size is 'big\x1b[2J', but must be one of tiny, small, normal, big.",
+                r"--model-size is 'big\x1b[2J', but must be one of tiny, small, normal, big. Did you mean big?",
             ),
             (("--data-gpu", "none"), "--data-gpu is 'none', but must be a whole number from 0 to 1023, or null."),
             (("--batch-size",), "--batch-size: expected one argument. --help lists the flags."),

@@ -81,7 +81,20 @@ class YamlTest(unittest.TestCase):
         ):
             with self.subTest(value=value):
                 message = self.error_of(f"data:\n  buckets: 4\n  batch_size: {value}\n")
-                self.assertEqual(message, f"c.yaml, line 3: batch_size is {found}, but {whole}")
+                self.assertEqual(message.partition(" Did")[0], f"c.yaml, line 3: batch_size is {found}, but {whole}")
+
+    def test_value_in_another_form_is_answered_by_the_allowed_one(self):
+        for text, hint in (
+            ("training:\n  max_steps: 1e5\n", " Did you mean 100000?"),
+            ("data:\n  batch_size: '8'\n", " Did you mean 8?"),
+            ("placement:\n  model_gpus: 2\n", " Did you mean [2]?"),
+            ("placement:\n  model_gpus: cuda:0, cuda:1\n", " Did you mean [0, 1]?"),
+            ("run:\n  resume: yes\n", " Did you mean true?"),
+            ("training:\n  precision: bf16-mixed\n", " Did you mean mixed_bfloat16?"),
+            ("data:\n  batch_size: auto\n", "000."),
+        ):
+            with self.subTest(text=text):
+                self.assertTrue(self.error_of(text).endswith(hint), self.error_of(text))
 
     def test_booleans_are_only_true_and_false(self):
         self.assertTrue(self.load("run:\n  resume: True\n").run.resume)
@@ -101,7 +114,7 @@ class YamlTest(unittest.TestCase):
             message.splitlines(),
             [
                 "c.yaml, line 2: dropout is 1, but must be a number of at least 0 and below 1.",
-                "c.yaml, line 3: model_size is 'huge', but must be one of tiny, small, normal, big.",
+                "c.yaml, line 3: model_size is 'huge', but must be one of tiny, small, normal, big. Did you mean big?",
                 "--batch-size is 0, but must be a whole number from 1 to 1000000.",
             ],
         )

@@ -19,8 +19,8 @@ from myxtts.config.checks import check_settings
 from myxtts.config.config_files import describe
 from myxtts.config.renamed import RENAMED, RENAMED_SECTIONS, RENAMED_VALUES
 from myxtts.config.schema import Config
-from myxtts.config.settings import SECTIONS, SETTINGS, in_section, nearest
-from myxtts.config.suggest import foreign_key, foreign_section
+from myxtts.config.settings import SECTIONS, SETTINGS, Setting, in_section, nearest
+from myxtts.config.suggest import foreign_key, foreign_section, intended_value
 from myxtts.errors import ConfigError
 
 MAX_BYTES = 64 * 1024  # all settings take 1.5 KiB; PyYAML needs 1 s for 64 KiB
@@ -314,7 +314,18 @@ def _validated(given: Mapping[str, _Given]) -> Config:
 
 def _invalid(name: str, given: _Given) -> str:
     setting = SETTINGS[name]
-    hint = " Put it in quotes." if setting.kind is str and isinstance(given.value, bool | int | float) else ""
-    if isinstance(given.value, str) and given.value in RENAMED_VALUES.get(name, {}):
-        hint = f" It was renamed to {RENAMED_VALUES[name][given.value]}."
-    return f"{given.where} is {shown(given.value)}, but must be {setting.allowed}.{hint}"
+    return f"{given.where} is {shown(given.value)}, but must be {setting.allowed}.{_hint(setting, given)}"
+
+
+def _hint(setting: Setting, given: _Given) -> str:
+    if setting.kind is str and isinstance(given.value, bool | int | float):
+        return " Put it in quotes."
+    if isinstance(given.value, str) and given.value in RENAMED_VALUES.get(setting.name, {}):
+        return f" It was renamed to {RENAMED_VALUES[setting.name][given.value]}."
+    meant = intended_value(setting, given.value)
+    if meant is None:
+        return ""
+    if setting.many and given.where != setting.flag:
+        return f" Did you mean [{', '.join(map(str, meant))}]?"
+    typed = " ".join(map(str, meant)) if setting.many else json.dumps(meant).strip('"')
+    return f" Did you mean {typed}{', in MiB' * setting.name.endswith('_memory')}?"

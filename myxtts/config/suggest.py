@@ -3,15 +3,24 @@
 import difflib
 import re
 from collections.abc import Callable, Collection, Iterable
+from pathlib import PurePath
+from typing import Any
+
+from pydantic import ValidationError
 
 from myxtts.config.foreign_names import SECTIONS as FOREIGN_SECTIONS
 from myxtts.config.foreign_names import SETTINGS as FOREIGN_SETTINGS
 from myxtts.config.foreign_names import VALUES as FOREIGN_VALUES
 from myxtts.config.foreign_names import Names
+from myxtts.config.schema import Config
 from myxtts.config.scripts import SCRIPTS, command_line
-from myxtts.config.settings import SETTINGS
+from myxtts.config.settings import SETTINGS, Setting
 
 _FIELD = re.compile(r"\{([^}]*)\}")
+_GPU = re.compile(r"/?(?:device:)?(?:cuda|gpu)[: ]?([0-9]{1,4})")  # cuda:0, /GPU:0
+_NUMBER = re.compile(r"([-+]?[0-9][0-9.,_]{0,20}(?:e[-+]?[0-9]{1,2})?) ?([a-z%]*)")
+_UNITS = {"": 1, "k": 1e3, "m": 1e6, "%": 0.01, "s": 1, "sec": 1, "ms": 1e-3, "min": 60}
+_MIB_UNITS = {"": 1, "m": 1, "mb": 1, "mib": 1, "g": 1024, "gb": 1024, "gib": 1024}
 
 
 def by_name(table: Names) -> dict[str, str]:
@@ -50,11 +59,54 @@ def foreign_section(name: str) -> str | None:
     return text and _sentence(text, _shown_as_key)
 
 
-def intended_value(setting: str, value: str) -> str | None:
-    """Return the choice of a setting that a value means."""
-    text = value.strip().lower()
-    meant = by_name(FOREIGN_VALUES.get(setting, ())).get(text)
-    return meant or next(iter(difflib.get_close_matches(text, SETTINGS[setting].choices, n=1)), None)
+def intended_value(setting: Setting, value: Any) -> Any | None:
+    """Return the allowed value that one of another form means: 8192 for 8G of memory, 0 for cuda:0, (0, 1) for 0,1."""
+    if setting.many:
+        words = [word for item in _items(value) for word in re.split(r"[\s,\[\]]+", str(item)) if word]
+        meant: Any = tuple(_intended_item(setting, word) for word in words) or None
+    else:
+        meant = _intended_item(setting, str(value).strip())
+    return meant if _is_allowed(setting, meant) else None
+
+
+def _items(value: Any) -> Iterable[Any]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _intended_item(setting: Setting, text: str) -> Any:
+    word = text.lower()
+    if setting.choices:
+        meant = by_name(FOREIGN_VALUES.get(setting.name, ())).get(word)
+        choice = meant or next(iter(difflib.get_close_matches(word, setting.choices, n=1)), None)
+        return int(choice) if choice and setting.kind is int else choice
+    if setting.kind is bool:
+        return {"yes": True, "on": True, "1": True, "no": False, "off": False, "0": False}.get(word)
+    if setting.kind is str:  # only a name is restricted
+        return re.sub(r"[^A-Za-z0-9._-]+", "_", PurePath(text).name)
+    gpu = _GPU.fullmatch(word) if setting.name.startswith(("data_gpu", "model_gpu")) else None
+    return _intended_number(setting, gpu[1] if gpu else word)
+
+
+def _intended_number(setting: Setting, word: str) -> int | float | None:
+    """Return the number that a word means: 100000 for 1e5, 100k or 100,000, and 0.05 for 5% or 0,05."""
+    match = _NUMBER.fullmatch(word)
+    units = _MIB_UNITS if setting.name.endswith("_memory") else _UNITS
+    if match is None or match[2] not in units:
+        return None
+    digits = re.sub(r",(?=[0-9]{3}\b)", "", match[1]) if setting.kind is int else match[1].replace(",", ".")
+    try:
+        number = float(digits) * units[match[2]]
+    except ValueError:
+        return None
+    return int(number) if setting.kind is int and number == int(number) else number
+
+
+def _is_allowed(setting: Setting, value: Any) -> bool:
+    try:
+        Config.model_validate({setting.section: {setting.name: value}})
+    except ValidationError:
+        return False
+    return value is not None
 
 
 def _is_usable(text: str, flags: Collection[str]) -> bool:

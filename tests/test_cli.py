@@ -194,7 +194,11 @@ class FlagTest(unittest.TestCase):
                 r"--model-size is 'big\x1b[2J', but must be one of tiny, small, normal, big. Did you mean big?",
             ),
             (("--data-gpu", "none"), "--data-gpu is 'none', but must be a whole number from 0 to 1023, or null."),
-            (("--batch-size",), "--batch-size: expected one argument. --help lists the flags."),
+            (
+                ("--batch-size", "--resume"),
+                "--batch-size needs a value: a whole number from 1 to 1000000. --help lists the flags.",
+            ),
+            (("--config",), "--config needs a value. --help lists the flags."),
         ):
             with self.subTest(argv=argv):
                 self.assertEqual(self.error_of(*argv), message)

@@ -367,6 +367,8 @@ class Rejected(Case):
     def test_a_missing_path_is_rejected_and_not_created(self):
         self.assert_rejected("does not exist", self.folder / "missing")
         self.assert_rejected("does not exist", self.folder / ("x" * 300))
+        self.assert_rejected(f"does not exist in {Path.cwd()}", Path("nowhere/corpus"))
+        self.assert_rejected(f"but '{self.folder}' does. Leave out the spaces", Path(f"{self.folder} "))
 
     def test_an_empty_folder_is_rejected(self):
         self.assert_rejected("no metadata.csv", self.folder)

@@ -23,6 +23,7 @@ from myxtts.errors import ConfigError
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
 _NOUNS = {int: "whole number", float: "number"}
 _FLAG = re.compile(r"--?[A-Za-z].*|[A-Za-z_][\w.]*=.*", re.DOTALL)  # or as in Hydra: training.batch_size=8
+_WITHOUT_VALUE = re.compile(r"--(\S+): expected (?:at least )?one argument")
 _SETTING_NAMES = re.compile(rf"\b({'|'.join(name for name in SETTINGS if '_' in name)})\b")
 
 
@@ -41,6 +42,10 @@ class CommandParser(argparse.ArgumentParser):
         message = message.removeprefix("argument ")
         if ", but must be " in message:  # from `bounded`
             raise ConfigError(message.replace(": is ", " is ", 1))
+        if without_value := _WITHOUT_VALUE.fullmatch(message):
+            setting = SETTINGS.get(without_value[1].replace("-", "_"))
+            needed = f": {setting.allowed}" if setting else ""
+            raise ConfigError(f"--{without_value[1]} needs a value{needed}. --help lists the flags.")
         if message.startswith("the following arguments are required"):
             raise _MissingFlagError(f"{message}. --help lists the flags.")
         raise ConfigError(f"{message}. --help lists the flags.")

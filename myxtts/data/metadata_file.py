@@ -141,7 +141,11 @@ def _metadata_of(path: Path, preferred: str) -> Path:
     if os.path.isfile(path):
         return path
     if not os.path.isdir(path):
-        fault = "is neither a folder nor a file" if os.path.exists(path) else "does not exist"
+        place = "" if path.is_absolute() else f" in {Path.cwd()}"
+        fault = "is neither a folder nor a file" if os.path.exists(path) else f"does not exist{place}"
+        stripped = str(path).strip()
+        if os.path.exists(stripped) and stripped != str(path):
+            raise DataError(f"the corpus {str(path)!r} does not exist, but {stripped!r} does. Leave out the spaces.")
         raise DataError(f"the corpus {path} {fault}. {FORMATS}")
     for name in (preferred, *METADATA_NAMES):
         if os.path.isfile(path / name):

@@ -16,6 +16,7 @@ from myxtts.observe.assessment import assess_run
 from myxtts.observe.html_report import write_report
 from myxtts.observe.report import time_line
 from myxtts.observe.run_log import RunLog
+from myxtts.placement.devices import describe_threads
 from myxtts.placement.replicas import Replicas, open_replicas
 from myxtts.placement.routes import Placement
 from myxtts.training import loop
@@ -88,7 +89,7 @@ def train_on(
         hooks: list[Hook] = [CheckDevices(started_s)]
         save: loop.Save = save_nothing  # the chief saves for all workers
         if replicas.is_chief:
-            folder.write_config(dump(config))
+            folder.write_config(f"# threads on this machine: {describe_threads()}\n{dump(config)}")
             checkpoints = Checkpoints(folder.checkpoints, config.run.keep_checkpoints, setup.metadata)
             hooks += resources.enter_context(chief_hooks(setup, folder, checkpoints, weight_sync))
             save = checkpoints.save

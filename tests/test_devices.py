@@ -94,6 +94,46 @@ def configured(names: tuple[str, ...] = (A100,) * 4, **settings) -> tuple[FakeCo
     return fake, [(route.data, route.model) for route in placement.routes]
 
 
+class ThreadsTest(unittest.TestCase):
+    def pools(self, cores: int, pinned: bool = False, names: tuple[str, ...] = (), **options) -> list[object]:
+        """Configure devices on a machine with these cores; return the sizes of the intra-op and inter-op pool."""
+        fake = FakeConfig(names)
+        settings = {name: options.pop(name) for name in list(options) if name in PlacementConfig.model_fields}
+        machine = {"core_count": lambda: cores, "is_pinned": lambda: pinned, "log": mock.MagicMock()}
+        with mock.patch.multiple(devices, tf=SimpleNamespace(config=fake), **machine):
+            devices.configure(plan_routes(PlacementConfig(**settings), len(names)), **options)
+        calls = fake.threading.set_intra_op_parallelism_threads, fake.threading.set_inter_op_parallelism_threads
+        return [call.call_args.args[0] for call in calls]
+
+    def test_auto_depends_on_cores_and_operations(self):
+        self.assertEqual(self.pools(2), [2, 2])
+        self.assertEqual(self.pools(2, small_operations=True), [1, 2])
+        self.assertEqual(self.pools(4, small_operations=True), [4, 4])
+        self.assertEqual(self.pools(4, names=(A100,), small_operations=True), [None, None])
+
+    def test_given_sizes_are_set_with_and_without_gpus(self):
+        for names in ((), (A100,)):
+            self.assertEqual(self.pools(2, names=names, intra_op_threads=5, inter_op_threads=7), [5, 7])
+
+    def test_processes_share_the_cores_unless_they_are_pinned(self):
+        self.assertEqual(self.pools(8, processes=2), [4, 4])
+        self.assertEqual(self.pools(8, processes=2, pinned=True), [8, 8])
+        self.assertEqual(self.pools(2, processes=8), [1, 1])
+
+    def test_auto_leaves_a_started_tensorflow_as_it_is_and_a_given_size_is_an_error(self):
+        started = RuntimeError("Intra op parallelism cannot be modified after initialization.")
+        for size in ("auto", 3):
+            fake = FakeConfig(())
+            fake.threading.set_intra_op_parallelism_threads.side_effect = started
+            placement = plan_routes(PlacementConfig(intra_op_threads=size), 0)
+            with mock.patch.multiple(devices, tf=SimpleNamespace(config=fake), log=mock.MagicMock()):
+                if size == "auto":
+                    devices.configure(placement)
+                else:
+                    with self.assertRaisesRegex(PlacementError, "Intra op parallelism .*restart the process"):
+                        devices.configure(placement)
+
+
 class RealGpuSetUpTest(unittest.TestCase):
     def assert_roles(self, fake, route, data, model):
         """Check (physical GPU, limit) of both ends of a route."""

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "myxtts"
 
 ROWS = (
-    ("errors", "clock", "tf_internals"),
+    ("errors", "clock", "cores", "tf_internals"),
     ("files",),
     ("config",),
     ("distributed",),
@@ -38,6 +38,7 @@ PRIVATE_MODULES = ("tensorflow.python", "tensorflow.compiler", "tensorflow.core"
 WITHOUT_TENSORFLOW = (
     "errors",
     "clock",
+    "cores",
     "config",
     "distributed.processes",
     "distributed.cluster",
@@ -47,6 +48,7 @@ WITHOUT_TENSORFLOW = (
     "placement.routes",
     "placement.arithmetic",
     "observe.assessment",
+    "placement.thread_pools",
     "audio.format",
     "text",
     "data.manifest",

@@ -138,6 +138,13 @@ class CompleteRun(Case):
         config, _ = train.parse(self.workspace.argv("whole", *self.flags))
         self.assertEqual(self.settings, config)
 
+    def test_threads_are_in_the_log_and_in_the_saved_settings(self):
+        threads = re.search(r"\nthreads +(intra-op .+, inter-op .+)\n", self.finished.out)
+        self.assertIsNotNone(threads)
+        saved = (self.folder / "config.yaml").read_text()
+        self.assertTrue(saved.startswith(f"# threads on this machine: {threads[1]}\n"), saved[:99])
+        self.assertIn("  intra_op_threads: auto\n", saved)  # another machine chooses anew
+
     def test_best_and_newest_checkpoints_are_kept_with_their_vocabulary_and_position(self):
         losses = {
             line["step"]: line["validation_loss"]

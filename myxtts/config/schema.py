@@ -14,6 +14,7 @@ Period = Annotated[int, Field(ge=0, le=1_000_000_000)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 GpuIndex = Annotated[int, Field(ge=0, le=1023)]
 MemoryMib = Annotated[int, Field(ge=256, le=1_000_000)]
+ThreadCount = Annotated[int, Field(ge=1, le=1024)] | Literal["auto"]
 
 
 class Section(BaseModel):
@@ -43,6 +44,12 @@ class PlacementConfig(Section):
     """Memory limit of the data GPU in MiB; turns on memory isolation, with which the default is 8192."""
     model_gpu_memory: MemoryMib | None = None
     """Memory limit of each model GPU in MiB; turns on memory isolation, with which the default is 16384."""
+    intra_op_threads: ThreadCount = "auto"
+    """CPU threads that one operation may use. `auto`: one for each core, but 1 to train a tiny `tts` on up to 2
+    cores; with GPUs, TensorFlow's default."""
+    inter_op_threads: ThreadCount = "auto"
+    """Operations that may run on the CPU at the same time. `auto`: one for each core; with GPUs, TensorFlow's
+    default."""
 
 
 class DataConfig(Section):

@@ -46,10 +46,14 @@ def _bounds(form: dict[str, Any]) -> str:
 
 def _allowed(form: dict[str, Any]) -> str:
     """Describe the values that a JSON schema allows."""
-    if "anyOf" in form:  # Optional[...]: first the form of the value, then null
-        return _allowed(form["anyOf"][0]) + ", or null"
+    if "anyOf" in form:  # first the form of the value, then words that stand for one: null, auto
+        return ", or ".join(map(_allowed, form["anyOf"]))
+    if "const" in form:
+        return form["const"]
     if "enum" in form:
         return "one of " + ", ".join(map(str, form["enum"]))
+    if form["type"] == "null":
+        return "null"
     if form["type"] == "boolean":
         return "true or false"
     if form["type"] == "string":
@@ -73,7 +77,7 @@ def _setting(section: str, name: str, form: dict[str, Any], default: Any) -> Set
         kind=_KINDS[item["type"]],
         many=value["type"] == "array",
         choices=tuple(map(str, item.get("enum", ()))),
-        nullable="anyOf" in form,
+        nullable={"type": "null"} in form.get("anyOf", ()),
         allowed=_allowed(form),
         default=default,
         description=" ".join(form["description"].split()),

@@ -32,6 +32,11 @@ class Cluster:
         return len(self.workers)
 
     @property
+    def workers_on_this_host(self) -> int:
+        """How many workers have this worker's host in their addresses."""
+        return [split_address(worker)[0] for worker in self.workers].count(split_address(self.address)[0])
+
+    @property
     def is_chief(self) -> bool:
         return self.index == 0
 

@@ -11,8 +11,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from myxtts.cores import usable_cores
 from myxtts.distributed.cluster import Cluster
-from myxtts.distributed.processes import gpu_environ, stop_requests, usable_cores, visible_gpus
+from myxtts.distributed.processes import gpu_environ, stop_requests, visible_gpus
 from myxtts.distributed.supervisor import Exit, GracePeriods, ProgramSpec, Supervisor, SupervisorEvents
 from myxtts.errors import ConfigError, PlacementError
 from myxtts.files import make_folder

@@ -1,4 +1,4 @@
-"""Child processes, requests to stop this process, and the cores and GPUs that children can be given. No TensorFlow."""
+"""Child processes, requests to stop this process, and the GPUs that children can be given. No TensorFlow."""
 
 import ctypes
 import os
@@ -197,11 +197,6 @@ def stop_requests() -> Iterator[StopRequests]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def usable_cores() -> list[int]:
-    """Return the cores that this process may use; empty where the system cannot pin processes."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
 
 
 def visible_gpus() -> list[str]:

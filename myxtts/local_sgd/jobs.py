@@ -22,14 +22,8 @@ from typing import NamedTuple
 
 from myxtts.config.load import dump, load, shown
 from myxtts.config.schema import Config
-from myxtts.distributed.processes import (
-    ChildProcess,
-    StopRequests,
-    gpu_environ,
-    stop_requests,
-    usable_cores,
-    visible_gpus,
-)
+from myxtts.cores import usable_cores
+from myxtts.distributed.processes import ChildProcess, StopRequests, gpu_environ, stop_requests, visible_gpus
 from myxtts.distributed.supervisor import Exit, ProgramSpec, Supervisor, SupervisorEvents
 from myxtts.errors import ConfigError, PlacementError
 from myxtts.files import make_folder, write_whole

@@ -1,11 +1,11 @@
 """Settings that can make a stage of the pipeline faster, and the warning of a run that waits for its batches."""
 
 import logging
-import os
 from typing import Any
 
 from myxtts.config.schema import DataConfig
 from myxtts.config.settings import SETTINGS
+from myxtts.cores import core_count
 
 log = logging.getLogger(__name__)
 
@@ -24,8 +24,7 @@ def candidates(stage: str, data: DataConfig, single: bool, devices: int) -> list
         single: whether batches are made on the device that trains.
         devices: GPUs, real or simulated.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    workers = min(2 * data.num_workers, cores)
+    workers = min(2 * data.num_workers, core_count())
     changes: dict[str, list[dict[str, Any]]] = {
         "read": [
             {"num_workers": workers} if workers > data.num_workers else {},

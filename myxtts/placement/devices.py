@@ -1,17 +1,20 @@
-"""Configures TensorFlow's devices, once, before TensorFlow starts.
+"""Configures TensorFlow's devices and thread pools, once, before TensorFlow starts.
 
-Visible devices, memory growth and memory limits cannot change after the first tensor.
+Visible devices, memory growth, memory limits and numbers of threads cannot change after the first tensor.
 """
 
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 
 import tensorflow as tf
 
 from myxtts.config.schema import PlacementConfig
+from myxtts.cores import core_count, is_pinned
 from myxtts.errors import PlacementError
 from myxtts.placement.routes import Placement, plan_routes
+from myxtts.placement.thread_pools import ThreadPools, automatic_pools
 
 log = logging.getLogger(__name__)
 
@@ -27,20 +30,26 @@ def gpu_names() -> list[str]:
     return [tf.config.experimental.get_device_details(gpu).get("device_name", "unnamed") for gpu in gpus]
 
 
-def configure(placement: Placement, soft_placement: bool = False) -> None:
-    """Make only the devices of the placement visible, with memory growth or limits.
+def configure(
+    placement: Placement, soft_placement: bool = False, small_operations: bool = False, processes: int = 1
+) -> None:
+    """Make only the devices of the placement visible, with memory growth or limits, and size the thread pools.
 
     Args:
         placement: as `plan_routes` returns it.
         soft_placement: let TensorFlow move operations that a device cannot run. Otherwise such an operation, or a
             device that does not exist, is an error.
+        small_operations: whether most operations are small, see `automatic_pools`.
+        processes: number of processes that share the cores of this host, unless they are pinned.
 
     Raises:
         PlacementError: TensorFlow has already started with other devices.
     """
     if placement.simulated and (names := gpu_names()):
         log.warning("%s", simulation_warning(placement, names))
+    cores = core_count() if is_pinned() else max(1, core_count() // processes)
     try:
+        _configure_threads(placement, automatic_pools(placement, cores, small_operations))
         if placement.on_gpu:
             _configure_gpus(placement)
         else:
@@ -54,6 +63,7 @@ def configure(placement: Placement, soft_placement: bool = False) -> None:
     tf.config.set_soft_device_placement(soft_placement)
     for line in describe(placement):
         log.info("%s", line)
+    log.info("threads        %s", describe_threads())
 
 
 def configure_default() -> Placement:
@@ -61,6 +71,17 @@ def configure_default() -> Placement:
     placement = plan_routes(PlacementConfig(), gpu_count())
     configure(placement)
     return placement
+
+
+def _configure_threads(placement: Placement, automatic: ThreadPools) -> None:
+    """Set the sizes of the thread pools; `auto` leaves those of a TensorFlow that has already started."""
+    threading = tf.config.threading
+    for requested, size, set_size in (
+        (placement.intra_op_threads, automatic.intra_op, threading.set_intra_op_parallelism_threads),
+        (placement.inter_op_threads, automatic.inter_op, threading.set_inter_op_parallelism_threads),
+    ):
+        with suppress(RuntimeError) if requested == "auto" else nullcontext():
+            set_size(size if requested == "auto" else requested)
 
 
 def _configure_gpus(placement: Placement) -> None:
@@ -115,6 +136,13 @@ def _flags_of_real_gpus(placement: Placement, count: int) -> str:
     if len(placement.routes) == 1:
         return f"--simulate-gpus 0 --data-gpu 0 --model-gpu {min(1, count - 1)}"
     return f"--simulate-gpus 0, with GPUs from 0 to {count - 1} in --data-gpu and --model-gpus"
+
+
+def describe_threads() -> str:
+    """Describe the configured thread pools for the log."""
+    intra_op = tf.config.threading.get_intra_op_parallelism_threads() or "TensorFlow's default"
+    inter_op = tf.config.threading.get_inter_op_parallelism_threads() or "TensorFlow's default"
+    return f"intra-op {intra_op}, inter-op {inter_op}"
 
 
 def describe(placement: Placement) -> list[str]:

@@ -7,7 +7,7 @@ same code runs all placements.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from myxtts.config.schema import PlacementConfig
+from myxtts.config.schema import PlacementConfig, ThreadCount
 from myxtts.errors import PlacementError
 
 DEFAULT_DATA_MEMORY_MIB = 8192
@@ -33,12 +33,14 @@ class LogicalDevice:
 
 @dataclass(frozen=True)
 class Placement:
-    """Devices to configure before TensorFlow starts, and the routes between them."""
+    """Devices and thread pools to configure before TensorFlow starts, and the routes between the devices."""
 
     name: str  # single, dual or replicated
     routes: tuple[Route, ...]
     devices: tuple[LogicalDevice, ...]
     simulated: bool
+    intra_op_threads: ThreadCount = "auto"
+    inter_op_threads: ThreadCount = "auto"
 
     @property
     def on_gpu(self) -> bool:
@@ -73,10 +75,12 @@ def plan_routes(settings: PlacementConfig, gpu_count: int) -> Placement:
     """
     _check_contradictions(settings)
     count = settings.simulate_gpus or gpu_count
+    threads = settings.intra_op_threads, settings.inter_op_threads
     model_gpus = settings.model_gpus or (() if settings.model_gpu is None else (settings.model_gpu,))
     if not model_gpus and count == 0:
         _check_limits_without_gpu(settings)
-        return Placement("single", (Route("/CPU:0", "/CPU:0"),), (LogicalDevice("/CPU:0", None),), False)
+        cpu = LogicalDevice("/CPU:0", None)
+        return Placement("single", (Route(cpu.name, cpu.name),), (cpu,), False, *threads)
     model_gpus = model_gpus or (0,)
     data_gpus = model_gpus if settings.data_gpu is None else (settings.data_gpu,) * len(model_gpus)
     _check_gpus_exist(settings, data_gpus, model_gpus, count)
@@ -92,7 +96,7 @@ def plan_routes(settings: PlacementConfig, gpu_count: int) -> Placement:
     name_of = {slot: f"{kind}:{i}" for i, slot in enumerate(sorted(slots))}
     routes = tuple(Route(name_of[d], name_of[m]) for d, m in zip(data_slots, model_slots, strict=True))
     devices = tuple(LogicalDevice(name_of[slot], slot[0], limit_of[slot[1]]) for slot in sorted(slots))
-    return Placement(_name(routes), routes, devices, bool(settings.simulate_gpus))
+    return Placement(_name(routes), routes, devices, bool(settings.simulate_gpus), *threads)
 
 
 def _limits(settings: PlacementConfig) -> dict[str, int | None]:

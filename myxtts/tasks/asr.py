@@ -25,6 +25,9 @@ class ASRTask:
     components: tuple[str, ...] = ("subsampling", "encoder", "output")
     supports_xla = False  # TensorFlow's CTC loss on sparse labels has no XLA kernel
 
+    def has_small_operations(self, config: Config) -> bool:
+        return False
+
     def extractor(self, config: Config, training: bool) -> FeatureExtractor:
         settings = config.asr
         if not training or not (settings.time_masks or settings.frequency_masks):

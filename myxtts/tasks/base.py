@@ -61,6 +61,13 @@ class Task(Protocol):
     components: tuple[str, ...]
     supports_xla: bool
 
+    def has_small_operations(self, config: Config) -> bool:
+        """Return whether training on 2 cores is faster with one thread for each operation (benchmarks/threads.py).
+
+        The losses must not depend on it, in any bit.
+        """
+        ...
+
     def extractor(self, config: Config, training: bool) -> FeatureExtractor:
         """Return the batch contracts and the function from waves to features; augmentation is for training only."""
         ...

@@ -25,6 +25,9 @@ class TTSTask:
     components: tuple[str, ...] = ("reference_encoder", "text_encoder", "prosody", "decoder")
     supports_xla = True
 
+    def has_small_operations(self, config: Config) -> bool:
+        return config.model.model_size == "tiny"
+
     def extractor(self, config: Config, training: bool) -> FeatureExtractor:
         return tts_extractor(config.data.vtlp if training else 0.0)
 

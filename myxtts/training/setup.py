@@ -46,7 +46,11 @@ def configure_devices(config: Config, cluster: Cluster | None = None) -> Placeme
     placement = plan_routes(config.placement, devices.gpu_count())
     replicas = len(placement.routes) * (cluster.count if cluster else 1)
     check_xla(config, replicas, placement.name, task_of(config).supports_xla)
-    devices.configure(placement)
+    devices.configure(
+        placement,
+        small_operations=task_of(config).has_small_operations(config),
+        processes=cluster.workers_on_this_host if cluster else 1,
+    )
     if cluster is None:
         log_unused_gpus(config.placement, devices.gpu_count())
     if config.training.deterministic:

@@ -190,6 +190,7 @@ class MergedRun(Case):
         second = self.make_run("other", step=4, settings={"training": {"seed": 7, "stop_at_step": 6}})
         corpus = self.folder / "train.csv"
         corpus.write_text("path,text\na.wav,a\n")
+        (self.folder / "a.wav").touch()
         with self.assertLogs("myxtts.local_sgd.merge", "INFO") as logs:
             merged = self.merge(
                 first, second, corpora=CorpusOverrides(train_data=str(corpus), audio_root=str(self.folder))

@@ -135,6 +135,12 @@ class Syncs(Case):
         given = sorted(path.parent.name for path in self.folder.glob("sync-*/job-*"))
         self.assertEqual(given, ["sync-000090", "sync-000090"])
 
+    def test_the_first_participant_removes_them_even_if_it_is_alone(self):
+        job = Job(self.folder, 0, total_steps=100)
+        for step in range(10, 60, 10):
+            job.train(step, 0.0).sync()
+        self.assertEqual(sorted(path.name[-2:] for path in self.folder.iterdir()), ["30", "40", "50"])
+
 
 class LateAndLostJobs(Case):
     def test_an_absent_job_is_waited_for_once_and_up_to_the_timeout(self):

@@ -40,7 +40,7 @@ def log_start(setup: TrainingSetup, start: Start) -> None:
 def derived_numbers(setup: TrainingSetup) -> dict[str, str]:
     """Return the lines of the log by their names."""
     config, corpora, schedule = setup.config, setup.corpora, setup.schedule
-    training, replicas = config.training, setup.replicas.count
+    training, data, replicas = config.training, config.data, setup.replicas.count
     plan, samples, vocabulary = corpora.training.plan, corpora.training.manifest.samples, corpora.vocabulary
     audio_s = float(samples.sum(dtype=np.int64)) / SAMPLE_RATE_HZ
     steps, sizes, total = plan.steps_per_epoch, plan.batch_sizes, schedule.total_steps
@@ -48,8 +48,7 @@ def derived_numbers(setup: TrainingSetup) -> dict[str, str]:
     peak = schedule.learning_rate(max(min(training.warmup_steps, total) - 1, 0))
     held_out = f", {len(corpora.held_out.manifest)} held out" if corpora.held_out else ""
     utterances, seconds = len(samples) / steps, audio_s / steps
-    speakers, data = len(vocabulary.speakers), config.data
-    depth = data.prefetch_buffer_size
+    speakers, depth = len(vocabulary.speakers), data.prefetch_buffer_size
     per_replica = f"{replicas} replicas with {utterances / replicas:.1f} and {seconds / replicas:.1f}, each "
     return {
         "corpus": f"{len(samples)} utterances{held_out}, {audio_s / 60:.1f} min, "

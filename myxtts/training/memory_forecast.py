@@ -72,11 +72,7 @@ def forecast_memory(config: Config, plan: Plan, routes: Sequence[Route], paramet
 
 
 def check_memory(forecast: MemoryForecast) -> None:
-    """Log the forecast.
-
-    Raises:
-        ConfigError: it is more than the host has.
-    """
+    """Raise ConfigError if the forecast is more than the host has."""
     available_mib = available_memory_mib()
     if available_mib is None or forecast.total_mib <= available_mib:
         return

@@ -206,3 +206,11 @@ class Clock:
             blocked_s=self._blocked_s,
             pause_s=self._pause_s,
         )
+
+
+def format_duration(seconds: float) -> str:
+    """Return seconds in the unit that suits them: `9.9 s`, `12 min`, `1.7 h`, `3.0 days`."""
+    units = {"days": (86400, 172800), "h": (3600, 5400), "min": (60, 90)}  # seconds in one, least seconds to show it
+    unit, size_s = next(((unit, size_s) for unit, (size_s, least_s) in units.items() if seconds >= least_s), ("s", 1))
+    count = seconds / size_s
+    return f"{count:.1f} {unit}" if count < 9.95 else f"{count:.0f} {unit}"

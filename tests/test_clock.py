@@ -3,10 +3,10 @@
 import logging
 import unittest
 
-from myxtts.clock import Clock, Interval, Times
+from myxtts.clock import Clock, Interval, Times, format_duration
 from myxtts.config.schema import DataConfig
 from myxtts.observe.advice import LongWait, candidates, flags_of
-from myxtts.observe.report import format_duration, time_line
+from myxtts.observe.report import time_line
 
 
 class ManualTime:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from myxtts.clock import format_duration
 from myxtts.local_sgd.job_settings import WARMSTART
 from myxtts.local_sgd.launcher_state import LauncherState, require_state
 from myxtts.training.checkpoint_files import latest, step_of
@@ -83,13 +84,6 @@ def table_rows(folder: Path, state: LauncherState) -> list[tuple[str, ...]]:
             )
         )
     return rows
-
-
-def format_duration(seconds: float) -> str:
-    """Format a duration such as 0:09 or 3:07:12."""
-    minutes, rest = divmod(round(max(seconds, 0.0)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def format_table(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from myxtts.clock import FIRST_STEP, Interval
+from myxtts.clock import FIRST_STEP, Interval, format_duration
 from myxtts.observe.metrics import MetricsFile, TensorBoard
 
 LEAST_SHOWN_S = 0.05  # a shorter pause is left out of the summary
@@ -65,14 +65,6 @@ def console_line(step: int, metrics: dict[str, Any]) -> str:
         f"wait {100 * wait_share:.1f} % | pause {100 * pause_share:.1f} % | "
         f"{format_duration(metrics['remaining_s'])} left | {console_bottleneck(metrics)}"
     )
-
-
-def format_duration(seconds: float) -> str:
-    """Return seconds in the unit that suits them: `9.9 s`, `12 min`, `1.7 h`, `3.0 days`."""
-    units = {"days": (86400, 172800), "h": (3600, 5400), "min": (60, 90)}  # seconds in one, least seconds to show it
-    unit, size_s = next(((unit, size_s) for unit, (size_s, least_s) in units.items() if seconds >= least_s), ("s", 1))
-    count = seconds / size_s
-    return f"{count:.1f} {unit}" if count < 9.95 else f"{count:.0f} {unit}"
 
 
 def time_line(elapsed_s: float, total: Interval, pauses_s: Mapping[str, float]) -> str:

@@ -360,6 +360,12 @@ class ProfileTest(unittest.TestCase):
         self.assertTrue(0 < self.figures["accelerator_utilisation"] <= 1)
         self.assertAlmostEqual(self.figures["efficiency"], self.figures["achieved"] / self.figures["ceiling"], places=6)
 
+    def test_each_part_is_announced_before_it_is_measured(self):
+        announced = [line for line in self.out.splitlines() if line.startswith("measuring")]
+        self.assertEqual(len(announced), 4)
+        self.assertIn("pass 2 of 2", announced[-1])
+        self.assertLess(self.out.index(announced[-1]), self.out.index("ceiling"))
+
     def test_report_notes_shared_cores_and_the_run_folder_is_untouched(self):
         self.assertIn("share the cores of one CPU", self.out)
         self.assertFalse(self.run_folder.exists())

@@ -1,5 +1,7 @@
 """A profile of a run on its own corpus, model and devices: each stage in isolation, and all stages together."""
 
+import logging
+
 import tensorflow as tf
 
 from myxtts.config.schema import Config
@@ -14,6 +16,8 @@ from myxtts.profiling.pipeline_runs import run_traced, run_untraced
 from myxtts.profiling.profiled_run import MeasurementWindow, ProfiledRun, measurement_window, open_run
 from myxtts.profiling.report import DeviceMetrics
 from myxtts.profiling.trials import try_settings
+
+log = logging.getLogger(__name__)
 
 RUNS = 2  # of each kind, in turn
 MATMUL_TYPES = {"float32": "float32", "mixed_bfloat16": "bfloat16", "mixed_float16": "float16"}
@@ -33,14 +37,17 @@ def measure(run: ProfiledRun, steps: int) -> tuple[Measurement, DeviceMetrics]:
     """Measure each stage in isolation, then all stages together in untraced and traced runs."""
     pipeline = run.setup.training_pipeline(synchronize=run.setup.between_devices)
     window = measurement_window(pipeline, steps)
+    log.info("%-14s each stage in isolation; the step is traced first", "measuring")
     isolated, samples = measure_isolated(run, pipeline, window)
+    log.info("%-14s other settings of the slowest stages", "measuring")
     trials = try_settings(run, window, samples, isolated)
 
     gpus = [device.physical for device in run.placement.devices if device.physical is not None]
     sampler = GpuSampler(gpus if run.placement.on_gpu else [])
     traced_pipeline = run.setup.training_pipeline(synchronize=True)
     untraced_s, traced = [], []
-    for _ in range(RUNS):
+    for number in range(1, RUNS + 1):
+        log.info("%-14s all stages together, %d steps, pass %d of %d", "measuring", steps, number, RUNS)
         with sampler.sampling():
             untraced_s.append(run_untraced(run, pipeline, steps))
         traced.append(run_traced(run, traced_pipeline, steps))

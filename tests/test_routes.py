@@ -116,7 +116,10 @@ class ErrorTest(unittest.TestCase):
         return str(caught.exception)
 
     def test_missing_gpu_is_rejected(self):
-        advice = "Leave out --data-gpu and --model-gpu to train on one device, or try the pipeline with --simulate-gpus"
+        advice = (
+            "Leave out --data-gpu and --model-gpu (data_gpu and model_gpu in a file of --config) to train on "
+            "one device, or try the pipeline with --simulate-gpus"
+        )
         for gpus, (data, model), message in (
             (0, (0, 0), f"data GPU 0 was requested, but TensorFlow sees no GPU. {advice} 2."),
             (1, (0, 1), f"model GPU 1 was requested, but TensorFlow sees 1 GPU (index 0). {advice} 2."),
@@ -133,12 +136,14 @@ class ErrorTest(unittest.TestCase):
         self.assertEqual(
             self.error_of(8, simulate_gpus=2, data_gpu=0, model_gpu=2),
             "model GPU 2 was requested, but --simulate-gpus 2 makes GPUs 0 to 1. Leave out --data-gpu and --model-gpu "
-            "to train on one device, or try the pipeline with --simulate-gpus 3.",
+            "(data_gpu and model_gpu in a file of --config) to train on one device, "
+            "or try the pipeline with --simulate-gpus 3.",
         )
         self.assertEqual(
             self.error_of(simulate_gpus=1, data_gpu=0, model_gpu=1),
             "model GPU 1 was requested, but --simulate-gpus 1 makes only GPU 0. Leave out --data-gpu and --model-gpu "
-            "to train on one device, or try the pipeline with --simulate-gpus 2.",
+            "(data_gpu and model_gpu in a file of --config) to train on one device, "
+            "or try the pipeline with --simulate-gpus 2.",
         )
 
     def test_only_one_of_data_gpu_and_model_gpu_is_rejected(self):

@@ -158,7 +158,7 @@ def _existing_gpus(settings: PlacementConfig, count: int) -> str:
 def _advice(settings: PlacementConfig) -> str:
     highest = max(gpu for gpu in (settings.data_gpu, settings.model_gpu, *settings.model_gpus) if gpu is not None)
     return (
-        "Leave out --data-gpu and --model-gpu to train on one device, "
+        "Leave out --data-gpu and --model-gpu (data_gpu and model_gpu in a file of --config) to train on one device, "
         f"or try the pipeline with --simulate-gpus {max(highest + 1, 2)}."
     )
 

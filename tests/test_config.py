@@ -284,6 +284,8 @@ class YamlTest(unittest.TestCase):
         self.assertEqual((len(lines), lines[-1][:33]), (6, "Start from configs/default.yaml; "))
         with self.assertRaisesRegex(ConfigError, "line 2: broken YAML: .* A configuration is a YAML file."):
             self.load('{\n\t"lr": 1}')
+        with self.assertRaisesRegex(ConfigError, "not a plain value. If another trainer .* docs/guides/coming_from.md"):
+            self.load('{"model": "vits"}')
 
     def test_epochs_replace_the_default_of_max_steps_only(self):
         def limits(text: str, **flags) -> tuple[int, int]:

@@ -216,7 +216,8 @@ class CompleteRun(Case):
         self.assertEqual(
             message,
             f"training.seed is 1, but {newest} was written with 0, and it cannot change within a run. "
-            "Set it to 0, or start another run with --run.",
+            f"Set it to 0, or take all settings from the run with --config {self.folder / 'config.yaml'}, "
+            "or start another run with --run.",
         )
 
     def test_every_fixed_setting_and_the_corpus_are_checked_at_resume(self):

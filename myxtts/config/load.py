@@ -245,7 +245,10 @@ def _entries(node: yaml.Node | None, path: Path, line: int, name: str) -> Iterat
     if node is None or node.tag == _TAG + "null":
         return
     if not isinstance(node, yaml.MappingNode) or node.tag != _TAG + "map":
-        raise ConfigError(f"{path}, line {line}: {name} must hold lines of the form 'name: value', not {_kind(node)}.")
+        hint = " If another trainer wrote it, see docs/guides/coming_from.md." * (path.suffix == ".json")
+        raise ConfigError(
+            f"{path}, line {line}: {name} must hold lines of the form 'name: value', not {_kind(node)}.{hint}"
+        )
     lines: dict[str, int] = {}
     for key, value in node.value:
         line = key.start_mark.line + 1

@@ -93,7 +93,8 @@ def check_same_settings(checkpoint: Path, saved: Config, requested: Config) -> N
             if _without_order(before) != _without_order(now):
                 raise CheckpointError(
                     f"{section}.{name} is {_shown(now)}, but {checkpoint} was written with {_shown(before)}, and it "
-                    f"cannot change within a run. Set it to {_shown(before)}, or start another run with --run."
+                    f"cannot change within a run. Set it to {_shown(before)}, or take all settings from the run with "
+                    f"--config {checkpoint.parents[1] / 'config.yaml'}, or start another run with --run."
                 )
 
 

@@ -40,7 +40,7 @@ class AssessmentTest(unittest.TestCase):
         """The model device is fed, but the second device gains next to nothing."""
         self.assertEqual(IDLE.grade, "excellent")
         replicas, single, work = IDLE.recommended
-        self.assertEqual(replicas, "--model-gpus 0 1 if the all-reduce of its step takes less than 2.3e+04 ms")
+        self.assertEqual(replicas, "--model-gpus 0 1 if the all-reduce of its step takes less than 23 s")
         self.assertTrue(single.startswith("single placement"))
         self.assertTrue(work.startswith("more work for the data device"))
         self.assertIn("1.04 x single, 0.52 x two replicas without their all-reduce.", IDLE.line)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from myxtts.clock import NO_WAIT, Interval
+from myxtts.clock import NO_WAIT, Interval, format_duration
 from myxtts.placement.arithmetic import analytic_bound
 from myxtts.placement.routes import Placement
 
@@ -152,7 +152,9 @@ class Assessment:
     def _if_all_reduce(self) -> str:
         if self.all_reduce_s is not None:
             return ""
-        return f" if the all-reduce of its step takes less than {1e3 * self.break_even_s:.3g} ms"
+        limit_s = self.break_even_s
+        limit = f"{1e3 * limit_s:.3g} ms" if limit_s < 0.9995 else format_duration(limit_s)
+        return f" if the all-reduce of its step takes less than {limit}"
 
     @property
     def comparison(self) -> str:

@@ -107,6 +107,8 @@ class ToyRuns(Case):
         self.assertEqual(self.killed.wait(), -signal.SIGKILL)
         survived = latest(checkpoints)
         self.assertEqual(survived.name, "step-000003")
+        started = f"new run        --resume finds no checkpoint in {checkpoints.parent}, so training starts at step 0"
+        self.assertIn(started, (checkpoints.parent / "log.txt").read_text(encoding="utf-8"))
         with signal_at(7, signal.SIGTERM):
             stopped = self.workspace.train("killed", *REVERSED, "--resume", "--validate-every", "4")  # changes nothing
         self.assertEqual(stopped.code, 128 + signal.SIGTERM, stopped.err)

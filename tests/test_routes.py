@@ -109,6 +109,14 @@ class MemoryLimitTest(unittest.TestCase):
         self.assertEqual(self.limits(**settings), [("/CPU:0", 0, 8192), ("/CPU:1", 0, 16384)])
 
 
+def advice(simulated):
+    return (
+        "A run without --data-gpu, --model-gpu and --model-gpus (data_gpu, model_gpu and model_gpus in a file of "
+        "--config) trains on one device; "
+        f"--simulate-gpus {simulated} tries the pipeline on the CPU."
+    )
+
+
 class ErrorTest(unittest.TestCase):
     def error_of(self, gpus=0, **settings):
         with self.assertRaises(PlacementError) as caught:
@@ -116,34 +124,29 @@ class ErrorTest(unittest.TestCase):
         return str(caught.exception)
 
     def test_missing_gpu_is_rejected(self):
-        advice = (
-            "Leave out --data-gpu and --model-gpu (data_gpu and model_gpu in a file of --config) to train on "
-            "one device, or try the pipeline with --simulate-gpus"
-        )
         for gpus, (data, model), message in (
-            (0, (0, 0), f"data GPU 0 was requested, but TensorFlow sees no GPU. {advice} 2."),
-            (1, (0, 1), f"model GPU 1 was requested, but TensorFlow sees 1 GPU (index 0). {advice} 2."),
-            (1, (4, 0), f"data GPU 4 was requested, but TensorFlow sees 1 GPU (index 0). {advice} 5."),
-            (3, (0, 3), f"model GPU 3 was requested, but TensorFlow sees 3 GPUs (0 to 2). {advice} 4."),
+            (0, (0, 0), f"data GPU 0 was requested, but TensorFlow sees no GPU. {advice(2)}"),
+            (1, (0, 1), f"model GPU 1 was requested, but TensorFlow sees 1 GPU (index 0). {advice(2)}"),
+            (1, (4, 0), f"data GPU 4 was requested, but TensorFlow sees 1 GPU (index 0). {advice(5)}"),
+            (3, (0, 3), f"model GPU 3 was requested, but TensorFlow sees 3 GPUs (0 to 2). {advice(4)}"),
         ):
             self.assertEqual(self.error_of(gpus, data_gpu=data, model_gpu=model), message)
         self.assertEqual(
             self.error_of(2, data_gpu=0, model_gpus=(1, 5)),
-            f"model GPU 5 was requested, but TensorFlow sees 2 GPUs (0 to 1). {advice} 6.",
+            f"model GPU 5 was requested, but TensorFlow sees 2 GPUs (0 to 1). {advice(6)}",
         )
+
+    def test_missing_replica_gpu_names_the_flag_that_was_given(self):
+        self.assertIn("--model-gpus (data_gpu", self.error_of(0, model_gpus=(0, 1)))
 
     def test_missing_simulated_gpu_is_rejected(self):
         self.assertEqual(
             self.error_of(8, simulate_gpus=2, data_gpu=0, model_gpu=2),
-            "model GPU 2 was requested, but --simulate-gpus 2 makes GPUs 0 to 1. Leave out --data-gpu and --model-gpu "
-            "(data_gpu and model_gpu in a file of --config) to train on one device, "
-            "or try the pipeline with --simulate-gpus 3.",
+            "model GPU 2 was requested, but --simulate-gpus 2 makes GPUs 0 to 1. " + advice(3),
         )
         self.assertEqual(
             self.error_of(simulate_gpus=1, data_gpu=0, model_gpu=1),
-            "model GPU 1 was requested, but --simulate-gpus 1 makes only GPU 0. Leave out --data-gpu and --model-gpu "
-            "(data_gpu and model_gpu in a file of --config) to train on one device, "
-            "or try the pipeline with --simulate-gpus 2.",
+            "model GPU 1 was requested, but --simulate-gpus 1 makes only GPU 0. " + advice(2),
         )
 
     def test_only_one_of_data_gpu_and_model_gpu_is_rejected(self):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from myxtts.commands.parser import CommandParser, add_setting_flags, bounded, read_settings
 from myxtts.config.schema import Config
+from myxtts.config.scripts import command_line
 from myxtts.config.settings import SETTINGS
 from myxtts.files import make_folder
 from myxtts.local_sgd.job_settings import updated
@@ -44,6 +45,7 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     shards = split_corpus(config, options.out, options.shards)
     print(shards.table)
     held_out = f" --val-data {shards.held_out}" if shards.held_out else " --validate-every 0 --sample-every 0"
-    print(f"\nTrain on shard 0:\n  myxtts train --train-data {shards.shards[0]}{held_out} \\")
+    print(f"\nTrain on shard 0:\n  {command_line('train')} --train-data {shards.shards[0]}{held_out} \\")
     print(f"      --audio-root {shards.audio_root} --run shard0 --init-from START")
+    print("START is a run that the jobs of all shards start from: docs/guides/local_sgd.md, section By hand")
     return 0

@@ -158,8 +158,9 @@ def _existing_gpus(settings: PlacementConfig, count: int) -> str:
 def _advice(settings: PlacementConfig) -> str:
     highest = max(gpu for gpu in (settings.data_gpu, settings.model_gpu, *settings.model_gpus) if gpu is not None)
     return (
-        "Leave out --data-gpu and --model-gpu (data_gpu and model_gpu in a file of --config) to train on one device, "
-        f"or try the pipeline with --simulate-gpus {max(highest + 1, 2)}."
+        "A run without --data-gpu, --model-gpu and --model-gpus (data_gpu, model_gpu and model_gpus in a file of "
+        "--config) trains on one device; "
+        f"--simulate-gpus {max(highest + 1, 2)} tries the pipeline on the CPU."
     )
 
 

@@ -28,7 +28,10 @@ def log_start(setup: TrainingSetup, start: Start) -> None:
     """Log where the weights come from, and the derived numbers of the run."""
     if start.checkpoint is not None:
         log.info("resumed        %s", start.checkpoint)
-    elif start.pretrained is not None:
+    elif setup.config.run.resume:
+        folder = Path(setup.config.run.runs_dir, setup.config.run.run)
+        log.info("new run        --resume finds no checkpoint in %s, so training starts at step 0", folder)
+    if start.pretrained is not None:
         log.info("start          %s", start.pretrained.describe(setup.corpora.vocabulary))
     if setup.replicas.is_chief:
         if small := whole_corpus_step(setup.corpora.training, setup.config):

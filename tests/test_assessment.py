@@ -69,6 +69,11 @@ class AssessmentTest(unittest.TestCase):
         self.assertEqual(SINGLE.recommended[1], "--data-gpu 0 --model-gpu 1")
         self.assertIn("at most 1.33 x as data device, 2.00 x as a replica without the all-reduce", SINGLE.line)
 
+    def test_a_step_longer_than_by_arithmetic_is_as_much_longer_in_the_other_placements(self):
+        self.assertEqual(replace(SINGLE, interval_s=80.0).gains, SINGLE.gains)
+        self.assertEqual(replace(SINGLE, interval_s=80.0).break_even_s, SINGLE.break_even_s)
+        self.assertEqual(replace(EQUAL, interval_s=30.0).placements_s, {"single": 60.0, "dual": 30.0, "replicas": 30.0})
+
     def test_no_flag_is_recommended_that_would_be_rejected(self):
         self.assertEqual(replace(SINGLE, second_device=False).recommended, [])
         self.assertNotIn("--model-gpus", replace(IDLE, can_replicate=False).line)
@@ -130,7 +135,7 @@ class RunTest(unittest.TestCase):
         models = PlacementConfig(data_gpu=0, model_gpus=(1, 2))
         assessed = run(placement(models, gpus=3), replicas=2)
         self.assertEqual((assessed.data_busy, assessed.gains), (0.4, {}))
-        self.assertIn("`myxtts plan` compares placements", assessed.line)
+        self.assertIn("`python utilities/plan_placement.py` compares placements", assessed.line)
 
     def test_parts_of_one_gpu_are_no_two_gpus(self):
         split = PlacementConfig(data_gpu=0, model_gpu=0, data_gpu_memory=4096, model_gpu_memory=8192)

@@ -384,7 +384,10 @@ class CommandTest(unittest.TestCase):
                 "'--speaker_wav' is not a flag. Use --reference FILE.",
             ),
             (("synthesize", "--lr", "1"), "'--lr' is not a flag. --help lists the flags."),
-            (("export", "--batch-size", "1"), "'--batch-size' is not a flag, but one of `python train_main.py`."),
+            (
+                ("export", "--batch-size", "1"),
+                "'--batch-size' is not a flag of this command, but of `python train_main.py`.",
+            ),
             (("plan", "--gpus", "99"), "--gpus is '99', but must be a whole number from 1 to 16."),
             (
                 ("launch", "--worker", "2", "--", "x.py", "--worker"),

@@ -320,6 +320,7 @@ class YamlTest(unittest.TestCase):
         self.assertIn("--enable-static-shapes", self.error_of("training:\n  compile: xla\n"))
         self.assertIn("never end", self.error_of("training:\n  max_steps: 0\n"))
         self.assertIn("min_seconds (4)", self.error_of("data:\n  min_seconds: 4\n  max_seconds: 4\n"))
+        self.assertIn("--val-data are both c.csv", self.error_of("data:\n  train_data: c.csv\n  val_data: c.csv\n"))
         self.load("training:\n  compile: xla\n", enable_static_shapes=True)
         self.load("training:\n  max_steps: 0\n", epochs=1)
 

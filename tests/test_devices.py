@@ -279,7 +279,8 @@ class LogTest(unittest.TestCase):
     def test_one_gpu_of_several_is_mentioned_unless_it_was_chosen(self):
         line = "GPUs           1 of 4 is used; --placement auto measures which are worth using"
         self.assertIn(line, self.log_of((A100,) * 4))
-        for settings in ({"model_gpus": (2,)}, {"data_gpu": 0, "model_gpu": 0}, {"simulate_gpus": 2}):
+        self.assertIn(line, self.log_of((), simulate_gpus=4))
+        for settings in ({"model_gpus": (2,)}, {"data_gpu": 0, "model_gpu": 0}, {"simulate_gpus": 1}):
             self.assertNotIn(line, self.log_of((A100,) * 4, **settings))
         self.assertNotIn("is used", "".join(self.log_of((A100,))))
 

@@ -102,7 +102,9 @@ class CommandParser(argparse.ArgumentParser):
         near = nearest(word, [flag[2:] for flag in flags])
         if near:
             return f". Did you mean --{near}?"
-        return f", but one of `{command_line('train')}`." if name in SETTINGS else ". --help lists the flags."
+        return (
+            f" of this command, but of `{command_line('train')}`." if name in SETTINGS else ". --help lists the flags."
+        )
 
     def _stray_value(self, value: str, argv: Sequence[str]) -> str:
         """Return the message for a value without a flag, which follows a flag and perhaps the values of it."""

@@ -58,6 +58,11 @@ def check_xla(config: Config, replicas: int, placement: str, supports_xla: bool)
 def _check_data(data: DataConfig) -> None:
     if data.min_seconds >= data.max_seconds:
         raise ConfigError(f"min_seconds ({data.min_seconds:g}) must be below max_seconds ({data.max_seconds:g}).")
+    if data.val_data is not None and data.val_data == data.train_data:
+        raise ConfigError(
+            f"--train-data and --val-data are both {data.val_data}, so validation would measure what was trained on. "
+            "Leave out --val-data to hold out some utterances, or give other ones."
+        )
     if data.data_service is None:
         return
     service_address(data.data_service)

@@ -4,12 +4,13 @@ import logging
 from typing import Any
 
 from myxtts.config.schema import DataConfig
+from myxtts.config.scripts import command_line
 from myxtts.config.settings import SETTINGS
 from myxtts.cores import core_count
 
 log = logging.getLogger(__name__)
 
-PROFILER = "myxtts profile"
+PROFILER = command_line("profile")
 WAIT_SHARE = 0.10
 WAIT_STEPS = 200
 UNEVEN_SHARE = 0.05  # of a step: if the producer is blocked so long, too, stages are not slow but uneven

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from myxtts.clock import NO_WAIT, Interval, format_duration
+from myxtts.config.scripts import command_line
 from myxtts.placement.arithmetic import analytic_bound
 from myxtts.placement.routes import Placement
 
@@ -86,17 +87,24 @@ class Assessment:
 
     @cached_property
     def placements_s(self) -> dict[str, float]:
-        """Seconds of a step in each placement: of the present one as measured, of the others by arithmetic.
+        """Seconds of a step in each placement: of the present one as measured, of the others in proportion.
 
-        `replicas` is half of a step of two replicas, which trains on two batches. Without a measured all-reduce it is a
-        lower bound.
+        The proportions are those of the arithmetic on the times of the stages. A measured step is longer than by
+        arithmetic, where stages vary or share hardware, and so would be a step of the others. `replicas` is half of a
+        step of two replicas, which trains on two batches. Without a measured all-reduce it is a lower bound.
         """
         if not self.mean_s:
             return {}
         by_arithmetic = {
             name: analytic_bound(routes, self.mean_s, 1, self.all_reduce_s or 0.0)[1] for name, routes in ROUTES.items()
         }
-        return by_arithmetic | {"dual" if self.is_dual else "single": self.interval_s}
+        measured_ratio = self.interval_s / self._arithmetic_s
+        return {name: seconds * measured_ratio for name, seconds in by_arithmetic.items()}
+
+    @property
+    def _arithmetic_s(self) -> float:
+        """Seconds of a step in the present placement by arithmetic."""
+        return analytic_bound(ROUTES["dual" if self.is_dual else "single"], self.mean_s, 1)[1]
 
     @property
     def gains(self) -> dict[str, float]:
@@ -108,8 +116,8 @@ class Assessment:
     @property
     def break_even_s(self) -> float:
         """The all-reduce of a step with which two replicas are as fast as the present placement."""
-        two_batches_s = 2.0 * analytic_bound(ROUTES["replicas"], self.mean_s, 1)[1]
-        return max(2.0 * self.interval_s - two_batches_s, 0.0)
+        replicas_s = analytic_bound(ROUTES["replicas"], self.mean_s, 1)[1]
+        return max(2.0 * (self._arithmetic_s - replicas_s), 0.0)
 
     @property
     def recommended(self) -> list[str]:
@@ -238,11 +246,11 @@ def assess_run(total: Interval, placement: Placement, replicas: int, devices: in
 def _unknown_reason(replicas: int, on_gpu: bool, is_dual: bool, wait_share: float) -> str:
     """Return why a run does not know the times of its stages; "" where it does."""
     if replicas > 1:
-        return f"the run has {replicas} replicas, and `myxtts plan` compares placements"
+        return f"the run has {replicas} replicas, and `{command_line('plan')}` compares placements"
     if on_gpu and not is_dual:
-        return "a run on one GPU does not time its producer, but `myxtts profile` does"
+        return f"a run on one GPU does not time its producer, but `{command_line('profile')}` does"
     if on_gpu and wait_share >= NO_WAIT:
-        return "a run does not wait for its GPU after a step, but `myxtts profile` does"
+        return f"a run does not wait for its GPU after a step, but `{command_line('profile')}` does"
     return ""
 
 

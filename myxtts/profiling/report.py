@@ -114,8 +114,8 @@ def device_texts(assessment: Assessment) -> dict[str, str]:
     milliseconds = ", ".join(f"{name} {1e3 * seconds:.1f}" for name, seconds in assessment.placements_s.items())
     all_reduce = "not included" if assessment.all_reduce_s is None else f"{1e3 * assessment.all_reduce_s:.1f}"
     return texts | {
-        "placements": f"ms a step: {milliseconds}; the present one measured, the others by arithmetic; all-reduce "
-        f"{all_reduce}",
+        "placements": f"ms a step: {milliseconds}; the present one measured, the others in proportion by arithmetic; "
+        f"all-reduce {all_reduce}",
         "second device": assessment.comparison,
     }
 

@@ -60,9 +60,9 @@ def configure_devices(config: Config, cluster: Cluster | None = None) -> Placeme
 
 def log_unused_gpus(settings: PlacementConfig, gpu_count: int) -> None:
     """Log that a run without a choice of GPUs uses one of several. This is no mistake: others may use the machine."""
-    chosen = settings.simulate_gpus or settings.model_gpu is not None or settings.model_gpus
-    if gpu_count > 1 and not chosen:
-        log.info("GPUs           1 of %d is used; --placement auto measures which are worth using", gpu_count)
+    count = settings.simulate_gpus or gpu_count
+    if count > 1 and settings.model_gpu is None and not settings.model_gpus:
+        log.info("GPUs           1 of %d is used; --placement auto measures which are worth using", count)
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", nargs="+", default=[f"{cores},{cores}", f"1,{cores}"], help="INTRA,INTER or auto")
     parser.add_argument("--steps", type=bounded(int, REPORTS), default=120, help="of the tiny voice; others take fewer")
     parser.add_argument("--repeats", type=bounded(int, 1), default=2)
-    parser.add_argument("--train-data", type=Path, default=ROOT / "data" / "demo", help="see `myxtts corpus`")
+    parser.add_argument("--train-data", type=Path, default=ROOT / "data" / "demo", help="default: data/demo")
     return parser.parse_args()
 
 

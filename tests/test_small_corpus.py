@@ -6,9 +6,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from myxtts.config.schema import Config, DataConfig, RunConfig, TrainingConfig
+from myxtts.config.schema import MAX_SECONDS, MIN_SECONDS, Config, DataConfig, RunConfig, TrainingConfig
 from myxtts.data.dataset import load_corpora, whole_corpus_step
-from myxtts.data.manifest import MAX_SECONDS_BOUND, MIN_SECONDS_BOUND
 from myxtts.data.metadata_file import hold_out, read_corpus
 from myxtts.errors import DataError
 from myxtts.tasks.length_rules import length_rule_of
@@ -146,8 +145,8 @@ class Lengths(Case):
         self.assertNotIn("accepts", str(raised.exception))
 
     def test_the_bounds_are_those_of_the_settings(self):
-        DataConfig(min_seconds=MIN_SECONDS_BOUND, max_seconds=MAX_SECONDS_BOUND)
-        for beyond in ({"min_seconds": MIN_SECONDS_BOUND - 0.01}, {"max_seconds": MAX_SECONDS_BOUND + 0.01}):
+        DataConfig(min_seconds=MIN_SECONDS, max_seconds=MAX_SECONDS)
+        for beyond in ({"min_seconds": MIN_SECONDS - 0.01}, {"max_seconds": MAX_SECONDS + 0.01}):
             with self.assertRaises(ValidationError):
                 DataConfig(**beyond)
 

@@ -14,6 +14,7 @@ Period = Annotated[int, Field(ge=0, le=1_000_000_000)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 GpuIndex = Annotated[int, Field(ge=0, le=1023)]
 MemoryMib = Annotated[int, Field(ge=256, le=1_000_000)]
+MIN_SECONDS, MAX_SECONDS = 0.05, 120.0  # bounds of the length of an utterance
 ThreadCount = Annotated[int, Field(ge=1, le=1024)] | Literal["auto"]
 
 
@@ -65,9 +66,9 @@ class DataConfig(Section):
     """Fraction of the utterances to hold out for validation if val_data is not set."""
     max_rejected: Annotated[float, Field(ge=0.0, le=1.0)] = 0.05
     """Abort above this fraction of unusable rows."""
-    min_seconds: Annotated[float, Field(ge=0.05)] = 0.3
+    min_seconds: Annotated[float, Field(ge=MIN_SECONDS)] = 0.3
     """Reject shorter utterances."""
-    max_seconds: Annotated[float, Field(gt=0.05, le=120.0)] = 20.0
+    max_seconds: Annotated[float, Field(gt=MIN_SECONDS, le=MAX_SECONDS)] = 20.0
     """Reject longer utterances."""
     text_frontend: Literal["phonemes", "characters"] = "phonemes"
     """Tokens of the text: IPA symbols from espeak-ng, or characters."""

@@ -19,6 +19,7 @@ import numpy as np
 from tqdm import tqdm
 
 from myxtts.audio.format import SAMPLE_RATE_HZ, frame_count
+from myxtts.config.schema import MAX_SECONDS, MIN_SECONDS
 from myxtts.data.audio_file import resampled_length
 from myxtts.data.audio_header import UnusableAudio, check_finite, read_header
 from myxtts.data.metadata_file import RejectedRow, Row, Rows
@@ -29,7 +30,6 @@ from myxtts.text.symbols import SymbolTable
 
 CACHE_FORMAT = 2  # increase it when the columns or the checks change
 DIGEST_BYTES = 32
-MIN_SECONDS_BOUND, MAX_SECONDS_BOUND = 0.05, 120.0  # of --min-seconds and --max-seconds
 CHUNK_ROWS = 256  # rows that a thread takes at a time
 STRING_COLUMNS = ("ids", "paths", "texts")
 
@@ -248,13 +248,13 @@ def _length_advice(rejected: Sequence[RejectedRow], reason: str) -> str:
     seconds = [float(row.detail.split()[0]) for row in rejected if row.reason == reason]
     if reason == "too short":
         shortest = math.floor(100 * min(seconds)) / 100
-        return f"--min-seconds {shortest:g} accepts all that are too short. " if shortest >= MIN_SECONDS_BOUND else ""
+        return f"--min-seconds {shortest:g} accepts all that are too short. " if shortest >= MIN_SECONDS else ""
     longest = math.ceil(max(seconds))
-    if longest <= MAX_SECONDS_BOUND:
-        return f"--max-seconds {longest} accepts all that are too long; it may be up to {MAX_SECONDS_BOUND:g}. "
-    beyond = sum(length > MAX_SECONDS_BOUND for length in seconds)
+    if longest <= MAX_SECONDS:
+        return f"--max-seconds {longest} accepts all that are too long; it may be up to {MAX_SECONDS:g}. "
+    beyond = sum(length > MAX_SECONDS for length in seconds)
     accepted = f"accepts {len(seconds) - beyond} of the {len(seconds)} that are too long"
-    return f"--max-seconds {MAX_SECONDS_BOUND:g}, its upper bound, {accepted}; split the others. "
+    return f"--max-seconds {MAX_SECONDS:g}, its upper bound, {accepted}; split the others. "
 
 
 def _usable_audio(

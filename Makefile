@@ -3,13 +3,15 @@
 # make test-long  the test suite with the tests that take many seconds each
 # make test-quick the tests that need no TensorFlow, in half a minute
 # make lint       ruff and mypy
+# make gpu-proof  prove on this machine's GPUs what the documentation claims, in ten minutes; the page is proof/proof.md
 
 PYTHON ?= python3
 BIN := .venv/bin
 DEMO_TEXT := "The old teacher sang a quiet song, and we listened."
 INSTALLED := .venv/installed
+INSTALLED_GPU := .venv/installed-gpu
 
-.PHONY: demo test test-long test-quick lint
+.PHONY: demo test test-long test-quick lint gpu-proof
 
 demo: $(INSTALLED)
 	$(BIN)/python utilities/make_demo_corpus.py --out data/demo
@@ -34,6 +36,14 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+gpu-proof: $(INSTALLED_GPU)
+	$(BIN)/python benchmarks/gpu_proof.py --out proof
+
+$(INSTALLED_GPU): requirements.txt requirements-gpu.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-gpu.txt
+	touch $@
 
 $(INSTALLED): requirements.txt requirements-dev.txt
 	$(PYTHON) -m venv .venv

@@ -289,7 +289,7 @@ class Peers(unittest.TestCase):
 
     def test_gpus_are_numbered_as_by_cuda(self):
         outputs = {("topo", "-p2p", "r"): PEERS, ("topo", "-m"): LINKS}
-        with mock.patch("myxtts.preflight.nvidia._nvidia_smi", lambda *arguments: outputs[arguments]):
+        with mock.patch("myxtts.preflight.nvidia.nvidia_smi", lambda *arguments: outputs[arguments]):
             for visible, expected in (
                 ("", (True, "OK, connected by NV12")),
                 ("0,2", (False, "NS, connected by SYS")),

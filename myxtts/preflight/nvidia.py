@@ -13,7 +13,7 @@ def driver_version() -> str | None:
     try:
         text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        text = _nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader") or ""
+        text = nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader") or ""
     version = re.search(r"\b\d{3,}\.\d+(?:\.\d+)?\b", text)
     return version[0] if version else None
 
@@ -27,7 +27,7 @@ def peer_access(first: int, second: int) -> tuple[bool | None, str]:
     rows = (_driver_index(first), _driver_index(second))
     if rows[0] is None or rows[1] is None:
         return None, "CUDA_VISIBLE_DEVICES names GPUs by UUID, nvidia-smi by number"
-    peers, links = _nvidia_smi("topo", "-p2p", "r"), _nvidia_smi("topo", "-m")
+    peers, links = nvidia_smi("topo", "-p2p", "r"), nvidia_smi("topo", "-m")
     if peers is None:
         return None, "nvidia-smi is missing or has no topology"
     entry = matrix_entry(peers, rows[0], rows[1])
@@ -56,7 +56,7 @@ def _driver_index(gpu: int) -> int | None:
     return int(name) if name.isdigit() else None
 
 
-def _nvidia_smi(*arguments: str) -> str | None:
+def nvidia_smi(*arguments: str) -> str | None:
     """Return the output of nvidia-smi, or None if it is missing, fails or hangs."""
     try:
         process = subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True, timeout=TIMEOUT_S)

@@ -1,0 +1,265 @@
+"""Section 1: GPUs, driver, CUDA libraries, TensorFlow's build, topology, CPU, memory and packages."""
+
+import ctypes
+import os
+import platform
+import re
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from benchmarks.proof.section import Figure, Scope, SectionResult, table
+from myxtts.cores import core_count
+from myxtts.placement.host_memory import available_memory_mib
+from myxtts.preflight import nvidia
+from myxtts.preflight.prerequisites import check_packages, package_requirements
+
+TITLE = "What is here"
+ROOT = Path(__file__).resolve().parents[2]
+MAX_USED_MIB = 1024.0  # of a GPU's memory before the proof starts: a desktop uses less, a training more
+GPU_FIELDS = {  # of nvidia-smi --query-gpu, which asks NVML and needs no package
+    "name": "name",
+    "memory.total": "memory, MiB",
+    "memory.used": "used before, MiB",
+    "compute_cap": "compute capability",
+    "clocks.sm": "clock now, MHz",
+    "clocks.max.sm": "clock at most, MHz",
+    "clocks.max.mem": "memory clock, MHz",
+    "power.limit": "power limit, W",
+    "pcie.link.gen.current": "PCIe generation now",
+    "pcie.link.gen.max": "PCIe generation at most",
+    "pcie.link.width.current": "PCIe lanes now",
+    "pcie.link.width.max": "PCIe lanes at most",
+    "compute_mode": "compute mode",
+    "mig.mode.current": "MIG",
+    "persistence_mode": "persistence",
+}
+# Function of each library that returns its version, and whether it is written to an argument.
+VERSION_FUNCTIONS = {
+    "libcuda.so.1": ("cuDriverGetVersion", True),
+    "libcudart.so.12": ("cudaRuntimeGetVersion", True),
+    "libcudnn.so.9": ("cudnnGetVersion", False),
+    "libnccl.so.2": ("ncclGetVersion", True),
+}
+
+
+def run(scope: Scope) -> SectionResult:
+    gpus = [] if scope.simulated else queried_gpus()
+    capabilities = [] if scope.simulated else compute_capabilities()
+    data: dict[str, Any] = {
+        "gpus": gpus,
+        "compute_capabilities": capabilities,
+        "driver": nvidia.driver_version(),
+        "libraries": {} if scope.simulated else library_versions(),
+        "build": {name: list(value) if isinstance(value, tuple) else value for name, value in build_info().items()},
+        "topology": None if scope.simulated else nvidia.nvidia_smi("topo", "-m"),
+        "peer_access": {} if scope.simulated else peer_access(scope.gpus),
+        "host": host(),
+        "packages": packages(),
+        "commit": commit(ROOT),
+    }
+    return SectionResult(TITLE, [*page_lines(data)], figures(scope, data), data)
+
+
+def figures(scope: Scope, data: dict[str, Any]) -> list[Figure]:
+    """Return the claims: TensorFlow's build fits the cards and the packages, and nothing else uses the GPUs."""
+    seen = f"{scope.gpus} {'simulated' if scope.simulated else 'physical'}"
+    built = data["build"].get("cuda_compute_capabilities", [])
+    codes = [code_for(capability, built) for capability in data["compute_capabilities"]]
+    native = all(code == "native" for code in codes) if codes else None
+    used = [number_of(gpu["memory.used"]) for gpu in data["gpus"]]
+    used_mib = max((mib for mib in used if mib is not None), default=None)
+    check = check_packages(package_requirements())
+    build_text = f"{', '.join(codes) or 'no card'}; built for {', '.join(built) or 'no card'}"
+    expected = "native; code from PTX takes minutes to compile at the first start"
+    return [
+        Figure.of("TensorFlow sees the GPUs", seen, "1 or more", None if scope.simulated else True),
+        Figure.of("TensorFlow has code for each card", build_text, expected, native),
+        Figure.of(
+            "nothing else uses the GPUs",
+            "no GPU" if used_mib is None else f"{used_mib:,.0f} MiB used before the start",
+            f"at most {MAX_USED_MIB:,.0f} MiB",
+            None if used_mib is None else used_mib <= MAX_USED_MIB,
+        ),
+        Figure.of("the required packages are installed", check.found, check.expected, check.status == "passed"),
+    ]
+
+
+def queried_gpus() -> list[dict[str, str]]:
+    """Return the fields of each GPU of the driver, in its order; a field that the driver does not know is missing."""
+    known = [name for name in GPU_FIELDS if _query([name]) is not None]
+    return [dict(zip(known, values, strict=True)) for values in _query(known) or []] if known else []
+
+
+def _query(names: Sequence[str]) -> list[list[str]] | None:
+    output = nvidia.nvidia_smi(f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits")
+    return None if output is None else [line.split(", ") for line in output.splitlines() if line.strip()]
+
+
+def compute_capabilities() -> list[str]:
+    """Return the compute capability of each GPU that TensorFlow sees, such as 9.0."""
+    details = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
+    return [".".join(map(str, detail.get("compute_capability", ()))) or "unknown" for detail in details]
+
+
+def code_for(capability: str, built: Sequence[str]) -> str:
+    """Return what a build of TensorFlow has for a card: native code, PTX that the driver compiles, or no code.
+
+    Native code of a capability runs on cards with the same major number and the same or a higher minor number; PTX on
+    all cards of the same or a higher capability (CUDA C++ Programming Guide, "Application Compatibility").
+
+    Args:
+        built: such as sm_80 (native) and compute_90 (PTX, and native for 9.0).
+    """
+    if not (match := re.fullmatch(r"(\d+)\.(\d)", capability)):
+        return "unknown"
+    card = int(match[1]), int(match[2])
+    targets = [
+        (name.partition("_")[0], divmod(int(digits[0]), 10)) for name in built if (digits := re.findall(r"\d+", name))
+    ]
+    if any(target[0] == card[0] and target[1] <= card[1] for _, target in targets):
+        return "native"
+    return "PTX" if any(kind == "compute" and target <= card for kind, target in targets) else "none"
+
+
+def library_versions() -> dict[str, dict[str, Any]]:
+    """Return path and version of each CUDA library that TensorFlow has loaded, after a product and a convolution."""
+    with tf.device("/GPU:0"):
+        image = tf.ones([1, 8, 8, 1])
+        tf.nn.conv2d(image, tf.ones([3, 3, 1, 1]), 1, "SAME").numpy()
+        tf.matmul(image[0, :, :, 0], image[0, :, :, 0]).numpy()
+    loaded = {Path(path).name: path for path in mapped_files()}
+    versions: dict[str, dict[str, Any]] = {
+        name: {"path": path, "version": None} for name, path in sorted(loaded.items()) if is_cuda_library(name)
+    }
+    for name, (function, by_argument) in VERSION_FUNCTIONS.items():
+        path = next((path for file, path in loaded.items() if file.startswith(name)), name)
+        versions.setdefault(Path(path).name, {"path": path})["version"] = library_version(path, function, by_argument)
+    return versions
+
+
+def mapped_files() -> Iterator[str]:
+    """Yield the files that are mapped into this process (Linux)."""
+    maps = Path("/proc/self/maps")
+    for line in maps.read_text(encoding="utf-8", errors="replace").splitlines() if maps.exists() else ():
+        fields = line.split(maxsplit=5)
+        if len(fields) == 6:
+            yield fields[5]
+
+
+def is_cuda_library(name: str) -> bool:
+    return bool(
+        re.match(r"lib(cuda|cudart|cudnn|cublas|cublasLt|cufft|cusolver|cusparse|nccl|cupti|nvJitLink)\.", name)
+    )
+
+
+def library_version(path: str, function: str, by_argument: bool) -> int | None:
+    """Return the version that a library reports, as its own integer; None if it is not there."""
+    try:
+        call = getattr(ctypes.CDLL(path), function)
+    except (OSError, AttributeError):
+        return None
+    if not by_argument:
+        call.restype = ctypes.c_size_t
+        return int(call())
+    value = ctypes.c_int()
+    return value.value if call(ctypes.byref(value)) == 0 else None
+
+
+def peer_access(gpus: int) -> dict[str, str]:
+    """Return for each pair of GPUs whether they read each other's memory, and how they are connected."""
+    words = {True: "yes", False: "no", None: "unknown"}
+    pairs = {pair: nvidia.peer_access(*pair) for pair in combinations(range(gpus), 2)}
+    return {f"{first}-{second}": f"{words[access]} ({how})" for (first, second), (access, how) in pairs.items()}
+
+
+def build_info() -> dict[str, Any]:
+    return {"version": tf.__version__, "commit": tf.version.GIT_VERSION, **tf.sysconfig.get_build_info()}
+
+
+def host() -> dict[str, Any]:
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = re.findall(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(encoding="utf-8", errors="replace"), re.M)
+        model = names[0] if names else model
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**20
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "usable_cores": core_count(),
+        "memory_mib": round(pages),
+        "available_memory_mib": available_memory_mib(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+    }
+
+
+def packages() -> dict[str, str]:
+    """Return the version of each package that MyXTTS requires; "missing" if it is not installed."""
+    versions = {}
+    for requirement in package_requirements():
+        try:
+            versions[requirement.name] = metadata.version(requirement.name)
+        except metadata.PackageNotFoundError:
+            versions[requirement.name] = "missing"
+    return versions
+
+
+def commit(root: Path) -> str:
+    """Return the commit of a checkout, read from its files since a machine with a GPU may have no git."""
+    try:
+        git = root / ".git"
+        if git.is_file():  # a linked worktree
+            git = root / git.read_text(encoding="utf-8").partition(":")[2].strip()
+        head = (git / "HEAD").read_text(encoding="utf-8").strip()
+        if not head.startswith("ref: "):
+            return head
+        name = head.removeprefix("ref: ")
+        common = git / (git / "commondir").read_text(encoding="utf-8").strip() if (git / "commondir").exists() else git
+        if (common / name).exists():
+            return (common / name).read_text(encoding="utf-8").strip()
+        packed = (common / "packed-refs").read_text(encoding="utf-8").splitlines()
+        return next((line.split()[0] for line in packed if line.endswith(f" {name}")), "unknown")
+    except OSError:
+        return "unknown"
+
+
+def number_of(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def page_lines(data: dict[str, Any]) -> Iterator[str]:
+    host, build = data["host"], data["build"]
+    yield from table(
+        ("", "here"),
+        [
+            ("CPU", f"{host['cpu']}, {host['cores']} cores, of which {host['usable_cores']} usable"),
+            ("memory", f"{host['memory_mib']:,} MiB, {host['available_memory_mib'] or 0:,.0f} available"),
+            ("system", f"{host['system']}, Python {host['python']}"),
+            ("commit", data["commit"]),
+            ("driver", data["driver"] or "none"),
+            ("TensorFlow", f"{build['version']}, CUDA {build.get('cuda_version')}, cuDNN {build.get('cudnn_version')}"),
+            ("built for", ", ".join(build.get("cuda_compute_capabilities", ["no card"]))),
+            ("packages", ", ".join(f"{name} {version}" for name, version in data["packages"].items())),
+        ],
+    )
+    if not data["gpus"]:
+        yield "GPUs, CUDA libraries, topology and peer access: not shown without a GPU."
+        return
+    names = list(data["gpus"][0])
+    header = ("GPU", *map(str, range(len(data["gpus"]))))
+    yield from table(header, [(GPU_FIELDS[name], *(gpu[name] for gpu in data["gpus"])) for name in names])
+    rows = [(name, found["version"] or "", found["path"]) for name, found in data["libraries"].items()]
+    yield from table(("loaded library", "version", "path"), rows)
+    for pair, access in data["peer_access"].items():
+        yield f"Peer access of GPUs {pair}: {access}."
+    if data["topology"]:
+        yield from ("", "```", data["topology"].rstrip(), "```")

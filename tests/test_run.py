@@ -462,7 +462,7 @@ os.abort()
 
 class StandardErrorTest(Case):
     def test_training_and_synthesis_print_only_real_errors(self):
-        flags = ("--simulate-gpus", "1", "--max-steps", "1", "--validate-every", "1", "--batch-size", "2")
+        flags = ("--simulate-gpus", "1", "--max-steps", "1", "--batch-size", "2")
         argv = self.workspace.argv("noisy", *flags)
         environ = {key: value for key, value in os.environ.items() if not key.startswith("TF_CPP")}
         done = subprocess.run(

@@ -19,11 +19,13 @@ from collections.abc import Callable, Sequence
 import keras
 import tensorflow as tf
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
-from tensorflow.core.protobuf import service_config_pb2
+from tensorflow.core.protobuf import config_pb2, meta_graph_pb2, service_config_pb2
+from tensorflow.core.protobuf.device_properties_pb2 import DeviceProperties, NamedDevice
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.client import pywrap_tf_session
 from tensorflow.python.eager import context
 from tensorflow.python.framework import kernels, op_def_registry
+from tensorflow.python.grappler import cluster, tf_optimizer
 
 
 def has_started() -> bool:
@@ -77,6 +79,36 @@ def registered_kernels(operation: str) -> Sequence:
 def default_attribute(operation: str, name: str):
     """Return the AttrValue that an operation's attribute has by default. Private for the same reason."""
     return next(attribute.default_value for attribute in op_def_registry.get(operation).attr if attribute.name == name)
+
+
+def operation_definition(operation: str):
+    """Return the OpDef of an operation. Private for the same reason."""
+    return op_def_registry.get(operation)
+
+
+def optimize_graph(graph_def, fetches: Sequence[str], gpus: int):
+    """Return a GraphDef as TensorFlow's graph optimizer, Grappler, leaves it for a machine with some GPUs.
+
+    Called functions are inlined, and loops and branches become their low-level operations. Private because Grappler has
+    no public API. It needs no GPU.
+
+    Args:
+        fetches: names of the inputs and outputs, which stay.
+    """
+    meta_graph = meta_graph_pb2.MetaGraphDef(graph_def=graph_def)
+    meta_graph.collection_def["train_op"].node_list.value.extend(fetches)
+    config = config_pb2.ConfigProto()
+    config.graph_options.rewrite_options.min_graph_nodes = -1  # small graphs, too
+    properties = {
+        "GPU": DeviceProperties(type="GPU", frequency=1000, num_cores=100, environment={"architecture": "8.0"}),
+        "CPU": DeviceProperties(type="CPU", frequency=1000, num_cores=1),
+    }
+    names = ["CPU:0", *(f"GPU:{index}" for index in range(gpus))]
+    devices = [
+        NamedDevice(name=f"/job:localhost/replica:0/task:0/device:{name}", properties=properties[name[:3]])
+        for name in names
+    ]
+    return tf_optimizer.OptimizeGraph(config, meta_graph, verbose=False, cluster=cluster.Cluster(devices=devices))
 
 
 def device_memory_mib(name: str) -> float:

@@ -7,7 +7,8 @@ import tensorflow as tf
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.data.features import tts_extractor
 from myxtts.data.producer import trace_produce
-from myxtts.placement.audit import Audit, audit, has_gpu_kernels
+from myxtts.placement.audit import Audit, audit
+from myxtts.placement.kernels import has_gpu_kernels
 from myxtts.synthesis.export import synthesis_module
 from myxtts.training.step import Step
 from tests.long import long

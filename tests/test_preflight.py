@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import math
+import re
 import tempfile
 import unittest
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ from myxtts.data.features import tts_extractor
 from myxtts.data.producer import trace_produce
 from myxtts.errors import PlacementError
 from myxtts.placement import devices
-from myxtts.placement.audit import has_gpu_kernels
+from myxtts.placement.kernels import has_gpu_kernels
 from myxtts.preflight import nvidia, transfer
 from myxtts.preflight.checks import Check, Report, check_lines, failed_by, recommended, required
 from myxtts.preflight.corpus import check_corpus, ignored_characters, load_run_corpora
@@ -111,6 +112,14 @@ class CompletePreflight(unittest.TestCase):
             self.assertRegex(
                 self.check("Pipeline and audit", name)["found"], r"^0 of [\d,]+ operations have no GPU kernel$"
             )
+
+    @unittest.skipUnless(has_gpu_kernels(), "this build of TensorFlow has no GPU kernels to look up")
+    def test_copies_between_host_and_gpu_do_not_grow(self):
+        for name, limits in (("copies in the producer", (6, 22)), ("copies in the step", (87, 125))):
+            to_host, to_gpu = re.findall(r"\d+", self.check("Pipeline and audit", name)["found"])
+            with self.subTest(name):
+                self.assertLessEqual(int(to_host), limits[0])
+                self.assertLessEqual(int(to_gpu), limits[1])
 
     def test_a_model_on_another_device_fails(self):
         with mock.patch("myxtts.tasks.tts.build_xtts", return_value=build_toy(device=DATA)):

@@ -6,12 +6,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from myxtts import tf_internals
 from myxtts.errors import PlacementError
-
-GPU = ("GPU", "DEFAULT")  # TensorFlow uses a DEFAULT kernel if the device has no kernel that fits
-XLA = ("XLA_GPU_JIT",)
-PYTHON = {"EagerPyFunc"}  # tf.py_function: its DEFAULT kernel runs Python on the host
+from myxtts.placement.kernels import GPU, XLA, find_kernel
 
 
 def require_device(device: str, named: Iterable[tuple[str, object]]) -> None:
@@ -71,26 +67,19 @@ class Audit(NamedTuple):
     host_only: tuple[HostOperation, ...]
 
 
-def has_gpu_kernels() -> bool:
-    """Return whether this build of TensorFlow has GPU kernels; it needs no GPU. tensorflow-cpu has none."""
-    return any(kernel.device_type == "GPU" for kernel in tf_internals.registered_kernels("MatMul"))
-
-
 def audit(function) -> Audit:
     """Look up every operation of a concrete function in TensorFlow's kernel registry.
 
     Covers the function and all functions it calls: branches, loops, calls, gradients. An operation needs a GPU kernel
     whose type constraints its attributes meet, or XLA's GPU kernel in a function that XLA compiles. The audit does not
-    tell where an operation runs, or whether a kernel keeps its arguments in host memory. Without `has_gpu_kernels`,
-    nearly all operations lack one.
+    tell where an operation runs; `copies.count_copies` tells which kernels keep their arguments in host memory.
+    Without `has_gpu_kernels`, nearly all operations lack one.
 
     Args:
         function: as `get_concrete_function` returns it.
     """
     _register_xla_kernels()
-    library = _gpu_variants(
-        {definition.signature.name: definition for definition in function.graph.as_graph_def().library.function}
-    )
+    library = gpu_variants(function.graph.as_graph_def().library)
     entry = function.function_def
     bodies = list(_bodies(entry, library | {entry.signature.name: entry}))
     host_only = [
@@ -99,26 +88,35 @@ def audit(function) -> Audit:
         )
         for body, compiled in bodies
         for node in body.node_def
-        if node.op not in library and not _has_kernel(node, XLA if compiled else GPU)
+        if node.op not in library and find_kernel(node, XLA if compiled else GPU) is None
     ]
     return Audit(sum(len(body.node_def) for body, _ in bodies), tuple(host_only))
 
 
-def _gpu_variants(library: dict) -> dict:
-    """Return name -> definition of each function as a GPU runs it.
+def gpu_variants(library) -> dict:
+    """Return name -> definition of each function of a FunctionDefLibrary as a GPU runs it.
 
     Several functions can implement the same API, as in `tf.nn.ctc_loss`. TensorFlow calls the one for the device,
     whichever was traced.
     """
-    apis = {name: definition.attr["api_implements"].s for name, definition in library.items()}
+    interfaces = {definition.signature.name: _interface(definition) for definition in library.function}
     variants = {
-        apis[name]: definition
-        for name, definition in library.items()
+        interfaces[definition.signature.name]: definition
+        for definition in library.function
         if definition.attr["api_preferred_device"].s == b"GPU"
     }
     return {
-        name: variants.get(apis[name], definition) if apis[name] else definition for name, definition in library.items()
+        definition.signature.name: variants.get(interfaces[definition.signature.name], definition)
+        for definition in library.function
     }
+
+
+def _interface(definition) -> tuple:
+    """Return what functions have in common that can replace each other; a function without an API has its name."""
+    if "api_implements" not in definition.attr:
+        return (definition.signature.name,)
+    passes = [name in definition.attr for name in ("backward_function_name", "forward_function_name")]
+    return (definition.attr["api_implements"].s, *passes)
 
 
 @cache
@@ -150,46 +148,6 @@ def _called(node) -> Iterator[str]:
     for value in node.attr.values():
         yield value.func.name
         yield from (function.name for function in value.list.func)
-
-
-def _has_kernel(node, device_types: tuple[str, ...]) -> bool:
-    label = node.attr["_kernel"].s.decode()
-    return any(
-        label == kernel_label
-        and all(allowed.issuperset(_values(_attribute(node, name))) for name, allowed in constraints)
-        for kernel_label, constraints in _kernels(node.op, device_types)
-    )
-
-
-@cache
-def _kernels(operation: str, device_types: tuple[str, ...]) -> list[tuple[str, list[tuple[str, frozenset]]]]:
-    """Return label and constraints (pairs of attribute and allowed values) of each kernel for these device types."""
-    if operation in PYTHON:
-        return []
-    return [
-        (kernel.label, [(rule.name, frozenset(_list_values(rule.allowed_values.list))) for rule in kernel.constraint])
-        for kernel in tf_internals.registered_kernels(operation)
-        if kernel.device_type in device_types
-    ]
-
-
-def _attribute(node, name: str):
-    """Return an attribute of a node; nodes may leave out attributes with default values."""
-    if name in node.attr:
-        return node.attr[name]
-    return tf_internals.default_attribute(node.op, name)
-
-
-def _values(attribute) -> list:
-    """Return the values of an attribute, which may be a list."""
-    kind = attribute.WhichOneof("value")
-    if kind == "list":
-        return _list_values(attribute.list)
-    return [getattr(attribute, kind)] if kind else []
-
-
-def _list_values(values) -> list:
-    return [value for field in ("type", "s", "i", "b") for value in getattr(values, field)]
 
 
 def _dtypes(node) -> str:

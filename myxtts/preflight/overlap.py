@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from myxtts.clock import Clock, Interval
 from myxtts.data.plan_iterator import Position
-from myxtts.placement.audit import audit, has_gpu_kernels
+from myxtts.placement.audit import audit
+from myxtts.placement.copies import find_copies
+from myxtts.placement.kernels import has_gpu_kernels
 from myxtts.preflight.checks import Check, recommended, required
 from myxtts.preflight.model import Trial, take_step
 from myxtts.training import loop
@@ -113,8 +115,12 @@ def check_pipeline(trial: Trial, steps: int) -> Iterator[Check]:
         "`myxtts profile` measures each stage and recommends changes.",
     )
     producers = [producer.produce for producer in trial.pipeline.producers]
+    step_functions = trial.step.functions(trial.batches)
     yield check_operations("audit of the producer", producers)
-    yield check_operations("audit of the step", trial.step.functions(trial.batches))
+    yield check_operations("audit of the step", step_functions)
+    if has_gpu_kernels():
+        yield check_copies("copies in the producer", producers[:1])
+        yield check_copies("copies in the step", step_functions)
 
 
 def check_overlap(timeline: Timeline, dual: bool) -> Check:
@@ -175,3 +181,20 @@ def check_operations(name: str, functions: Sequence) -> Check:
     count = f"{len(host_only)} of {sum(result.operations for result in audits):,} operations have no GPU kernel"
     found = f"{count}: {examples}" if host_only else count
     return required(not host_only, name, expected, found, "Replace these operations: a GPU cannot run them.")
+
+
+def check_copies(name: str, functions: Sequence) -> Check:
+    """Count the copies between host and GPU memory in one call of each concrete function."""
+    copies = [copy for function in functions for copy in find_copies(function)]
+    in_loops = [copy for copy in copies if copy.to_host and copy.in_loop]
+    counts = (
+        f"{sum(copy.to_host for copy in copies)} to the host, {sum(not copy.to_host for copy in copies)} to the GPU"
+    )
+    lines = ", ".join(sorted({copy.source or copy.tensor for copy in in_loops})[:5])
+    return recommended(
+        not in_loops,
+        name,
+        "no loop copies from the GPU to the host, which would wait for the GPU in each iteration",
+        counts + (f"; {len(in_loops)} to the host in each iteration of a loop: {lines}" if in_loops else ""),
+        "A GPU is slow at such loops: choose another network, such as --encoder lmu in place of gru.",
+    )

@@ -1,0 +1,83 @@
+"""Copies between host and GPU memory are found where a GPU would make them, once for each tensor."""
+
+import unittest
+
+import tensorflow as tf
+
+from myxtts.data.features import tts_extractor
+from myxtts.data.producer import trace_produce
+from myxtts.placement.copies import Copy, find_copies
+from myxtts.placement.kernels import has_gpu_kernels
+from tests.two_devices import DATA
+
+X = tf.TensorSpec([None, None], tf.float32)
+WHOLE = tf.TensorSpec([None], tf.int32)
+
+
+def copies_of(function, *specs: tf.TensorSpec) -> list[Copy]:
+    return find_copies(tf.function(function).get_concrete_function(*specs))
+
+
+def summary(function, *specs: tf.TensorSpec) -> list[tuple[str, str, str]]:
+    return [("to host" if copy.to_host else "to GPU", copy.type, copy.consumer) for copy in copies_of(function, *specs)]
+
+
+def tensordot(x):
+    """Multiply by a matrix as Keras' Dense does with a tensor of unknown shape."""
+    return tf.tensordot(tf.stack([x, x]), tf.ones([3, 4]), 1)
+
+
+@unittest.skipUnless(has_gpu_kernels(), "this build of TensorFlow has no GPU kernels to look up")
+class CopiesTest(unittest.TestCase):
+    def test_floats_and_shapes_alone_need_no_copy(self):
+        self.assertEqual(summary(lambda x: tf.reshape(x * 2.0, [-1, tf.shape(x)[0] + 1]), X), [])
+
+    def test_a_shape_among_floats_is_copied_to_the_gpu(self):
+        self.assertEqual(
+            summary(lambda x: x * tf.cast(tf.shape(x)[0], tf.float32), X), [("to GPU", "StridedSlice", "Cast")]
+        )
+
+    def test_a_value_as_shape_is_copied_to_the_host(self):
+        self.assertEqual(summary(lambda x: tf.zeros(tf.cast(x[0], tf.int32)), X), [("to host", "Cast", "Fill")])
+
+    def test_consumers_in_the_same_memory_share_a_copy(self):
+        def two_consumers(x, number):
+            return tf.gather(x, number), tf.cast(number, tf.float32)
+
+        self.assertEqual(summary(two_consumers, X, WHOLE), [("to GPU", "Placeholder", "Cast")])
+
+    def test_integer_results_return_to_the_host(self):
+        self.assertEqual(summary(lambda x: tf.cast(x, tf.int32), X), [("to host", "Cast", "Identity")])
+        self.assertEqual(summary(lambda x: tf.cast(x, tf.int64), X), [])
+
+    def test_copies_in_called_functions_are_found_with_their_lines(self):
+        inner = tf.function(lambda x: x * tf.cast(tf.shape(x)[1], tf.float32))
+        self.assertEqual(summary(lambda x: inner(x) + 1.0, X), [("to GPU", "StridedSlice", "Cast")])
+        (copy, *_) = find_copies(trace_produce(DATA, tts_extractor()))
+        self.assertRegex(copy.source, r"^\w+/\w+\.py:\d+$")
+
+    def test_copies_of_an_iteration_are_marked(self):
+        def loop(x):
+            return tf.while_loop(lambda x: tf.reduce_sum(x) < 9.0, lambda x: x * tf.cast(tf.shape(x)[0], x.dtype), [x])
+
+        self.assertTrue(all(copy.in_loop for copy in copies_of(loop, X)))
+        self.assertIn(("to host", "Less", "LoopCond"), summary(loop, X))
+
+    def test_xla_keeps_integers_on_the_gpu(self):
+        compiled = tf.function(lambda x, number: tf.gather(x, number + 1), jit_compile=True)
+        self.assertEqual(
+            summary(lambda x, number: compiled(x, number), X, WHOLE), [("to GPU", "Placeholder", "PartitionedCall")]
+        )
+
+    def test_the_product_of_an_unknown_shape_waits_for_the_gpu(self):
+        directions = [copy.to_host for copy in copies_of(tensordot, X)]
+        self.assertGreater(sum(directions), 0)
+
+    def test_number_in_the_producer(self):
+        copies = find_copies(trace_produce(DATA, tts_extractor(0.15)))
+        self.assertLessEqual(sum(copy.to_host for copy in copies), 6)
+        self.assertLessEqual(len(copies), 28)
+
+
+if __name__ == "__main__":
+    unittest.main()

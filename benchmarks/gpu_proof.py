@@ -28,7 +28,11 @@ from myxtts.data.demo_corpus import make_demo_corpus
 from myxtts.errors import PlacementError
 from myxtts.files import make_folder
 
-SECTIONS = (Section(1, "benchmarks.proof.hardware", "What is here", 0.03),)
+SECTIONS = (
+    Section(1, "benchmarks.proof.hardware", "What is here", 0.03),
+    Section(2, "benchmarks.proof.operations", "Every operation", 0.17),
+    Section(3, "benchmarks.proof.stages", "Stage times", 0.22),
+)
 UTTERANCES, SMALL_UTTERANCES = 400, 24
 COUNT_GPUS = "import tensorflow as tf; print('GPUs', len(tf.config.list_physical_devices('GPU')))"
 

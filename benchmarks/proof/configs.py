@@ -1,0 +1,71 @@
+"""The settings and models that sections run with: the demo corpus on the GPUs of the scope."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.proof.section import Scope
+from myxtts.config.schema import ASRConfig, Config, DataConfig, ModelConfig, PlacementConfig, RunConfig, TrainingConfig
+from myxtts.models import asr, xtts
+from myxtts.placement.routes import Placement
+from myxtts.training.setup import configure_devices
+
+SMALL_BATCH, SMALL_BUCKETS = 4, 2
+
+
+def placement_config(scope: Scope) -> PlacementConfig:
+    """Return the settings of dual placement on the first two GPUs, or of single placement on the only one."""
+    simulated = scope.gpus if scope.simulated else 0
+    return PlacementConfig(simulate_gpus=simulated, data_gpu=0, model_gpu=min(1, scope.gpus - 1))
+
+
+def configure(scope: Scope) -> Placement:
+    """Configure the GPUs of `placement_config`, without soft placement."""
+    return configure_devices(Config(placement=placement_config(scope)))
+
+
+def config_of(scope: Scope, task: str = "tts", size: str = "tiny", **changes: dict[str, Any]) -> Config:
+    """Return the settings of a run on the demo corpus, without validation and samples.
+
+    Args:
+        changes: of single settings by section, such as training={"precision": "mixed_bfloat16"}.
+    """
+    data: dict[str, Any] = {"train_data": str(scope.corpus / "corpus.csv")}
+    if scope.small:
+        data |= {"batch_size": SMALL_BATCH, "buckets": SMALL_BUCKETS, "text_frontend": "characters"}
+    run = {"runs_dir": str(scope.out / "runs"), "validate_every": 0, "sample_every": 0, "checkpoint_every": 0}
+    return Config(
+        placement=changes.get("placement") or placement_config(scope),
+        data=DataConfig(**data | changes.get("data", {})),
+        model=ModelConfig(**{"task": task, "model_size": size} | changes.get("model", {})),
+        asr=ASRConfig(**changes.get("asr", {})),
+        training=TrainingConfig(**changes.get("training", {})),
+        run=RunConfig(**run | changes.get("run", {})),
+    )
+
+
+@contextmanager
+def models(scope: Scope) -> Iterator[None]:
+    """Make all model sizes the smallest ones inside the context if the scope is small."""
+    if not scope.small:
+        yield
+        return
+    with sized(
+        replace(xtts.SIZES["tiny"], channels=16, encoder_blocks=1, decoder_blocks=1, flow_blocks=1, latents=2),
+        asr.ASRSize(channels=16, blocks=1, memory=4, order=4),
+    ):
+        yield
+
+
+@contextmanager
+def sized(tts_size: xtts.XTTSSize, asr_size: asr.ASRSize) -> Iterator[None]:
+    """Make all model sizes these inside the context."""
+    before = dict(xtts.SIZES), dict(asr.SIZES)
+    try:
+        xtts.SIZES.update(dict.fromkeys(xtts.SIZES, tts_size))
+        asr.SIZES.update(dict.fromkeys(asr.SIZES, asr_size))
+        yield
+    finally:
+        xtts.SIZES.update(before[0])
+        asr.SIZES.update(before[1])

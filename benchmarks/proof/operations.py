@@ -1,0 +1,455 @@
+"""Section 2: every operation once on the model device, without soft placement, against the CPU.
+
+Both devices get the same inputs and weights. A GPU adds the terms of a sum in another order, so results differ by
+rounding; how much is allowed follows from the number format:
+
+- float32 with TF32 off: STRICT. A relative change of all weights by 1e-5, 170 times the rounding of float32, changes
+  the losses of a step by 2e-7, its gradient by 3e-5 and its update by 2e-4. The limits are wider, since a change of one
+  frame in the alignment moves the pitch loss by 1e-3.
+- float32 with TF32, bfloat16 and float16: twice the error that the CPU makes in the same format against float32, but no
+  less than FLOOR. For TF32 that is the error in float16, whose significand has as many bits. Updates are not compared:
+  the first step of Adam is the sign of the gradient, and rounding turns many signs.
+"""
+
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from benchmarks.proof import configs
+from benchmarks.proof.section import Figure, Scope, SectionResult, table
+from myxtts.audio.griffin_lim import griffin_lim
+from myxtts.audio.mel import log_mel
+from myxtts.config.schema import Config
+from myxtts.data.pipeline import Pipeline
+from myxtts.data.plan_iterator import Position
+from myxtts.data.producer import trace_produce
+from myxtts.models import asr, xtts
+from myxtts.models.ctc_decoding import greedy_decode
+from myxtts.placement.audit import audit
+from myxtts.placement.kernels import has_gpu_kernels
+from myxtts.placement.replicas import make_replicas
+from myxtts.placement.routes import Route
+from myxtts.tasks.registry import task_of
+from myxtts.tasks.tts_samples import synthesis_options
+from myxtts.training.setup import RunCorpora, build_state, make_step, open_corpora
+from myxtts.training.start import Start
+
+TITLE = "Every operation"
+CPU = "/CPU:0"
+LEARNING_RATE, EMA_DECAY = 1e-3, 0.9
+LOSS_SCALE = 256.0  # of mixed_float16; the initial 2^15 overflows at the first step, which then changes no weight
+LEAST_S = 20.0  # for one more operation
+NO_TIME = "not run: no time was left"
+
+Outputs = dict[str, np.ndarray]
+Ran = tuple[Outputs, Sequence]
+"""Outputs on the host, and the concrete functions that computed them."""
+Tolerances = dict[str, tuple[str, float]]  # output -> measure and limit
+
+STRICT: Tolerances = {"losses": ("each", 1e-3), "gradient": ("norm", 1e-2), "update": ("norm", 5e-2)}
+FLOOR: Tolerances = {"losses": ("each", 1e-2), "gradient": ("norm", 5e-2)}
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Batches of the demo corpus on the CPU.
+
+    Attributes:
+        config: of the task.
+        waves, features: of the same batch; its last row is empty.
+    """
+
+    config: Config
+    corpora: RunCorpora
+    waves: dict[str, np.ndarray]
+    features: dict[str, np.ndarray]
+
+
+class Operation(NamedTuple):
+    """Something that both devices compute.
+
+    Attributes:
+        run: (device) -> outputs and functions.
+        tolerances: measure and limit of each output that is compared.
+        reference: outputs to compare with instead of those of the same operation on the CPU.
+        tf32: whether TensorFloat-32 is on.
+    """
+
+    name: str
+    run: Callable[[str], Ran]
+    tolerances: Tolerances
+    reference: Outputs | None = None
+    tf32: bool = False
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What an operation did on the model device.
+
+    Attributes:
+        errors: by output; `measure` of the operation's tolerance.
+        error: why it did not run; "" if it ran.
+        operations, host_only: the static audit, None without GPU kernels in this build of TensorFlow.
+    """
+
+    name: str
+    errors: dict[str, float]
+    limits: dict[str, float]
+    error: str
+    operations: int | None
+    host_only: list[str]
+
+    @property
+    def met(self) -> bool:
+        return not self.error and all(self.errors[name] <= limit for name, limit in self.limits.items())
+
+    @property
+    def here(self) -> str:
+        return self.error or ", ".join(f"{name} {error:.1e}" for name, error in self.errors.items())
+
+    @property
+    def expected(self) -> str:
+        return ", ".join(f"{name} ≤ {limit:.1e}" for name, limit in self.limits.items()) or "runs on the device"
+
+    @property
+    def audited(self) -> str:
+        if self.operations is None:
+            return "no GPU kernels in this build"
+        missing = ", ".join(sorted(set(self.host_only)))
+        return f"{self.operations:,} operations" + (f"; on the host: {missing}" if missing else ", all on the GPU")
+
+
+def run(scope: Scope) -> SectionResult:
+    device = configs.configure(scope).routes[0].model
+    comparisons: list[Comparison] = []
+    for operation in operations(scope):
+        if scope.left_s < LEAST_S and comparisons:
+            comparisons.append(Comparison(operation.name, {}, {}, NO_TIME, None, []))
+            continue
+        comparisons.append(compare(operation, device))
+        scope.record(result_of(scope, device, comparisons))
+    return result_of(scope, device, comparisons)
+
+
+def result_of(scope: Scope, device: str, comparisons: Sequence[Comparison]) -> SectionResult:
+    rows = [(item.name, item.here, item.expected, item.audited) for item in comparisons]
+    lines = [f"Each operation ran on {device} without soft placement, and on {CPU} with the same inputs and weights."]
+    lines += ["Errors of losses, gradients and updates are relative. The gradient is the optimizer's first moment."]
+    lines += table(("operation", "error here", "limit", "static audit"), rows)
+    figures = []
+    for item in comparisons:
+        met = None if scope.simulated and item.met else item.met
+        if item.error.startswith("not run"):
+            met = None
+        figures.append(Figure.of(f"{item.name}: as on the CPU", item.here, item.expected, met))
+    agreeing = [
+        item for item in comparisons if item.operations is not None and bool(item.error) == bool(item.host_only)
+    ]
+    figures.append(
+        Figure.of(
+            "operations run on a GPU without soft placement, as the static audit finds",
+            f"{len(agreeing)} of {len(comparisons)}",
+            "all",
+            None if scope.simulated or not has_gpu_kernels() else len(agreeing) == len(comparisons),
+        )
+    )
+    data = {"device": device, "operations": [vars(item) | {"met": item.met} for item in comparisons]}
+    return SectionResult(TITLE, lines, figures, data)
+
+
+def compare(operation: Operation, device: str) -> Comparison:
+    """Run an operation on both devices; an error of the device is part of the result."""
+    reference = operation.run(CPU)[0] if operation.reference is None else operation.reference
+    limits = {name: limit for name, (_, limit) in operation.tolerances.items()}
+    try:
+        with tf32(operation.tf32):
+            outputs, functions = operation.run(device)
+    except Exception as failure:  # the other operations still run
+        traceback.print_exc()
+        error = f"{type(failure).__name__}: {(str(failure).strip().splitlines() or [''])[0]}"
+        return Comparison(operation.name, {}, limits, error, None, [])
+    errors = {name: MEASURES[kind](outputs[name], reference[name]) for name, (kind, _) in operation.tolerances.items()}
+    if not has_gpu_kernels():
+        return Comparison(operation.name, errors, limits, "", None, [])
+    audits = [audit(function) for function in functions]
+    host_only = [missing.type for item in audits for missing in item.host_only]
+    return Comparison(operation.name, errors, limits, "", sum(item.operations for item in audits), host_only)
+
+
+@contextmanager
+def tf32(enabled: bool) -> Iterator[None]:
+    """Set whether float32 products on Ampere GPUs and later may round their factors to TensorFloat-32."""
+    before = tf.config.experimental.tensor_float_32_execution_enabled()
+    tf.config.experimental.enable_tensor_float_32_execution(enabled)
+    try:
+        yield
+    finally:
+        tf.config.experimental.enable_tensor_float_32_execution(before)
+
+
+def norm_error(here: np.ndarray, reference: np.ndarray) -> float:
+    """Return |here - reference| / |reference|; infinite if a value is not finite."""
+    difference = np.linalg.norm((here - reference).astype(np.float64))
+    scale = np.linalg.norm(reference.astype(np.float64))
+    return _finite(difference / scale if scale else difference)
+
+
+def each_error(here: np.ndarray, reference: np.ndarray) -> float:
+    """Return the largest relative error of a value."""
+    scale = np.maximum(np.abs(reference.astype(np.float64)), 1e-6)
+    return _finite(np.max(np.abs(here.astype(np.float64) - reference) / scale, initial=0.0))
+
+
+def absolute_error(here: np.ndarray, reference: np.ndarray) -> float:
+    """Return the largest difference of two values."""
+    return _finite(np.max(np.abs(here.astype(np.float64) - reference), initial=0.0))
+
+
+def unequal_fraction(here: np.ndarray, reference: np.ndarray) -> float:
+    """Return the fraction of values that differ by more than 1 in 1,000; 1 if the shapes differ."""
+    if here.shape != reference.shape:
+        return 1.0
+    return float(np.mean(~np.isclose(here, reference, rtol=1e-3, atol=1e-6))) if here.size else 0.0
+
+
+def _finite(error: float) -> float:
+    return float(error) if np.isfinite(error) else float("inf")
+
+
+MEASURES: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
+    "norm": norm_error,
+    "each": each_error,
+    "absolute": absolute_error,
+    "unequal": unequal_fraction,
+}
+
+
+def operations(scope: Scope) -> Iterator[Operation]:
+    """Yield all operations. A later one may depend on what an earlier one computed on the CPU."""
+    speech, recogniser = inputs_of(scope, "tts"), inputs_of(scope, "asr")
+    yield producer("producer of speech with VTLP", speech, {"mel": ("absolute", 1e-4), "f0_hz": ("unequal", 5e-3)})
+    yield producer("producer of the recogniser with SpecAugment", recogniser, {"mel": ("absolute", 1e-4)})
+    yield from steps(scope, speech, "step of speech")
+    yield synthesis(scope, speech)
+    yield griffin_lim_operation(speech)
+    yield from steps(scope, recogniser, "step of the recogniser", formats=not scope.small)
+    yield decoding()
+    yield ctc()
+
+
+def inputs_of(scope: Scope, task: str) -> Inputs:
+    """Read the first batch of the plan, and compute its features on the CPU; the last row becomes empty."""
+    changes: dict[str, Any] = {"data": {"vtlp": 0.1}} if task == "tts" else {}
+    config = configs.config_of(scope, task, **changes)
+    route = Route(CPU, CPU)
+    corpora = open_corpora(config, Start(), make_replicas((route,)), scope.out)
+    extractor = task_of(config).extractor(config, training=True)
+    pipeline = Pipeline(corpora.training, [route], extractor, config.data, seed=0, cache_folder=scope.out)
+    with closing(pipeline.producers[0].read(Position())) as read:
+        waves = {name: value.numpy() for name, value in next(iter(read))[1].items()}
+    for name in waves:
+        if name not in ("seed", "step_frames", "step_tokens"):
+            waves[name][-1:] = 0
+    produce = trace_produce(CPU, extractor)
+    features = {name: value.numpy() for name, value in produce(on_device(waves, CPU)).items()}
+    return Inputs(config, corpora, waves, features)
+
+
+def on_device(batch: dict[str, np.ndarray], device: str) -> dict[str, tf.Tensor]:
+    with tf.device(device):
+        return {name: tf.identity(value) for name, value in batch.items()}
+
+
+def producer(name: str, inputs: Inputs, tolerances: Tolerances) -> Operation:
+    """Return the producer's function: waves -> features."""
+    extractor = task_of(inputs.config).extractor(inputs.config, training=True)
+
+    def run_on(device: str) -> Ran:
+        function = trace_produce(device, extractor)
+        features = function(on_device(inputs.waves, device))
+        return {name: value.numpy() for name, value in features.items()}, [function]
+
+    return Operation(name, run_on, tolerances, tf32=True)  # features do not depend on it
+
+
+def steps(scope: Scope, inputs: Inputs, name: str, formats: bool = True) -> Iterator[Operation]:
+    """Yield a training step in each number format, with accumulation and with recomputed activations."""
+    strict = step(scope, f"{name}, float32, TF32 off", inputs, {}, {}, STRICT)
+    yield strict
+    exact, _ = strict.run(CPU)
+    if formats:
+        half = yield from calibrated(scope, name, inputs, "mixed_float16", exact)
+        yield Operation(f"{name}, float32 with TF32", strict.run, twice(half, exact), exact, tf32=True)
+        yield from calibrated(scope, name, inputs, "mixed_bfloat16", exact)
+    yield step(scope, f"{name}, accumulation of 2", inputs, {"gradient_accumulation": 2}, {}, STRICT)
+    if inputs.config.model.task == "tts":
+        recomputing = {"gradient_checkpointing": True}
+        yield step(scope, f"{name}, gradient checkpointing", inputs, {}, recomputing, STRICT)
+
+
+def calibrated(scope: Scope, name: str, inputs: Inputs, precision: str, exact: Outputs):
+    """Yield the step in a number format, with limits from the CPU's own error in it; return the CPU's outputs."""
+    operation = step(scope, f"{name}, {precision}", inputs, {"precision": precision}, {}, FLOOR)
+    on_cpu, _ = operation.run(CPU)
+    yield operation._replace(tolerances=twice(on_cpu, exact), reference=exact)
+    return on_cpu
+
+
+def twice(outputs: Outputs, exact: Outputs) -> Tolerances:
+    """Return twice the errors of outputs, at least FLOOR."""
+    return {
+        name: (kind, max(floor, 2.0 * MEASURES[kind](outputs[name], exact[name])))
+        for name, (kind, floor) in FLOOR.items()
+    }
+
+
+def step(
+    scope: Scope, name: str, inputs: Inputs, training: dict[str, Any], model: dict[str, Any], tolerances: Tolerances
+) -> Operation:
+    """Return one training step from the initial weights; its outputs are losses, gradient and change of the weights."""
+    task = inputs.config.model.task
+    config = configs.config_of(scope, task, training=training, model=model)
+    built: dict[str, tuple] = {}  # by device: state, step, initial values
+
+    def run_on(device: str) -> Ran:
+        if device not in built:
+            with sizes(scope):
+                state = build_state(config, inputs.corpora.vocabulary, make_replicas((Route(device, device),)))
+            built[device] = state, make_step(config, state), first_values(state, built)
+        state, train_step, values = built[device]
+        for variable, value in zip(variables(state), values, strict=True):
+            variable.assign(value)
+        if config.training.precision == "mixed_float16":
+            state.optimizer.dynamic_scale.assign(LOSS_SCALE)
+        before = [variable.numpy() for variable in state.trained]
+        microbatches = [[on_device(inputs.features, device)] for _ in range(config.training.gradient_accumulation)]
+        losses = train_step.read(train_step(microbatches, 1, LEARNING_RATE, EMA_DECAY))
+        moments = [v.numpy() for v in state.optimizer.variables if v.path.endswith("_momentum")]
+        changes = [v.numpy() - old for v, old in zip(state.trained, before, strict=True)]
+        outputs = {"losses": np.array([*losses.values()]), "gradient": flat(moments), "update": flat(changes)}
+        return outputs, train_step.functions(microbatches[-1])
+
+    return Operation(name, run_on, tolerances)
+
+
+def variables(state) -> list:
+    return [*state.model.variables, *state.optimizer.variables]
+
+
+def first_values(state, built: dict[str, tuple]) -> list[np.ndarray]:
+    """Return the values that a step begins with: those of the first device that was built, on all devices."""
+    return next(iter(built.values()))[2] if built else [v.numpy() for v in variables(state)]
+
+
+def flat(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate([array.ravel() for array in arrays])
+
+
+def sizes(scope: Scope) -> AbstractContextManager:
+    """Return a context in which all models have the width of `tiny` and one block of each kind.
+
+    These have every kernel of larger models, and take a third of the time to trace.
+    """
+    if scope.small:
+        return configs.models(scope)
+    tts = replace(xtts.SIZES["tiny"], encoder_blocks=1, decoder_blocks=1, flow_blocks=1)
+    return configs.sized(tts, replace(asr.SIZES["tiny"], blocks=1))
+
+
+def synthesis(scope: Scope, inputs: Inputs) -> Operation:
+    """Return the synthesis of the batch's texts: mel and frames."""
+    weights: list[np.ndarray] = []
+
+    def run_on(device: str) -> Ran:
+        keras.utils.set_random_seed(0)
+        with sizes(scope), make_replicas((Route(device, device),)).scope():
+            network = build_synthesizer(inputs)
+        for variable, value in zip(network.variables, weights or [v.numpy() for v in network.variables], strict=True):
+            variable.assign(value)
+        weights[:] = [v.numpy() for v in network.variables]
+        batch = on_device(inputs.features, device)
+        names = ("tokens", "token_count", "language", "reference", "reference_frames")
+        with tf.device(device):
+            mel, frames, _ = network.synthesize(
+                *(batch[name] for name in names), synthesis_options(inputs.config.model)
+            )
+        outputs = {"mel": mel.numpy(), "frames": frames.numpy()}
+        return outputs, [network.synthesize_mel.get_concrete_function()]
+
+    return Operation("synthesis", run_on, {"frames": ("unequal", 0.0), "mel": ("absolute", 1e-2)})
+
+
+def build_synthesizer(inputs: Inputs):
+    from myxtts.models.build import build_xtts
+
+    vocabulary = inputs.corpora.vocabulary
+    return build_xtts("tiny", len(vocabulary.symbols), len(vocabulary.languages))
+
+
+def griffin_lim_operation(inputs: Inputs) -> Operation:
+    """Return Griffin-Lim of the first row; waves depend on the phases, so their log-mels are compared."""
+    frames = int(inputs.features["frames"][0])
+    mel = inputs.features["mel"][:1, :frames]
+
+    def run_on(device: str) -> Ran:
+        with tf.device(device):
+            wave = griffin_lim(tf.identity(mel), tf.constant(10), tf.constant([0, 0]))
+        with tf.device(CPU):
+            return {"log-mel": log_mel(tf.identity(wave)).numpy()}, [griffin_lim.get_concrete_function()]
+
+    return Operation("Griffin-Lim", run_on, {"log-mel": ("norm", 1e-2)})
+
+
+def decoding() -> Operation:
+    """Return greedy decoding of random logits."""
+    logits = np.random.default_rng(0).normal(size=(4, 50, 30)).astype(np.float32)
+    frames = np.array([50, 31, 1, 0], np.int32)
+
+    def run_on(device: str) -> Ran:
+        function = tf.function(greedy_decode)
+        with tf.device(device):
+            arguments = tf.identity(logits), tf.identity(frames)
+            ids, counts = function(*arguments)
+        outputs = {"ids": ids.numpy(), "counts": counts.numpy()}
+        return outputs, [function.get_concrete_function(*arguments)]
+
+    return Operation("greedy decoding", run_on, {"ids": ("unequal", 0.0), "counts": ("unequal", 0.0)})
+
+
+def ctc() -> Operation:
+    """Return CTC loss and gradient of a padded batch with a row without labels and an empty row.
+
+    The gradient behind a row's end is compared on its own: TensorFlow's cuDNN kernel does not write it.
+    """
+    random = np.random.default_rng(0)
+    frames = np.array([60, 41, 30, 17, 0], np.int32)
+    count = np.array([20, 9, 12, 0, 0], np.int32)
+    logits = random.normal(size=(5, 60, 30)).astype(np.float32)
+    labels = np.where(np.arange(20) < count[:, None], random.integers(1, 30, (5, 20)), asr.BLANK_ID).astype(np.int32)
+    behind = np.arange(60) >= np.where(count > 0, frames, 0)[:, None]
+
+    @tf.function
+    def loss_and_gradient(logits, frames, labels, count):
+        with tf.GradientTape() as tape:
+            tape.watch(logits)
+            losses = asr.ctc_losses(logits, frames, labels, count)
+            total = tf.reduce_sum(losses)
+        return losses, tape.gradient(total, logits)
+
+    def run_on(device: str) -> Ran:
+        with tf.device(device):
+            arguments = [tf.identity(value) for value in (logits, frames, labels, count)]
+            for _ in range(3):  # memory that was used before holds other values
+                losses, gradient = loss_and_gradient(*arguments)
+        gradient = gradient.numpy()
+        outputs = {"losses": losses.numpy(), "gradient": gradient[~behind], "behind the end": gradient[behind]}
+        return outputs, [loss_and_gradient.get_concrete_function(*arguments)]
+
+    limits: Tolerances = {"losses": ("each", 1e-4), "gradient": ("norm", 1e-4), "behind the end": ("absolute", 0.0)}
+    return Operation("CTC loss and gradient, padded, and rows without labels", run_on, limits)

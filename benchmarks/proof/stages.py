@@ -1,0 +1,269 @@
+"""Section 3: the seconds to produce (P), transfer (T) and consume (C) a batch, for each size of model.
+
+Each stage is timed in isolation, until its device has finished. What the step does on its device comes from a trace of
+TensorFlow's profiler.
+"""
+
+import traceback
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from benchmarks.proof import configs, trace
+from benchmarks.proof.operations import tf32
+from benchmarks.proof.section import Figure, Scope, SectionResult, table
+from myxtts.batch import first_rows
+from myxtts.config.schema import Config
+from myxtts.models.layers import parameter_count
+from myxtts.placement.audit import audit
+from myxtts.placement.routes import Route
+from myxtts.profiling.flops import matmul_flops_per_s, step_flops
+from myxtts.profiling.isolated_stages import SampleBatches, measure_isolated, time_step
+from myxtts.profiling.profiled_run import MeasurementWindow, ProfiledRun, measurement_window, open_run
+from myxtts.training.memory_forecast import forecast_memory
+
+TITLE = "Stage times"
+MODELS = (("tts", "tiny"), ("tts", "small"), ("tts", "normal"), ("tts", "big"), ("asr", "normal"))
+SMALL_MODELS = (("tts", "tiny"), ("asr", "tiny"))
+BUCKETS = 2  # XLA compiles the alignment search once for each shape
+STEPS, SMALL_STEPS = 20, 2
+TRACED_STEPS = 3
+LEAST_S = 25.0  # for one more model
+COMPUTE_BOUND, LAUNCH_BOUND = 0.65, 0.85  # time of a step with half of the rows, relative to that with all
+PEAK_OVER_FORECAST = 2.0
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Operations per second of matrix products on the model device."""
+
+    float32: float
+    tf32: float
+    bfloat16: float
+
+
+@dataclass(frozen=True)
+class StageFigures:
+    """A model's stages.
+
+    Attributes:
+        error: why it was not measured; then all other figures are empty.
+        produce_s, transfer_s, step_s: median seconds of a batch.
+        half_step_s: the step with half of the rows.
+        flops: of a step; None if they cannot be counted.
+        rate_share: of the rate of float32 products, in TF32 if it is on.
+        operations: of the step's functions, counted in their graphs.
+        shapes: distinct batch shapes of the run.
+    """
+
+    task: str
+    size: str
+    error: str = ""
+    parameters: int = 0
+    rows: int = 0
+    produce_s: float = float("nan")
+    transfer_s: float = float("nan")
+    step_s: float = float("nan")
+    half_step_s: float = float("nan")
+    flops: int | None = None
+    rate_share: float | None = None
+    operations: int = 0
+    shapes: int = 0
+    activity: trace.Activity = trace.NOTHING
+    peak_mib: float | None = None
+    forecast_mib: float = float("nan")
+
+    @property
+    def name(self) -> str:
+        return f"{self.task} {self.size}"
+
+    @property
+    def half_ratio(self) -> float:
+        return self.half_step_s / self.step_s
+
+    @property
+    def bound(self) -> str:
+        if self.half_ratio >= LAUNCH_BOUND:
+            return "launches"
+        return "compute" if self.half_ratio <= COMPUTE_BOUND else "both"
+
+
+def run(scope: Scope) -> SectionResult:
+    device = configs.configure(scope).routes[0].model
+    rates = measure_rates(scope, device)
+    measured: list[StageFigures] = []
+    for task, size in SMALL_MODELS if scope.small else MODELS:
+        if measured and scope.left_s < LEAST_S:
+            measured.append(StageFigures(task, size, "no time was left"))
+            continue
+        with configs.models(scope):
+            measured.append(measure_or_report(scope, task, size, rates))
+        scope.record(result_of(scope, rates, measured))
+    return result_of(scope, rates, measured)
+
+
+def measure_rates(scope: Scope, device: str) -> Rates:
+    size, repeats = (256, 2) if scope.small else (2048, 10)
+    with tf.device(device):
+        with tf32(False):
+            exact = matmul_flops_per_s("float32", size, repeats)
+        with tf32(True):
+            rounded = matmul_flops_per_s("float32", size, repeats)
+        return Rates(exact, rounded, matmul_flops_per_s("bfloat16", size, repeats))
+
+
+def measure_or_report(scope: Scope, task: str, size: str, rates: Rates) -> StageFigures:
+    """Measure a model; one that does not fit or fails leaves the others alone."""
+    try:
+        return measure(scope, task, size, rates)
+    except Exception as error:  # the other models are still measured
+        traceback.print_exc()
+        first_line = (str(error).strip().splitlines() or [""])[0]
+        return StageFigures(task, size, f"{type(error).__name__}: {first_line}")
+
+
+def measure(scope: Scope, task: str, size: str, rates: Rates) -> StageFigures:
+    config = configs.config_of(scope, task, size, data={"buckets": BUCKETS})
+    with open_run(config) as run:
+        device = run.route.model
+        if not scope.simulated:
+            tf.config.experimental.reset_memory_stats(device[1:])
+        pipeline = run.setup.training_pipeline(synchronize=True)
+        window = measurement_window(pipeline, SMALL_STEPS if scope.small else STEPS)
+        times, samples = measure_isolated(run, pipeline, window)
+        peak_mib = None if scope.simulated else tf.config.experimental.get_memory_info(device[1:])["peak"] / 2**20
+        figures = StageFigures(
+            task,
+            size,
+            parameters=parameter_count(run.setup.state.model),
+            rows=int(samples[window.most_frequent_bucket][0]["frames"].shape[0]),
+            produce_s=float(np.median(times.produce_s)),
+            transfer_s=float(np.median(times.transfer_s)),
+            step_s=float(np.median(times.step_s)),
+            shapes=len({tuple(batch["mel"].shape) for batches in samples.values() for batch in batches}),
+            peak_mib=peak_mib,
+            forecast_mib=device_forecast_mib(config, run),
+        )
+        return replace(figures, **inspect_step(run, window, samples, rates))
+
+
+def inspect_step(run: ProfiledRun, window: MeasurementWindow, samples: SampleBatches, rates: Rates) -> dict[str, Any]:
+    """Return what the step does on the batches of the most frequent bucket."""
+    setup, step = run.setup, run.step
+    bucket = window.most_frequent_bucket
+    batch = samples[bucket][0]
+    fields = setup.state.model.BATCH_FIELDS
+    with tf.device(run.route.model):
+        half = first_rows(batch, fields, max(1, batch["frames"].shape[0] // 2))
+    time_step(setup, step, [half])  # XLA compiles the new shape
+    full_s = float(np.median([time_step(setup, step, [batch]) for _ in range(TRACED_STEPS)]))
+    half_s = float(np.median([time_step(setup, step, [half]) for _ in range(TRACED_STEPS)]))
+    try:
+        flops: int | None = step_flops(setup.state, batch)
+    except ValueError:  # products in a loop cannot be counted
+        flops = None
+    return {
+        "step_s": full_s,
+        "half_step_s": half_s,
+        "flops": flops,
+        "rate_share": None if flops is None else flops / full_s / rates.tf32,
+        "operations": sum(audit(function).operations for function in step.functions([batch])),
+        "activity": trace.trace(lambda: time_step(setup, step, [batch]), TRACED_STEPS),
+    }
+
+
+def device_forecast_mib(config: Config, run: ProfiledRun) -> float:
+    """Return the forecast of a model device's memory: the state, and what the preflight forecasts for the step."""
+    state = run.setup.state
+    on_host = Route("/CPU:0", "/CPU:0")  # the preflight forecasts the memory of the host
+    forecast = forecast_memory(config, run.setup.corpora.training.plan, (on_host,), parameter_count(state.model))
+    groups = state.variables().values()
+    state_mib = sum(v.shape.num_elements() * v.dtype.size for group in groups for v in group.values()) / 2**20
+    return state_mib + forecast.parts_mib["for the step"]
+
+
+def result_of(scope: Scope, rates: Rates, measured: list[StageFigures]) -> SectionResult:
+    lines = [f"Matrix products on the model device: {rates.float32 / 1e12:.2f} TFLOP/s in float32, "]
+    lines[0] += f"{rates.tf32 / 1e12:.2f} with TF32, {rates.bfloat16 / 1e12:.2f} in bfloat16."
+    lines += table(
+        ("model", "parameters", "rows", "P, ms", "T, ms", "C, ms", "share of rate", "half the rows", "bound by"),
+        [stage_row(item) for item in measured],
+    )
+    lines += ["Half the rows: time of the step with half of the rows, relative to that with all. A step that is bound"]
+    lines += [f"by launches keeps its time (at least {LAUNCH_BOUND}), one that is bound by compute does not"]
+    lines += [f"(at most {COMPUTE_BOUND})."]
+    header = ("model", "operations", "kernels", "device busy", "copies to host", "XLA compilations")
+    lines += table((*header, "peak, MiB", "forecast, MiB"), [device_row(item) for item in measured])
+    lines += ["Operations are counted in the graph of the step; kernels, copies and compilations in a trace of it."]
+    figures = [figure for item in measured for figure in figures_of(scope, item)]
+    data = {"rates": asdict(rates), "models": [model_data(item) for item in measured]}
+    return SectionResult(TITLE, lines, figures, data)
+
+
+def stage_row(item: StageFigures) -> tuple:
+    if item.error:
+        return item.name, item.error, *[""] * 7
+    share = "unknown" if item.rate_share is None else f"{item.rate_share:.1%}"
+    times = (f"{1e3 * seconds:.2f}" for seconds in (item.produce_s, item.transfer_s, item.step_s))
+    return item.name, f"{item.parameters:,}", item.rows, *times, share, f"{item.half_ratio:.2f}", item.bound
+
+
+def device_row(item: StageFigures) -> tuple:
+    if item.error:
+        return item.name, *[""] * 7
+    activity = item.activity
+    return (
+        item.name,
+        f"{item.operations:,}",
+        shown(activity.kernels, ",.0f"),
+        shown(activity.busy, ".0%"),
+        shown(activity.copies.get("to_host"), ".1f"),
+        activity.compilations,
+        shown(item.peak_mib, ",.0f"),
+        f"{item.forecast_mib:,.0f}",
+    )
+
+
+def shown(value: float | None, form: str) -> str:
+    return "not shown" if value is None else format(value, form)
+
+
+def figures_of(scope: Scope, item: StageFigures) -> list[Figure]:
+    """Return the claims about a model."""
+    if item.error:
+        met = None if item.error == "no time was left" else False
+        return [Figure.of(f"{item.name}: the stages run", item.error, "they run", met)]
+    to_host = item.activity.copies.get("to_host")
+    peak = None if item.peak_mib is None else item.peak_mib / item.forecast_mib
+    return [
+        Figure.of(
+            f"{item.name}: the step reads nothing back to the host",
+            f"{shown(to_host, '.1f')} copies to the host a step",
+            "1, the losses that the measurement reads",
+            None if to_host is None else to_host <= 1.0,
+        ),
+        Figure.of(
+            f"{item.name}: XLA compiles nothing at a known shape",
+            f"{item.activity.compilations} compilations in {TRACED_STEPS} steps",
+            "0",
+            item.activity.compilations == 0 and (None if scope.simulated else True),
+        ),
+        Figure.of(
+            f"{item.name}: a copy can be hidden behind a step",
+            f"T {1e3 * item.transfer_s:.2f} ms, C {1e3 * item.step_s:.2f} ms",
+            "T at most C",
+            None if scope.gpus < 2 or scope.simulated else item.transfer_s <= item.step_s,
+        ),
+        Figure.of(
+            f"{item.name}: the memory peak is as forecast",
+            "not shown" if peak is None else f"{item.peak_mib:,.0f} MiB, {peak:.2f} of the forecast",
+            f"at most {PEAK_OVER_FORECAST} of the forecast, which leaves out workspaces",
+            None if peak is None else peak <= PEAK_OVER_FORECAST,
+        ),
+    ]
+
+
+def model_data(item: StageFigures) -> dict[str, Any]:
+    return asdict(item) | {"activity": item.activity._asdict()}

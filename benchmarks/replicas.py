@@ -2,9 +2,11 @@
 
     python benchmarks/replicas.py
     python benchmarks/replicas.py --tasks asr --replicas 2 --precisions mixed_bfloat16 --accumulations 2
+    python benchmarks/replicas.py --gpus --replicas 2 --deterministic
 
-Trains 20 steps of each case on the demo corpus, on simulated GPUs, and prints the largest differences of weights,
-averages and losses. The corpus is so small that some steps are incomplete: some of their batches are shorter or empty.
+Trains 20 steps of each case on the demo corpus, on simulated GPUs or real ones, and prints the largest differences of
+weights, averages and losses. The corpus is so small that some steps are incomplete: some of their batches are shorter
+or empty.
 Exit code 1 if float32 weights differ by more than 1e-5.
 """
 
@@ -13,6 +15,7 @@ import itertools
 import logging
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -37,31 +40,52 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--precisions", nargs="+", choices=("float32", "mixed_bfloat16", "mixed_float16"), default=("float32",)
     )
     parser.add_argument("--accumulations", nargs="+", type=int, default=(1, 2))
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--train-data", metavar="CORPUS", help="another corpus than the demo corpus")
+    parser.add_argument("--gpus", action="store_true", help="use real GPUs")
+    parser.add_argument("--deterministic", action="store_true", help="use deterministic kernels only")
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     logging.getLogger("myxtts").setLevel(logging.ERROR)
-    from myxtts.config.schema import PlacementConfig
-    from myxtts.placement import devices
-    from myxtts.placement.routes import plan_routes
-
-    devices.configure(plan_routes(PlacementConfig(simulate_gpus=max(options.replicas)), 0))
+    models = configure(max(options.replicas), options.gpus, options.deterministic)
     print("| task | replicas | accumulation | precision | weights | averages | loss |\n|---|---|---|---|---|---|---|")
     failed = False
     for case in itertools.product(options.tasks, options.replicas, options.accumulations, options.precisions):
-        weights, averages, loss = differences(*case)
+        task, replicas, accumulation, precision = case
+        config = settings(task, accumulation, precision, options.train_data)
+        weights, averages, loss = differences(config, models[:replicas], options.steps)
         print(f"| {' | '.join(map(str, case))} | {weights:.1e} | {averages:.1e} | {loss:.1e} |", flush=True)
         failed |= case[-1] == "float32" and weights > TOLERANCE
     return int(failed)
 
 
-def differences(task: str, replicas: int, accumulation: int, precision: str) -> tuple[float, float, float]:
-    """Return the largest differences of weights, averages and losses in STEPS steps."""
-    config = settings(task, accumulation, precision)
-    several = train(config, replicas, together=True)
-    single = train(config, replicas, together=False)
+def configure(replicas: int, gpus: bool, deterministic: bool) -> list[str]:
+    """Set up TensorFlow's devices; return those of the replicas."""
+    import tensorflow as tf
+
+    from myxtts.config.schema import PlacementConfig
+    from myxtts.placement import devices
+    from myxtts.placement.routes import plan_routes
+
+    simulated = {} if gpus else {"simulate_gpus": replicas}
+    placement = plan_routes(PlacementConfig(model_gpus=tuple(range(replicas)), **simulated), devices.gpu_count())
+    devices.configure(placement)
+    if deterministic:
+        tf.config.experimental.enable_op_determinism()
+    return [route.model for route in placement.routes]
+
+
+def differences(config: Config, models: Sequence[str], steps: int) -> tuple[float, float, float]:
+    """Return the largest differences of weights, averages and losses after so many steps.
+
+    Args:
+        models: device of each replica; the first is also the single device.
+    """
+    several = train(config, models, steps, together=True)
+    single = train(config, models, steps, together=False)
     weights, averages, losses = (
         max(float(np.abs(value - expected).max()) for value, expected in zip(*pair, strict=True))
         for pair in zip(several, single, strict=True)
@@ -69,17 +93,17 @@ def differences(task: str, replicas: int, accumulation: int, precision: str) -> 
     return weights, averages, losses
 
 
-def settings(task: str, accumulation: int, precision: str) -> Config:
+def settings(task: str, accumulation: int, precision: str, corpus: str | None) -> Config:
     return load(
         None,
         {
             "task": task,
+            "train_data": corpus,
             "model_size": "tiny",
             "text_frontend": "characters",
             "batch_size": BATCH_SIZE,
             "buckets": 2,
-            "max_seconds": MAX_SECONDS,
-            "max_rejected": 1.0,
+            **({} if corpus else {"max_seconds": MAX_SECONDS, "max_rejected": 1.0}),
             "gradient_accumulation": accumulation,
             "precision": precision,
             # With 5 steps, TTS training is unstable: a difference in the last bit grew to 2.8e-4 in three steps.
@@ -89,8 +113,8 @@ def settings(task: str, accumulation: int, precision: str) -> Config:
     )
 
 
-def train(config: Config, replicas: int, together: bool) -> tuple[list[np.ndarray], ...]:
-    """Train STEPS steps of a plan for several replicas; return weights, averages and losses.
+def train(config: Config, models: Sequence[str], steps: int, together: bool) -> tuple[list[np.ndarray], ...]:
+    """Train some steps of a plan for several replicas; return weights, averages and losses.
 
     Args:
         together: use one device for each replica; otherwise one device accumulates the batches of all replicas.
@@ -105,10 +129,9 @@ def train(config: Config, replicas: int, together: bool) -> tuple[list[np.ndarra
     from myxtts.training import loop
     from myxtts.training.setup import build_state, make_schedule, make_step
 
-    names = [f"/CPU:{number if together else 0}" for number in range(replicas)]
-    routes = tuple(Route(name, name) for name in names)
+    routes = tuple(Route(model, model) for model in (models if together else [models[0]] * len(models)))
     with tempfile.TemporaryDirectory() as folder:
-        corpus, _, vocabulary = load_corpora(config, Path(folder), length_rule_of(config), replicas=replicas)
+        corpus, _, vocabulary = load_corpora(config, Path(folder), length_rule_of(config), replicas=len(models))
         state = build_state(config, vocabulary, make_replicas(routes if together else routes[:1]))
         if not together:  # every batch of a step is a microbatch
             accumulated = config.training.model_copy(update={"gradient_accumulation": 2})
@@ -119,7 +142,7 @@ def train(config: Config, replicas: int, together: bool) -> tuple[list[np.ndarra
         extractor = task_of(config).extractor(config, training=True)
         pipeline = Pipeline(corpus, routes, extractor, config.data, seed=0, cache_folder=Path(folder))
         with pipeline.open_feed(Position()) as feed:
-            for number in range(STEPS):
+            for number in range(steps):
                 microbatches = loop.batches_of(loop.next_microbatches(feed))
                 if not together:  # replica by replica
                     microbatches = [[batch] for replica in zip(*microbatches, strict=True) for batch in replica]

@@ -16,8 +16,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from benchmarks.proof.toy import Toy
+from benchmarks.proof.toy import build_toy as build_toy_for_run
 from myxtts.audio.mel import SILENCE
-from myxtts.batch import TTS_FEATURES, empty_batch
 from myxtts.commands import train
 from myxtts.commands.console import report_errors
 from myxtts.models.build import build_xtts
@@ -61,45 +62,10 @@ def training_state(model: keras.Model, precision: str = "float32", averaged: boo
         return TrainingState(model, make_optimizer(0.01, precision), averaged, replicas)
 
 
-class Toy(keras.Model):
-    """A model with nothing beyond what the step needs, so that tracing takes a second: text → one frame."""
-
-    LOSS_NAMES = ("mel", "duration")
-    BATCH_FIELDS = TTS_FEATURES
-
-    def __init__(self, symbols: int):
-        super().__init__(name="toy", autocast=False)
-        self.embedding = keras.layers.Embedding(symbols, 80, name="embedding")
-        self.dense = keras.layers.Dense(80, name="dense")
-
-    def call(self, batch, training=False):
-        real_token = tf.sequence_mask(batch["token_count"], tf.shape(batch["tokens"])[1], tf.float32)[:, :, None]
-        text = tf.reduce_sum(tf.cast(self.embedding(batch["tokens"]), tf.float32) * real_token, axis=1)
-        frame = tf.cast(self.dense(text), tf.float32)[:, None, :]
-        real = tf.sequence_mask(batch["frames"], tf.shape(batch["mel"])[1], tf.float32)[:, :, None]
-        losses = {
-            "mel": tf.reduce_sum(tf.square(frame - batch["mel"]) * real) / batch["step_frames"],
-            "duration": tf.reduce_sum(tf.square(text)) / batch["step_tokens"],
-        }
-        return losses, {}
-
-
 def build_toy(precision: str = "float32", device: str = MODEL, seed: int = 0) -> Toy:
     keras.utils.set_random_seed(seed)
     with replicas_on(device).scope():
         return build_toy_for_run("tiny", SYMBOLS, 1, precision=precision)
-
-
-def build_toy_for_run(size: str, symbols: int, languages: int, precision: str = "float32", **settings) -> Toy:
-    """Replace `build_xtts`."""
-    policy_before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(precision)
-    try:
-        toy = Toy(symbols)
-        toy(empty_batch(TTS_FEATURES))
-    finally:
-        keras.config.set_dtype_policy(policy_before)
-    return toy
 
 
 def toy_models() -> contextlib.AbstractContextManager:

@@ -1,0 +1,394 @@
+"""Section 4: the same training in every placement that the machine allows: throughput, waits and weights."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.proof.runs import run_flags, run_program, toy_models
+from benchmarks.proof.section import Figure, Scope, SectionResult, table
+from myxtts.commands import train
+from myxtts.config.schema import Config, PlacementConfig
+from myxtts.errors import UserError
+from myxtts.observe.metrics import read_metrics
+from myxtts.placement.routes import plan_routes
+from myxtts.planner.auto import SIMULATED_STEPS, measure_in_subprocess
+from myxtts.planner.planner import Candidate, predict
+from myxtts.planner.simulator import QueueDepths
+from myxtts.planner.stage_times import StageProfile, resample_steps
+from myxtts.training.checkpoint_files import checkpoint_of, read_arrays
+
+TITLE = "Placements"
+SPLIT_MIB = {"data_gpu_memory": 2048, "model_gpu_memory": 5120}  # a GPU of 10 GB has both, and what CUDA needs
+MAX_WAIT, MAX_PERIOD_RATIO, MAX_ERROR = 0.01, 1.05, 0.10
+MAX_REPLICAS_DIFFERENCE = 1e-5
+AT_ONCE = 2  # runs whose time does not matter
+LEAST_S = 15.0  # a run is not started with less time
+NO_TIME = "no time was left"
+SUMMATION = (
+    "Two replicas add their gradients in another order than one device that accumulates them, so the last bits of a "
+    "sum may differ, and training enlarges such a difference from step to step."
+)
+
+
+class Length(NamedTuple):
+    """Sizes of the runs.
+
+    Attributes:
+        steps, log_every: of the runs for throughput; the first report is not counted.
+        equal_steps: steps after which weights are compared.
+        measured_steps: from which the planner's stage times are taken.
+    """
+
+    model_size: str
+    steps: int
+    log_every: int
+    equal_steps: int
+    measured_steps: int
+
+
+@dataclass
+class Case:
+    """A placement, and what its runs showed.
+
+    Attributes:
+        settings: of `PlacementConfig`.
+        problem: why it did not run, or why its run failed.
+        period_s: seconds of a step.
+        wait: fraction of the time in which the model had no batch.
+        predicted_s: the period that the planner predicts.
+        bound_s: the period by arithmetic, if no stage varied.
+        checkpoint: whose weights are compared.
+    """
+
+    name: str
+    settings: dict[str, Any]
+    problem: str = ""
+    period_s: float | None = None
+    wait: float | None = None
+    predicted_s: float | None = None
+    bound_s: float | None = None
+    checkpoint: Path | None = None
+
+    @property
+    def replicas(self) -> int:
+        return len(self.settings.get("model_gpus", (0,)))
+
+    @property
+    def is_split(self) -> bool:
+        return "data_gpu_memory" in self.settings
+
+    @property
+    def is_dual(self) -> bool:
+        """Whether one GPU makes the batches of another."""
+        return self.replicas == 1 and self.settings.get("data_gpu") != self.settings.get("model_gpu")
+
+    @property
+    def error(self) -> float | None:
+        """Relative error of the predicted throughput."""
+        return self.period_s / self.predicted_s - 1.0 if self.predicted_s and self.period_s else None
+
+    @property
+    def efficiency(self) -> float | None:
+        return self.bound_s / self.period_s if self.bound_s and self.period_s else None
+
+    @property
+    def flags(self) -> list[str]:
+        flags = []
+        for name, value in self.settings.items():
+            flags += [f"--{name.replace('_', '-')}", *map(str, value if isinstance(value, tuple) else (value,))]
+        return flags
+
+    def to_json(self) -> dict[str, Any]:
+        figures = ("name", "problem", "replicas", "period_s", "wait", "predicted_s", "bound_s", "efficiency", "error")
+        return {name: getattr(self, name) for name in figures} | {"flags": " ".join(self.flags)}
+
+
+@dataclass
+class Findings:
+    """What the section has found so far.
+
+    Attributes:
+        differences: largest difference of the weights from those of the first placement, by placement.
+        replicas_difference: largest difference of the weights of two replicas from those of one device.
+        problems: of comparisons that failed.
+        notes: comparisons for which no time was left.
+    """
+
+    length: Length
+    cases: list[Case]
+    stages: StageProfile | None = None
+    differences: dict[str, float] = field(default_factory=dict)
+    replicas_difference: float | None = None
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def run(scope: Scope) -> SectionResult:
+    found = Findings(length_of(scope), cases_of(scope))
+    runnable = [case for case in found.cases if not case.problem]
+    for case in runnable:
+        measure_throughput(scope, found.length, case)
+        scope.record(result_of(scope, found))
+    compare_weights(scope, found, [case for case in runnable if case.replicas == 1])
+    scope.record(result_of(scope, found))
+    predict_periods(scope, found, runnable)
+    scope.record(result_of(scope, found))
+    compare_replicas(scope, found)
+    return result_of(scope, found)
+
+
+def length_of(scope: Scope) -> Length:
+    if scope.small:
+        return Length("tiny", 3, 1, 3, 2)
+    return Length("tiny", 30, 10, 30, 20) if scope.simulated else Length("small", 200, 50, 50, 40)
+
+
+def cases_of(scope: Scope) -> list[Case]:
+    """Return all placements of one to three GPUs, and replicas on all; those that cannot run here say why."""
+    cases = [
+        Case("single", {}),
+        Case("one GPU split in two", {"data_gpu": 0, "model_gpu": 0, **SPLIT_MIB}),
+        Case("dual", {"data_gpu": 0, "model_gpu": 1}),
+        Case("dual, the other way round", {"data_gpu": 1, "model_gpu": 0}),
+        Case("2 replicas", {"model_gpus": (0, 1)}),
+        Case("dual, 2 replicas", {"data_gpu": 0, "model_gpus": (1, 2)}),
+    ]
+    if scope.gpus > 2:
+        cases.append(Case(f"{scope.gpus} replicas", {"model_gpus": tuple(range(scope.gpus))}))
+    for case in cases:
+        numbers = [case.settings.get("data_gpu", 0), case.settings.get("model_gpu", 0)]
+        needed = 1 + max(*numbers, *case.settings.get("model_gpus", ()))
+        if scope.simulated:  # a split GPU has two logical devices, and all runs need the same number of them
+            needed += case.is_split
+            case.settings["simulate_gpus"] = scope.gpus - case.is_split
+        if needed > scope.gpus:
+            case.problem = f"needs {needed} GPUs"
+    return cases
+
+
+def measure_throughput(scope: Scope, length: Length, case: Case) -> None:
+    name = f"placement-{found_name(case)}"
+    if scope.left_s < LEAST_S and not scope.small:
+        case.problem = NO_TIME
+        return
+    flags = [*run_flags(scope, name, length.model_size, length.steps, length.log_every), *case.flags]
+    finished = run_program(scope, "train", flags, scope.left_s)
+    case.problem = finished.reason
+    reports = read_metrics(scope.out / "runs" / name / "metrics.jsonl")[1:]
+    if case.problem or not reports:
+        return
+    case.period_s = float(np.mean([report["step_s"] for report in reports]))
+    case.wait = float(np.mean([report["wait_s"] for report in reports])) / case.period_s
+    if scope.simulated:  # a CPU needs no deterministic kernels, so the weights of this run can be compared
+        case.checkpoint = checkpoint_of(scope.out / "runs" / name / "checkpoints", length.steps)
+
+
+def found_name(case: Case) -> str:
+    return case.name.replace(",", "").replace(" ", "-")
+
+
+def compare_weights(scope: Scope, found: Findings, cases: list[Case]) -> None:
+    """Compare the weights of all placements of one replica with those of the first."""
+    missing = [case for case in cases if case.checkpoint is None and not case.problem]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(lambda case: train_deterministically(scope, found, case), missing))
+    checkpoints = {case.name: case.checkpoint for case in cases if case.checkpoint is not None}
+    if len(checkpoints) > 1:
+        expected, *others = ((name, read_arrays(path / "model.npz")) for name, path in checkpoints.items())
+        found.differences = {name: largest_difference(arrays, expected[1]) for name, arrays in others}
+
+
+def train_deterministically(scope: Scope, found: Findings, case: Case) -> None:
+    name, steps = f"equal-{found_name(case)}", found.length.equal_steps
+    if scope.left_s < LEAST_S:
+        found.notes.append(f"Weights of {case.name}: {NO_TIME}.")
+        return
+    flags = run_flags(scope, name, found.length.model_size, steps, steps)
+    finished = run_program(scope, "train", [*flags, "--deterministic", *case.flags], scope.left_s)
+    if finished.reason:
+        found.problems.append(f"weights of {case.name}: {finished.reason}")
+    else:
+        case.checkpoint = checkpoint_of(scope.out / "runs" / name / "checkpoints", steps)
+
+
+def largest_difference(arrays: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> float:
+    """Return the largest absolute difference of two sets of arrays; infinity if their names or shapes differ."""
+    if {name: array.shape for name, array in arrays.items()} != {name: a.shape for name, a in expected.items()}:
+        return float("inf")
+    return max(float(np.abs(arrays[name] - expected[name]).max(initial=0.0)) for name in arrays)
+
+
+def predict_periods(scope: Scope, found: Findings, cases: list[Case]) -> None:
+    """Measure the stages in isolation, and let the planner predict all placements from them."""
+    if scope.left_s < LEAST_S and not scope.small:
+        found.notes.append(f"Predictions: {NO_TIME}.")
+        return
+    placed = next((case for case in cases if case.is_dual), cases[0])
+    flags = run_flags(scope, "stages", found.length.model_size, found.length.measured_steps, 1)
+    config, _ = train.parse([*flags, *placed.flags])
+    try:
+        if scope.small:
+            with toy_models():
+                found.stages = measure_stages(config, found.length.measured_steps)
+        else:
+            found.stages = measure_in_subprocess(measure_stages, config)
+    except UserError as error:
+        found.problems.append(f"stages in isolation: {error}")
+        return
+    for case in cases:
+        if not case.is_split:  # its halves share one GPU, for which the planner has no model
+            case.predicted_s, case.bound_s = predicted_and_bound_s(found.stages, config, case)
+
+
+def measure_stages(config: Config, steps: int) -> StageProfile:
+    """Measure the stages of one replica in isolation, and the all-reduce if there are two devices."""
+    from myxtts.profiling import isolated_stages
+    from myxtts.profiling.profiled_run import measurement_window, open_run
+
+    with open_run(config) as run:
+        pipeline = run.setup.training_pipeline(synchronize=run.setup.between_devices)
+        window = measurement_window(pipeline, steps)
+        times, _ = isolated_stages.measure_isolated(run, pipeline, window)
+        all_reduce_s = isolated_stages.measure_all_reduce(run) if run.setup.between_devices else 0.0
+        return StageProfile(times, window.measured_buckets, all_reduce_s)
+
+
+def predicted_and_bound_s(stages: StageProfile, config: Config, case: Case) -> tuple[float, float]:
+    """Return the seconds of a step of a placement: predicted by the planner, and by arithmetic."""
+    data, settings = config.data, PlacementConfig(**case.settings)
+    candidate = Candidate(settings, plan_routes(settings, gpu_count=case.replicas + 1))
+    depths = QueueDepths.from_settings(data.prefetch_buffer_size, data.buffer_size, data.num_workers)
+    times = resample_steps(stages.per_reader(data.num_workers), stages.bucket, case.replicas, SIMULATED_STEPS)
+    prediction = predict(candidate, times, depths, stages.all_reduce_s)
+    return case.replicas / prediction.batches_per_s, case.replicas * prediction.bound_s
+
+
+def compare_replicas(scope: Scope, found: Findings) -> None:
+    """Compare the weights of two replicas with those of one device that accumulates their batches."""
+    if scope.gpus < 2:
+        return
+    if scope.left_s < LEAST_S and not scope.small:
+        found.notes.append(f"Weights of two replicas: {NO_TIME}.")
+        return
+    flags = ["--tasks", "tts", "--replicas", "2", "--accumulations", "1", "--train-data", str(scope.corpus)]
+    flags += ["--steps", "2"] if scope.small else [] if scope.simulated else ["--gpus", "--deterministic"]
+    finished = run_program(scope, "replicas", flags, scope.left_s)
+    row = next((line for line in finished.lines if line.startswith("| tts | 2 |")), None)
+    if row is None:
+        found.problems.append(f"weights of two replicas: {finished.reason or 'no result'}")
+    else:
+        found.replicas_difference = float(row.split("|")[5])
+
+
+def result_of(scope: Scope, found: Findings) -> SectionResult:
+    length, stages = found.length, found.stages
+    lines = [
+        f"Model size {length.model_size}, {length.steps} steps each; means over the steps after the first "
+        f"{length.log_every}. `predicted` is the planner's step from the stages in isolation; `efficiency` is the step "
+        "by arithmetic, if no stage varied, over the measured one.",
+        *table(
+            ("placement", "step", "wait", "predicted", "error", "efficiency"), [row_of(case) for case in found.cases]
+        ),
+    ]
+    if stages is not None:
+        times = ", ".join(f"{stage} {1e3 * seconds:.1f}" for stage, seconds in stages.times.mean_s().items())
+        lines.append(f"Stages in isolation, in milliseconds: {times}, all-reduce {1e3 * stages.all_reduce_s:.1f}.")
+    if found.differences:
+        rows = [(name, f"{value:.1e}" if value else "equal bit for bit") for name, value in found.differences.items()]
+        deterministic = "" if scope.simulated else " with `--deterministic`"
+        lines.append(
+            f"Weights{deterministic} after {length.equal_steps} steps, compared with those of the first placement:"
+        )
+        lines += table(("placement", "largest difference"), rows)
+    if found.replicas_difference is not None:
+        lines.append(
+            f"Two replicas and one device: weights differ by up to {found.replicas_difference:.1e}. {SUMMATION}"
+        )
+    lines += [f"- {note}" for note in (*found.problems, *found.notes)]
+    return SectionResult(TITLE, lines, figures_of(scope, found), data_of(found))
+
+
+def row_of(case: Case) -> list[str]:
+    if case.period_s is None:
+        return [case.name, case.problem or "not run", "", "", "", ""]
+    predicted = "" if case.predicted_s is None else f"{1e3 * case.predicted_s:.1f} ms"
+    percent = ["" if value is None else f"{100 * value:.1f} %" for value in (case.wait, case.error, case.efficiency)]
+    return [case.name, f"{1e3 * case.period_s:.1f} ms", percent[0], predicted, percent[1], percent[2]]
+
+
+def data_of(found: Findings) -> dict[str, Any]:
+    stages = found.stages
+    return {
+        "cases": [case.to_json() for case in found.cases],
+        "stages_s": stages and {**stages.times.mean_s(), "all_reduce": stages.all_reduce_s},
+        "differences": found.differences,
+        "replicas_difference": found.replicas_difference,
+        "problems": found.problems,
+        "notes": found.notes,
+    }
+
+
+def figures_of(scope: Scope, found: Findings) -> list[Figure]:
+    return [*run_figures(found), *time_figures(scope, found), *weight_figures(scope, found)]
+
+
+def run_figures(found: Findings) -> list[Figure]:
+    """Return whether every placement that the machine allows trains, and all comparisons succeed."""
+    tried = [case for case in found.cases if case.period_s or not case.problem.startswith("needs")]
+    failed = [f"{case.name}: {case.problem}" for case in tried if case.problem and case.problem != NO_TIME]
+    failed += found.problems
+    trained = sum(case.period_s is not None for case in tried)
+    here = "; ".join(failed) or f"{trained} of {len(tried)}"
+    met = False if failed else None if trained < len(tried) else True
+    return [Figure.of("every placement that the GPUs allow trains", here, "all", met)]
+
+
+def time_figures(scope: Scope, found: Findings) -> list[Figure]:
+    """Return the claims about time, which simulated GPUs cannot show."""
+    real = not scope.simulated
+    dual = [case for case in found.cases if case.is_dual and case.bound_s and case.period_s and case.wait is not None]
+    mean_s = found.stages.times.mean_s() if found.stages else None
+    fed = mean_s is not None and mean_s["produce"] < mean_s["step"]
+    wait = max((case.wait for case in dual), default=None)
+    ratio = max((1.0 / case.efficiency for case in dual), default=None)
+    error = max((abs(case.error) for case in found.cases if case.error is not None), default=None)
+    return [
+        limit_figure("dual placement does not wait for batches where P < C", wait if fed else None, MAX_WAIT, real),
+        limit_figure("a step of dual placement takes max(P, C)", ratio, MAX_PERIOD_RATIO, real, "times it"),
+        limit_figure("the planner predicts the throughput of each placement", error, MAX_ERROR, real),
+    ]
+
+
+def limit_figure(claim: str, value: float | None, limit: float, real: bool, unit: str = "%") -> Figure:
+    """Return the figure of a value that must not exceed a limit; simulated GPUs do not show it."""
+    here, expected = (
+        "-" if number is None else f"{100 * number:.1f} %" if unit == "%" else f"{number:.2f} {unit}"
+        for number in (value, limit)
+    )
+    return Figure.of(claim, here, f"at most {expected}", value <= limit if real and value is not None else None)
+
+
+def weight_figures(scope: Scope, found: Findings) -> list[Figure]:
+    """Return the claims about weights. They hold on any device, so simulated GPUs show them."""
+    steps = found.length.equal_steps
+    worst = max(found.differences.values(), default=None)
+    count = len(found.differences) + 1
+    here = "-" if worst is None else f"{count} placements equal" if not worst else f"differ by up to {worst:.1e}"
+    replicas = found.replicas_difference
+    return [
+        Figure.of(
+            f"weights after {steps} steps are equal in all placements of one replica",
+            here,
+            "bit for bit" + ("" if scope.simulated else ", with --deterministic"),
+            None if worst is None else worst == 0.0,
+        ),
+        Figure.of(
+            "two replicas train as one device with the same batches",
+            "-" if replicas is None else f"weights differ by up to {replicas:.1e}",
+            f"at most {MAX_REPLICAS_DIFFERENCE:.0e}, by the order of sums",
+            None if replicas is None else replicas <= MAX_REPLICAS_DIFFERENCE,
+        ),
+    ]

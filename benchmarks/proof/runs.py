@@ -1,0 +1,123 @@
+"""Runs of the program for the proof: in a process of its own, or in this one where the settings are small."""
+
+import contextlib
+import importlib
+import io
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
+
+from benchmarks.proof.section import Scope
+from myxtts.commands.console import report_errors
+from myxtts.distributed.processes import ChildProcess, OutputReader
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = {
+    "train": "train_main.py",
+    "preflight": "validate_dual_gpu_pipeline.py",
+    "replicas": "benchmarks/replicas.py",
+}
+POLL_S = 0.1
+KILLED = "killed on purpose"
+
+Stop = Callable[[str], bool]
+"""(a line of the output) -> whether to kill the process now."""
+
+
+class Finished(NamedTuple):
+    """A run that has ended.
+
+    Attributes:
+        code: exit code, or minus the number of the signal that killed it.
+        lines: of its output.
+        ended: "" if it ended by itself, else why it was ended.
+    """
+
+    code: int
+    lines: list[str]
+    seconds: float
+    ended: str = ""
+
+    @property
+    def reason(self) -> str:
+        """Why it failed, in a line; "" if it did not."""
+        if self.ended or not self.code:
+            return self.ended
+        last = next((line for line in reversed(self.lines) if line.strip()), "it printed nothing")
+        errors = [line for line in self.lines if line.startswith("error: ")]
+        return f"exit code {self.code}: {errors[0] if errors else last}"
+
+
+def run_flags(scope: Scope, name: str, model_size: str, steps: int, log_every: int) -> list[str]:
+    """Return the flags of a training run of the proof; flags after them take precedence."""
+    flags = ["--run", name, "--runs-dir", str(scope.out / "runs"), "--train-data", str(scope.corpus)]
+    flags += ["--model-size", model_size, "--max-steps", str(steps), "--log-every", str(log_every)]
+    flags += ["--validate-every", "0", "--sample-every", "0", "--checkpoint-every", "0"]
+    if scope.small:
+        flags += ["--batch-size", "2", "--buckets", "1", "--text-frontend", "characters"]
+        flags += ["--prefetch-buffer-size", "1", "--buffer-size", "1"]
+    return flags
+
+
+def placement_flags(scope: Scope) -> list[str]:
+    """Return the flags of dual placement, or of single placement on the only GPU."""
+    flags = ["--simulate-gpus", str(scope.gpus)] if scope.simulated else []
+    return [*flags, "--data-gpu", "0", "--model-gpu", str(min(1, scope.gpus - 1))]
+
+
+def run_program(scope: Scope, name: str, flags: Sequence[str], limit_s: float, stop: Stop | None = None) -> Finished:
+    """Run a program, as a script in a process of its own, or in this process with a toy model.
+
+    Args:
+        name: key of SCRIPTS.
+        limit_s: seconds after which the process is killed.
+        stop: called with each line; needs a process of its own.
+    """
+    if scope.small and stop is None:
+        return run_in_process(name, flags)
+    return run_script([str(ROOT / SCRIPTS[name]), *flags], scope.out / "runs.log", limit_s, stop)
+
+
+def run_script(arguments: Sequence[str], log: Path, limit_s: float, stop: Stop | None = None) -> Finished:
+    """Run Python with these arguments in a process of its own; its output is added to a log."""
+    began_s, lines, ended = time.monotonic(), [], ""
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with open(log, "ab") as log_file, OutputReader() as output:
+        child = ChildProcess([sys.executable, *arguments], log_file, "run", {"PYTHONPATH": path})
+        try:
+            output.add(child)
+            while not (ended or child.has_ended()):
+                for _, line in output.lines(POLL_S):
+                    lines.append(line)
+                    if stop is not None and stop(line):
+                        ended = KILLED
+                        break
+                if time.monotonic() - began_s > limit_s:
+                    ended = f"killed after {limit_s:.0f} s"
+        finally:
+            child.kill()
+        lines += [line for _, line in output.lines(0.0)]
+    return Finished(child.code or 0, lines, time.monotonic() - began_s, ended)
+
+
+def run_in_process(name: str, flags: Sequence[str]) -> Finished:
+    """Run a program in this process with a toy model."""
+    program = importlib.import_module("benchmarks.replicas" if name == "replicas" else f"myxtts.commands.{name}")
+    began_s = time.monotonic()
+    output = io.StringIO()
+    with toy_models(), contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        code = report_errors(lambda: program.main(flags))
+    return Finished(code, output.getvalue().splitlines(), time.monotonic() - began_s)
+
+
+@contextlib.contextmanager
+def toy_models() -> Iterator[None]:
+    """Let runs of this process train a toy, which cannot synthesize: 2 s for each instead of 12."""
+    from benchmarks.proof.toy import build_toy  # imports TensorFlow, which takes seconds
+
+    with mock.patch("myxtts.tasks.tts.build_xtts", build_toy):
+        yield

@@ -1,0 +1,41 @@
+"""A model with nothing beyond what the training step needs, so that tracing it takes a second."""
+
+import keras
+import tensorflow as tf
+
+from myxtts.batch import TTS_FEATURES, empty_batch
+
+
+class Toy(keras.Model):
+    """Text → one frame."""
+
+    LOSS_NAMES = ("mel", "duration")
+    BATCH_FIELDS = TTS_FEATURES
+
+    def __init__(self, symbols: int):
+        super().__init__(name="toy", autocast=False)
+        self.embedding = keras.layers.Embedding(symbols, 80, name="embedding")
+        self.dense = keras.layers.Dense(80, name="dense")
+
+    def call(self, batch, training=False):
+        real_token = tf.sequence_mask(batch["token_count"], tf.shape(batch["tokens"])[1], tf.float32)[:, :, None]
+        text = tf.reduce_sum(tf.cast(self.embedding(batch["tokens"]), tf.float32) * real_token, axis=1)
+        frame = tf.cast(self.dense(text), tf.float32)[:, None, :]
+        real = tf.sequence_mask(batch["frames"], tf.shape(batch["mel"])[1], tf.float32)[:, :, None]
+        losses = {
+            "mel": tf.reduce_sum(tf.square(frame - batch["mel"]) * real) / batch["step_frames"],
+            "duration": tf.reduce_sum(tf.square(text)) / batch["step_tokens"],
+        }
+        return losses, {}
+
+
+def build_toy(size: str, symbols: int, languages: int, precision: str = "float32", **settings) -> Toy:
+    """Replace `build_xtts`."""
+    policy_before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(precision)
+    try:
+        toy = Toy(symbols)
+        toy(empty_batch(TTS_FEATURES))
+    finally:
+        keras.config.set_dtype_policy(policy_before)
+    return toy

@@ -1,0 +1,176 @@
+"""Section 7: the program as a whole: its preflight, a run that is killed and resumed, and its tests on GPUs."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from benchmarks.proof.runs import KILLED, placement_flags, run_flags, run_program, run_script
+from benchmarks.proof.section import Figure, Scope, SectionResult
+from myxtts.observe.metrics import read_metrics
+
+TITLE = "The whole"
+GPU_TESTS = ("tests.test_dual_gpu_device_placement", "tests.test_intelligent_gpu_pipeline")
+LEAST_S = 15.0  # a program is not started with less time
+NO_TIME = "no time was left"
+REMARKS = ("\u274c", "\u26a0")  # the marks of a failed check and of a warning
+STEP_LINE = re.compile(r"step +(\d+) \|")
+TIMES = {"accelerator_utilisation", "bottleneck"}  # of metrics.jsonl, besides all that end in _s
+
+
+class Length(NamedTuple):
+    """Steps of the run that is killed.
+
+    Attributes:
+        kill_step: the step after whose report it is killed.
+        checkpoint_every: the run continues after the last multiple of it.
+    """
+
+    steps: int
+    kill_step: int
+    checkpoint_every: int
+    log_every: int
+
+
+@dataclass
+class Findings:
+    """What the section has found so far; see `SectionResult`."""
+
+    lines: list[str] = field(default_factory=list)
+    figures: list[Figure] = field(default_factory=list)
+    data: dict[str, Any] = field(default_factory=dict)
+
+    def result(self) -> SectionResult:
+        return SectionResult(TITLE, self.lines, self.figures, self.data)
+
+
+def run(scope: Scope) -> SectionResult:
+    found = Findings()
+    for part in (check_preflight, check_resume, check_tests):
+        part(scope, found)
+        scope.record(found.result())
+    return found.result()
+
+
+def length_of(scope: Scope) -> Length:
+    if scope.small:
+        return Length(4, 2, 2, 1)
+    return Length(40, 24, 10, 2) if scope.simulated else Length(300, 160, 50, 10)
+
+
+def check_preflight(scope: Scope, found: Findings) -> None:
+    """Run the preflight with the settings of the run after it."""
+    claim, expected = "validate_dual_gpu_pipeline.py finds this machine ready", "all checks passed"
+    file = scope.out / "preflight.json"
+    flags = [*run_flags(scope, "preflight", "tiny", length_of(scope).steps, 1), *placement_flags(scope)]
+    flags += ["--json", str(file), *(["--steps", "4"] if scope.small else [])]
+    finished = run_program(scope, "preflight", flags, scope.left_s)
+    if not file.exists():
+        figure = Figure.of(claim, finished.reason, expected, False)
+        add(found, f"The preflight did not finish: {finished.reason}.", figure)
+        return
+    found.data["preflight"] = report = json.loads(file.read_text(encoding="utf-8"))
+    summary = next((line for line in reversed(finished.lines) if line.strip()), "")
+    remarks = [
+        line.strip() for line in finished.lines if line.strip().startswith(("\u274c", "\u26a0"))
+    ]  # failed, warned
+    line = "The preflight: " + "; ".join([summary, *remarks])
+    add(found, line, Figure.of(claim, summary, expected, bool(report["passed"])))
+
+
+def add(found: Findings, line: str, figure: Figure) -> None:
+    found.lines += [line, ""]
+    found.figures.append(figure)
+
+
+def check_resume(scope: Scope, found: Findings) -> None:
+    """Kill a run, resume it, and compare its losses with those of a run that was not disturbed."""
+    length = length_of(scope)
+    claim = f"a run of {length.steps} steps that is killed and resumed has the losses of an undisturbed one"
+    expected = "bit for bit" + ("" if scope.simulated else ", with --deterministic")
+    problem = run_thrice(scope, length)
+    if problem:
+        figure = Figure.of(claim, problem, expected, None if problem == NO_TIME else False)
+        add(found, f"A run of {length.steps} steps, killed and resumed: {problem}.", figure)
+        return
+    losses = {name: losses_of(scope, name) for name in ("whole", "killed")}
+    different = sorted(step for step, values in losses["whole"].items() if losses["killed"].get(step) != values)
+    worst = max((largest_difference(losses["whole"][s], losses["killed"].get(s, {})) for s in different), default=0.0)
+    found.data["resume"] = {"different_steps": different, "largest_difference": worst, "losses": losses}
+    here = f"{len(losses['whole'])} reports equal"
+    if different:
+        here = (
+            f"{len(different)} of {len(losses['whole'])} reports differ, from step {different[0]}, by up to {worst:.1e}"
+        )
+    how = "stopped after step" if scope.small else "killed (SIGKILL) after the report of step"
+    line = f"A run of {length.steps} steps was {how} {length.kill_step} and resumed: {here}."
+    add(found, line, Figure.of(claim, here, expected, not different))
+    lines = (scope.out / "runs" / "whole" / "log.txt").read_text(encoding="utf-8").splitlines()
+    found.lines += ["The end of the undisturbed run:", "", "```", *ending(lines), "```", ""]
+
+
+def run_thrice(scope: Scope, length: Length) -> str:
+    """Train undisturbed, until killed, and on from there; return why that failed, or \"\"."""
+
+    def flags(name: str) -> list[str]:
+        flags = [*run_flags(scope, name, "tiny", length.steps, length.log_every), *placement_flags(scope)]
+        flags += ["--checkpoint-every", str(length.checkpoint_every)]
+        return flags if scope.simulated else [*flags, "--deterministic"]
+
+    def reached(line: str) -> bool:
+        step = STEP_LINE.match(line)
+        return step is not None and int(step[1]) >= length.kill_step
+
+    killed = flags("killed")
+    if scope.small:  # a process of its own would take longer than all else
+        runs = ((flags("whole"), None), ([*killed, "--stop-at-step", str(length.kill_step)], None))
+    else:
+        runs = ((flags("whole"), None), (killed, reached))
+    for arguments, stop in (*runs, ([*killed, "--resume"], None)):
+        if scope.left_s < LEAST_S and not scope.small:
+            return NO_TIME
+        finished = run_program(scope, "train", arguments, scope.left_s, stop)
+        if stop is not None and finished.ended != KILLED:
+            return finished.reason or "it ended before it was killed"
+        if stop is None and finished.reason:
+            return finished.reason
+    return ""
+
+
+def losses_of(scope: Scope, name: str) -> dict[int, dict[str, float]]:
+    """Return losses, gradient norm and learning rate of a run by step."""
+    reports = read_metrics(scope.out / "runs" / name / "metrics.jsonl")
+    return {
+        report["step"]: {key: value for key, value in report.items() if not key.endswith("_s") and key not in TIMES}
+        for report in reports
+    }
+
+
+def largest_difference(expected: dict[str, float], values: dict[str, float]) -> float:
+    return max((abs(expected[name] - values.get(name, float("inf"))) for name in expected), default=float("inf"))
+
+
+def ending(log: Sequence[str]) -> list[str]:
+    """Return the last report of a run and its summary, without the time of day."""
+    lines = [line[len("2026-11-22 08:13:39 ") :] for line in log]
+    summary = [line for line in lines if line.startswith(("time ", "grade ", "traces "))]
+    return [line for line in lines if STEP_LINE.match(line)][-1:] + summary
+
+
+def check_tests(scope: Scope, found: Findings) -> None:
+    """Run the test modules that use real GPUs."""
+    claim, expected = "the tests of devices and overlap pass on these GPUs", "OK"
+    modules = " ".join(GPU_TESTS)
+    if scope.small or scope.left_s < LEAST_S:
+        reason = "left out with the smallest settings" if scope.small else NO_TIME
+        add(found, f"`python -m unittest {modules}`: {reason}.", Figure.of(claim, reason, expected, None))
+        return
+    finished = run_script(["-m", "unittest", *GPU_TESTS], scope.out / "tests.log", scope.left_s)
+    ran = next((line for line in finished.lines if line.startswith("Ran ")), "")
+    failures = [line for line in finished.lines if line.startswith(("FAIL: ", "ERROR: "))]
+    here = f"{ran}: {finished.lines[-1]}" if ran else finished.reason
+    found.data["tests"] = {"result": here, "failures": failures, "seconds": finished.seconds}
+    found.lines += [f"`python -m unittest {modules}`: {here}.", *[f"- {line}" for line in failures], ""]
+    met = False if finished.code and not finished.ended else None if finished.ended or scope.simulated else True
+    found.figures.append(Figure.of(claim, here, expected, met))

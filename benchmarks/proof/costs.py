@@ -1,0 +1,296 @@
+"""Section 6: what is suspected to cost time on a GPU: alignment search, float64, waiting, scalars, hidden copies."""
+
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import librosa
+import numpy as np
+import tensorflow as tf
+
+from benchmarks.proof import configs
+from benchmarks.proof.section import Figure, Scope, SectionResult, table
+from myxtts.audio.format import (
+    FFT_SAMPLES,
+    HIGH_HZ,
+    HOP_SAMPLES,
+    LOG_FLOOR,
+    LOW_HZ,
+    MEL_BANDS,
+    PAD_SAMPLES,
+    SAMPLE_RATE_HZ,
+)
+from myxtts.audio.mel import log_mel, mel_filters, stft
+from myxtts.models.alignment import monotonic_alignment_search
+from myxtts.placement import devices
+from myxtts.placement.copies import find_copies
+from myxtts.placement.kernels import has_gpu_kernels
+from myxtts.profiling.isolated_stages import Batch, measure_isolated, time_step
+from myxtts.profiling.pipeline_runs import run_untraced
+from myxtts.profiling.profiled_run import ProfiledRun, measurement_window, open_run
+
+TITLE = "Suspected costs"
+HOST = "/CPU:0"
+REPEATS, SMALL_REPEATS = 20, 3
+STEPS, SMALL_STEPS = 40, 3
+TONE_HZ = 300.0
+MAX_SEARCH_SHARE = 0.25
+MAX_MEL_ERROR = 1e-3
+MIN_THROUGHPUT = 0.97  # with waiting, of that without
+MAX_SCALAR_SHARE = 0.02
+
+
+@dataclass
+class Findings:
+    """What was found so far, in the order of the page."""
+
+    lines: list[str] = field(default_factory=list)
+    figures: list[Figure] = field(default_factory=list)
+    data: dict[str, Any] = field(default_factory=dict)
+
+    def result(self) -> SectionResult:
+        return SectionResult(TITLE, self.lines, self.figures, self.data)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A run whose stages were measured.
+
+    Attributes:
+        batch: features of the most frequent bucket.
+        waves: loud tones of the same length on the data device, float32 [rows, samples]. In their log-mel, rounding
+            errors are the largest, since some bands stay at the floor.
+        step_s: seconds of a step on the batch.
+    """
+
+    scope: Scope
+    run: ProfiledRun
+    batch: Batch
+    waves: tf.Tensor
+    step_s: float
+
+    @property
+    def repeats(self) -> int:
+        return SMALL_REPEATS if self.scope.small else REPEATS
+
+    def seconds(self, call: Callable[[], tf.Tensor]) -> float:
+        """Return the median seconds of a call until its float result is there; the first call is a warm-up."""
+        devices.synchronize(call())
+        times_s = []
+        for _ in range(self.repeats):
+            started_s = time.perf_counter()
+            devices.synchronize(call())
+            times_s.append(time.perf_counter() - started_s)
+        return median(times_s)
+
+
+def run(scope: Scope) -> SectionResult:
+    findings = Findings()
+    config = configs.config_of(scope, size="tiny" if scope.small else "normal", data={"buckets": 2})
+    with configs.models(scope), open_run(config) as profiled:
+        bench = make_bench(scope, profiled)
+        for part in (alignment_search, float64_mel, waiting_for_the_data_device, scalars, hidden_copies):
+            try:
+                part(bench, findings)
+            except Exception as error:  # the other costs are still measured
+                traceback.print_exc()
+                reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+                findings.figures.append(Figure(f"{part.__name__} is measured", reason, "measured", "not met"))
+            scope.record(findings.result())
+    return findings.result()
+
+
+def make_bench(scope: Scope, profiled: ProfiledRun) -> Bench:
+    pipeline = profiled.setup.training_pipeline(synchronize=True)
+    window = measurement_window(pipeline, SMALL_STEPS)
+    _, samples = measure_isolated(profiled, pipeline, window)  # traces the step
+    batch = samples[window.most_frequent_bucket][0]
+    rows, samples_count = batch["mel"].shape[0], batch["mel"].shape[1] * HOP_SAMPLES
+    tone = np.sin(2.0 * np.pi * TONE_HZ / SAMPLE_RATE_HZ * np.arange(samples_count)).astype(np.float32)
+    with tf.device(profiled.route.data):
+        waves = tf.constant(np.tile(tone, (rows, 1)))
+    repeats = SMALL_REPEATS if scope.small else REPEATS
+    step_s = median(time_step(profiled.setup, profiled.step, [batch]) for _ in range(repeats))
+    return Bench(scope, profiled, batch, waves, step_s)
+
+
+def alignment_search(bench: Bench, findings: Findings) -> None:
+    """Time the search on the model device, compiled by XLA, as a plain loop and on the host."""
+    model = bench.run.route.model
+    rows, frames = bench.batch["mel"].shape[:2]
+    tokens = int(bench.batch["tokens"].shape[1])
+    with tf.device(model):
+        score = tf.random.stateless_normal([rows, frames, tokens], [0, 0])
+        arguments = score, tf.fill([rows], min(tokens, frames)), tf.fill([rows], frames)
+    plain = tf.function(monotonic_alignment_search.python_function)
+    searches = {"XLA": (monotonic_alignment_search, model), "plain loop": (plain, model)}
+    searches |= {"on the host by XLA": (monotonic_alignment_search, HOST)}
+
+    def search_on(function: Callable, device: str) -> tf.Tensor:
+        with tf.device(device):
+            path = function(*arguments)
+        with tf.device(model):
+            return tf.cast(path, tf.float32)
+
+    times_s = {name: bench.seconds(lambda: search_on(*search)) for name, search in searches.items()}  # noqa: B023
+    shares = {name: seconds / bench.step_s for name, seconds in times_s.items()}
+    findings.lines += [f"Alignment search of {rows} x {frames} frames x {tokens} tokens; a step takes"]
+    findings.lines += [f"{1e3 * bench.step_s:.1f} ms, with the search that it uses."]
+    findings.lines += table(
+        ("search", "ms", "share of a step"),
+        [(name, f"{1e3 * seconds:.2f}", f"{shares[name]:.0%}") for name, seconds in times_s.items()],
+    )
+    findings.data["alignment_search"] = {"shape": [rows, frames, tokens], "step_s": bench.step_s, "times_s": times_s}
+    findings.figures.append(
+        Figure.of(
+            "the alignment search is a small part of a step",
+            f"{shares['XLA']:.0%}; fastest: {min(shares, key=shares.__getitem__)}",
+            f"at most {MAX_SEARCH_SHARE:.0%}",
+            None if bench.scope.simulated else shares["XLA"] <= MAX_SEARCH_SHARE,
+        )
+    )
+
+
+def float64_mel(bench: Bench, findings: Findings) -> None:
+    """Compare log-mel in float64 and float32: time on the data device, and error against librosa."""
+    wave = bench.waves
+    exact = mel_by_librosa(wave[0].numpy())
+    rows, results = [], {}
+    for name, function in (("float64", log_mel), ("float32", log_mel_float32)):
+        compiled = tf.function(function)
+
+        def compute(compiled: Callable = compiled) -> tf.Tensor:
+            with tf.device(bench.run.route.data):
+                return compiled(wave)
+
+        error = float(np.abs(compute()[0].numpy() - exact).max())
+        results[name] = {"seconds": bench.seconds(compute), "error": error}
+        rows.append((name, f"{1e3 * results[name]['seconds']:.2f}", f"{error:.1e}"))
+    findings.lines += [
+        "",
+        "Log-mel of noise, against librosa in float64:",
+        *table(("STFT in", "ms", "largest error"), rows),
+    ]
+    findings.data["log_mel"] = results
+    gain_s = results["float64"]["seconds"] - results["float32"]["seconds"]
+    findings.figures.append(
+        Figure.of(
+            "log-mel is as exact as in librosa",
+            f"{results['float64']['error']:.1e} ({results['float32']['error']:.1e} in float32)",
+            f"at most {MAX_MEL_ERROR:.0e}",
+            (results["float64"]["error"] <= MAX_MEL_ERROR) and (None if bench.scope.simulated else True),
+        )
+    )
+    findings.lines += [f"Float32 would save {1e3 * gain_s:.2f} ms, {gain_s / bench.step_s:.1%} of a step."]
+
+
+def log_mel_float32(wave: tf.Tensor) -> tf.Tensor:
+    """Compute `log_mel` of whole rows with an STFT in float32."""
+    padded = tf.pad(wave, [[0, 0], [PAD_SAMPLES, PAD_SAMPLES]], "REFLECT")
+    return tf.math.log(tf.maximum(tf.matmul(tf.abs(stft(padded)), mel_filters()), LOG_FLOOR))
+
+
+def mel_by_librosa(wave: np.ndarray) -> np.ndarray:
+    """Return the log-mel spectrogram by librosa alone, float64 [samples // 256, 80]."""
+    reflected = np.pad(wave.astype(np.float64), PAD_SAMPLES, mode="reflect")
+    spectrum = librosa.stft(reflected, n_fft=FFT_SAMPLES, hop_length=HOP_SAMPLES, center=False, dtype=np.complex128)
+    bands = {"sr": SAMPLE_RATE_HZ, "n_fft": FFT_SAMPLES, "n_mels": MEL_BANDS, "fmin": LOW_HZ, "fmax": HIGH_HZ}
+    filters = librosa.filters.mel(**bands, dtype=np.float64)
+    return np.log(np.maximum(filters @ np.abs(spectrum), LOG_FLOOR)).T
+
+
+def waiting_for_the_data_device(bench: Bench, findings: Findings) -> None:
+    """Compare the training loop with and without the producer waiting for each batch, in turn."""
+    steps = SMALL_STEPS if bench.scope.small else STEPS
+    pipelines = {wait: bench.run.setup.training_pipeline(synchronize=wait) for wait in (False, True)}
+    seconds: dict[bool, list[float]] = {False: [], True: []}
+    for _ in range(1 if bench.scope.small else 2):
+        for wait, pipeline in pipelines.items():
+            seconds[wait].append(run_untraced(bench.run, pipeline, steps) / steps)
+    ratio = min(seconds[False]) / min(seconds[True])
+    findings.lines += [
+        "",
+        f"A step of the training loop takes {1e3 * min(seconds[False]):.2f} ms; where the producer waits",
+    ]
+    findings.lines += [f"for the data device after each batch, {1e3 * min(seconds[True]):.2f} ms."]
+    findings.data["waiting"] = {"without_s": seconds[False], "with_s": seconds[True]}
+    findings.figures.append(
+        Figure.of(
+            "waiting for the data device in the producer costs no throughput",
+            f"{ratio:.3f} of the throughput without waiting",
+            f"at least {MIN_THROUGHPUT}",
+            None if bench.scope.simulated else ratio >= MIN_THROUGHPUT,
+        )
+    )
+
+
+def scalars(bench: Bench, findings: Findings) -> None:
+    """Time a scalar that is made on the model device, idle and while it computes."""
+    size = 256 if bench.scope.small else 4096
+    with tf.device(bench.run.route.model):
+        factor = tf.ones([size, size])
+        product = tf.function(lambda x: tf.linalg.matmul(x, x) / size)
+
+        def scalar_s() -> float:
+            started_s = time.perf_counter()
+            tf.constant(1.0)
+            return time.perf_counter() - started_s
+
+        devices.synchronize(product(factor))
+        idle_s = median(scalar_s() for _ in range(bench.repeats))
+        busy = []
+        for _ in range(bench.repeats):
+            started_s = time.perf_counter()
+            result = factor
+            for _ in range(5):
+                result = product(result)
+            made_s = scalar_s()
+            devices.synchronize(result)
+            busy.append((made_s, time.perf_counter() - started_s))
+    busy_s, work_s = median(made for made, _ in busy), median(work for _, work in busy)
+    findings.lines += ["", f"A scalar on the model device takes {1e6 * idle_s:.0f} µs where it is idle, and"]
+    findings.lines += [f"{1e6 * busy_s:.0f} µs behind {1e3 * work_s:.1f} ms of queued work."]
+    findings.data["scalars"] = {"idle_s": idle_s, "busy_s": busy_s, "queued_s": work_s}
+    share = idle_s / bench.step_s
+    findings.figures.append(
+        Figure.of(
+            "a scalar on an idle device is cheap",
+            f"{1e6 * idle_s:.0f} µs, {share:.1%} of a step; {1e6 * busy_s:.0f} µs behind queued work",
+            f"at most {MAX_SCALAR_SHARE:.0%} of a step",
+            None if bench.scope.simulated else share <= MAX_SCALAR_SHARE,
+        )
+    )
+
+
+def hidden_copies(bench: Bench, findings: Findings) -> None:
+    """Count the copies between host and GPU memory inside the compiled functions."""
+    if not has_gpu_kernels():
+        findings.lines += [
+            "",
+            "Copies inside the functions: unknown, this build of TensorFlow has no list of GPU kernels.",
+        ]
+        return
+    producer = bench.run.setup.training_pipeline(synchronize=True).producers[0]
+    functions = {"producer": [producer.produce], "step": bench.run.step.functions([bench.batch])}
+    rows, in_loops = [], []
+    for name, compiled in functions.items():
+        copies = [copy for function in compiled for copy in find_copies(function)]
+        to_host = [copy for copy in copies if copy.to_host]
+        in_loops += [copy for copy in to_host if copy.in_loop]
+        sources = ", ".join(sorted({copy.source for copy in to_host if copy.source})) or "none"
+        rows.append((name, len(to_host), len(copies) - len(to_host), sources))
+        findings.data[f"copies_{name}"] = [copy._asdict() for copy in copies]
+    findings.lines += ["", "Copies inside the compiled functions, by their graphs. Those to the host wait for the GPU:"]
+    findings.lines += table(("function", "to the host", "to the GPU", "lines that copy to the host"), rows)
+    counts = ", ".join(f"{row[1]} in the {row[0]}" for row in rows)
+    findings.figures.append(
+        Figure.of(
+            "no loop copies to the host in each iteration",
+            f"{len(in_loops)} copies to the host in loops; outside: {counts}",
+            "0 in loops",
+            not in_loops and (None if bench.scope.simulated else True),
+        )
+    )

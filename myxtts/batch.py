@@ -1,9 +1,10 @@
 """The batch contracts: names, types, dimensions, padding and units.
 
 A batch is a dictionary of tensors. Reading yields waves on the data device (TTS_INPUTS, ASR_INPUTS); producing
-turns them into features (TTS_FEATURES, ASR_FEATURES), which are handed to the model device. Dimensions with the
-same name are equal within a batch. All batches of a bucket have one shape: the last batch of an epoch is filled up
-with empty rows, whose `samples`, `frames` and `token_count` are 0.
+turns them into features (TTS_FEATURES, ASR_FEATURES), which are handed to the model device. Fields of int32 stay in
+host memory, where TensorFlow's functions take and return them. Dimensions with the same name are equal within a batch.
+All batches of a bucket have one shape: the last batch of an epoch is filled up with empty rows, whose `samples`,
+`frames` and `token_count` are 0.
 """
 
 from math import prod
@@ -23,6 +24,11 @@ class Field(NamedTuple):
     def shape(self) -> list[int | None]:
         """Static shape, in which named dimensions are unknown."""
         return [dim if isinstance(dim, int) else None for dim in self.dims]
+
+    @property
+    def on_host(self) -> bool:
+        """Whether the field is in host memory. A function would copy an int32 argument back from a GPU, and wait."""
+        return self.dtype == "int32"
 
 
 TEXT = {

@@ -2,18 +2,20 @@
 
 import unittest
 
+import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.data.features import tts_extractor
 from myxtts.data.producer import trace_produce
-from myxtts.placement.audit import Audit, audit
+from myxtts.errors import PlacementError
+from myxtts.placement.audit import Audit, audit, require_device
 from myxtts.placement.kernels import has_gpu_kernels
 from myxtts.synthesis.export import synthesis_module
 from myxtts.training.step import Step
 from tests.long import long
 from tests.tiny import build_model, build_toy, features, on_device, training_state
-from tests.two_devices import DATA
+from tests.two_devices import DATA, MODEL
 
 TEXTS = tf.TensorSpec([None], tf.string)
 NUMBERS = tf.TensorSpec([None], tf.float32)
@@ -31,6 +33,17 @@ def missing_kernels(function, *specs: tf.TensorSpec, xla: bool = False) -> list[
 def length(text):
     """Return the length of a text: the operation has a CPU kernel, but no GPU or XLA kernel."""
     return tf.cast(tf.strings.length(text), tf.float32)
+
+
+class HostFieldsTest(unittest.TestCase):
+    def test_integers_may_be_in_the_host_memory_of_a_gpu(self):
+        with tf.device(DATA):
+            frames, mel = tf.constant([1, 2]), tf.constant([1.0])
+        require_device("/GPU:0", [("frames", frames), ("tokens", np.ones(3, np.int32))])
+        with self.assertRaisesRegex(PlacementError, "but found mel on /CPU:0. "):
+            require_device("/GPU:0", [("frames", frames), ("mel", mel)])
+        with self.assertRaisesRegex(PlacementError, "but found frames on /CPU:0. "):
+            require_device(MODEL, [("frames", frames)])
 
 
 @unittest.skipUnless(has_gpu_kernels(), "this build of TensorFlow has no GPU kernels to look up")

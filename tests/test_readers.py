@@ -16,7 +16,7 @@ import soundfile
 import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.batch import TTS_INPUTS
+from myxtts.batch import TTS_INPUTS, check_batch
 from myxtts.config.schema import Config, DataConfig, TrainingConfig
 from myxtts.data.audio_file import read_pcm, resampled_length
 from myxtts.data.audio_header import read_header
@@ -28,6 +28,7 @@ from myxtts.data.readers.cache import open_cache, rows_from_cache
 from myxtts.data.readers.files import rows_from_files
 from myxtts.data.readers.local import LocalReader
 from myxtts.errors import DataError
+from myxtts.placement.audit import require_device
 from tests.sine_corpus import frequency, manifest_of, pitch_of, planned_corpus, sine, write_corpus, write_sound
 from tests.test_manifest import WAV_FILES
 
@@ -282,6 +283,10 @@ class WaveBatchesTest(FolderCase):
         self.assertEqual([plan for plan, _ in pairs], batches)
         for plan, wave in pairs:
             self.assertEqual(wave.keys(), TTS_INPUTS.keys())
+            check_batch(wave, TTS_INPUTS, "reading")
+            for name, field in TTS_INPUTS.items():  # a GPU would copy an uploaded int32 back for each function
+                self.assertEqual(isinstance(wave[name], np.ndarray), field.on_host, name)
+            require_device(DATA, wave.items())
             for name in wave.keys() & plan.arrays.keys():
                 np.testing.assert_array_equal(wave[name], plan.arrays[name], err_msg=name)
             for row, pcm in zip(plan.rows, wave["pcm"].numpy(), strict=False):

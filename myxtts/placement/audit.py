@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from myxtts.errors import PlacementError
@@ -13,6 +14,9 @@ from myxtts.placement.kernels import GPU, XLA, find_kernel
 def require_device(device: str, named: Iterable[tuple[str, object]]) -> None:
     """Check that tensors and variables are on a device. TensorFlow silently copies tensors and moves operations.
 
+    NumPy arrays are in host memory and not checked. Where a GPU is expected, int32 tensors may be in host memory, in
+    which TensorFlow's functions return them.
+
     Args:
         device: such as `/GPU:1`, or with job and task.
         named: pairs of a name for the message and a tensor, `tf.Variable` or Keras variable.
@@ -21,7 +25,12 @@ def require_device(device: str, named: Iterable[tuple[str, object]]) -> None:
         PlacementError: names up to five values on other devices.
     """
     expected = tf.DeviceSpec.from_string(device)
-    actual = ((name, _device(value)) for name, value in named)
+    actual = (
+        (name, _device(value))
+        for name, value in named
+        if not isinstance(value, np.ndarray | np.generic)
+        if not (expected.device_type == "GPU" and _is_host_integer(value))
+    )
     misplaced = [
         f"{name} on {_short_name(spec, expected)}" for name, spec in actual if spec.make_merged_spec(expected) != spec
     ]
@@ -31,6 +40,10 @@ def require_device(device: str, named: Iterable[tuple[str, object]]) -> None:
             f"all values must be on {device}, but found {', '.join(misplaced[:5])}{more}. This is a defect of the "
             "program or of a custom model: build and call it inside tf.device."
         )
+
+
+def _is_host_integer(value) -> bool:
+    return isinstance(value, tf.Tensor) and value.dtype == tf.int32 and _device(value).device_type == "CPU"
 
 
 def _short_name(spec: tf.DeviceSpec, expected: tf.DeviceSpec) -> str:

@@ -17,7 +17,10 @@ from myxtts.errors import DataError
 
 Waves = dict[str, tf.Tensor]
 
-ReadBatches = Generator[tuple[PlannedBatch, Waves], None, None]
+Batch = dict[str, tf.Tensor | np.ndarray]
+"""Waves and totals on a device; int32 arrays in host memory."""
+
+ReadBatches = Generator[tuple[PlannedBatch, Batch], None, None]
 
 ReadRows = Callable[[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor | int], tf.Tensor]
 """(rows, starts, samples, padded) -> int16 [batch, padded]; a row of 0 samples is silence."""
@@ -27,17 +30,22 @@ class Reader(Protocol):
     """Stages B and C of a batch's life: reads planned batches and uploads them."""
 
     def read(self, planned: Iterable[PlannedBatch], device: str) -> ReadBatches:
-        """Yield each planned batch with its waves on a device, in order; closing the generator ends all threads.
+        """Yield each planned batch as read, in order; closing the generator ends all threads.
 
         Args:
             planned: iterated once, some batches ahead.
-            device: the data device.
+            device: the data device, which gets all fields but those in host memory (see `Field.on_host`).
 
         Raises:
             DataError: a file cannot be read; raised at its batch, naming the utterance.
             tf.errors.ResourceExhaustedError: the device is out of memory.
         """
         ...
+
+
+def with_host_fields(uploaded: Waves, planned: PlannedBatch, fields: dict[str, Field]) -> Batch:
+    """Return a batch of a contract: what is on the device, and the planned arrays of the fields in host memory."""
+    return uploaded | {name: planned.arrays[name] for name, field in fields.items() if field.on_host}
 
 
 def wave_columns(fields: dict[str, Field]) -> tuple[str, ...]:

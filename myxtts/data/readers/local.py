@@ -9,13 +9,16 @@ from myxtts.batch import TEXT, Field
 from myxtts.config.schema import DataConfig
 from myxtts.data.manifest import Manifest
 from myxtts.data.plan_iterator import PlannedBatch
-from myxtts.data.readers.base import ReadBatches, ReadRows, read_waves, unreadable
+from myxtts.data.readers.base import ReadBatches, ReadRows, read_waves, unreadable, with_host_fields
 
 COLUMNS = ("row", "samples", "reference_row", "reference_start", "reference_samples")
+TOTALS = {name: field for name, field in TEXT.items() if not field.on_host}
 PLANNED_SPEC = {
     **{name: tf.TensorSpec([None], tf.int32) for name in COLUMNS},
-    **{name: tf.TensorSpec(field.shape, field.dtype) for name, field in TEXT.items()},
+    **{name: tf.TensorSpec(field.shape, field.dtype) for name, field in TOTALS.items()},
     "padded_samples": tf.TensorSpec([], tf.int32),
+}
+ELEMENT_SPEC = PLANNED_SPEC | {
     # A string, since TensorFlow keeps strings on the host: it is not uploaded, and reading it waits for no device.
     "batch_number": tf.TensorSpec([], tf.string),
 }
@@ -50,7 +53,7 @@ class LocalReader:
         def elements() -> Iterator[dict]:
             for number, batch in enumerate(planned):
                 in_flight.append((number, batch))
-                yield batch.arrays | {"batch_number": str(number)}
+                yield {name: batch.arrays[name] for name in PLANNED_SPEC} | {"batch_number": str(number)}
 
         source = iter(self._dataset(elements, device))
         while True:
@@ -67,15 +70,15 @@ class LocalReader:
             number, batch = in_flight.popleft()
             if int(waves.pop("batch_number").numpy()) != number:
                 raise RuntimeError(f"tf.data did not return batch {number} in its place")
-            yield batch, waves
+            yield batch, with_host_fields(waves, batch, self._fields)
 
     def _dataset(self, elements, device: str) -> tf.data.Dataset:
         def read(batch: dict) -> dict:
-            passed = {name: batch[name] for name in (*self._fields, "batch_number") if name in batch}
+            passed = {name: batch[name] for name in (*TOTALS, "batch_number")}
             padded = batch["padded_samples"]
             return passed | read_waves(batch, padded, self._fields, self._reference_samples, self._read_rows)
 
-        dataset = tf.data.Dataset.from_generator(elements, output_signature=PLANNED_SPEC)
+        dataset = tf.data.Dataset.from_generator(elements, output_signature=ELEMENT_SPEC)
         dataset = dataset.map(read, num_parallel_calls=self._data.num_workers, deterministic=True)
         dataset = dataset.prefetch(self._data.buffer_size)
         options = tf.data.Options()

@@ -28,7 +28,7 @@ from myxtts.config.schema import DataConfig
 from myxtts.data.feed import Feed
 from myxtts.data.manifest import Manifest
 from myxtts.data.plan_iterator import PlannedBatch
-from myxtts.data.readers.base import ReadBatches, Waves, read_waves, unreadable, wave_columns
+from myxtts.data.readers.base import Batch, ReadBatches, Waves, read_waves, unreadable, wave_columns, with_host_fields
 from myxtts.data.readers.files import rows_from_files
 from myxtts.errors import DataError
 
@@ -107,10 +107,12 @@ class ServiceReader:
         with Feed(uploaded, self.data.prefetch_buffer_size, "myxtts-upload") as feed, closing(batches):
             yield from feed
 
-    def _upload(self, batch: PlannedBatch, read: Waves, device: str) -> Waves:
-        waves = {name: batch.arrays[name] for name in self.fields if name in batch.arrays} | read
+    def _upload(self, batch: PlannedBatch, waves: Waves, device: str) -> Batch:
+        on_device = {name for name, field in self.fields.items() if not field.on_host}
+        totals = {name: batch.arrays[name] for name in on_device & batch.arrays.keys()}
         with tf.device(device):
-            return {name: tf.identity(value) for name, value in waves.items()}
+            uploaded = {name: tf.identity(value) for name, value in (waves | totals).items()}
+        return with_host_fields(uploaded, batch, self.fields)
 
     def connect(self) -> None:
         """Raise OSError if nothing answers at the address, or if the last request was never answered."""

@@ -7,12 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.proof.runs import run_flags, run_program, toy_models
+from benchmarks.proof.runs import read_reports, run_flags, run_program, toy_models
 from benchmarks.proof.section import Figure, Scope, SectionResult, table
 from myxtts.commands import train
 from myxtts.config.schema import Config, PlacementConfig
 from myxtts.errors import UserError
-from myxtts.observe.metrics import read_metrics
 from myxtts.placement.routes import plan_routes
 from myxtts.planner.auto import SIMULATED_STEPS, measure_in_subprocess
 from myxtts.planner.planner import Candidate, predict
@@ -177,7 +176,7 @@ def measure_throughput(scope: Scope, length: Length, case: Case) -> None:
     flags = [*run_flags(scope, name, length.model_size, length.steps, length.log_every), *case.flags]
     finished = run_program(scope, "train", flags, scope.left_s)
     case.problem = finished.reason
-    reports = read_metrics(scope.out / "runs" / name / "metrics.jsonl")[1:]
+    reports = read_reports(scope, name)[1:]
     if case.problem or not reports:
         return
     case.period_s = float(np.mean([report["step_s"] for report in reports]))

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest import mock
 
 from benchmarks.proof.section import Scope
@@ -86,7 +86,7 @@ def run_script(arguments: Sequence[str], log: Path, limit_s: float, stop: Stop |
     """Run Python with these arguments in a process of its own; its output is added to a log."""
     began_s, lines, ended = time.monotonic(), [], ""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    with open(log, "ab") as log_file, OutputReader() as output:
+    with open(log, "ab", buffering=0) as log_file, OutputReader() as output:
         child = ChildProcess([sys.executable, *arguments], log_file, "run", {"PYTHONPATH": path})
         try:
             output.add(child)
@@ -121,3 +121,10 @@ def toy_models() -> Iterator[None]:
 
     with mock.patch("myxtts.tasks.tts.build_xtts", build_toy):
         yield
+
+
+def read_reports(scope: Scope, name: str) -> list[dict[str, Any]]:
+    """Return the reports of a run in its metrics.jsonl; none if it has no such file."""
+    from myxtts.observe.metrics import read_metrics  # imports TensorFlow, which takes seconds
+
+    return read_metrics(scope.out / "runs" / name / "metrics.jsonl")

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from benchmarks.proof.runs import KILLED, placement_flags, run_flags, run_program, run_script
+from benchmarks.proof.runs import KILLED, placement_flags, read_reports, run_flags, run_program, run_script
 from benchmarks.proof.section import Figure, Scope, SectionResult
-from myxtts.observe.metrics import read_metrics
 
 TITLE = "The whole"
 GPU_TESTS = ("tests.test_dual_gpu_device_placement", "tests.test_intelligent_gpu_pipeline")
@@ -140,7 +139,7 @@ def run_thrice(scope: Scope, length: Length) -> str:
 
 def losses_of(scope: Scope, name: str) -> dict[int, dict[str, float]]:
     """Return losses, gradient norm and learning rate of a run by step."""
-    reports = read_metrics(scope.out / "runs" / name / "metrics.jsonl")
+    reports = read_reports(scope, name)
     return {
         report["step"]: {key: value for key, value in report.items() if not key.endswith("_s") and key not in TIMES}
         for report in reports

@@ -1,0 +1,143 @@
+"""Verdicts of the GPU proof on placements and on the whole program, on figures that are made up."""
+
+import tempfile
+import unittest
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+
+from benchmarks.proof import placements, whole
+from benchmarks.proof.placements import Case, Findings
+from benchmarks.proof.runs import KILLED, run_script
+from benchmarks.proof.section import Scope
+from myxtts.config.schema import Config, PlacementConfig
+from myxtts.placement.routes import plan_routes
+from myxtts.planner.stage_times import StageProfile, StageTimes
+
+
+def scope(gpus: int = 2, simulated: bool = False, out: str = "unused") -> Scope:
+    return Scope(gpus, simulated, small=False, budget_s=60.0, out=Path(out), corpus=Path("unused"))
+
+
+def stages(produce_s: float, step_s: float) -> StageProfile:
+    return StageProfile(StageTimes.constant(40, 0.0, produce_s, 0.001, step_s), np.zeros(40, int), 0.004)
+
+
+class PlacementsTest(unittest.TestCase):
+    def verdict(self, claim: str, figures) -> str:
+        (found,) = [figure.verdict for figure in figures if claim in figure.claim]
+        return found
+
+    def findings(self, produce_s: float = 0.03, step_s: float = 0.1, **figures) -> Findings:
+        """Return findings of dual placement whose bound is the slower stage."""
+        case = Case("dual", {"data_gpu": 0, "model_gpu": 1}, bound_s=max(produce_s, step_s), **figures)
+        return Findings(placements.length_of(scope()), [case], stages(produce_s, step_s))
+
+    def test_placements_that_need_more_gpus_say_so(self):
+        missing = {gpus: [case.name for case in placements.cases_of(scope(gpus)) if case.problem] for gpus in (1, 2, 3)}
+        self.assertEqual(
+            missing[1], ["dual", "dual, the other way round", "2 replicas", "dual, 2 replicas"]
+        )  # all but single and split
+        self.assertEqual(missing[2], ["dual, 2 replicas"])
+        self.assertEqual(missing[3], [])
+        self.assertEqual(placements.cases_of(scope(3))[-1].flags, ["--model-gpus", "0", "1", "2"])
+
+    def test_all_simulated_placements_have_the_same_devices(self):
+        for gpus in (1, 2, 3):
+            runnable = [case for case in placements.cases_of(scope(gpus, simulated=True)) if not case.problem]
+            placed = [plan_routes(PlacementConfig(**case.settings), gpu_count=0) for case in runnable]
+            self.assertEqual({len(placement.devices) for placement in placed}, {gpus})
+            self.assertEqual(len(placed), {1: 1, 2: 5, 3: 7}[gpus])
+
+    def test_wait_period_and_prediction_are_held_against_their_limits(self):
+        for claim, good, bad in (
+            ("does not wait", {"wait": 0.009}, {"wait": 0.011}),
+            ("max(P, C)", {"period_s": 0.104}, {"period_s": 0.106}),
+            ("planner", {"predicted_s": 0.109}, {"predicted_s": 0.089}),
+        ):
+            for figures, verdict in ((good, "met"), (bad, "not met")):
+                found = self.findings(**{"period_s": 0.1, "wait": 0.0, "predicted_s": 0.1} | figures)
+                self.assertEqual(self.verdict(claim, placements.time_figures(scope(), found)), verdict, figures)
+                simulated = placements.time_figures(scope(simulated=True), found)
+                self.assertEqual(self.verdict(claim, simulated), "not shown")
+
+    def test_wait_is_not_held_against_a_slow_producer(self):
+        found = self.findings(produce_s=0.2, step_s=0.1, period_s=0.2, wait=0.5)
+        self.assertEqual(self.verdict("does not wait", placements.time_figures(scope(), found)), "not shown")
+
+    def test_predictions_follow_the_arithmetic(self):
+        profile = stages(produce_s=0.03, step_s=0.1)
+        for settings, expected_s in (({}, 0.13), ({"data_gpu": 0, "model_gpu": 1}, 0.1)):
+            predicted_s, bound_s = placements.predicted_and_bound_s(profile, Config(), Case("", settings))
+            self.assertAlmostEqual(bound_s, expected_s, delta=0.002)
+            self.assertAlmostEqual(predicted_s, expected_s, delta=0.002)
+
+    def test_weights_must_be_equal_bit_for_bit(self):
+        first, other = {"w": np.zeros(3, np.float32)}, {"w": np.float32([0, 0, 1e-9])}
+        self.assertEqual(placements.largest_difference(first, first), 0.0)
+        self.assertAlmostEqual(placements.largest_difference(other, first), 1e-9)
+        self.assertEqual(placements.largest_difference({"v": first["w"]}, first), float("inf"))
+        for difference, verdict in ((0.0, "met"), (1e-9, "not met")):
+            found = self.findings()
+            found.differences = {"dual": difference}
+            self.assertEqual(
+                self.verdict("placements of one replica", placements.weight_figures(scope(), found)), verdict
+            )
+
+    def test_a_run_that_fails_is_not_met_and_one_without_time_is_not_shown(self):
+        for problem, verdict in (("exit code 2: error: no", "not met"), (placements.NO_TIME, "not shown")):
+            found = self.findings(problem=problem)
+            (figure,) = placements.run_figures(found)
+            self.assertEqual(figure.verdict, verdict)
+
+
+class ProcessesTest(unittest.TestCase):
+    def run_code(self, code: str, limit_s: float = 20.0, stop=None):
+        with tempfile.TemporaryDirectory() as folder:
+            return run_script(["-c", code], Path(folder) / "log", limit_s, stop)
+
+    def test_a_process_is_killed_at_a_line(self):
+        code = "import time; print('step 1'); print('step 2'); time.sleep(60)"
+        finished = self.run_code(code, stop=lambda line: line == "step 2")
+        self.assertEqual((finished.code, finished.ended, finished.lines), (-9, KILLED, ["step 1", "step 2"]))
+
+    def test_a_process_is_killed_at_its_limit(self):
+        finished = self.run_code("import time; time.sleep(60)", limit_s=0.1)
+        self.assertEqual((finished.code, finished.reason), (-9, "killed after 0 s"))
+
+    def test_a_failure_has_the_message_of_the_program(self):
+        finished = self.run_code("print('error: no GPU 1'); print('and more'); raise SystemExit(2)")
+        self.assertEqual(finished.reason, "exit code 2: error: no GPU 1")
+        self.assertEqual(self.run_code("print('fine')").reason, "")
+
+
+class ResumeTest(unittest.TestCase):
+    def figure(self, resumed: dict[int, float], problem: str = ""):
+        losses = {"whole": {1: {"loss": 3.0}, 2: {"loss": 2.0}}, "killed": {s: {"loss": v} for s, v in resumed.items()}}
+        with tempfile.TemporaryDirectory() as folder:
+            log = Path(folder) / "runs/whole/log.txt"
+            log.parent.mkdir(parents=True)
+            log.write_text("2026-11-22 08:13:39 step      2 | loss 2.000\n")
+            found = whole.Findings()
+            with (
+                mock.patch.object(whole, "run_thrice", return_value=problem),
+                mock.patch.object(whole, "losses_of", lambda scope, name: losses[name]),
+            ):
+                whole.check_resume(scope(out=folder), found)
+        return found.figures[0]
+
+    def test_a_resumed_run_must_have_the_losses_of_the_undisturbed_one(self):
+        self.assertEqual(self.figure({1: 3.0, 2: 2.0}).verdict, "met")
+        different = self.figure({1: 3.0, 2: 2.25})
+        self.assertEqual(different.verdict, "not met")
+        self.assertEqual(different.here, "1 of 2 reports differ, from step 2, by up to 2.5e-01")
+        self.assertEqual(self.figure({1: 3.0}).verdict, "not met")
+
+    def test_a_run_without_time_is_not_shown(self):
+        self.assertEqual(self.figure({}, whole.NO_TIME).verdict, "not shown")
+        self.assertEqual(self.figure({}, "exit code 1: it printed nothing").verdict, "not met")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -3,9 +3,11 @@
 import os
 import shutil
 import tempfile
+import threading
 import unittest
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 from tests.two_devices import DATA
 
@@ -14,6 +16,8 @@ from tests.two_devices import DATA
 import numpy as np
 import soundfile
 import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
+from tensorflow.python.framework.config import disable_op_determinism
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.batch import TTS_INPUTS, check_batch
@@ -161,6 +165,14 @@ class ReadRowsTest(RowsCase):
                 expected = ((read_header(str(path)).samples, 1), SAMPLE_RATE_HZ)
                 self.assertEqual((wave.shape, int(rate_hz)), expected, name)
 
+    def test_a_file_that_changed_under_tensorflow_is_rejected(self):
+        manifest = write_corpus(self.folder, [0.3])
+        pcm = sine(440.0, 0.3)
+        for changed, rate_hz in ((pcm[:-1], SAMPLE_RATE_HZ), (pcm, 16_000), (pcm[:-1].reshape(-1, 2), SAMPLE_RATE_HZ)):
+            soundfile.write(manifest.paths[0], changed, rate_hz, "PCM_16")
+            with self.assertRaises(tf.errors.InvalidArgumentError):
+                self.rows(rows_from_files(manifest, native_loading=True), [0], [0], [6_615], 6_615)
+
     def test_full_scale_samples_are_exact_in_every_reader(self):
         manifest = write_corpus(self.folder, [0.3])
         extremes = np.resize(np.array([-32_768, 32_767, -32_767, 1, -1, 0], np.int16), 6_615)
@@ -291,6 +303,57 @@ class WaveBatchesTest(FolderCase):
                 np.testing.assert_array_equal(wave[name], plan.arrays[name], err_msg=name)
             for row, pcm in zip(plan.rows, wave["pcm"].numpy(), strict=False):
                 self.assertAlmostEqual(frequency(pcm[: corpus.manifest.samples[row]]), pitch_of(row), delta=4.0)
+
+
+class DeterministicReadingTest(FolderCase):
+    """Reading has no randomness, so that --deterministic leaves it parallel."""
+
+    def setUp(self):
+        super().setUp()
+        self.data = DataConfig(batch_size=2, buckets=1, num_workers=2)
+        tf.config.experimental.enable_op_determinism()
+        self.addCleanup(disable_op_determinism)
+
+    def batches(self, manifest):
+        """Return the batches of an epoch, planned and read."""
+        corpus = planned_corpus(manifest, self.data)
+        batches = list(planned(corpus, Position(), epochs=1))
+        reader = LocalReader(manifest, TTS_INPUTS, 6_400, self.data, rows_from_files(manifest, native_loading=True))
+        return batches, reader.read(batches, DATA)
+
+    def test_batches_are_read_in_parallel(self):
+        manifest = write_corpus(self.folder, [0.3] * 8, suffixes=(".flac",))
+        two_threads = threading.Barrier(2, timeout=30.0)
+
+        def read_together(*arguments):
+            two_threads.wait()
+            return read_pcm(*arguments)
+
+        with mock.patch("myxtts.data.readers.files.read_pcm", read_together):
+            expected, batches = self.batches(manifest)
+            self.assertEqual([batch for batch, _ in batches], expected)
+
+    def test_all_operations_that_read_are_stateless(self):
+        for suffixes in ((".wav",), (".wav", ".flac")):
+            manifest = write_corpus(self.folder, [0.3, 0.4], suffixes=suffixes)
+            for read_rows in (
+                rows_from_files(manifest, native_loading=True),
+                rows_from_cache(manifest, open_cache(manifest, self.folder / "cache", 1)),
+            ):
+                types = operation_types(read_rows) - {"Placeholder"}
+                self.assertEqual({name for name in types if op_def_registry.get(name).is_stateful}, set())
+
+    def test_an_unreadable_file_is_an_error_at_its_batch(self):
+        manifest = write_corpus(self.folder, [0.3] * 8, suffixes=(".wav", ".flac"))
+        for row in (0, 1):
+            os.replace(manifest.paths[row], self.folder / "away")
+            expected, batches = self.batches(manifest)
+            read = []
+            with self.assertRaisesRegex(DataError, rf"^utterance 'u{row}' .*cannot be read: No such file"):
+                read += (batch for batch, _ in batches)
+            self.assertTrue({row} & {*expected[len(read)].rows, *expected[len(read)].arrays["reference_row"]})
+            self.assertFalse(any(row in batch.rows for batch in read))
+            os.replace(self.folder / "away", manifest.paths[row])
 
 
 class PlannedBatchesTest(FolderCase):

@@ -52,7 +52,8 @@ def rows_from_cache(manifest: Manifest, pcm: np.ndarray) -> ReadRows:
         return batch
 
     def read_rows(rows, starts, samples, padded):
-        return tf.ensure_shape(tf.numpy_function(copy, [rows, starts, samples, padded], tf.int16), [None, None])
+        arguments = [rows, starts, samples, padded]
+        return tf.ensure_shape(tf.numpy_function(copy, arguments, tf.int16, stateful=False), [None, None])
 
     return read_rows
 

@@ -10,6 +10,8 @@ from myxtts.data.audio_file import read_pcm
 from myxtts.data.manifest import Manifest
 from myxtts.data.readers.base import ReadRows
 
+NO_SIZE = -2  # tf.reshape rejects it
+
 
 def rows_from_files(manifest: Manifest, native_loading: bool) -> ReadRows:
     """Return what reads rows of batches from the files of a corpus.
@@ -25,11 +27,15 @@ def rows_from_files(manifest: Manifest, native_loading: bool) -> ReadRows:
     def decode(row: tf.Tensor) -> tf.Tensor:
         wave, rate_hz = tf.audio.decode_wav(tf.io.read_file(paths[row]))
         unchanged = tf.reduce_all(tf.shape(wave) == [lengths[row], 1]) & (rate_hz == SAMPLE_RATE_HZ)
-        with tf.control_dependencies([tf.debugging.Assert(unchanged, [paths[row]])]):
-            return tf.cast(wave[:, 0] * 32768.0, tf.int16)  # decode_wav divides by 32768: exact
+        # tf.debugging.Assert is stateful and would make reading serial under enable_op_determinism; tf.reshape is not.
+        wave = tf.reshape(wave, [tf.where(unchanged, lengths[row], NO_SIZE)])
+        return tf.cast(wave * 32768.0, tf.int16)  # decode_wav divides by 32768: exact
 
     def convert(row: tf.Tensor) -> tf.Tensor:
-        pcm = tf.numpy_function(lambda path, n: read_pcm(os.fsdecode(path), n), [paths[row], lengths[row]], tf.int16)
+        def read(path: bytes, samples: np.int32) -> np.ndarray:
+            return read_pcm(os.fsdecode(path), int(samples))
+
+        pcm = tf.numpy_function(read, [paths[row], lengths[row]], tf.int16, stateful=False)
         return tf.ensure_shape(pcm, [None])
 
     def read_row(row, start, samples, padded):

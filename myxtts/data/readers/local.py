@@ -10,6 +10,7 @@ from myxtts.config.schema import DataConfig
 from myxtts.data.manifest import Manifest
 from myxtts.data.plan_iterator import PlannedBatch
 from myxtts.data.readers.base import ReadBatches, ReadRows, read_waves, unreadable, with_host_fields
+from myxtts.data.readers.source import dataset_from
 
 COLUMNS = ("row", "samples", "reference_row", "reference_start", "reference_samples")
 TOTALS = {name: field for name, field in TEXT.items() if not field.on_host}
@@ -78,7 +79,7 @@ class LocalReader:
             padded = batch["padded_samples"]
             return passed | read_waves(batch, padded, self._fields, self._reference_samples, self._read_rows)
 
-        dataset = tf.data.Dataset.from_generator(elements, output_signature=ELEMENT_SPEC)
+        dataset = dataset_from(elements(), ELEMENT_SPEC)
         dataset = dataset.map(read, num_parallel_calls=self._data.num_workers, deterministic=True)
         dataset = dataset.prefetch(self._data.buffer_size)
         options = tf.data.Options()

@@ -102,6 +102,7 @@ def settings(task: str, accumulation: int, precision: str, corpus: str | None) -
             "model_size": "tiny",
             "text_frontend": "characters",
             "batch_size": BATCH_SIZE,
+            "prefetch_buffer_size": 1,
             "buckets": 2,
             **({} if corpus else {"max_seconds": MAX_SECONDS, "max_rejected": 1.0}),
             "gradient_accumulation": accumulation,

@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.proof import placements, whole
 from benchmarks.proof.placements import Case, Findings
-from benchmarks.proof.runs import KILLED, run_script
+from benchmarks.proof.runs import KILLED, NO_TIME, run_script
 from benchmarks.proof.section import Scope
 from myxtts.config.schema import Config, PlacementConfig
 from myxtts.placement.routes import plan_routes
@@ -86,7 +86,7 @@ class PlacementsTest(unittest.TestCase):
             )
 
     def test_a_run_that_fails_is_not_met_and_one_without_time_is_not_shown(self):
-        for problem, verdict in (("exit code 2: error: no", "not met"), (placements.NO_TIME, "not shown")):
+        for problem, verdict in (("exit code 2: error: no", "not met"), (f"{NO_TIME} after 9 s", "not shown")):
             found = self.findings(problem=problem)
             (figure,) = placements.run_figures(found)
             self.assertEqual(figure.verdict, verdict)
@@ -104,7 +104,7 @@ class ProcessesTest(unittest.TestCase):
 
     def test_a_process_is_killed_at_its_limit(self):
         finished = self.run_code("import time; time.sleep(60)", limit_s=0.1)
-        self.assertEqual((finished.code, finished.reason), (-9, "killed after 0 s"))
+        self.assertEqual((finished.code, finished.reason), (-9, f"{NO_TIME} after 0 s"))
 
     def test_a_failure_has_the_message_of_the_program(self):
         finished = self.run_code("print('error: no GPU 1'); print('and more'); raise SystemExit(2)")
@@ -135,7 +135,7 @@ class ResumeTest(unittest.TestCase):
         self.assertEqual(self.figure({1: 3.0}).verdict, "not met")
 
     def test_a_run_without_time_is_not_shown(self):
-        self.assertEqual(self.figure({}, whole.NO_TIME).verdict, "not shown")
+        self.assertEqual(self.figure({}, NO_TIME).verdict, "not shown")
         self.assertEqual(self.figure({}, "exit code 1: it printed nothing").verdict, "not met")
 
 

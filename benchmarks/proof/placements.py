@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.proof.runs import read_reports, run_flags, run_program, toy_models
+from benchmarks.proof.runs import LEAST_S, NO_TIME, read_reports, run_flags, run_program, toy_models
 from benchmarks.proof.section import Figure, Scope, SectionResult, table
 from myxtts.commands import train
 from myxtts.config.schema import Config, PlacementConfig
@@ -24,8 +24,6 @@ SPLIT_MIB = {"data_gpu_memory": 2048, "model_gpu_memory": 5120}  # a GPU of 10 G
 MAX_WAIT, MAX_PERIOD_RATIO, MAX_ERROR = 0.01, 1.05, 0.10
 MAX_REPLICAS_DIFFERENCE = 1e-5
 AT_ONCE = 2  # runs whose time does not matter
-LEAST_S = 15.0  # a run is not started with less time
-NO_TIME = "no time was left"
 SUMMATION = (
     "Two replicas add their gradients in another order than one device that accumulates them, so the last bits of a "
     "sum may differ, and training enlarges such a difference from step to step."
@@ -124,6 +122,9 @@ class Findings:
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    def add_problem(self, problem: str) -> None:
+        (self.notes if NO_TIME in problem else self.problems).append(problem)
+
 
 def run(scope: Scope) -> SectionResult:
     found = Findings(length_of(scope), cases_of(scope))
@@ -155,6 +156,8 @@ def cases_of(scope: Scope) -> list[Case]:
         Case("2 replicas", {"model_gpus": (0, 1)}),
         Case("dual, 2 replicas", {"data_gpu": 0, "model_gpus": (1, 2)}),
     ]
+    if scope.small:
+        cases = [case for case in cases if case.settings.get("data_gpu") != 1]  # as the case before it
     if scope.gpus > 2:
         cases.append(Case(f"{scope.gpus} replicas", {"model_gpus": tuple(range(scope.gpus))}))
     for case in cases:
@@ -203,12 +206,12 @@ def compare_weights(scope: Scope, found: Findings, cases: list[Case]) -> None:
 def train_deterministically(scope: Scope, found: Findings, case: Case) -> None:
     name, steps = f"equal-{found_name(case)}", found.length.equal_steps
     if scope.left_s < LEAST_S:
-        found.notes.append(f"Weights of {case.name}: {NO_TIME}.")
+        found.add_problem(f"weights of {case.name}: {NO_TIME}")
         return
     flags = run_flags(scope, name, found.length.model_size, steps, steps)
     finished = run_program(scope, "train", [*flags, "--deterministic", *case.flags], scope.left_s)
     if finished.reason:
-        found.problems.append(f"weights of {case.name}: {finished.reason}")
+        found.add_problem(f"weights of {case.name}: {finished.reason}")
     else:
         case.checkpoint = checkpoint_of(scope.out / "runs" / name / "checkpoints", steps)
 
@@ -223,7 +226,7 @@ def largest_difference(arrays: dict[str, np.ndarray], expected: dict[str, np.nda
 def predict_periods(scope: Scope, found: Findings, cases: list[Case]) -> None:
     """Measure the stages in isolation, and let the planner predict all placements from them."""
     if scope.left_s < LEAST_S and not scope.small:
-        found.notes.append(f"Predictions: {NO_TIME}.")
+        found.add_problem(f"stages in isolation: {NO_TIME}")
         return
     placed = next((case for case in cases if case.is_dual), cases[0])
     flags = run_flags(scope, "stages", found.length.model_size, found.length.measured_steps, 1)
@@ -235,7 +238,7 @@ def predict_periods(scope: Scope, found: Findings, cases: list[Case]) -> None:
         else:
             found.stages = measure_in_subprocess(measure_stages, config)
     except UserError as error:
-        found.problems.append(f"stages in isolation: {error}")
+        found.add_problem(f"stages in isolation: {error}")
         return
     for case in cases:
         if not case.is_split:  # its halves share one GPU, for which the planner has no model
@@ -270,14 +273,14 @@ def compare_replicas(scope: Scope, found: Findings) -> None:
     if scope.gpus < 2:
         return
     if scope.left_s < LEAST_S and not scope.small:
-        found.notes.append(f"Weights of two replicas: {NO_TIME}.")
+        found.add_problem(f"weights of two replicas: {NO_TIME}")
         return
     flags = ["--tasks", "tts", "--replicas", "2", "--accumulations", "1", "--train-data", str(scope.corpus)]
     flags += ["--steps", "2"] if scope.small else [] if scope.simulated else ["--gpus", "--deterministic"]
     finished = run_program(scope, "replicas", flags, scope.left_s)
     row = next((line for line in finished.lines if line.startswith("| tts | 2 |")), None)
     if row is None:
-        found.problems.append(f"weights of two replicas: {finished.reason or 'no result'}")
+        found.add_problem(f"weights of two replicas: {finished.reason or 'no result'}")
     else:
         found.replicas_difference = float(row.split("|")[5])
 
@@ -337,7 +340,7 @@ def figures_of(scope: Scope, found: Findings) -> list[Figure]:
 def run_figures(found: Findings) -> list[Figure]:
     """Return whether every placement that the machine allows trains, and all comparisons succeed."""
     tried = [case for case in found.cases if case.period_s or not case.problem.startswith("needs")]
-    failed = [f"{case.name}: {case.problem}" for case in tried if case.problem and case.problem != NO_TIME]
+    failed = [f"{case.name}: {case.problem}" for case in tried if case.problem and NO_TIME not in case.problem]
     failed += found.problems
     trained = sum(case.period_s is not None for case in tried)
     here = "; ".join(failed) or f"{trained} of {len(tried)}"

@@ -23,6 +23,8 @@ SCRIPTS = {
 }
 POLL_S = 0.1
 KILLED = "killed on purpose"
+NO_TIME = "no time was left"
+LEAST_S = 15.0  # a program is not started with less time
 
 Stop = Callable[[str], bool]
 """(a line of the output) -> whether to kill the process now."""
@@ -59,7 +61,7 @@ def run_flags(scope: Scope, name: str, model_size: str, steps: int, log_every: i
     flags += ["--validate-every", "0", "--sample-every", "0", "--checkpoint-every", "0"]
     if scope.small:
         flags += ["--batch-size", "2", "--buckets", "1", "--text-frontend", "characters"]
-        flags += ["--prefetch-buffer-size", "1", "--buffer-size", "1"]
+        flags += ["--reference-seconds", "0.5", "--prefetch-buffer-size", "1", "--buffer-size", "1"]
     return flags
 
 
@@ -97,7 +99,7 @@ def run_script(arguments: Sequence[str], log: Path, limit_s: float, stop: Stop |
                         ended = KILLED
                         break
                 if time.monotonic() - began_s > limit_s:
-                    ended = f"killed after {limit_s:.0f} s"
+                    ended = f"{NO_TIME} after {limit_s:.0f} s"
         finally:
             child.kill()
         lines += [line for _, line in output.lines(0.0)]

@@ -6,13 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from benchmarks.proof.runs import KILLED, placement_flags, read_reports, run_flags, run_program, run_script
+from benchmarks.proof.runs import (
+    KILLED,
+    LEAST_S,
+    NO_TIME,
+    placement_flags,
+    read_reports,
+    run_flags,
+    run_program,
+    run_script,
+)
 from benchmarks.proof.section import Figure, Scope, SectionResult
 
 TITLE = "The whole"
 GPU_TESTS = ("tests.test_dual_gpu_device_placement", "tests.test_intelligent_gpu_pipeline")
-LEAST_S = 15.0  # a program is not started with less time
-NO_TIME = "no time was left"
 REMARKS = ("\u274c", "\u26a0")  # the marks of a failed check and of a warning
 STEP_LINE = re.compile(r"step +(\d+) \|")
 TIMES = {"accelerator_utilisation", "bottleneck"}  # of metrics.jsonl, besides all that end in _s
@@ -66,7 +73,7 @@ def check_preflight(scope: Scope, found: Findings) -> None:
     flags += ["--json", str(file), *(["--steps", "4"] if scope.small else [])]
     finished = run_program(scope, "preflight", flags, scope.left_s)
     if not file.exists():
-        figure = Figure.of(claim, finished.reason, expected, False)
+        figure = Figure.of(claim, finished.reason, expected, None if NO_TIME in finished.reason else False)
         add(found, f"The preflight did not finish: {finished.reason}.", figure)
         return
     found.data["preflight"] = report = json.loads(file.read_text(encoding="utf-8"))
@@ -90,7 +97,7 @@ def check_resume(scope: Scope, found: Findings) -> None:
     expected = "bit for bit" + ("" if scope.simulated else ", with --deterministic")
     problem = run_thrice(scope, length)
     if problem:
-        figure = Figure.of(claim, problem, expected, None if problem == NO_TIME else False)
+        figure = Figure.of(claim, problem, expected, None if NO_TIME in problem else False)
         add(found, f"A run of {length.steps} steps, killed and resumed: {problem}.", figure)
         return
     losses = {name: losses_of(scope, name) for name in ("whole", "killed")}

@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.proof import placements, whole
 from benchmarks.proof.placements import Case, Findings
 from benchmarks.proof.runs import KILLED, NO_TIME, run_script
-from benchmarks.proof.section import Scope
+from benchmarks.proof.section import Scope, write_json
 from myxtts.config.schema import Config, PlacementConfig
 from myxtts.placement.routes import plan_routes
 from myxtts.planner.stage_times import StageProfile, StageTimes
@@ -37,7 +37,7 @@ class PlacementsTest(unittest.TestCase):
     def test_placements_that_need_more_gpus_say_so(self):
         missing = {gpus: [case.name for case in placements.cases_of(scope(gpus)) if case.problem] for gpus in (1, 2, 3)}
         self.assertEqual(
-            missing[1], ["dual", "dual, the other way round", "2 replicas", "dual, 2 replicas"]
+            missing[1], ["dual", "2 replicas", "dual, the other way round", "dual, 2 replicas"]
         )  # all but single and split
         self.assertEqual(missing[2], ["dual, 2 replicas"])
         self.assertEqual(missing[3], [])
@@ -72,6 +72,19 @@ class PlacementsTest(unittest.TestCase):
             predicted_s, bound_s = placements.predicted_and_bound_s(profile, Config(), Case("", settings))
             self.assertAlmostEqual(bound_s, expected_s, delta=0.002)
             self.assertAlmostEqual(predicted_s, expected_s, delta=0.002)
+
+    def test_predictions_take_the_stages_of_section_3(self):
+        measured = {"task": "tts", "error": "", "produce_s": 0.03, "transfer_s": 0.001, "step_s": 0.1}
+        with tempfile.TemporaryDirectory() as folder:
+            file, section = Path(folder) / "section-3.json", scope(out=f"{folder}/section-4")
+            self.assertIsNone(placements.stages_of_section_3(section, "small"))
+            write_json(file, {"data": {"models": [measured | {"size": "tiny", "error": "out of memory"}]}})
+            self.assertIsNone(placements.stages_of_section_3(section, "tiny"))
+            write_json(file, {"data": {"models": [measured | {"size": "tiny"}, measured | {"size": "small"}]}})
+            found, single, two = self.findings(), Case("single", {}), Case("2 replicas", {"model_gpus": (0, 1)})
+            placements.predict_periods(section, found, [single, two])
+        self.assertAlmostEqual(single.predicted_s, 0.13, delta=0.002)
+        self.assertIsNone(two.predicted_s)  # section 3 has no all-reduce
 
     def test_weights_must_be_equal_bit_for_bit(self):
         first, other = {"w": np.zeros(3, np.float32)}, {"w": np.float32([0, 0, 1e-9])}

@@ -1,5 +1,6 @@
 """Section 4: the same training in every placement that the machine allows: throughput, waits and weights."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,16 +14,17 @@ from myxtts.commands import train
 from myxtts.config.schema import Config, PlacementConfig
 from myxtts.errors import UserError
 from myxtts.placement.routes import plan_routes
-from myxtts.planner.auto import SIMULATED_STEPS, measure_in_subprocess
+from myxtts.planner.auto import MEASURED_STEPS, SIMULATED_STEPS, measure_in_subprocess
 from myxtts.planner.planner import Candidate, predict
 from myxtts.planner.simulator import QueueDepths
-from myxtts.planner.stage_times import StageProfile, resample_steps
+from myxtts.planner.stage_times import StageProfile, StageTimes, resample_steps
 from myxtts.training.checkpoint_files import checkpoint_of, read_arrays
 
 TITLE = "Placements"
 SPLIT_MIB = {"data_gpu_memory": 2048, "model_gpu_memory": 5120}  # a GPU of 10 GB has both, and what CUDA needs
 MAX_WAIT, MAX_PERIOD_RATIO, MAX_ERROR = 0.01, 1.05, 0.10
 MAX_REPLICAS_DIFFERENCE = 1e-5
+MEASURE_S = 60.0  # to measure the stages
 AT_ONCE = 2  # runs whose time does not matter
 SUMMATION = (
     "Two replicas add their gradients in another order than one device that accumulates them, so the last bits of a "
@@ -150,10 +152,10 @@ def cases_of(scope: Scope) -> list[Case]:
     """Return all placements of one to three GPUs, and replicas on all; those that cannot run here say why."""
     cases = [
         Case("single", {}),
-        Case("one GPU split in two", {"data_gpu": 0, "model_gpu": 0, **SPLIT_MIB}),
         Case("dual", {"data_gpu": 0, "model_gpu": 1}),
-        Case("dual, the other way round", {"data_gpu": 1, "model_gpu": 0}),
+        Case("one GPU split in two", {"data_gpu": 0, "model_gpu": 0, **SPLIT_MIB}),
         Case("2 replicas", {"model_gpus": (0, 1)}),
+        Case("dual, the other way round", {"data_gpu": 1, "model_gpu": 0}),
         Case("dual, 2 replicas", {"data_gpu": 0, "model_gpus": (1, 2)}),
     ]
     if scope.small:
@@ -224,25 +226,40 @@ def largest_difference(arrays: dict[str, np.ndarray], expected: dict[str, np.nda
 
 
 def predict_periods(scope: Scope, found: Findings, cases: list[Case]) -> None:
-    """Measure the stages in isolation, and let the planner predict all placements from them."""
-    if scope.left_s < LEAST_S and not scope.small:
-        found.add_problem(f"stages in isolation: {NO_TIME}")
-        return
+    """Let the planner predict all placements from the stages in isolation, of section 3 or measured here."""
     placed = next((case for case in cases if case.is_dual), cases[0])
     flags = run_flags(scope, "stages", found.length.model_size, found.length.measured_steps, 1)
     config, _ = train.parse([*flags, *placed.flags])
     try:
-        if scope.small:
-            with toy_models():
-                found.stages = measure_stages(config, found.length.measured_steps)
-        else:
-            found.stages = measure_in_subprocess(measure_stages, config)
+        found.stages = stages_of_section_3(scope, found.length.model_size) or measured_stages(scope, config, found)
     except UserError as error:
         found.add_problem(f"stages in isolation: {error}")
-        return
-    for case in cases:
-        if not case.is_split:  # its halves share one GPU, for which the planner has no model
+    for case in cases if found.stages is not None else ():
+        is_known = case.replicas == 1 or not np.isnan(found.stages.all_reduce_s)
+        if is_known and not case.is_split:  # the parts of a GPU share its cores, for which the planner has no model
             case.predicted_s, case.bound_s = predicted_and_bound_s(found.stages, config, case)
+
+
+def stages_of_section_3(scope: Scope, model_size: str) -> StageProfile | None:
+    """Return the times that section 3 measured, without variation, reading and all-reduce; None if it has none."""
+    file = scope.out.parent / "section-3.json"
+    models = json.loads(file.read_text(encoding="utf-8"))["data"].get("models", ()) if file.exists() else ()
+    times = next((model for model in models if (model["task"], model["size"]) == ("tts", model_size)), None)
+    if times is None or times["error"]:
+        return None
+    stages = StageTimes.constant(MEASURED_STEPS, 0.0, times["produce_s"], times["transfer_s"], times["step_s"])
+    return StageProfile(stages, np.zeros(MEASURED_STEPS, int), float("nan"))
+
+
+def measured_stages(scope: Scope, config: Config, found: Findings) -> StageProfile | None:
+    """Measure the stages in a process of its own, if there is time for it."""
+    if scope.small:
+        with toy_models():
+            return measure_stages(config, found.length.measured_steps)
+    if scope.left_s >= MEASURE_S:
+        return measure_in_subprocess(measure_stages, config)
+    found.add_problem(f"stages in isolation: {NO_TIME}")
+    return None
 
 
 def measure_stages(config: Config, steps: int) -> StageProfile:
@@ -264,7 +281,7 @@ def predicted_and_bound_s(stages: StageProfile, config: Config, case: Case) -> t
     candidate = Candidate(settings, plan_routes(settings, gpu_count=case.replicas + 1))
     depths = QueueDepths.from_settings(data.prefetch_buffer_size, data.buffer_size, data.num_workers)
     times = resample_steps(stages.per_reader(data.num_workers), stages.bucket, case.replicas, SIMULATED_STEPS)
-    prediction = predict(candidate, times, depths, stages.all_reduce_s)
+    prediction = predict(candidate, times, depths, stages.all_reduce_s if case.replicas > 1 else 0.0)
     return case.replicas / prediction.batches_per_s, case.replicas * prediction.bound_s
 
 
@@ -297,7 +314,9 @@ def result_of(scope: Scope, found: Findings) -> SectionResult:
     ]
     if stages is not None:
         times = ", ".join(f"{stage} {1e3 * seconds:.1f}" for stage, seconds in stages.times.mean_s().items())
-        lines.append(f"Stages in isolation, in milliseconds: {times}, all-reduce {1e3 * stages.all_reduce_s:.1f}.")
+        unknown = np.isnan(stages.all_reduce_s)
+        all_reduce = "of section 3" if unknown else f"all-reduce {1e3 * stages.all_reduce_s:.1f}"
+        lines.append(f"Stages in isolation, in milliseconds: {times}, {all_reduce}.")
     if found.differences:
         rows = [(name, f"{value:.1e}" if value else "equal bit for bit") for name, value in found.differences.items()]
         deterministic = "" if scope.simulated else " with `--deterministic`"

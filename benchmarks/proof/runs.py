@@ -59,8 +59,9 @@ def run_flags(scope: Scope, name: str, model_size: str, steps: int, log_every: i
     flags = ["--run", name, "--runs-dir", str(scope.out / "runs"), "--train-data", str(scope.corpus)]
     flags += ["--model-size", model_size, "--max-steps", str(steps), "--log-every", str(log_every)]
     flags += ["--validate-every", "0", "--sample-every", "0", "--checkpoint-every", "0"]
+    flags += ["--buckets", "1" if scope.small else "2"]  # as in section 3: XLA compiles once for each shape
     if scope.small:
-        flags += ["--batch-size", "2", "--buckets", "1", "--text-frontend", "characters"]
+        flags += ["--batch-size", "2", "--text-frontend", "characters"]
         flags += ["--reference-seconds", "0.5", "--prefetch-buffer-size", "1", "--buffer-size", "1"]
     return flags
 

@@ -52,7 +52,7 @@ def models(scope: Scope) -> Iterator[None]:
         yield
         return
     with sized(
-        replace(xtts.SIZES["tiny"], channels=16, encoder_blocks=1, decoder_blocks=1, flow_blocks=1, latents=2),
+        replace(xtts.SIZES["tiny"], channels=16, encoder_blocks=0, decoder_blocks=0, flow_blocks=1, latents=2),
         asr.ASRSize(channels=16, blocks=1, memory=4, order=4),
     ):
         yield

@@ -3,6 +3,7 @@
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks.proof import configs
+from benchmarks.proof.runs import toy_models
 from benchmarks.proof.section import Figure, Scope, SectionResult, table
 from myxtts.audio.format import (
     FFT_SAMPLES,
@@ -90,7 +92,7 @@ class Bench:
 def run(scope: Scope) -> SectionResult:
     findings = Findings()
     config = configs.config_of(scope, size="tiny" if scope.small else "normal", data={"buckets": 2})
-    with configs.models(scope), open_run(config) as profiled:
+    with toy_models() if scope.small else nullcontext(), open_run(config) as profiled:
         bench = make_bench(scope, profiled)
         for part in (alignment_search, float64_mel, waiting_for_the_data_device, scalars, hidden_copies):
             try:

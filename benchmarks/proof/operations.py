@@ -13,7 +13,7 @@ rounding; how much is allowed follows from the number format:
 
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks.proof import configs
+from benchmarks.proof.runs import toy_models
 from benchmarks.proof.section import Figure, Scope, SectionResult, table
 from myxtts.audio.griffin_lim import griffin_lim
 from myxtts.audio.mel import log_mel
@@ -95,7 +96,7 @@ class Comparison:
     Attributes:
         errors: by output; `measure` of the operation's tolerance.
         error: why it did not run; "" if it ran.
-        operations, host_only: the static audit, None without GPU kernels in this build of TensorFlow.
+        operations, host_only: the static audit, of the CPU's functions if the device failed; None if it is unknown.
     """
 
     name: str
@@ -120,13 +121,20 @@ class Comparison:
     @property
     def audited(self) -> str:
         if self.operations is None:
-            return "no GPU kernels in this build"
+            return "unknown"
         missing = ", ".join(sorted(set(self.host_only)))
         return f"{self.operations:,} operations" + (f"; on the host: {missing}" if missing else ", all on the GPU")
 
 
 def run(scope: Scope) -> SectionResult:
     device = configs.configure(scope).routes[0].model
+    with toy_models() if scope.small else nullcontext():
+        comparisons = compare_all(scope, device)
+    return result_of(scope, device, comparisons)
+
+
+def compare_all(scope: Scope, device: str) -> list[Comparison]:
+    """Compare operation after operation, and record the result after each, until no time is left."""
     comparisons: list[Comparison] = []
     for operation in operations(scope):
         if scope.left_s < LEAST_S and comparisons:
@@ -134,7 +142,7 @@ def run(scope: Scope) -> SectionResult:
             continue
         comparisons.append(compare(operation, device))
         scope.record(result_of(scope, device, comparisons))
-    return result_of(scope, device, comparisons)
+    return comparisons
 
 
 def result_of(scope: Scope, device: str, comparisons: Sequence[Comparison]) -> SectionResult:
@@ -164,22 +172,28 @@ def result_of(scope: Scope, device: str, comparisons: Sequence[Comparison]) -> S
 
 
 def compare(operation: Operation, device: str) -> Comparison:
-    """Run an operation on both devices; an error of the device is part of the result."""
-    reference = operation.run(CPU)[0] if operation.reference is None else operation.reference
+    """Run an operation on both devices; an error is part of the result."""
     limits = {name: limit for name, (_, limit) in operation.tolerances.items()}
+    where, audits = CPU, []
     try:
+        reference, functions = (operation.reference, []) if operation.reference else operation.run(CPU)
+        audits = [audit(function) for function in functions]
+        where = device
         with tf32(operation.tf32):
             outputs, functions = operation.run(device)
+        audits = [audit(function) for function in functions]
+        errors = {
+            name: MEASURES[kind](outputs[name], reference[name]) for name, (kind, _) in operation.tolerances.items()
+        }
+        error = ""
     except Exception as failure:  # the other operations still run
         traceback.print_exc()
-        error = f"{type(failure).__name__}: {(str(failure).strip().splitlines() or [''])[0]}"
-        return Comparison(operation.name, {}, limits, error, None, [])
-    errors = {name: MEASURES[kind](outputs[name], reference[name]) for name, (kind, _) in operation.tolerances.items()}
-    if not has_gpu_kernels():
-        return Comparison(operation.name, errors, limits, "", None, [])
-    audits = [audit(function) for function in functions]
+        first_line = (str(failure).strip().splitlines() or [""])[0]
+        errors, error = {}, f"on {where}: {type(failure).__name__}: {first_line}"
+    if not audits or not has_gpu_kernels():
+        return Comparison(operation.name, errors, limits, error, None, [])
     host_only = [missing.type for item in audits for missing in item.host_only]
-    return Comparison(operation.name, errors, limits, "", sum(item.operations for item in audits), host_only)
+    return Comparison(operation.name, errors, limits, error, sum(item.operations for item in audits), host_only)
 
 
 @contextmanager
@@ -238,7 +252,10 @@ def operations(scope: Scope) -> Iterator[Operation]:
     yield from steps(scope, speech, "step of speech")
     yield synthesis(scope, speech)
     yield griffin_lim_operation(speech)
-    yield from steps(scope, recogniser, "step of the recogniser", formats=not scope.small)
+    if scope.small:
+        yield step(scope, "step of the recogniser, float32, TF32 off", recogniser, {}, {}, STRICT)
+    else:
+        yield from steps(scope, recogniser, "step of the recogniser")
     yield decoding()
     yield ctc()
 
@@ -278,19 +295,18 @@ def producer(name: str, inputs: Inputs, tolerances: Tolerances) -> Operation:
     return Operation(name, run_on, tolerances, tf32=True)  # features do not depend on it
 
 
-def steps(scope: Scope, inputs: Inputs, name: str, formats: bool = True) -> Iterator[Operation]:
+def steps(scope: Scope, inputs: Inputs, name: str) -> Iterator[Operation]:
     """Yield a training step in each number format, with accumulation and with recomputed activations."""
     strict = step(scope, f"{name}, float32, TF32 off", inputs, {}, {}, STRICT)
     yield strict
     exact, _ = strict.run(CPU)
-    if formats:
-        half = yield from calibrated(scope, name, inputs, "mixed_float16", exact)
-        yield Operation(f"{name}, float32 with TF32", strict.run, twice(half, exact), exact, tf32=True)
+    half = yield from calibrated(scope, name, inputs, "mixed_float16", exact)
+    yield Operation(f"{name}, float32 with TF32", strict.run, twice(half, exact), exact, tf32=True)
+    if not scope.small:
         yield from calibrated(scope, name, inputs, "mixed_bfloat16", exact)
     yield step(scope, f"{name}, accumulation of 2", inputs, {"gradient_accumulation": 2}, {}, STRICT)
-    if inputs.config.model.task == "tts":
-        recomputing = {"gradient_checkpointing": True}
-        yield step(scope, f"{name}, gradient checkpointing", inputs, {}, recomputing, STRICT)
+    if inputs.config.model.task == "tts" and not scope.small:
+        yield step(scope, f"{name}, gradient checkpointing", inputs, {}, {"gradient_checkpointing": True}, STRICT)
 
 
 def calibrated(scope: Scope, name: str, inputs: Inputs, precision: str, exact: Outputs):

@@ -139,7 +139,10 @@ def outcome_of(run: Run, section: Section, folder: Path, status: Status, error: 
 def discard_results(run: Run) -> None:
     """Remove the results of earlier runs with other GPUs or settings, which do not belong on the same page."""
     for file in run.out.glob("section-*.json"):
-        earlier = json.loads(file.read_text(encoding="utf-8")).get("run", {})
+        try:
+            earlier = json.loads(file.read_text(encoding="utf-8"))["run"]
+        except (ValueError, KeyError, TypeError):  # damaged
+            earlier = {}
         if {name: earlier.get(name) for name in run.settings()} != run.settings():
             file.unlink()
 

@@ -1,0 +1,294 @@
+"""The proof for machines with GPUs: all sections on two simulated GPUs, and sections that fail, hang or are killed."""
+
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+from benchmarks import gpu_proof
+from benchmarks.proof import hardware
+from benchmarks.proof.runner import Run, failed, run_sections
+from benchmarks.proof.section import Figure, Scope, Section, SectionResult, table
+from myxtts.commands.console import report_errors
+
+ROOT = Path(__file__).parents[1]
+SECTIONS = {
+    "proof_good": """
+        return SectionResult("Good", ["a line"], [Figure("1 + 1", "2", "2", "met")], {"infinite": float("inf")})
+    """,
+    "proof_unmet": """
+        return SectionResult("Unmet", [], [Figure("1 + 1", "3", "2", "not met")])
+    """,
+    "proof_raising": """
+        scope.record(SectionResult("Raising", ["before the error"], [Figure("a", "1", "1", "met")]))
+        raise ValueError("the cable is loose\\nand more")
+    """,
+    "proof_hanging": """
+        scope.record(SectionResult("Hanging", ["before the hang"]))
+        subprocess.Popen(["sleep", "1000"])
+        time.sleep(1000)
+    """,
+    "proof_killed": """
+        print("the last words", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """,
+    "proof_silent": """
+        os._exit(0)
+    """,
+}
+
+
+def planned(name: str, number: int = 1, share: float = 1.0) -> Section:
+    return Section(number, name, name.removeprefix("proof_"), share)
+
+
+class SectionsTest(unittest.TestCase):
+    """Made-up sections in processes of their own."""
+
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.modules = Path(folder.name)
+        header = "import os, signal, subprocess, time\nfrom benchmarks.proof.section import Figure, SectionResult\n\n"
+        for name, body in SECTIONS.items():
+            lines = [line[4:] for line in body.strip("\n").splitlines()]
+            (cls.modules / f"{name}.py").write_text(f"{header}def run(scope):\n" + "\n".join(lines) + "\n", "utf-8")
+        cls.enterClassContext(mock.patch.dict(os.environ, PYTHONPATH=str(cls.modules)))
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.out = Path(folder.name)
+
+    def run_sections(self, *sections: Section, seconds: float = 60.0, **settings) -> list[dict]:
+        run = Run(**{"gpus": 2, "simulated": True, "small": True, "out": self.out, "corpus": self.out} | settings)
+        with contextlib.redirect_stdout(io.StringIO()):
+            return run_sections(run, sections, time.monotonic() + seconds)
+
+    def page(self) -> str:
+        return (self.out / "proof.md").read_text(encoding="utf-8")
+
+    def result(self, number: int) -> dict:
+        return json.loads((self.out / f"section-{number}.json").read_text(encoding="utf-8"))
+
+    def test_a_section_is_reported_with_its_claims(self):
+        (outcome,) = self.run_sections(planned("proof_good"))
+        self.assertEqual(outcome["status"], "complete")
+        self.assertFalse(failed(outcome))
+        self.assertEqual(self.result(1)["data"], {"infinite": "inf"})
+        self.assertEqual(self.page().count("| 1 | 1 + 1 | 2 | 2 | met |"), 1)
+        self.assertIn("1 claims: 1 met, 0 not met, 0 not shown.", self.page())
+
+    def test_sections_that_fail_leave_the_others_alone(self):
+        names = ["proof_raising", "proof_killed", "proof_silent", "proof_good"]
+        outcomes = self.run_sections(*(planned(name, number) for number, name in enumerate(names, 1)))
+        raised, killed, silent, _ = outcomes
+        self.assertEqual([outcome["status"] for outcome in outcomes], ["failed", "killed", "failed", "complete"])
+        self.assertEqual(raised["error"], "ValueError: the cable is loose")
+        self.assertEqual(raised["lines"], ["before the error"])
+        self.assertIn("was killed by SIGKILL", killed["error"])
+        self.assertIn("the last words", killed["error"])
+        self.assertEqual(silent["error"], "the process ended without a result")
+        self.assertEqual([failed(outcome) for outcome in outcomes], [True, True, True, False])
+        self.assertIn("ValueError: the cable is loose", (self.out / "section-1" / "log.txt").read_text())
+        self.assertEqual(self.page().count("runs to its end"), 3)
+
+    def test_a_section_ends_at_its_limit_with_what_it_found(self):
+        sections = planned("proof_hanging", 1, share=1.0), planned("proof_good", 2, share=9.0)
+        started_s = time.monotonic()
+        hanging, good = self.run_sections(*sections, seconds=30.0)
+        self.assertLess(time.monotonic() - started_s, 15.0)
+        self.assertEqual((hanging["status"], good["status"]), ("out of time", "complete"))
+        self.assertEqual(hanging["lines"], ["before the hang"])
+        self.assertAlmostEqual(hanging["limit_s"], 3.0, delta=0.5)
+        self.assertAlmostEqual(good["limit_s"], 27.0, delta=1.5)
+        self.assertIn("**out of time**", self.page())
+
+    def test_a_claim_that_is_not_met_fails(self):
+        self.assertTrue(failed(self.run_sections(planned("proof_unmet"))[0]))
+
+    def test_other_sections_stay_on_the_page_unless_the_gpus_differ(self):
+        self.run_sections(planned("proof_good", 1))
+        self.run_sections(planned("proof_unmet", 2))
+        self.assertIn("## 1. Good", self.page())
+        self.run_sections(planned("proof_unmet", 2), gpus=4)
+        self.assertNotIn("## 1. Good", self.page())
+
+    def test_a_damaged_result_of_an_earlier_run_is_discarded(self):
+        (self.out / "section-1.json").write_text("{", encoding="utf-8")
+        self.assertEqual(self.run_sections(planned("proof_good", 2))[0]["status"], "complete")
+        self.assertFalse((self.out / "section-1.json").exists())
+
+    def test_ctrl_c_keeps_what_was_found(self):
+        program = (
+            "import sys; from pathlib import Path; from benchmarks import gpu_proof\n"
+            "from benchmarks.proof.section import Section; from myxtts.commands.console import report_errors\n"
+            "gpu_proof.SECTIONS = (Section(1, 'proof_hanging', 'hanging', 1.0),)\n"
+            "gpu_proof.make_demo_corpus = lambda *arguments, **settings: True\n"
+            "sys.exit(report_errors(lambda: gpu_proof.main(['--out', sys.argv[1], '--simulate-gpus', '2'])))\n"
+        )
+        environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(self.modules)])}
+        process = subprocess.Popen([sys.executable, "-c", program, str(self.out)], env=environ, cwd=self.out)
+        self.addCleanup(process.kill)
+        result = self.out / "section-1" / "result.json"
+        deadline_s = time.monotonic() + 60.0
+        while not result.exists() and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        self.assertEqual(process.wait(30), 130)
+        self.assertEqual(self.result(1)["status"], "stopped")
+        self.assertIn("before the hang", self.page())
+
+
+class CommandLineTest(unittest.TestCase):
+    def run_program(self, *flags: str) -> tuple[int, str]:
+        errors = io.StringIO()
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(errors):
+            try:
+                code = report_errors(lambda: gpu_proof.main(flags))
+            except SystemExit as stopped:
+                code = stopped.code
+        return code, errors.getvalue()
+
+    def test_wrong_use_returns_2(self):
+        for flags in (["--sections", "9"], ["--minutes", "0"], ["--simulate-gpus", "-1"], ["--unknown"]):
+            with self.subTest(flags=flags):
+                self.assertEqual(self.run_program(*flags)[0], 2)
+
+    def test_a_machine_without_a_gpu_is_told_what_to_do(self):
+        found = SimpleNamespace(stdout="GPUs 0\n", stderr="\nno driver\n")
+        with tempfile.TemporaryDirectory() as out, mock.patch("subprocess.run", return_value=found):
+            code, error = self.run_program("--out", out)
+        self.assertEqual(code, 2)
+        self.assertIn("TensorFlow sees none; it reports: no driver", error)
+        self.assertIn("--simulate-gpus 2 --small", error)
+
+    def test_an_out_that_is_a_file_is_an_error(self):
+        with tempfile.NamedTemporaryFile() as file:
+            code, error = self.run_program("--out", file.name, "--simulate-gpus", "2")
+        self.assertEqual(code, 2)
+        self.assertIn("--out", error)
+
+
+class SimulatedTest(unittest.TestCase):
+    """The whole program on two simulated GPUs, in one process of its own."""
+
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.out = Path(folder.name) / "proof"
+        flags = ["--simulate-gpus", "2", "--small", "--in-process", "--out", str(cls.out)]
+        environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        cls.finished = subprocess.run(
+            [sys.executable, str(ROOT / "benchmarks" / "gpu_proof.py"), *flags],
+            cwd=folder.name,
+            env=environ,
+            capture_output=True,
+            text=True,
+        )
+        files = [cls.out / f"section-{section.number}.json" for section in gpu_proof.SECTIONS]
+        cls.outcomes = {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()}
+
+    def test_every_section_is_complete_and_no_claim_unmet(self):
+        ends = {name: (outcome["status"], outcome["error"]) for name, outcome in self.outcomes.items()}
+        names = [f"section-{section.number}" for section in gpu_proof.SECTIONS]
+        self.assertEqual(ends, dict.fromkeys(names, ("complete", "")), self.finished.stdout[-3000:])
+        unmet = [figure for outcome in self.outcomes.values() for figure in outcome["figures"] if failed_figure(figure)]
+        self.assertEqual(unmet, [])
+        self.assertEqual(self.finished.returncode, 0)
+
+    def test_the_page_has_every_section_and_every_claim(self):
+        page = (self.out / "proof.md").read_text(encoding="utf-8")
+        for outcome in self.outcomes.values():
+            self.assertIn(f"## {outcome['section']}. {outcome['title']}", page)
+            for figure in outcome["figures"]:
+                self.assertIn(f"| {figure['claim']} |", page)
+        self.assertTrue(page.rstrip().splitlines()[-1].startswith("| 7 |"))
+        self.assertIn("2 simulated GPUs", page)
+
+    def test_what_needs_a_gpu_is_not_shown(self):
+        for number in (2, 3, 6):
+            figures = self.outcomes[f"section-{number}"]["figures"]
+            self.assertGreater(len(figures), 3)
+            self.assertEqual({figure["verdict"] for figure in figures}, {"not shown"}, number)
+
+    def test_both_devices_compute_the_same(self):
+        for operation in self.outcomes["section-2"]["data"]["operations"]:
+            with self.subTest(operation["name"]):
+                self.assertEqual(operation["error"], "")
+                self.assertEqual(operation["host_only"], [])
+                if "float16" not in operation["name"]:
+                    self.assertEqual(set(operation["errors"].values()), {0.0})
+
+    def test_stages_have_times(self):
+        for model in self.outcomes["section-3"]["data"]["models"]:
+            with self.subTest(model["size"]):
+                self.assertEqual(model["error"], "")
+                for name in ("produce_s", "transfer_s", "step_s", "half_step_s", "forecast_mib", "flops", "operations"):
+                    self.assertGreater(model[name], 0, name)
+
+
+def failed_figure(figure: dict) -> bool:
+    return figure["verdict"] == "not met"
+
+
+class HardwareTest(unittest.TestCase):
+    BUILT = ("sm_60", "sm_70", "sm_80", "sm_89", "compute_90")  # TensorFlow 2.21
+
+    def test_code_for_a_card_is_native_within_a_major_version_and_ptx_beyond(self):
+        codes = {card: hardware.code_for(card, self.BUILT) for card in ("7.5", "8.6", "9.0", "12.0", "5.2", "unknown")}
+        native = dict.fromkeys(("7.5", "8.6", "9.0"), "native")
+        self.assertEqual(codes, {**native, "12.0": "PTX", "5.2": "none", "unknown": "unknown"})
+
+    def test_fields_that_the_driver_does_not_know_are_left_out(self):
+        def nvidia_smi(query: str, *_form: str) -> str | None:
+            names = query.removeprefix("--query-gpu=").split(",")
+            return None if "mig.mode.current" in names else "\n".join(", ".join([name] * len(names)) for name in "ab")
+
+        with mock.patch("myxtts.preflight.nvidia.nvidia_smi", nvidia_smi):
+            first, second = hardware.queried_gpus()
+        self.assertEqual(set(first), set(hardware.GPU_FIELDS) - {"mig.mode.current"})
+        self.assertEqual((first["name"], second["name"]), ("a", "b"))
+
+    def test_the_commit_is_read_without_git(self):
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder)
+            self.assertEqual(hardware.commit(root), "unknown")
+            (root / ".git").mkdir()
+            (root / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
+            (root / ".git" / "packed-refs").write_text("# packed\n" + "a" * 40 + " refs/heads/main\n")
+            self.assertEqual(hardware.commit(root), "a" * 40)
+
+
+class TypesTest(unittest.TestCase):
+    def test_a_claim_without_evidence_is_not_shown(self):
+        verdicts = [Figure.of("claim", "here", "expected", met).verdict for met in (True, False, None)]
+        self.assertEqual(verdicts, ["met", "not met", "not shown"])
+
+    def test_cells_cannot_break_a_table(self):
+        self.assertEqual(table(["a"], [["x|y\nz"]]), ["", "| a |", "|---|", "| x\\|y z |", ""])
+
+    def test_a_budget_runs_out(self):
+        scope = Scope(1, True, True, 10.0, Path(), Path(), started_s=time.monotonic() - 12.0)
+        self.assertAlmostEqual(scope.left_s, -2.0, delta=0.5)
+
+    def test_results_are_recorded_before_the_end(self):
+        with tempfile.TemporaryDirectory() as folder:
+            Scope(1, True, True, 10.0, Path(folder), Path()).record(SectionResult("title", ["line"]))
+            recorded = json.loads((Path(folder) / "result.json").read_text())
+        self.assertEqual((recorded["title"], recorded["complete"]), ("title", False))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,6 +1,7 @@
 """The proof for machines with GPUs: all sections on two simulated GPUs, and sections that fail, hang or are killed."""
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -14,8 +15,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
+import numpy as np
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
 from benchmarks import gpu_proof
-from benchmarks.proof import hardware
+from benchmarks.proof import hardware, operations, stages, trace
 from benchmarks.proof.runner import Run, failed, run_sections
 from benchmarks.proof.section import Figure, Scope, Section, SectionResult, table
 from myxtts.commands.console import report_errors
@@ -269,6 +273,121 @@ class HardwareTest(unittest.TestCase):
             (root / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
             (root / ".git" / "packed-refs").write_text("# packed\n" + "a" * 40 + " refs/heads/main\n")
             self.assertEqual(hardware.commit(root), "a" * 40)
+
+    def test_libraries_are_asked_for_their_versions(self):
+        self.assertEqual(hardware.library_version("libc.so.6", "getpid", by_argument=False), os.getpid())
+        self.assertIsNone(hardware.library_version("libc.so.6", "no_such_function", by_argument=True))
+        self.assertIsNone(hardware.library_version("libmissing.so.1", "version", by_argument=True))
+        loaded = ["/opt/cuda/libcudnn.so.9.8", "/usr/lib/libm.so.6"]
+        with mock.patch.object(hardware, "mapped_files", lambda: iter(loaded)):
+            versions = hardware.library_versions("/CPU:0")
+        self.assertEqual(versions["libcudnn.so.9.8"], {"path": "/opt/cuda/libcudnn.so.9.8", "version": None})
+        self.assertNotIn("libm.so.6", versions)
+
+    def test_a_machine_with_gpus_is_described(self):
+        def nvidia_smi(query: str, *_arguments: str) -> str:
+            if query == "topo":
+                return "\tGPU0\tGPU1\nGPU0\t X \tNV4\nGPU1\tNV4\t X \n"
+            names = query.removeprefix("--query-gpu=").split(",")
+            return "\n".join(", ".join("12" if "memory" in name else gpu for name in names) for gpu in ("A100", "H100"))
+
+        with contextlib.ExitStack() as patched:
+            for target, value in (
+                ("myxtts.preflight.nvidia.nvidia_smi", nvidia_smi),
+                ("benchmarks.proof.hardware.compute_capabilities", lambda: ["8.0", "12.0"]),
+                ("benchmarks.proof.hardware.library_versions", lambda: {"libcudnn.so.9": {"path": "/x", "version": 9}}),
+                (
+                    "benchmarks.proof.hardware.build_info",
+                    lambda: {"version": "2", "cuda_compute_capabilities": ["sm_80"]},
+                ),
+            ):
+                patched.enter_context(mock.patch(target, value))
+            result = hardware.run(Scope(2, False, False, 60.0, Path(), Path()))
+        page = "\n".join(result.lines)
+        for text in ("| name | A100 | H100 |", "| libcudnn.so.9 | 9 | /x |", "Peer access of GPUs 0-1: no (NV4"):
+            self.assertIn(text, page)
+        verdicts = {figure.claim: figure.verdict for figure in result.figures}
+        self.assertEqual(verdicts["TensorFlow has code for each card"], "not met")
+        self.assertEqual(verdicts["nothing else uses the GPUs"], "met")
+
+
+class VerdictsTest(unittest.TestCase):
+    """What the sections conclude on real GPUs, from made-up figures."""
+
+    SCOPE = Scope(2, False, False, 60.0, Path(), Path())
+
+    def test_an_operation_that_differs_or_fails_is_found(self):
+        def run_on(device: str, value=None):
+            if value is None and device != operations.CPU:
+                raise ValueError("no kernel")
+            return {"x": np.array([1.0, 2.0 if device == operations.CPU else value])}, []
+
+        limits = {"x": ("absolute", 0.1)}
+        values = {"equal": 2.0, "near": 2.05, "far": 2.2, "garbage": np.nan, "fails": None}
+        compared = [
+            operations.compare(operations.Operation(name, lambda device, v=value: run_on(device, v), limits), "/GPU:0")
+            for name, value in values.items()
+        ]
+        compared.append(operations.Comparison("late", {}, {}, operations.NO_TIME, None, []))
+        result = operations.result_of(self.SCOPE, "/GPU:0", compared)
+        verdicts = [figure.verdict for figure in result.figures]
+        self.assertEqual(verdicts[:6], ["met", "met", "not met", "not met", "not met", "not shown"])
+        self.assertEqual(result.figures[4].here, "on /GPU:0: ValueError: no kernel")
+
+    def test_errors_are_measured_by_hand_computed_figures(self):
+        here, reference = np.array([3.0, 4.4]), np.array([3.0, 4.0])
+        self.assertAlmostEqual(operations.norm_error(here, reference), 0.08)
+        self.assertAlmostEqual(operations.each_error(here, reference), 0.1)
+        self.assertAlmostEqual(operations.absolute_error(here, reference), 0.4)
+        self.assertEqual(operations.unequal_fraction(here, reference), 0.5)
+        self.assertEqual(operations.unequal_fraction(here[:1], reference), 1.0)
+        self.assertEqual(operations.norm_error(np.array([np.nan]), np.array([1.0])), float("inf"))
+
+    def test_limits_of_short_formats_are_twice_the_error_of_the_cpu(self):
+        exact = {"losses": np.array([1.0]), "gradient": np.array([1.0, 0.0])}
+        rounded = {"losses": np.array([1.1]), "gradient": np.array([1.0, 0.001])}
+        limits = operations.twice(rounded, exact)
+        self.assertAlmostEqual(limits["losses"][1], 0.2)
+        self.assertEqual(limits["gradient"], operations.FLOOR["gradient"])
+
+    def test_kernels_and_copies_are_counted_in_a_trace(self):
+        space = xplane_pb2.XSpace()
+        gpu, host = space.planes.add(name="/device:GPU:0"), space.planes.add(name="/host:CPU")
+        names = ["gemm", "MemcpyD2H", "MemcpyH2D", "Memset", "GpuCompiler::RunBackend", "step"]
+        for plane in (gpu, host):
+            for number, name in enumerate(names):
+                plane.event_metadata[number].name = name
+        stream, derived = gpu.lines.add(name="Stream #7(Compute)"), gpu.lines.add(name="XLA Ops")
+        for number in (0, 0, 0, 0, 1, 2, 2, 3):
+            stream.events.add(metadata_id=number, duration_ps=10**11)
+        derived.events.add(metadata_id=0, duration_ps=10**11)
+        thread = host.lines.add(name="python")
+        for number in (4, 5, 5):
+            thread.events.add(metadata_id=number)
+        activity = trace.activity(space.planes, calls=2, seconds=0.8)
+        self.assertEqual((activity.kernels, activity.compilations), (2.0, 1))
+        self.assertAlmostEqual(activity.busy, 0.5)
+        self.assertEqual(activity.copies, {"to_host": 0.5, "to_device": 1.0, "on_device": 0.0, "between_devices": 0.0})
+        self.assertEqual(trace.activity([host], 2, 0.8), trace.Activity(None, {}, None, 1))
+
+    def test_the_stages_of_a_gpu_have_verdicts(self):
+        activity = trace.Activity(900.0, {"to_host": 1.0}, 0.7, 0)
+        good = stages.StageFigures(
+            *("tts", "big"), step_s=0.1, half_step_s=0.09, transfer_s=0.01, produce_s=0.01, peak_mib=900.0,
+            forecast_mib=600.0, activity=activity,
+        )  # fmt: skip
+        bad = dataclasses.replace(
+            good, transfer_s=0.2, peak_mib=1300.0, activity=activity._replace(copies={"to_host": 9.0}, compilations=2)
+        )
+        failed_model = stages.StageFigures("tts", "big", error="ResourceExhaustedError: OOM")
+        late = stages.StageFigures("tts", "big", error=stages.NO_TIME)
+        verdicts = [
+            [f.verdict for f in stages.figures_of(self.SCOPE, item)] for item in (good, bad, failed_model, late)
+        ]
+        self.assertEqual(verdicts, [["met"] * 4, ["not met"] * 4, ["not met"], ["not shown"]])
+        self.assertEqual(good.bound, "launches")
+        result = stages.result_of(self.SCOPE, stages.Rates(1e12, 2e12, 4e12), [good, failed_model])
+        self.assertIn("| tts big | ResourceExhaustedError: OOM |", "\n".join(result.lines))
 
 
 class TypesTest(unittest.TestCase):

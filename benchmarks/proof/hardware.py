@@ -126,9 +126,9 @@ def code_for(capability: str, built: Sequence[str]) -> str:
     return "PTX" if any(kind == "compute" and target <= card for kind, target in targets) else "none"
 
 
-def library_versions() -> dict[str, dict[str, Any]]:
+def library_versions(device: str = "/GPU:0") -> dict[str, dict[str, Any]]:
     """Return path and version of each CUDA library that TensorFlow has loaded, after a product and a convolution."""
-    with tf.device("/GPU:0"):
+    with tf.device(device):
         image = tf.ones([1, 8, 8, 1])
         tf.nn.conv2d(image, tf.ones([3, 3, 1, 1]), 1, "SAME").numpy()
         tf.matmul(image[0, :, :, 0], image[0, :, :, 0]).numpy()

@@ -30,6 +30,7 @@ SMALL_MODELS = (("tts", "tiny"), ("asr", "tiny"))
 BUCKETS = 2  # XLA compiles the alignment search once for each shape
 STEPS, SMALL_STEPS = 20, 2
 TRACED_STEPS = 3
+NO_TIME = "not run: no time was left"
 LEAST_S = 25.0  # for one more model
 COMPUTE_BOUND, LAUNCH_BOUND = 0.65, 0.85  # time of a step with half of the rows, relative to that with all
 PEAK_OVER_FORECAST = 2.0
@@ -96,7 +97,7 @@ def run(scope: Scope) -> SectionResult:
     measured: list[StageFigures] = []
     for task, size in SMALL_MODELS if scope.small else MODELS:
         if measured and scope.left_s < LEAST_S:
-            measured.append(StageFigures(task, size, "no time was left"))
+            measured.append(StageFigures(task, size, NO_TIME))
             continue
         with configs.models(scope):
             measured.append(measure_or_report(scope, task, size, rates))
@@ -233,7 +234,7 @@ def shown(value: float | None, form: str) -> str:
 def figures_of(scope: Scope, item: StageFigures) -> list[Figure]:
     """Return the claims about a model."""
     if item.error:
-        met = None if item.error == "no time was left" else False
+        met = None if item.error == NO_TIME else False
         return [Figure.of(f"{item.name}: the stages run", item.error, "they run", met)]
     to_host = item.activity.copies.get("to_host")
     peak = None if item.peak_mib is None else item.peak_mib / item.forecast_mib

@@ -13,7 +13,7 @@ from myxtts.data.dataset import Corpus
 from myxtts.data.manifest import Manifest
 from myxtts.data.pipeline import Pipeline
 from myxtts.data.plan_iterator import Position
-from myxtts.data.producer import DeviceBatch
+from myxtts.data.producer import ProducedBatch
 from myxtts.evaluation.held_out import Utterance, load_run_corpora, load_utterances
 from myxtts.evaluation.speech import synthesize
 from myxtts.placement.replicas import make_replicas
@@ -23,6 +23,7 @@ from myxtts.tasks.registry import task_of
 from myxtts.tasks.tts_samples import synthesis_options
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.load_model import load_model
+from myxtts.training.schedule import ConstantRates
 from myxtts.training.select_checkpoint import select_checkpoint, vocabulary_of
 from myxtts.training.setup import build_state, configure_devices, make_step
 
@@ -55,18 +56,20 @@ def step_speed(
     config = config.model_copy(update={"training": training})
     state = build_state(config, vocabulary_of(metadata), make_replicas(placement.routes))
     step = make_step(config, state)
-    batch = medium_batch(config, corpus, placement.routes[0], run).batch
+    features = medium_batch(config, corpus, placement.routes[0], run).features
+    rates, first = ConstantRates(1e-6, 0.999), step.hand_over([features])
     times_s = []
     for number in range(1, steps + 3):
         started_s = time.perf_counter()
-        step([[batch]], number, 1e-6, 0.999).numpy()
+        outcome, first = step(first, [[features]], number, rates)
+        step.synchronize(outcome)
         times_s.append(time.perf_counter() - started_s)
     step_s = median(times_s[2:])  # the first two trace and warm up
-    flops = step_flops(state, batch)
+    flops = step_flops(state, first[0])
     return {"step_gflop": flops / 1e9, "step_s": step_s, "step_flops_per_s": flops / step_s}
 
 
-def medium_batch(config: Config, corpus: Corpus, route: Route, run: Path) -> DeviceBatch:
+def medium_batch(config: Config, corpus: Corpus, route: Route, run: Path) -> ProducedBatch:
     """Return the first batch of the bucket in the middle."""
     middle = len(corpus.plan.bounds) // 2
     extractor = task_of(config).extractor(config, training=False)

@@ -120,6 +120,7 @@ def train(config: Config, models: Sequence[str], steps: int, together: bool) -> 
     Args:
         together: use one device for each replica; otherwise one device accumulates the batches of all replicas.
     """
+    from myxtts.clock import Clock
     from myxtts.data.dataset import load_corpora
     from myxtts.data.pipeline import Pipeline
     from myxtts.data.plan_iterator import Position
@@ -143,11 +144,12 @@ def train(config: Config, models: Sequence[str], steps: int, together: bool) -> 
         extractor = task_of(config).extractor(config, training=True)
         pipeline = Pipeline(corpus, routes, extractor, config.data, seed=0, cache_folder=Path(folder))
         with pipeline.open_feed(Position()) as feed:
-            for number in range(steps):
-                microbatches = loop.batches_of(loop.next_microbatches(feed))
+            ahead = loop.LookAhead(feed, step, Clock())
+            for number in range(1, steps + 1):
+                features = ahead.take(running=None, is_last=True).features[:-1]
                 if not together:  # replica by replica
-                    microbatches = [[batch] for replica in zip(*microbatches, strict=True) for batch in replica]
-                outcome = step(microbatches, number + 1, schedule.learning_rate(number), schedule.ema_decay(number))
+                    features = [[batch] for replica in zip(*features, strict=True) for batch in replica]
+                outcome, _ = step(step.hand_over(features[0]), [*features[1:], features[0]], number, schedule)
                 losses.append(np.array(step.read(outcome)["loss"]))
     weights = [state.replicas.local_results(v.value)[-1].numpy() for v in state.trained]
     return weights, [state.replicas.local_results(v)[-1].numpy() for v in state.averages], losses

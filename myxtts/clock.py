@@ -14,21 +14,19 @@ STARVED = 0.2  # of the producer's time; taking a batch that is ready costs up t
 class Times(NamedTuple):
     """When a batch passed through the producer, in seconds of `time.perf_counter`.
 
-    A GPU runs asynchronously: there, these are the times at which work was launched, except for `produced_s` if the
-    producer synchronizes.
+    A GPU runs asynchronously: there, `produced_s` is the time at which the work was launched, unless the producer
+    synchronizes.
 
     Attributes:
         began_s: the producer requested the samples.
         read_s: the samples were on the data device.
         produced_s: the features were on the data device.
-        handed_s: the features were on the model device.
         producer: data device of the producer.
     """
 
     began_s: float
     read_s: float
     produced_s: float
-    handed_s: float
     producer: str = ""
 
 
@@ -37,13 +35,13 @@ class Interval(NamedTuple):
 
     Attributes:
         busy_s: of steps, with the waits for their batches and without pauses.
-        wait_s: the model had no batch.
-        read_s, produce_s, transfer_s: the producer's time for the batches of these steps. Reading runs ahead of the
+        wait_s: the model device had nothing to do, for want of a batch.
+        read_s, produce_s: the producer's time for the batches of these steps. Reading runs ahead of the
             producer, so `read_s` is only the time that the producer waited for samples.
         blocked_s: the producer was blocked on a full queue.
         pause_s: the model device waited for validation, samples, checkpoints or a sync.
 
-    With several producers, the four times of the producer are means over the producers.
+    With several producers, the three times of the producer are means over the producers.
     """
 
     steps: int
@@ -53,7 +51,6 @@ class Interval(NamedTuple):
     padded_s: float
     read_s: float
     produce_s: float
-    transfer_s: float
     blocked_s: float
     pause_s: float = 0.0
 
@@ -63,16 +60,14 @@ class Interval(NamedTuple):
 
     @property
     def bottleneck(self) -> str:
-        """The slowest stage: `step` if the model does not wait, else `read`, `produce` or `transfer`.
+        """The slowest stage: `step` if the model does not wait, else `read` or `produce`.
 
         Reading runs ahead of the producer. If the producer waits for samples, reading is the slower stage, even if
         producing takes the larger part of the producer's time.
         """
         if self.wait_share < NO_WAIT:
             return "step"
-        if self.read_s > STARVED * (self.read_s + self.produce_s + self.transfer_s):
-            return "read"
-        return "produce" if self.produce_s >= self.transfer_s else "transfer"
+        return "read" if self.read_s > STARVED * (self.read_s + self.produce_s) else "produce"
 
     def metrics(self) -> dict[str, float | str]:
         """Return means over the interval, by their names in metrics.jsonl."""
@@ -85,7 +80,6 @@ class Interval(NamedTuple):
             "padding": 1.0 - self.audio_s / self.padded_s if self.padded_s else 0.0,
             "read_s": self.read_s / steps,
             "produce_s": self.produce_s / steps,
-            "transfer_s": self.transfer_s / steps,
             "blocked_s": self.blocked_s / steps,
             "pause_s": self.pause_s / steps,
             "accelerator_utilisation": 1.0 - self.wait_share,
@@ -93,7 +87,7 @@ class Interval(NamedTuple):
         }
 
 
-NOTHING = Interval(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+NOTHING = Interval(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def _sum(*intervals: Interval) -> Interval:
@@ -115,7 +109,7 @@ class Clock:
 
     def __init__(self, now: Callable[[], float] = time.perf_counter):
         self._now = now
-        self._handed_s: dict[str, float] = {}  # when each producer handed over its newest batch
+        self._last_s: dict[str, float] = {}  # when each producer finished its newest batch
         self._pauses: deque[tuple[float, float]] = deque(maxlen=64)  # usually more than a feed runs ahead
         self._reported = NOTHING
         self.pauses_s: defaultdict[str, float] = defaultdict(float)
@@ -125,11 +119,11 @@ class Clock:
         self._start_s = self._now()
         self._steps = 0
         self._wait_s = self._pause_s = self._audio_s = self._padded_s = 0.0
-        self._read_s = self._produce_s = self._transfer_s = self._blocked_s = 0.0
+        self._read_s = self._produce_s = self._blocked_s = 0.0
 
     @contextmanager
     def wait(self) -> Iterator[None]:
-        """Count the scope as time in which the model device has no batch."""
+        """Count the scope as time in which the model device has nothing to do, for want of a batch."""
         start_s = self._now()
         yield
         self._wait_s += self._now() - start_s
@@ -159,10 +153,9 @@ class Clock:
         for times in batches:
             self._read_s += share * (times.read_s - times.began_s)
             self._produce_s += share * (times.produced_s - times.read_s)
-            self._transfer_s += share * (times.handed_s - times.produced_s)
-            if times.producer in self._handed_s:
-                self._blocked_s += share * self._unpaused(self._handed_s[times.producer], times.began_s)
-            self._handed_s[times.producer] = times.handed_s
+            if times.producer in self._last_s:
+                self._blocked_s += share * self._unpaused(self._last_s[times.producer], times.began_s)
+            self._last_s[times.producer] = times.produced_s
 
     def _unpaused(self, start_s: float, end_s: float) -> float:
         """Return the seconds between two moments, without pauses."""
@@ -202,7 +195,6 @@ class Clock:
             padded_s=self._padded_s,
             read_s=self._read_s,
             produce_s=self._produce_s,
-            transfer_s=self._transfer_s,
             blocked_s=self._blocked_s,
             pause_s=self._pause_s,
         )

@@ -95,7 +95,7 @@ def placement(settings: PlacementConfig, simulated=0, gpus=2) -> Placement:
 
 def run(placement: Placement, replicas=1, wait_s=0.0, produce_s=100.0, read_s=0.0) -> Assessment:
     """Return the assessment of 10 steps in 250 s."""
-    total = Interval(10, 250.0, wait_s, 0.0, 0.0, read_s, produce_s, 5.0, 0.0)
+    total = Interval(10, 250.0, wait_s, 0.0, 0.0, read_s, produce_s, 0.0)
     return assess_run(total, placement, replicas, devices=2, can_replicate=True)
 
 

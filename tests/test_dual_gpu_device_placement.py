@@ -14,12 +14,12 @@ import tempfile
 import unittest
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 from unittest import mock
 
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from myxtts.clock import Clock
 from myxtts.config.schema import DataConfig
 from myxtts.config.schema import PlacementConfig as Settings
 from myxtts.data.features import tts_extractor
@@ -30,7 +30,8 @@ from myxtts.placement import devices
 from myxtts.placement.audit import require_device
 from myxtts.placement.routes import Route, plan_routes
 from myxtts.training.hooks import check_devices
-from myxtts.training.loop import batches_of, next_microbatches
+from myxtts.training.loop import LookAhead
+from myxtts.training.schedule import ConstantRates
 from myxtts.training.state import TrainingState, make_optimizer
 from myxtts.training.step import Step
 from tests.sine_corpus import planned_corpus, write_corpus
@@ -57,7 +58,7 @@ def flags_of(settings: Settings) -> list[str]:
 
 
 def device_of(value) -> str:
-    spec = tf.DeviceSpec.from_string(value.device)
+    spec = tf.DeviceSpec.from_string(value.backing_device if isinstance(value, tf.Tensor) else value.device)
     return f"/{spec.device_type}:{spec.device_index}"
 
 
@@ -87,18 +88,22 @@ class RouteOfAStepTest(unittest.TestCase):
         cls.manifest = write_corpus(Path(folder.name), SECONDS)
 
     def step(self, model, route, accumulation):
-        """Return (state, gradient sums, microbatches of one full step, outcome, functions that ran)."""
+        """Take a full step; return (state, gradient sums, its first and the next microbatch, outcome, functions)."""
         corpus = planned_corpus(self.manifest, READING, accumulation=accumulation)
         state = training_state(model, device=route.model)
         step = Step(state, 1.0, accumulation, static_shapes=False, compile_xla=False)
         with placed_functions() as functions:
             pipeline = Pipeline(corpus, [route], tts_extractor(), READING, seed=0, cache_folder=Path("unused"))
             with pipeline.open_feed(Position()) as feed:
-                microbatches = next_microbatches(feed)
-                while len(microbatches) < accumulation:  # one step of an epoch is incomplete
-                    microbatches = next_microbatches(feed)
-            outcome = step(batches_of(microbatches), 1, 1e-3, 0.9)
-        return state, step._sums, microbatches, outcome, functions
+                ahead = LookAhead(feed, step, Clock())
+                taken = ahead.take(running=None, is_last=False)
+                while len(taken.microbatches) < accumulation:  # one step of an epoch is incomplete
+                    taken = ahead.take(running=None, is_last=False)
+            for (batch,) in taken.features:
+                require_device(route.data, batch.items())
+            first = step.hand_over(taken.features[0])
+            outcome, handed = step(first, taken.features[1:], 1, ConstantRates(1e-3, 0.9))
+        return state, step._sums, (first, handed), outcome, functions
 
     def assert_on(self, device, values):
         self.assertEqual({device_of(value) for value in values}, {device})
@@ -106,13 +111,12 @@ class RouteOfAStepTest(unittest.TestCase):
     def assert_on_route(self, model, route, accumulation, operations):
         """Check the devices of some operations of the step. Only the step has the last operation."""
         state, sums, microbatches, outcome, functions = self.step(model, route, accumulation)
-        self.assertEqual((len(microbatches), bool(sums)), (accumulation, accumulation > 1))
+        self.assertEqual(bool(sums), accumulation > 1)
         self.assert_on(route.model, [outcome, *sums])
         for variables in state.variables().values():  # weights, optimizer, averages
             self.assert_on(route.model, variables.values())
-        self.assert_on(
-            route.model, [tensor for (device_batch,) in microbatches for tensor in device_batch.batch.values()]
-        )
+        for (batch,) in microbatches:
+            require_device(route.model, batch.items())
         check_devices(state, microbatches, outcome)
 
         steps = [devices_of for devices_of in functions if operations[-1] in devices_of]
@@ -160,25 +164,20 @@ class MisplacedValueTest(unittest.TestCase):
         )
 
     def test_first_step_checks_batches_losses_and_optimizer(self):
-        class Delivered(NamedTuple):
-            batch: dict
-
         state = training_state(build_toy())
         batch, misplaced = on_device(features([(5, 13)])), on_device(features([(5, 13)]), DATA)
         good, bad = batch["step_frames"], misplaced["step_frames"]
-        check_devices(state, [[Delivered(batch)]], good)
-        self.assert_rejected(f"losses on {DATA}", check_devices, state, [[Delivered(batch)]], bad)
+        check_devices(state, [[batch]], good)
+        self.assert_rejected(f"losses on {DATA}", check_devices, state, [[batch]], bad)
         mixed = batch | {"mel": misplaced["mel"]}
-        self.assert_rejected(
-            f"found mel on {DATA}", check_devices, state, [[Delivered(batch)], [Delivered(mixed)]], good
-        )
+        self.assert_rejected(f"found mel on {DATA}", check_devices, state, [[batch], [mixed]], good)
         state.optimizer = training_state(build_toy(device=DATA), device=DATA).optimizer
-        self.assert_rejected(f"adamw/iteration on {DATA}", check_devices, state, [[Delivered(batch)]], good)
+        self.assert_rejected(f"adamw/iteration on {DATA}", check_devices, state, [[batch]], good)
 
     def test_more_than_five_misplaced_values_are_counted(self):
         misplaced = on_device(features([(5, 13)]), DATA)
-        with self.assertRaisesRegex(PlacementError, f" and {len(misplaced) - 5} more"):
-            require_device(MODEL, misplaced.items())
+        with self.assertRaisesRegex(PlacementError, " and 5 more"):
+            require_device(MODEL, [("mel", misplaced["mel"])] * 10)
 
     def test_run_with_a_misplaced_model_ends_with_exit_code_2(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""The feed and the whole data path: WAV -> upload -> log-mel on one device -> hand-over to another device.
+"""The feed and the whole data path: WAV -> upload -> log-mel on the data device.
 
 On real GPUs where there are any: see `tests.two_devices`.
 """
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 from tests import real_gpus  # noqa: F401 - before tests.two_devices
 
@@ -37,11 +37,11 @@ from myxtts.data.features import tts_extractor
 from myxtts.data.feed import Feed
 from myxtts.data.pipeline import Pipeline, ReplicaFeed
 from myxtts.data.plan_iterator import PlannedBatch, Position, planned_batches
-from myxtts.data.producer import DeviceBatch, device_batches, trace_produce
+from myxtts.data.producer import ProducedBatch, produced_batches, trace_produce
 from myxtts.data.readers.base import ReadBatches, ReadRows
 from myxtts.data.readers.local import LocalReader
 from myxtts.errors import DataError, PlacementError
-from myxtts.placement import devices
+from myxtts.placement.audit import require_device
 from tests.sine_corpus import frequency, pitch_of, planned_corpus, write_corpus
 
 TIMEOUT_S = 30.0  # for operations that take milliseconds or block for ever
@@ -284,8 +284,8 @@ class FeedTest(unittest.TestCase):
             may_end.set()
 
 
-def host(device_batch: DeviceBatch) -> dict[str, np.ndarray]:
-    return {name: tensor.numpy() for name, tensor in device_batch.batch.items()}
+def host(produced: ProducedBatch) -> dict[str, np.ndarray]:
+    return {name: tensor.numpy() for name, tensor in produced.features.items()}
 
 
 class PipelineCase(unittest.TestCase):
@@ -328,17 +328,17 @@ class PipelineCase(unittest.TestCase):
         """Return planned batches with TTS_INPUTS of silence on a device."""
         return self.reader(silence).read(planned, device)
 
-    def epoch(self, start=BEGINNING, epochs=1, mean_over="step", **settings) -> list[DeviceBatch]:
+    def epoch(self, start=BEGINNING, epochs=1, mean_over="step", **settings) -> list[ProducedBatch]:
         with self.pipeline(**settings).open_feed(start, epochs, mean_over) as feed:
-            return [device_batch for (device_batch,) in feed]
+            return [produced_batch for (produced_batch,) in feed]
 
-    def assert_same(self, received: list[DeviceBatch], expected: list[DeviceBatch]):
+    def assert_same(self, received: list[ProducedBatch], expected: list[ProducedBatch]):
         self.assertEqual(len(received), len(expected))
-        for device_batch, expected_batch in zip(received, expected, strict=True):
-            step, expected_step = device_batch.planned.step, expected_batch.planned.step
+        for produced_batch, expected_batch in zip(received, expected, strict=True):
+            step, expected_step = produced_batch.planned.step, expected_batch.planned.step
             self.assertEqual((step.position, step.next_position), (expected_step.position, expected_step.next_position))
-            self.assertEqual(device_batch.planned.last, expected_batch.planned.last)
-            for name, array in host(device_batch).items():
+            self.assertEqual(produced_batch.planned.last, expected_batch.planned.last)
+            for name, array in host(produced_batch).items():
                 np.testing.assert_array_equal(array, host(expected_batch)[name], err_msg=name, strict=True)
 
 
@@ -350,11 +350,11 @@ class PipelineTest(PipelineCase):
             cache = cls.folder / "cache"
             pipeline = Pipeline(cls.corpus, [ROUTE], PLAIN, cls.SETTINGS, seed=cls.SEED, cache_folder=cache)
             with pipeline.open_feed(Position(), epochs=2) as feed:
-                cls.delivered = [device_batch for (device_batch,) in feed]
+                cls.delivered = [produced_batch for (produced_batch,) in feed]
             cls.traced = traced.call_count
         cls.steps = cls.corpus.plan.steps_per_epoch
         cls.first_epoch = [
-            device_batch for device_batch in cls.delivered if device_batch.planned.step.position.epoch == 0
+            produced_batch for produced_batch in cls.delivered if produced_batch.planned.step.position.epoch == 0
         ]
 
     def test_an_epoch_has_each_utterance_exactly_once(self):
@@ -362,16 +362,15 @@ class PipelineTest(PipelineCase):
             rows = [d.planned.rows for d in self.delivered if d.planned.step.position.epoch == epoch]
             self.assertEqual(sorted(np.concatenate(rows).tolist()), list(range(13)))
 
-    def test_every_batch_is_complete_and_on_the_model_device(self):
-        for device_batch in self.delivered:
-            check_batch(device_batch.batch, TTS_FEATURES, "hand-over")
-            for name, tensor in device_batch.batch.items():
-                self.assertTrue(tensor.device.endswith(MODEL[1:]), f"{name} is on {tensor.device}")
+    def test_every_batch_is_complete_and_on_the_data_device(self):
+        for produced in self.delivered:
+            check_batch(produced.features, TTS_FEATURES, "producing")
+            require_device(DATA, produced.features.items())
 
     def test_the_mel_of_each_utterance_matches_librosa(self):
-        for device_batch in self.first_epoch:
-            batch = host(device_batch)
-            for row, mel, frames in zip(device_batch.planned.rows, batch["mel"], batch["frames"], strict=False):
+        for produced_batch in self.first_epoch:
+            batch = host(produced_batch)
+            for row, mel, frames in zip(produced_batch.planned.rows, batch["mel"], batch["frames"], strict=False):
                 wave, _ = soundfile.read(self.manifest.paths[row])
                 expected = librosa_log_mel(wave)
                 self.assertEqual(frames, len(expected))
@@ -402,8 +401,8 @@ class PipelineTest(PipelineCase):
     def test_rows_without_an_utterance_are_silent_with_length_0(self):
         short = [(d, host(d)) for d in self.delivered if len(d.planned.rows) < 3]
         self.assertTrue(short)
-        for device_batch, batch in short:
-            empty = slice(len(device_batch.planned.rows), None)
+        for produced_batch, batch in short:
+            empty = slice(len(produced_batch.planned.rows), None)
             for name in ("frames", "reference_frames", "token_count", "tokens", "f0_hz"):
                 self.assertFalse(batch[name][empty].any(), name)
             for name in ("mel", "reference"):
@@ -411,8 +410,8 @@ class PipelineTest(PipelineCase):
 
     def test_step_totals_are_the_frames_and_tokens_of_all_batches_of_the_step(self):
         steps = {}
-        for device_batch in self.delivered:
-            steps.setdefault(device_batch.planned.step.position, []).append(device_batch)
+        for produced_batch in self.delivered:
+            steps.setdefault(produced_batch.planned.step.position, []).append(produced_batch)
         self.assertTrue(any(len(batches) == 2 for batches in steps.values()))
         for batches in steps.values():
             self.assertEqual([d.planned.last for d in batches], [False] * (len(batches) - 1) + [True])
@@ -421,16 +420,16 @@ class PipelineTest(PipelineCase):
                 self.assertEqual((batch["step_frames"], batch["step_tokens"]), (frames, tokens))
 
     def test_epoch_totals_are_the_same_in_every_batch(self):
-        delivered = [host(device_batch) for device_batch in self.epoch(mean_over="epoch")]
+        delivered = [host(produced_batch) for produced_batch in self.epoch(mean_over="epoch")]
         frames, tokens = (sum(batch[name].sum() for batch in delivered) for name in ("frames", "token_count"))
         self.assertEqual({(float(b["step_frames"]), float(b["step_tokens"])) for b in delivered}, {(frames, tokens)})
 
     def test_each_batch_has_its_own_seed(self):
-        seeds = {tuple(host(device_batch)["seed"]) for device_batch in self.delivered}
+        seeds = {tuple(host(produced_batch)["seed"]) for produced_batch in self.delivered}
         self.assertEqual(len(seeds), len(self.delivered))
 
     def test_producing_is_traced_once_over_all_buckets_and_epochs(self):
-        self.assertEqual(len({device_batch.planned.step.bucket for device_batch in self.delivered}), 2)
+        self.assertEqual(len({produced_batch.planned.step.bucket for produced_batch in self.delivered}), 2)
         self.assertEqual(self.traced, 2)  # the utterance and its reference
 
     def test_reading_options_change_no_bit(self):
@@ -449,11 +448,11 @@ class PipelineTest(PipelineCase):
             cache = self.folder / "cache"
             pipeline = Pipeline(self.corpus, [ROUTE], extractor, settings, seed=self.SEED, cache_folder=cache)
             with pipeline.open_feed(BEGINNING, 1) as feed:
-                deliveries.append([device_batch for (device_batch,) in feed])
+                deliveries.append([produced_batch for (produced_batch,) in feed])
         self.assert_same(deliveries[0], self.first_epoch)  # only the extractor applies VTLP, not the setting
         self.assert_same(deliveries[1], deliveries[2])
-        for device_batch, plain in zip(deliveries[1], self.first_epoch, strict=True):
-            batch, expected = host(device_batch), host(plain)
+        for produced_batch, plain in zip(deliveries[1], self.first_epoch, strict=True):
+            batch, expected = host(produced_batch), host(plain)
             self.assertTrue(
                 (batch["mel"] != expected["mel"]).any() and (batch["reference"] != expected["reference"]).any()
             )
@@ -461,9 +460,9 @@ class PipelineTest(PipelineCase):
                 np.testing.assert_array_equal(batch[name], expected[name], err_msg=name)
 
     def test_the_f0_of_each_utterance_is_its_frequency(self):
-        for device_batch in self.first_epoch:
-            batch = host(device_batch)
-            for row, hz, frames in zip(device_batch.planned.rows, batch["f0_hz"], batch["frames"], strict=False):
+        for produced_batch in self.first_epoch:
+            batch = host(produced_batch)
+            for row, hz, frames in zip(produced_batch.planned.rows, batch["f0_hz"], batch["frames"], strict=False):
                 if pitch_of(row) <= 600.0:
                     np.testing.assert_allclose(hz[4 : frames - 4], pitch_of(row), rtol=0.005)
 
@@ -471,12 +470,12 @@ class PipelineTest(PipelineCase):
         for start in (Position(0, 2), Position(1, 0), Position(1, self.steps - 1)):
             with self.subTest(start=start):
                 expected = [
-                    device_batch for device_batch in self.delivered if device_batch.planned.step.position >= start
+                    produced_batch for produced_batch in self.delivered if produced_batch.planned.step.position >= start
                 ]
                 self.assert_same(self.epoch(start, epochs=2), expected)
 
     def test_next_positions_traverse_the_epochs(self):
-        ends = [device_batch.planned.step for device_batch in self.delivered if device_batch.planned.last]
+        ends = [produced_batch.planned.step for produced_batch in self.delivered if produced_batch.planned.last]
         positions = [Position(epoch, step) for epoch in (0, 1) for step in range(self.steps)]
         self.assertEqual([step.position for step in ends], positions)
         self.assertEqual([step.next_position for step in ends[:-1]], positions[1:])
@@ -493,14 +492,14 @@ class PipelineTest(PipelineCase):
         produce_on_data = trace_produce(DATA, PLAIN)
 
         def watched(waves):
-            features = produce_on_data(waves)
-            produced.append(features["mel"].device)
+            result = produce_on_data(waves)
+            produced.append(result.features["mel"].backing_device)
             if len(produced) == 4:
                 enough.set()
-            return features
+            return result
 
-        planned = [device_batch.planned for device_batch in self.first_epoch]
-        batches = device_batches(self.silent(planned), [ROUTE], PLAIN, watched)
+        planned = [produced_batch.planned for produced_batch in self.first_epoch]
+        batches = produced_batches(self.silent(planned), [ROUTE], PLAIN, watched)
         with Feed(batches, depth=2) as feed:
             next(feed)
             self.assertTrue(enough.wait(TIMEOUT_S))  # this one, two in the feed, and one in production
@@ -509,11 +508,13 @@ class PipelineTest(PipelineCase):
     def test_the_data_device_is_waited_for_only_if_asked(self):
         for options, waits in (({}, 0), ({"synchronize": True}, 2)):
             pipeline = Pipeline(self.corpus, [ROUTE], PLAIN, self.SETTINGS, seed=5, cache_folder=self.folder, **options)
-            batches = pipeline.producers[0].replica_batches(BEGINNING)
-            with patch.object(devices, "synchronize") as waited, closing(batches):
+            producer, element = pipeline.producers[0], Mock()
+            produce = producer.produce
+            producer.produce = lambda waves, produce=produce, element=element: produce(waves)._replace(element=element)
+            with closing(producer.replica_batches(BEGINNING)) as batches:
                 for _ in range(2):
                     next(batches)
-            self.assertEqual(waited.call_count, waits)
+            self.assertEqual(element.numpy.call_count, waits)
 
     def test_a_feed_keeps_as_many_batches_ready_as_the_setting_says(self):
         for depth in (1, 3):
@@ -543,7 +544,7 @@ class PipelineTest(PipelineCase):
 
     def test_a_batch_on_the_wrong_device_is_rejected(self):
         planned = [self.first_epoch[0].planned]
-        batches = device_batches(self.silent(planned, MODEL), [ROUTE], PLAIN, trace_produce(DATA, PLAIN))
+        batches = produced_batches(self.silent(planned, MODEL), [ROUTE], PLAIN, trace_produce(DATA, PLAIN))
         with self.assertRaisesRegex(PlacementError, f"must be on {DATA}, but found .* on {MODEL}"):
             next(batches)
 
@@ -727,14 +728,14 @@ class DamagedCorpusTest(PipelineCase):
 class UnusualCorpusTest(unittest.TestCase):
     """Each corpus passes through the pipeline completely, once."""
 
-    def delivered(self, seconds, suffixes=(".wav",), speakers=1, name="corpus", **settings) -> list[DeviceBatch]:
+    def delivered(self, seconds, suffixes=(".wav",), speakers=1, name="corpus", **settings) -> list[ProducedBatch]:
         folder = Path(tempfile.mkdtemp())
         self.addCleanup(shutil.rmtree, folder)
         data = DataConfig(**{"batch_size": 2, "buckets": 3, "reference_seconds": 0.5} | settings)
         corpus = planned_corpus(write_corpus(folder / name, seconds, speakers, suffixes), data)
         with Pipeline(corpus, [ROUTE], PLAIN, data, seed=0, cache_folder=folder).open_feed(Position(), 1) as feed:
-            delivered = [device_batch for (device_batch,) in feed]
-        rows = np.concatenate([device_batch.planned.rows for device_batch in delivered])
+            delivered = [produced_batch for (produced_batch,) in feed]
+        rows = np.concatenate([produced_batch.planned.rows for produced_batch in delivered])
         self.assertEqual(sorted(rows.tolist()), list(range(len(seconds))))
         for planned, batch, _ in delivered:
             mel = batch["mel"].numpy()
@@ -744,15 +745,15 @@ class UnusualCorpusTest(unittest.TestCase):
         return delivered
 
     def test_a_single_utterance_is_its_own_reference(self):
-        (device_batch,) = self.delivered([0.4])
-        batch = host(device_batch)
+        (produced_batch,) = self.delivered([0.4])
+        batch = host(produced_batch)
         self.assertEqual(batch["frames"].tolist(), [34])  # no more rows than the corpus has
         np.testing.assert_array_equal(batch["reference"][0, :34], batch["mel"][0, :34])
 
     def test_very_short_and_very_long_utterances_are_read(self):
         delivered = self.delivered([0.06, 0.3, 20.0, 0.31], speakers=2, batch_seconds=1.0, reference_seconds=30.0)
-        self.assertEqual({d.batch["reference"].shape[1] for d in delivered}, {2583})  # 30 s in whole frames
-        self.assertEqual(max(int(d.batch["reference_frames"].numpy().max()) for d in delivered), 1722)  # 20 s
+        self.assertEqual({d.features["reference"].shape[1] for d in delivered}, {2583})  # 30 s in whole frames
+        self.assertEqual(max(int(d.features["reference_frames"].numpy().max()) for d in delivered), 1722)  # 20 s
 
     def test_paths_with_spaces_and_letters_of_any_script_are_read(self):
         self.delivered([0.3, 0.4], suffixes=("  ა سلام ü %s.wav", " {0}'\".wav"), name="der Körper\t日本")

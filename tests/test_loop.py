@@ -1,6 +1,7 @@
 """The order of hooks, reports and checkpoints between steps, with a state and a step that only count."""
 
 import unittest
+from collections.abc import Collection
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,6 +11,7 @@ from myxtts.errors import DataError, PlacementError
 from myxtts.training import loop
 from myxtts.training.hooks import PeriodicHook, Report, Validate
 from myxtts.training.stop_request import StopRequest
+from tests.test_clock import ManualTime
 
 
 class CountingState:
@@ -44,20 +46,45 @@ class Recorder(PeriodicHook):
             raise self._error
 
 
-def endless_feed(fail_after: int | None = None):
-    """Yield one batch per step for one replica; raise DataError after `fail_after` steps."""
-    step = SimpleNamespace(audio_s=1.0, padded_s=2.0, bucket=0, position=SimpleNamespace(epoch=0))
-    planned = SimpleNamespace(step=step, last=True)
-    number = 0
-    while fail_after is None or number < fail_after:
-        number += 1
-        yield (SimpleNamespace(planned=planned, batch={}, times=None),)
-    raise DataError("utterance 'a' cannot be read")
+class CountingFeed:
+    """One replica's batches, named by their numbers from 1, in steps of `microbatches`.
+
+    Raises DataError after `fail_after` batches. It is ready but for the batches in `late`.
+    """
+
+    def __init__(self, fail_after: int | None = None, microbatches: int = 1, late: Collection[int] = ()):
+        self.taken = 0
+        self._fail_after, self._microbatches, self._late = fail_after, microbatches, late
+
+    @property
+    def is_ready(self):
+        return self.taken + 1 not in self._late
+
+    def __next__(self):
+        if self.taken == self._fail_after:
+            raise DataError("utterance 'a' cannot be read")
+        self.taken += 1
+        step = SimpleNamespace(audio_s=1.0, padded_s=2.0, bucket=0, position=SimpleNamespace(epoch=0))
+        planned = SimpleNamespace(step=step, last=self.taken % self._microbatches == 0)
+        return (SimpleNamespace(planned=planned, features=self.taken, times=None),)
 
 
 class CountingStep:
-    def __call__(self, microbatches, number, learning_rate, ema_decay, stop):
-        return number
+    """A step whose outcome is its number. It hands over batches as they are, and records all calls."""
+
+    def __init__(self):
+        self.calls = []
+
+    def hand_over(self, features):
+        self.calls.append(("hand over", *features))
+        return features
+
+    def __call__(self, first, following, number, rates, stop):
+        self.calls.append((number, *first, *(batch for batches in following for batch in batches)))
+        return number, following[-1]
+
+    def synchronize(self, outcome):
+        self.calls.append(("synchronize", outcome))
 
     def read(self, outcome):
         return {"loss": float(outcome)}
@@ -70,17 +97,17 @@ class NoTimes(Clock):
 
 class LoopTest(unittest.TestCase):
     def setUp(self):
-        self.state, self.calls, self.saved = CountingState(), [], []
+        self.state, self.step, self.calls, self.saved = CountingState(), CountingStep(), [], []
 
-    def train(self, hooks, steps=4, log_every=100, checkpoint_every=0, feed=None):
+    def train(self, hooks, steps=4, log_every=100, checkpoint_every=0, feed=None, clock=None):
         schedule = loop.Schedule(steps, log_every, checkpoint_every, lambda step: 1.0, lambda step: 0.9)
 
         def save(state, validation_loss):
             self.calls.append(("save", state.step))
             self.saved.append((state.step, validation_loss))
 
-        clock = NoTimes()
-        loop.train(self.state, CountingStep(), feed or endless_feed(), schedule, hooks, save, clock, StopRequest())
+        clock = clock or NoTimes()
+        loop.train(self.state, self.step, feed or CountingFeed(), schedule, hooks, save, clock, StopRequest())
         return clock
 
     def recorder(self, every, name, error=None):
@@ -116,7 +143,7 @@ class LoopTest(unittest.TestCase):
 
     def test_an_error_of_a_batch_or_a_hook_saves_the_steps_before_it(self):
         with self.assertRaisesRegex(DataError, "utterance 'a'"):
-            self.train([], feed=endless_feed(fail_after=3))
+            self.train([], feed=CountingFeed(fail_after=3))
         self.assertEqual(self.saved, [(3, None)])
         with self.assertRaisesRegex(DataError, "held-out"):
             self.train([self.recorder(5, "validation", DataError("held-out file"))], steps=9)
@@ -131,6 +158,46 @@ class LoopTest(unittest.TestCase):
         with self.assertRaises(PlacementError):
             self.train([self.recorder(1, "devices", PlacementError("stray"))])
         self.assertEqual(self.saved, [])
+
+    def test_each_step_hands_over_the_first_microbatch_of_the_next_one(self):
+        self.train([], steps=3)
+        self.assertEqual(self.step.calls, [("hand over", 1), (1, 1, 2), (2, 2, 3), (3, 3, 3)])
+        self.step, self.state = CountingStep(), CountingState()
+        self.train([], steps=2, feed=CountingFeed(microbatches=3))
+        self.assertEqual(self.step.calls, [("hand over", 1), (1, 1, 2, 3, 4), (2, 4, 5, 6, 4)])
+
+    def test_the_last_step_waits_for_no_further_batch(self):
+        feed = CountingFeed(fail_after=4)
+        self.train([], steps=4, feed=feed)
+        self.assertEqual((feed.taken, self.state.step), (4, 4))
+
+    def test_an_error_of_the_feed_is_raised_after_exactly_the_steps_before_it(self):
+        for microbatches, batches, steps in ((1, 5, 5), (1, 0, 0), (2, 4, 2), (2, 5, 2), (3, 5, 1)):
+            with self.subTest(microbatches=microbatches, batches=batches):
+                self.setUp()
+                with self.assertRaisesRegex(DataError, "utterance 'a'"):
+                    self.train([], steps=9, feed=CountingFeed(batches, microbatches))
+                self.assertEqual(self.state.step, steps)
+                self.assertEqual(self.saved, [(steps, None)] * bool(steps))
+
+    def test_a_batch_that_is_late_is_waited_for_after_the_device_is_done(self):
+        class SlowStep(CountingStep):
+            def synchronize(self, outcome):
+                super().synchronize(outcome)
+                time.s += 5.0  # of the device, which is no wait
+
+        class LateFeed(CountingFeed):
+            def __next__(self):
+                time.s += 0.0 if self.is_ready else 2.0
+                return super().__next__()
+
+        time, self.step = ManualTime(), SlowStep()
+        clock = self.train([], steps=5, feed=LateFeed(late=(1, 4)), clock=NoTimes(time))
+        self.assertEqual(
+            self.step.calls,
+            [("hand over", 1), (1, 1, 2), (2, 2, 3), ("synchronize", 2), (3, 3, 4), (4, 4, 5), (5, 5, 5)],
+        )
+        self.assertEqual((clock.total().wait_s, clock.total().busy_s), (2.0, 7.0))  # the first step is not counted
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from myxtts.placement.routes import Route
 from myxtts.training.state import TrainingState, make_optimizer
 from myxtts.training.step import Step
 from tests.long import long
-from tests.tiny import BARE, SYMBOLS, Workspace, arrays_of, build_toy_for_run, features, small_models
+from tests.tiny import BARE, SYMBOLS, Workspace, arrays_of, build_toy_for_run, features, small_models, take_step
 from tests.two_devices import FOUR
 
 FULL = [(5, 30), (6, 38), (4, 20)]  # tokens and frames
@@ -89,7 +89,7 @@ def trained(build, count: int, steps: list[list[dict]], accumulation: int = 1, p
             if count > 1
             else [[b] for b in placed]
         )
-        losses.append(step.read(step(microbatches, number, 1e-2, 0.9))["loss"])
+        losses.append(step.read(take_step(step, microbatches, number, 1e-2, 0.9))["loss"])
     return state, step, losses
 
 
@@ -141,7 +141,7 @@ class EquivalenceTest(unittest.TestCase):
         joined = {
             name: np.concatenate([batch[name] for batch in batches]) for name in ASR_FEATURES if name not in whole
         }
-        loss = step.read(step([[on(state.device, joined | whole, ASR_FEATURES)]], 1, 1e-2, 0.9))["loss"]
+        loss = step.read(take_step(step, [[on(state.device, joined | whole, ASR_FEATURES)]], 1, 1e-2, 0.9))["loss"]
         self.assertAlmostEqual(losses[0], loss, places=5)
         moving = [v.path for v in state.model.variables if "moving" in v.path]
         self.assertTrue(moving)
@@ -165,7 +165,7 @@ class DeviceTest(unittest.TestCase):
     def test_outcome_is_on_the_first_device(self):
         state, step = built(toy, replicas_of(2))
         batches = [on(device, steps_of(1, 1)[0][0], state.model.BATCH_FIELDS) for device in state.replicas.devices]
-        self.assertTrue(step([batches], 1, 1e-2, 0.9).device.endswith("CPU:0"))
+        self.assertTrue(take_step(step, [batches], 1, 1e-2, 0.9).device.endswith("CPU:0"))
 
     def test_all_equal_with_one_process(self):
         self.assertTrue(replicas_of(2).all_equal("ab12cd34ef"))
@@ -213,7 +213,7 @@ class FreezeTest(unittest.TestCase):
         frozen = [v for layer in model.component_layers()["encoder"] for v in layer.variables]
         self.assertTrue(any("moving" in v.path for v in frozen))
         before = [v.numpy() for v in frozen]
-        step([[on(state.device, steps_of(1, 1)[0][0], ASR_FEATURES)]], 1, 1e-2, 0.9)
+        take_step(step, [[on(state.device, steps_of(1, 1)[0][0], ASR_FEATURES)]], 1, 1e-2, 0.9)
         for variable, value in zip(frozen, before, strict=True):
             np.testing.assert_array_equal(variable.numpy(), value, variable.path)
 

@@ -18,7 +18,7 @@ from tests.tiny import Workspace, arrays_of, whole_run
 ROOT = Path(__file__).parents[1]
 TIMES = {  # measured since the last report
     *("step_s", "wait_s", "steps_per_s", "audio_seconds_per_s", "padding", "accelerator_utilisation"),
-    *("read_s", "produce_s", "transfer_s", "blocked_s", "bottleneck", "pause_s", "remaining_s"),
+    *("read_s", "produce_s", "blocked_s", "bottleneck", "pause_s", "remaining_s"),
 }
 SINGLE, DUAL, REVERSED = (("--data-gpu", data, "--model-gpu", model) for data, model in ("00", "01", "10"))
 CHILD = """

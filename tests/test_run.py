@@ -39,7 +39,7 @@ DUAL = ("--data-gpu", "0", "--model-gpu", "1")
 METRICS = {
     *("step", "epoch", *XTTS.LOSS_NAMES, "loss", "gradient_norm", "learning_rate"),
     *("step_s", "wait_s", "steps_per_s", "audio_seconds_per_s", "padding", "accelerator_utilisation"),
-    *("read_s", "produce_s", "transfer_s", "blocked_s", "bottleneck", "pause_s", "remaining_s"),
+    *("read_s", "produce_s", "blocked_s", "bottleneck", "pause_s", "remaining_s"),
 }
 VALIDATION = {f"validation_{name}" for name in (*XTTS.LOSS_NAMES, "loss")}
 
@@ -82,8 +82,9 @@ class CompleteRun(Case):
             "corpus         10 utterances, 3 held out, 0.1 min, 2 speakers, 11 symbols, languages en",
             "step           3.3 utterances and 1.9 audio seconds in 1 x 4 rows",
             "length         8 steps of 3 an epoch (2.7 epochs), from step 0 until --max-steps 8",
-            "buffers        8 batches on the host (--buffer-size); 3 on the data device and 3 in the feed "
-            "(--prefetch-buffer-size); 5 on the model device: the feed, 1 to enter it and 1 in the step",
+            "buffers        8 batches on the host (--buffer-size); on the data device 3 of audio and 3 in the feed "
+            "(--prefetch-buffer-size), 1 to enter it and 2 that the step takes; on the model device 2, one of them of "
+            "the next step",
             "traces         1 of the training step",
         ):
             self.assertIn(line + "\n", self.finished.out)
@@ -91,7 +92,7 @@ class CompleteRun(Case):
         self.assertRegex(self.finished.out, model)
         self.assertRegex(self.finished.out, r"\nfirst step     \d+\.\d s after the start\n")
         shares = r"wait \d+\.\d % \| pause \d+\.\d % \| [0-9.]+ (s|min) left"
-        shares += r" \| (feed keeps up|bottleneck (read|produce|transfer), \d+ % of making a batch)"
+        shares += r" \| (feed keeps up|bottleneck (read|produce), \d+ % of making a batch)"
         self.assertRegex(self.finished.out, rf"\nstep      5 \| loss \d+\.\d{{3}} \| \d+\.\d steps/s \| {shares}\n")
         self.assertRegex(self.finished.out, r"\nstep      8 \| validation loss \d+\.\d{3}\n")
 
@@ -123,7 +124,7 @@ class CompleteRun(Case):
         self.assertEqual([line["epoch"] for line in lines], [0, 0, 0, 1, 1, 1, 2, 2])
         for line in lines:
             self.assertEqual(set(line), METRICS | (VALIDATION if line["step"] in (4, 8) else set()))
-            self.assertIn(line["bottleneck"], ("read", "produce", "transfer", "step"))
+            self.assertIn(line["bottleneck"], ("read", "produce", "step"))
             self.assertTrue(np.isfinite([value for value in line.values() if value != line["bottleneck"]]).all(), line)
             self.assertAlmostEqual(line["accelerator_utilisation"], 1 - line["wait_s"] / line["step_s"])
             self.assertGreater(line["produce_s"], 0)

@@ -10,12 +10,25 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.batch import TTS_FEATURES
+from myxtts.placement.audit import require_device
 from myxtts.training.loop import NonFiniteLoss, require_finite
-from myxtts.training.step import Step
+from myxtts.training.schedule import ConstantRates
+from myxtts.training.step import TABLE_STEPS, Controls, Step
 from myxtts.training.validation import Validation
 from tests.long import long
-from tests.tiny import BARE, Toy, build_model, build_toy, features, on_device, replicas_on, rows_of, training_state
-from tests.two_devices import MODEL
+from tests.tiny import (
+    BARE,
+    Toy,
+    build_model,
+    build_toy,
+    features,
+    on_device,
+    replicas_on,
+    rows_of,
+    take_step,
+    training_state,
+)
+from tests.two_devices import DATA, MODEL
 
 ROWS = [(5, 13), (8, 24), (3, 3), (4, 9)]  # tokens and frames
 
@@ -27,7 +40,7 @@ def make_step(model=None, clip=0.0, accumulation=1, static=False, precision="flo
 
 
 def run_step(step, *batches, number=1, learning_rate=1e-2, ema_decay=0.9):
-    return step.read(step([[on_device(batch)] for batch in batches], number, learning_rate, ema_decay))
+    return step.read(take_step(step, [[on_device(batch)] for batch in batches], number, learning_rate, ema_decay))
 
 
 def weights(state):
@@ -140,6 +153,111 @@ class StepArguments(unittest.TestCase):
             np.testing.assert_array_equal(left, right)
 
 
+class HandOverTest(unittest.TestCase):
+    """Each step hands over the first microbatch of the next one: bit for bit what handing it over before gives."""
+
+    RATES = ConstantRates(1e-2, 0.9)
+
+    def steps_of(self, accumulation, steps=4):
+        """Return steps of microbatches on the data device; the second step is incomplete, and shapes change."""
+        made = []
+        for number in range(steps):
+            microbatches = 1 if number == 1 else accumulation
+            padded = (8 + number // 2, 24 + number // 2)
+            made.append([[on_device(features(ROWS, padded, seed=9 * number + i), DATA)] for i in range(microbatches)])
+        return made
+
+    def chained(self, step, steps):
+        """Take the steps as the loop does; return their outcomes."""
+        handed, outcomes = step.hand_over(steps[0][0]), []
+        for number, (microbatches, later) in enumerate(zip(steps, [*steps[1:], steps[-1]], strict=True), 1):
+            outcome, handed = step(handed, [*microbatches[1:], later[0]], number, self.RATES)
+            require_device(MODEL, [*handed[0].items(), ("outcome", outcome)])
+            outcomes.append(outcome.numpy())
+        return outcomes
+
+    def assert_same(self, traces, accumulation=1, **settings):
+        state, step = make_step(clip=1.0, accumulation=accumulation, **settings)
+        groups = [variable for group in state.variables().values() for variable in group.values()]
+        first_values, steps = [variable.numpy() for variable in groups], self.steps_of(accumulation)
+        expected = [
+            take_step(step, microbatches, number, 1e-2, 0.9).numpy() for number, microbatches in enumerate(steps, 1)
+        ]
+        weights_then = weights(state)
+        for variable, value in zip(groups, first_values, strict=True):
+            variable.assign(value)
+        np.testing.assert_array_equal(self.chained(step, steps), expected)
+        np.testing.assert_equal(weights(state), weights_then)
+        self.assertEqual(step.traces, traces)
+
+    def test_plain_and_accumulated_steps_are_the_same_with_one_trace(self):
+        self.assert_same(traces=1)
+        self.assert_same(traces=1, accumulation=2)
+
+    def test_static_shapes_are_traced_once_for_each_shape_whatever_follows(self):
+        self.assert_same(traces=2, static=True)  # 4 steps of 2 shapes, in 3 pairs
+
+    def test_steps_compiled_by_xla_are_the_same(self):
+        self.assert_same(traces=2, static=True, xla=True)
+
+    def test_a_step_passes_only_tensors_that_exist(self):
+        """A tensor made on a busy GPU would wait until the GPU is done."""
+        _, step = make_step(accumulation=2)
+        batch, passed = [on_device(features(ROWS), DATA)], []
+        outcome, handed = step(step.hand_over(batch), [batch, batch], 1, self.RATES)
+        for key, function in step._traced.items():
+            step._traced[key] = lambda *arguments, function=function: passed.append(arguments) or function(*arguments)
+        later, constants = step._controls, {id(step._controls._stop[0]), id(step._controls._stop[1])}
+        with mock.patch("myxtts.training.step.tf.constant", side_effect=AssertionError("a tensor was made")):
+            for number, stop in ((2, False), (3, True), (4, False)):
+                known = {*map(id, [*later._table.values(), *step._no_losses, later._steps_done_there]), *constants}
+                known |= {id(tensor) for tensor in tf.nest.flatten([handed, batch])}
+                outcome, handed = step(handed, [batch, batch], number, self.RATES, stop)
+                accumulated, finished = passed[-2:]
+                self.assertLessEqual(set(map(id, tf.nest.flatten(accumulated))), known)
+                self.assertLessEqual(set(map(id, tf.nest.flatten(finished[1:2] + finished[3:]))), known)
+                self.assertEqual(step.stop_requested(outcome), stop)
+
+
+class RatesTest(unittest.TestCase):
+    """Rates come from a table on the device, by a counter on the device."""
+
+    def test_rates_are_those_of_the_number_of_the_step_wherever_it_starts_or_jumps(self):
+        state, step = make_step()
+        falling = SimpleNamespace(learning_rate=lambda done: 1e-3 / (1 + done), ema_decay=lambda done: done / 1e4)
+        batch = [on_device(features(ROWS), DATA)]
+        handed = step.hand_over(batch)
+        numbers = [1, 2, 3, TABLE_STEPS - 1, TABLE_STEPS, TABLE_STEPS + 1, TABLE_STEPS + 2, 5, 2 * TABLE_STEPS, 7]
+        for number in numbers:  # a resumed run starts anywhere, and a sync may move a run to a later step
+            before, weight_before = state.averages[0].numpy(), None
+            _, handed = step(handed, [batch], number, falling)
+            rate = state.optimizer.learning_rate.numpy()
+            self.assertEqual(rate, np.float32(falling.learning_rate(number - 1)), number)
+            decay = np.float32(falling.ema_decay(number - 1))
+            weight_before = state.trained[0].numpy()
+            np.testing.assert_allclose(
+                state.averages[0].numpy(), before - (1 - decay) * (before - weight_before), rtol=1e-5, atol=1e-7
+            )
+
+    def test_changed_rates_are_used_from_the_next_step_on(self):
+        state, step = make_step()
+        batch = [on_device(features(ROWS), DATA)]
+        handed = step.hand_over(batch)
+        for number, rate in ((1, 1e-3), (2, 5e-4), (3, 1e-3)):
+            _, handed = step(handed, [batch], number, ConstantRates(rate, 0.9))
+            self.assertEqual(state.optimizer.learning_rate.numpy(), np.float32(rate))
+
+    def test_tables_are_made_once_for_many_steps(self):
+        made = []
+        rates = SimpleNamespace(learning_rate=lambda done: made.append(done) or 1e-3, ema_decay=lambda done: 0.9)
+        controls = Controls(MODEL)
+        for number in range(3, TABLE_STEPS + 3):
+            arguments = controls.of_step(number, rates, stop=False)
+            self.assertEqual(arguments["steps_done"].numpy(), number - 1)
+            controls.advance(arguments["steps_done"] + 1)
+        self.assertEqual(made, [*range(TABLE_STEPS), *range(TABLE_STEPS, 2 * TABLE_STEPS)])
+
+
 class TrainedDifferently(Toy):
     """A toy whose loss and batch statistics depend on `training`, as those of dropout and batch normalisation do."""
 
@@ -164,12 +282,12 @@ class ValidationTest(unittest.TestCase):
         run_step(step, features(ROWS))
         held_out = [on_device(rows_of(features(ROWS, seed=3), rows)) for rows in (slice(0, 2), slice(2, 4))]
         held_out.append(on_device(features([(2, 30)], padded=(2, 30))))  # of another shape
-        feed = contextlib.nullcontext([(SimpleNamespace(batch=batch),) for batch in held_out])
+        feed = contextlib.nullcontext([(SimpleNamespace(features=batch),) for batch in held_out])
         before = {group: dict(state.arrays(group)) for group in state.variables()}
         with tf.device(MODEL), state.averaged_weights():
             expected = [state.model(batch, training=False)[0] for batch in held_out]
         calls = state.model.calls
-        losses = Validation(state.model, lambda: feed)(state)
+        losses = Validation(state.model, MODEL, lambda: feed)(state)
         self.assertEqual(state.model.calls, calls + 1, "traced more than once")
         for name in Toy.LOSS_NAMES:
             self.assertAlmostEqual(losses[name] / sum(float(share[name]) for share in expected), 1.0, 5)
@@ -196,8 +314,8 @@ class ValidationTest(unittest.TestCase):
         with mock.patch("tests.tiny.Toy", Speaking):
             state, _ = make_step()
         held_out = [on_device(rows_of(features(ROWS), rows)) for rows in (slice(0, 2), slice(2, 4))]
-        feed = contextlib.nullcontext([(SimpleNamespace(batch=batch),) for batch in held_out])
-        validation = Validation(state.model, lambda: feed, FrameError)
+        feed = contextlib.nullcontext([(SimpleNamespace(features=batch),) for batch in held_out])
+        validation = Validation(state.model, MODEL, lambda: feed, FrameError)
         for _ in range(2):
             figures = validation(state)
             self.assertEqual((figures["frame_errors"], figures["frame_error"]), (2, 0.0))
@@ -224,7 +342,7 @@ class NonFinite(unittest.TestCase):
         bad = features(ROWS)
         bad["mel"][1, 3, 5] = np.inf
         for number, batch in enumerate((features(ROWS), bad, features(ROWS)), 1):
-            step([[on_device(batch)]], number, 1e-2, 0.9)
+            take_step(step, [[on_device(batch)]], number, 1e-2, 0.9)
         with self.assertRaises(NonFiniteLoss) as caught:
             require_finite(state)
         self.assertEqual(caught.exception.step, 2)

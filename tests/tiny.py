@@ -27,7 +27,9 @@ from myxtts.placement.replicas import Replicas, make_replicas
 from myxtts.placement.routes import Route
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.load_model import load_model
+from myxtts.training.schedule import ConstantRates
 from myxtts.training.state import TrainingState, make_optimizer
+from myxtts.training.step import Step
 from tests.sine_corpus import write_corpus
 from tests.two_devices import MODEL, SIMULATED
 
@@ -114,6 +116,15 @@ def rows_of(batch: dict, rows: slice) -> dict:
 def on_device(batch: dict, device: str = MODEL) -> dict[str, tf.Tensor]:
     with tf.device(device):
         return {name: tf.identity(value) for name, value in batch.items()}
+
+
+def take_step(
+    step: Step, microbatches: Sequence[Sequence[dict]], number: int, learning_rate: float, ema_decay: float
+) -> tf.Tensor:
+    """Take a step on microbatches with a batch for each replica; return its outcome."""
+    first = step.hand_over(microbatches[0])
+    outcome, _ = step(first, [*microbatches[1:], microbatches[0]], number, ConstantRates(learning_rate, ema_decay))
+    return outcome
 
 
 class Finished(NamedTuple):

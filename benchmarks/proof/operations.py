@@ -38,6 +38,7 @@ from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Route
 from myxtts.tasks.registry import task_of
 from myxtts.tasks.tts_samples import synthesis_options
+from myxtts.training.schedule import ConstantRates
 from myxtts.training.setup import RunCorpora, build_state, make_step, open_corpora
 from myxtts.training.start import Start
 
@@ -274,7 +275,7 @@ def inputs_of(scope: Scope, task: str) -> Inputs:
         if name not in ("seed", "step_frames", "step_tokens"):
             waves[name][-1:] = 0
     produce = trace_produce(CPU, extractor)
-    features = {name: value.numpy() for name, value in produce(on_device(waves, CPU)).items()}
+    features = {name: value.numpy() for name, value in produce(on_device(waves, CPU)).features.items()}
     return Inputs(config, corpora, waves, features)
 
 
@@ -289,7 +290,7 @@ def producer(name: str, inputs: Inputs, tolerances: Tolerances) -> Operation:
 
     def run_on(device: str) -> Ran:
         function = trace_produce(device, extractor)
-        features = function(on_device(inputs.waves, device))
+        features = function(on_device(inputs.waves, device)).features
         return {name: value.numpy() for name, value in features.items()}, [function]
 
     return Operation(name, run_on, tolerances, tf32=True)  # features do not depend on it
@@ -344,12 +345,14 @@ def step(
         if config.training.precision == "mixed_float16":
             state.optimizer.dynamic_scale.assign(LOSS_SCALE)
         before = [variable.numpy() for variable in state.trained]
-        microbatches = [[on_device(inputs.features, device)] for _ in range(config.training.gradient_accumulation)]
-        losses = train_step.read(train_step(microbatches, 1, LEARNING_RATE, EMA_DECAY))
+        batch = [on_device(inputs.features, device)]
+        following = [batch] * config.training.gradient_accumulation  # the last one is of a next step
+        outcome, _ = train_step(batch, following, 1, ConstantRates(LEARNING_RATE, EMA_DECAY))
+        losses = train_step.read(outcome)
         moments = [v.numpy() for v in state.optimizer.variables if v.path.endswith("_momentum")]
         changes = [v.numpy() - old for v, old in zip(state.trained, before, strict=True)]
         outputs = {"losses": np.array([*losses.values()]), "gradient": flat(moments), "update": flat(changes)}
-        return outputs, train_step.functions(microbatches[-1])
+        return outputs, train_step.functions(batch)
 
     return Operation(name, run_on, tolerances)
 

@@ -156,7 +156,7 @@ def inspect_step(run: ProfiledRun, window: MeasurementWindow, samples: SampleBat
     bucket = window.most_frequent_bucket
     batch = samples[bucket][0]
     fields = setup.state.model.BATCH_FIELDS
-    with tf.device(batch["mel"].device):
+    with tf.device(run.route.data):
         half = first_rows(batch, fields, max(1, batch["frames"].shape[0] // 2))
     time_step(setup, step, [half])  # XLA compiles the new shape
     full_s = float(np.median([time_step(setup, step, [batch]) for _ in range(TRACED_STEPS)]))

@@ -66,6 +66,11 @@ class Feed(Generic[Item]):
         self._ended = True
         raise error
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next item, or the end, can be taken without waiting."""
+        return self._ended or not self._ready.empty()
+
     def wait_until_full(self, timeout_s: float) -> float:
         """Wait until the feed has been full once or its iterable has ended, at most `timeout_s`.
 

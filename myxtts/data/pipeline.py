@@ -1,4 +1,4 @@
-"""Stages A to E together: batches on the model devices, from any position of the plan."""
+"""Stages A to D together: batches on the data devices, from any position of the plan."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -32,7 +32,7 @@ class Pipeline:
         data: the settings of reading.
         seed: source of the batches' randomness.
         cache_folder: gets the decoded corpus if `data.cache_dataset` is on.
-        synchronize: see `device_batches`.
+        synchronize: see `produced_batches`.
         first_replica: number of the first route's replica among all processes.
 
     Attributes:
@@ -134,6 +134,11 @@ class ReplicaFeed:
     def __next__(self) -> ReplicaBatches:
         batches = [batch for feed in self._feeds for batch in next(feed)]
         return tuple(batches[index] for index in self._order)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next batches can be taken without waiting."""
+        return all(feed.is_ready for feed in self._feeds)
 
     def wait_until_full(self, timeout_s: float) -> float:
         """Wait until each feed has been full once or has ended, at most `timeout_s`.

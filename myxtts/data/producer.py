@@ -1,4 +1,4 @@
-"""Stages D and E of a batch's life: features are computed on the data device and copied to the model device."""
+"""Stage D of a batch's life: features are computed on the data device."""
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -14,22 +14,35 @@ from myxtts.data.dataset import Corpus
 from myxtts.data.features import FeatureExtractor
 from myxtts.data.plan_iterator import PlannedBatch, Position, planned_batches
 from myxtts.data.readers.base import ReadBatches, Reader, Waves
-from myxtts.placement import devices
 from myxtts.placement.audit import require_device
 from myxtts.placement.routes import Route
 
-ProduceFunction = Callable[[dict], dict]
+
+class Produced(NamedTuple):
+    """What the compiled function of a producer returns.
+
+    Attributes:
+        features: by name, on the data device.
+        element: one element of a computed feature, float32 [1]. Reading it waits for the data device, without the
+            operations that taking it from the features would need.
+    """
+
+    features: dict[str, tf.Tensor]
+    element: tf.Tensor
 
 
-class DeviceBatch(NamedTuple):
-    """A batch on the model device, with its plan and its times in the producer."""
+ProduceFunction = Callable[[dict], Produced]
+
+
+class ProducedBatch(NamedTuple):
+    """A batch on the data device, with its plan and its times in the producer."""
 
     planned: PlannedBatch
-    batch: dict[str, tf.Tensor]
+    features: dict[str, tf.Tensor]
     times: Times
 
 
-ReplicaBatches = tuple[DeviceBatch, ...]
+ReplicaBatches = tuple[ProducedBatch, ...]
 """One batch for each replica of this process, in the order of the routes."""
 
 
@@ -44,7 +57,7 @@ class Producer:
         replicas: numbers of these replicas among all processes.
         seed: source of the batches' randomness.
         reference_samples: longest stretch of a reference.
-        synchronize: see `device_batches`.
+        synchronize: see `produced_batches`.
 
     Attributes:
         device: the data device.
@@ -93,10 +106,10 @@ class Producer:
     def replica_batches(
         self, start: Position, epochs: int | None = None, mean_over: Literal["step", "epoch"] = "step"
     ) -> Iterator[ReplicaBatches]:
-        """Make batches on the model devices, one for each replica at a time."""
+        """Make batches on the data device, one for each replica at a time."""
         with (
             closing(self.read(start, epochs, mean_over)) as read,
-            closing(device_batches(read, self._routes, self._extractor, self.produce, self._synchronize)) as batches,
+            closing(produced_batches(read, self._routes, self._extractor, self.produce, self._synchronize)) as batches,
         ):
             yield from zip(*[batches] * len(self._routes), strict=True)
 
@@ -106,32 +119,34 @@ def trace_produce(device: str, extractor: FeatureExtractor) -> ProduceFunction:
 
     Trace on the main thread; any thread may call the returned function.
     """
+    computed = next(
+        name for name, field in extractor.features.items() if name not in extractor.inputs and field.dtype == "float32"
+    )
 
-    def produce_on_device(waves: dict) -> dict:
+    def produce_on_device(waves: dict) -> Produced:
         with tf.device(device):  # entered here, since a device scope around the tracing does not reach the operations
-            return extractor.produce(waves)
+            features = extractor.produce(waves)
+            return Produced(features, tf.reshape(features[computed], [-1])[:1])
 
     return tf.function(produce_on_device).get_concrete_function(tensor_specs(extractor.inputs))
 
 
-def hand_over(features: dict, device: str) -> dict[str, tf.Tensor]:
-    """Copy features to a device."""
-    with tf.device(device):
-        return {name: tf.identity(value) for name, value in features.items()}
-
-
-def device_batches(
+def produced_batches(
     read: Iterable[tuple[PlannedBatch, Waves]],
     routes: Sequence[Route],
     extractor: FeatureExtractor,
     produce: ProduceFunction,
     synchronize: bool = False,
-) -> Generator[DeviceBatch, None, None]:
-    """Compute the features of each batch and copy them to the model device; runs in the feed's thread.
+) -> Generator[ProducedBatch, None, None]:
+    """Compute the features of each batch; runs in the feed's thread.
+
+    For each batch, this thread issues one call of a compiled function. Eager operations beside it could meet those of
+    the main thread: two Python threads that compute shapes on one GPU are reported to corrupt each other's (TensorFlow
+    pull request 123993).
 
     Args:
         read: planned batches with their waves on the data device.
-        routes: the batches go to them in turn; all start at the same data device.
+        routes: the batches are for them in turn; all start at the same data device.
         extractor: has the contracts of the batches.
         produce: `trace_produce` of the extractor.
         synchronize: wait until the data device has finished each batch, so that the times are true on a GPU.
@@ -139,24 +154,18 @@ def device_batches(
     Raises:
         TypeError, PlacementError: the first batch of a route breaks its contract or is on another device.
     """
-    computed = next(
-        name for name, field in extractor.features.items() if name not in extractor.inputs and field.dtype == "float32"
-    )
     began_s = time.perf_counter()
     for number, (route, (planned, waves)) in enumerate(zip(cycle(routes), read, strict=False)):
         read_s = time.perf_counter()
         with tf.device(route.data):  # places the results; tf.device is per thread
-            features = produce(waves)
+            features, element = produce(waves)
         if synchronize:
-            devices.synchronize(features[computed])
-        produced_s = time.perf_counter()
-        batch = hand_over(features, route.model)
-        times = Times(began_s, read_s, produced_s, time.perf_counter(), route.data)
+            element.numpy()
+        times = Times(began_s, read_s, time.perf_counter(), route.data)
         if number < len(routes):
             check_batch(waves, extractor.inputs, "reading")
-            check_batch(batch, extractor.features, "producing")
+            check_batch(features, extractor.features, "producing")
             require_device(route.data, waves.items())
             require_device(route.data, features.items())
-            require_device(route.model, batch.items())
-        yield DeviceBatch(planned, batch, times)
+        yield ProducedBatch(planned, features, times)
         began_s = time.perf_counter()

@@ -12,6 +12,7 @@ from myxtts.config.schema import Config
 from myxtts.data.audio_file import read_wave
 from myxtts.data.batch_plan import bucket_bounds
 from myxtts.data.dataset import Corpus, load_corpora, make_plan, manifest_of
+from myxtts.data.hand_over import compile_hand_over
 from myxtts.data.manifest import Manifest, Vocabulary, report_rejected
 from myxtts.data.metadata_file import read_corpus
 from myxtts.data.pipeline import Pipeline
@@ -125,9 +126,11 @@ def load_utterances(
     extractor = task_of(config).extractor(config, training=False)
     corpus, seed = Corpus(manifest, plan), config.training.seed
     pipeline = Pipeline(corpus, [route], extractor, config.data, seed=seed, cache_folder=folder)
+    hand_over = compile_hand_over(network.BATCH_FIELDS, [route.model])
     utterances: list[Utterance] = []
     with pipeline.open_feed(Position(), epochs=1) as feed:
-        for ((planned, batch, _),) in feed:
+        for ((planned, features, _),) in feed:
+            (batch,) = hand_over([features])
             with tf.device(route.model):
                 _, outputs = network(batch, training=False)
             arrays = {name: value.numpy() for name, value in (batch | {"path": outputs["path"]}).items()}

@@ -200,6 +200,7 @@ def make_evaluator(
     )
     validation = Validation(
         network,
+        device,
         lambda: pipeline.open_feed(Position(), epochs=1, mean_over="epoch"),
         task.metric(vocabulary_of(metadata)) or partial(MelDistortion, network, synthesis_options(config.model)),
     )
@@ -209,7 +210,7 @@ def make_evaluator(
         used = [(source.weights_file, share) for source, share in zip(inputs, coefficients, strict=True) if share]
         for name, array in weighted_mean(*zip(*used, strict=True)):
             variables[name].assign(array)
-        figures = validation.evaluate(device)
+        figures = validation.evaluate()
         return Measurement(*(figures[name] if math.isfinite(figures[name]) else math.inf for name in (key, "loss")))
 
     return evaluate

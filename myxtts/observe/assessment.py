@@ -224,12 +224,12 @@ def assess_run(total: Interval, placement: Placement, replicas: int, devices: in
     """
     route = placement.routes[0]
     steps, is_dual = max(total.steps, 1), route.data != route.model
-    produce_s, transfer_s = total.produce_s / steps, total.transfer_s / steps
+    produce_s = total.produce_s / steps
     interval_s, wait_s = total.busy_s / steps, total.wait_s / steps
     unknown = _unknown_reason(replicas, placement.on_gpu, is_dual, total.wait_share)
-    read_s = (total.read_s + total.produce_s + total.transfer_s) / steps if total.bottleneck == "read" else 0.0
+    read_s = (total.read_s + total.produce_s) / steps if total.bottleneck == "read" else 0.0
     step_s = interval_s - wait_s if is_dual else max(interval_s - produce_s, 0.0)  # one device does one after the other
-    means = {"read": read_s, "produce": produce_s, "transfer": transfer_s, "step": step_s}
+    means = {"read": read_s, "produce": produce_s, "transfer": 0.0, "step": step_s}
     return Assessment(
         interval_s=interval_s,
         mean_s={} if unknown else means,

@@ -90,6 +90,6 @@ def console_bottleneck(metrics: dict[str, Any]) -> str:
     stage = metrics["bottleneck"]
     if stage == "step":
         return "feed keeps up"
-    making_s = sum(metrics[f"{name}_s"] for name in ("read", "produce", "transfer"))
+    making_s = sum(metrics[f"{name}_s"] for name in ("read", "produce"))
     share = metrics[f"{stage}_s"] / making_s if making_s else 1.0
     return f"bottleneck {stage}, {100 * share:.0f} % of making a batch"

@@ -14,8 +14,8 @@ from myxtts.placement.kernels import GPU, XLA, find_kernel
 def require_device(device: str, named: Iterable[tuple[str, object]]) -> None:
     """Check that tensors and variables are on a device. TensorFlow silently copies tensors and moves operations.
 
-    NumPy arrays are in host memory and not checked. Where a GPU is expected, int32 tensors may be in host memory, in
-    which TensorFlow's functions return them.
+    NumPy arrays are in host memory and not checked. int32 tensors may be in host memory: TensorFlow's functions return
+    them there.
 
     Args:
         device: such as `/GPU:1`, or with job and task.
@@ -28,8 +28,7 @@ def require_device(device: str, named: Iterable[tuple[str, object]]) -> None:
     actual = (
         (name, _device(value))
         for name, value in named
-        if not isinstance(value, np.ndarray | np.generic)
-        if not (expected.device_type == "GPU" and _is_host_integer(value))
+        if not (isinstance(value, np.ndarray | np.generic) or _is_host_integer(value))
     )
     misplaced = [
         f"{name} on {_short_name(spec, expected)}" for name, spec in actual if spec.make_merged_spec(expected) != spec
@@ -51,8 +50,11 @@ def _short_name(spec: tf.DeviceSpec, expected: tf.DeviceSpec) -> str:
 
 
 def _device(value) -> tf.DeviceSpec:
-    tensor = getattr(value, "value", value)
-    return tf.DeviceSpec.from_string(tensor.device if isinstance(tensor, tf.Variable | tf.Tensor) else value.device)
+    """Return the device that holds a value."""
+    if isinstance(value, tf.Tensor):  # `device` would be that of the function call that returned the tensor
+        return tf.DeviceSpec.from_string(value.backing_device)
+    variable = getattr(value, "value", value)
+    return tf.DeviceSpec.from_string(variable.device if isinstance(variable, tf.Variable) else value.device)
 
 
 class HostOperation(NamedTuple):

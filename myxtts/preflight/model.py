@@ -15,9 +15,11 @@ import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.batch import empty_batch
+from myxtts.clock import Clock
 from myxtts.config.schema import Config
 from myxtts.data.batch_plan import Plan
-from myxtts.data.pipeline import Pipeline, ReplicaBatches
+from myxtts.data.hand_over import Batch
+from myxtts.data.pipeline import Pipeline
 from myxtts.data.plan_iterator import Position
 from myxtts.errors import TrainingError
 from myxtts.models.layers import parameter_count
@@ -31,6 +33,7 @@ from myxtts.tf_internals import device_memory_mib
 from myxtts.training import loop
 from myxtts.training.diagnostics import describe_batch, explain_out_of_memory
 from myxtts.training.memory_forecast import MemoryForecast
+from myxtts.training.schedule import ConstantRates
 from myxtts.training.setup import RunCorpora, TrainingSetup, set_up
 from myxtts.training.start import Start
 from myxtts.training.state import TrainingState
@@ -46,22 +49,29 @@ class Trial:
 
     Attributes:
         step_s: seconds of the last heavy step, without tracing.
-        batches: the last microbatch of this step, one on each model device.
+        batches: a microbatch of this step, one on each model device.
     """
 
     setup: TrainingSetup
     pipeline: Pipeline
     step: Step
     step_s: float
-    batches: list[dict[str, tf.Tensor]]
+    batches: list[Batch]
 
 
 class StepResult(NamedTuple):
-    """Several steps on one batch: losses and norm of the last step, seconds of the first and of the last step."""
+    """Several steps on the same microbatches.
+
+    Attributes:
+        metrics: losses and norm of the last step.
+        first_s, last_s: seconds of the first and of the last step.
+        handed: the first microbatch, on the model devices.
+    """
 
     metrics: dict[str, float]
     first_s: float
     last_s: float
+    handed: list[Batch]
 
 
 def check_model(
@@ -81,22 +91,23 @@ def check_model(
         tf.config.experimental.reset_memory_stats(name[1:])
     built_mib = process_peak_mib()
     for bucket in heaviest_buckets(plan):
-        microbatches = full_step(bucket, plan, pipeline, config.training.gradient_accumulation)
+        batches = full_step(bucket, plan, pipeline, step, config.training.gradient_accumulation)
         try:
             magnitudes = magnitudes_of(state)
-            result = take_steps(state, step, microbatches, setup.schedule)
+            result = take_steps(state, step, batches, setup.schedule)
         except tf.errors.ResourceExhaustedError as error:
             failure = loop.StepOutOfMemory(state.step + 1, bucket, error)
             batch = describe_batch(failure, corpora.training)
             raise TrainingError(explain_out_of_memory(error, placement, batch, can_resume=False)) from error
         rows, samples, tokens = plan.shape(bucket)
-        shape = f"{len(microbatches)} x {rows} utterances of up to {samples / SAMPLE_RATE_HZ:.1f} s and {tokens} tokens"
+        count = len(batches.microbatches)
+        shape = f"{count} x {rows} utterances of up to {samples / SAMPLE_RATE_HZ:.1f} s and {tokens} tokens"
         yield check_update(state, result, magnitudes, shape)
     if placement.on_gpu:
         yield from check_gpu_memory(placement)
     else:
         yield check_process_memory(initial_mib, built_mib, setup.memory)
-    return Trial(setup, pipeline, step, result.last_s, loop.batches_of(microbatches)[-1])
+    return Trial(setup, pipeline, step, result.last_s, result.handed)
 
 
 def check_variables(state: TrainingState, size: str) -> Check:
@@ -154,37 +165,47 @@ def heaviest_buckets(plan: Plan) -> list[int]:
     return [int(longest)] if longest == largest else [int(longest), int(largest)]
 
 
-def full_step(bucket: int, plan: Plan, pipeline: Pipeline, accumulation: int) -> list[ReplicaBatches]:
-    """Return the microbatches of a full step of a bucket; they are repeated if the corpus has no full step of it."""
+def full_step(bucket: int, plan: Plan, pipeline: Pipeline, step: Step, accumulation: int) -> loop.StepBatches:
+    """Return a full step of a bucket; its microbatches are repeated if the corpus has no full step of it."""
     epoch = plan.epoch(0)
     utterances = np.where(epoch.step_bucket == bucket, np.diff(epoch.step_start), -1)
     with pipeline.open_feed(Position(0, int(utterances.argmax()))) as feed:
-        microbatches = loop.next_microbatches(feed)
-    return [microbatches[number % len(microbatches)] for number in range(accumulation)]
+        taken = loop.LookAhead(feed, step, Clock()).take(running=None, is_last=True)
+    microbatches = taken.microbatches
+    return taken._replace(microbatches=[microbatches[number % len(microbatches)] for number in range(accumulation)])
 
 
-def take_steps(
-    state: TrainingState, step: Step, microbatches: Sequence[ReplicaBatches], schedule: loop.Schedule
-) -> StepResult:
+def take_steps(state: TrainingState, step: Step, batches: loop.StepBatches, schedule: loop.Schedule) -> StepResult:
     """Take two steps, or more until a loss scale no longer overflows. The first step may trace."""
-    seconds = []
+    seconds, rates, handed = [], initial_rates(schedule), step.hand_over(batches.features[0])
     for _ in range(MAX_SCALED_STEPS if is_scaled(state.optimizer) else 2):
         started_s, updates = time.perf_counter(), int(state.optimizer.iterations)
-        metrics = take_step(state, step, microbatches, schedule)
+        metrics, handed = take_step(state, step, handed, batches, rates)
         seconds.append(time.perf_counter() - started_s)
         if len(seconds) > 1 and int(state.optimizer.iterations) > updates:
             break
-    return StepResult(metrics, seconds[0], seconds[-1])
+    return StepResult(metrics, seconds[0], seconds[-1], handed)
 
 
 def take_step(
-    state: TrainingState, step: Step, microbatches: Sequence[ReplicaBatches], schedule: loop.Schedule
-) -> dict[str, float]:
-    """Take one step at the initial learning rate of the run, and wait for its losses."""
-    rate, decay = schedule.learning_rate(0), schedule.ema_decay(0)
-    metrics = step.read(step(loop.batches_of(microbatches), state.step + 1, rate, decay))
-    state.advance(microbatches[0][0].planned.step)
-    return metrics
+    state: TrainingState, step: Step, first: Sequence[Batch], batches: loop.StepBatches, rates: ConstantRates
+) -> tuple[dict[str, float], list[Batch]]:
+    """Take one step, and wait for its losses.
+
+    Args:
+        first: the first of its microbatches, on the model devices.
+
+    Returns:
+        The losses, and the first microbatch of the next step on the model devices.
+    """
+    outcome, handed = step(first, batches.features[1:], state.step + 1, rates)
+    state.advance(batches.microbatches[0][0].planned.step)
+    return step.read(outcome), handed
+
+
+def initial_rates(schedule: loop.Schedule) -> ConstantRates:
+    """Return the rates of the first step."""
+    return ConstantRates(schedule.learning_rate(0), schedule.ema_decay(0))
 
 
 def magnitudes_of(state: TrainingState) -> np.ndarray:

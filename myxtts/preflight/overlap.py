@@ -11,7 +11,7 @@ from myxtts.placement.audit import audit
 from myxtts.placement.copies import find_copies
 from myxtts.placement.kernels import has_gpu_kernels
 from myxtts.preflight.checks import Check, recommended, required
-from myxtts.preflight.model import Trial, take_step
+from myxtts.preflight.model import Trial, initial_rates, take_step
 from myxtts.training import loop
 
 MIN_STEPS = 4
@@ -28,8 +28,8 @@ class Timeline:
     """The times of batches and steps.
 
     Attributes:
-        making: for each batch of the first producer, the time from the request for its samples until it is on the
-            model device. This is the time of the producer thread.
+        making: for each batch of the first producer, the time from the request for its samples until its features are
+            on the data device. This is the time of the producer thread.
         producing: the same without reading: from the arrival of the samples. This is the time of the data device.
         training: for each step, the time until its losses are read.
         interval: the times of all steps after the first.
@@ -140,29 +140,30 @@ def check_overlap(timeline: Timeline, dual: bool) -> Check:
 
 def record_timeline(trial: Trial, steps: int) -> Timeline:
     """Take steps from the start of the plan, each until its losses are read."""
-    state, schedule = trial.setup.state, trial.setup.schedule
+    state, rates = trial.setup.state, initial_rates(trial.setup.schedule)
     making: list[Span] = []
     producing: list[Span] = []
     training: list[Span] = []
     losses = []
     clock, traces_before = Clock(), trial.step.traces
     with trial.pipeline.open_feed(Position()) as feed:
+        ahead, first = loop.LookAhead(feed, trial.step, clock), None
         for number in range(steps):
             if number >= MIN_STEPS and time.perf_counter() > training[0][0] + MAX_S:
                 break
-            with clock.wait():
-                microbatches = loop.next_microbatches(feed)
+            taken = ahead.take(running=None, is_last=False)  # each step is done before the next one
             if not training:
                 clock.forget()  # the time until the very first batch
+            first = first or trial.step.hand_over(taken.features[0])
             started_s = time.perf_counter()
-            losses.append(take_step(state, trial.step, microbatches, schedule)["loss"])
+            metrics, first = take_step(state, trial.step, first, taken, rates)
             training.append((started_s, time.perf_counter()))
-            planned = microbatches[0][0].planned.step
-            times = [device_batch.times for replica_batches in microbatches for device_batch in replica_batches]
-            clock.finish_step(planned.audio_s, planned.padded_s, times)
-            first_producer = [batch for batch in times if batch.producer == trial.pipeline.producers[0].device]
-            making += [(batch.began_s, batch.handed_s) for batch in first_producer]
-            producing += [(batch.read_s, batch.handed_s) for batch in first_producer]
+            losses.append(metrics["loss"])
+            planned = taken.microbatches[0][0].planned.step
+            clock.finish_step(planned.audio_s, planned.padded_s, taken.times)
+            first_producer = [batch for batch in taken.times if batch.producer == trial.pipeline.producers[0].device]
+            making += [(batch.began_s, batch.produced_s) for batch in first_producer]
+            producing += [(batch.read_s, batch.produced_s) for batch in first_producer]
     return Timeline(making, producing, training, losses, clock.report(), trial.step.traces - traces_before)
 
 

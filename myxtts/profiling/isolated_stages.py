@@ -3,14 +3,15 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import tensorflow as tf
 
 from myxtts.config.schema import Config
+from myxtts.data.hand_over import Batch
 from myxtts.data.pipeline import Pipeline
 from myxtts.data.plan_iterator import Position
-from myxtts.data.producer import hand_over
 from myxtts.placement import devices
 from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Route
@@ -21,9 +22,7 @@ from myxtts.training.step import Step
 
 SAMPLES_PER_BUCKET = 2  # batches that the stages are measured on, which bounds the memory
 ALL_REDUCES = 20
-LEARNING_RATE = 1e-8  # leaves the weights as they are, and finite
 
-Batch = dict[str, tf.Tensor]
 SampleBatches = dict[int, list[Batch]]  # by bucket
 
 
@@ -43,12 +42,12 @@ def measure_stage_times(config: Config, steps: int) -> StageProfile:
 def measure_isolated(
     run: ProfiledRun, pipeline: Pipeline, window: MeasurementWindow
 ) -> tuple[StageTimes, SampleBatches]:
-    """Return the times of the measured batches, each stage in isolation, and sample batches on the model device."""
+    """Return the times of the measured batches, each stage in isolation, and sample features on the data device."""
     read_s, waves = time_reading(pipeline, window)
     produce_s, features = time_stage(window, waves, lambda wave: produce(pipeline, wave, run.route.data))
-    transfer_s, batches = time_stage(window, features, lambda batch: transfer(batch, run.route.model))
-    step_s = time_steps(run.setup, run.step, window, batches)
-    return StageTimes(read_s, produce_s, transfer_s, step_s), batches
+    transfer_s, _ = time_stage(window, features, lambda batch: transfer(run.step, batch))
+    step_s = time_steps(run.setup, run.step, window, features)
+    return StageTimes(read_s, produce_s, transfer_s, step_s), features
 
 
 def time_reading(pipeline: Pipeline, window: MeasurementWindow) -> tuple[np.ndarray, SampleBatches]:
@@ -81,16 +80,21 @@ def time_stage(
 def produce(pipeline: Pipeline, waves: Batch, device: str) -> Batch:
     """Compute features and wait for the device."""
     with tf.device(device):
-        features = pipeline.producers[0].produce(waves)
-    devices.synchronize(features["mel"])
+        features, element = pipeline.producers[0].produce(waves)
+    element.numpy()
     return features
 
 
-def transfer(features: Batch, device: str) -> Batch:
-    """Copy features to a device and wait for it."""
-    batch = hand_over(features, device)
+def transfer(step: Step, features: Batch) -> Batch:
+    """Copy features to the model device and wait for it."""
+    (batch,) = step.hand_over([features])
     devices.synchronize(batch["mel"])
     return batch
+
+
+def profile_learning_rate(steps_done: int) -> float:
+    """Return a rate that leaves the weights as they are, and finite, at any step."""
+    return 1e-8
 
 
 def time_steps(setup: TrainingSetup, step: Step, window: MeasurementWindow, samples: SampleBatches) -> np.ndarray:
@@ -108,12 +112,20 @@ def time_steps(setup: TrainingSetup, step: Step, window: MeasurementWindow, samp
     return np.array(times_s)
 
 
-def time_step(setup: TrainingSetup, step: Step, batches: Sequence[Batch]) -> float:
-    """Take a step and return its seconds, until the device has finished."""
+def time_step(setup: TrainingSetup, step: Step, features: Sequence[Batch]) -> float:
+    """Take a step on features of its microbatches; return its seconds, until the device has finished.
+
+    The first microbatch is on the model device before; as in training, the step hands over another one.
+    """
+    first = [transfer(step, features[0])]
+    following = [[batch] for batch in (*features[1:], features[0])]
+    state, rates = setup.state, replace(setup.schedule, learning_rate=profile_learning_rate)
     started_s = time.perf_counter()
-    decay = setup.schedule.ema_decay(setup.state.step)
-    step([[batch] for batch in batches], setup.state.step + 1, LEARNING_RATE, decay).numpy()
-    return time.perf_counter() - started_s
+    outcome, _ = step(first, following, state.step + 1, rates)
+    step.synchronize(outcome)
+    seconds = time.perf_counter() - started_s
+    state.step += 1  # the next step continues the numbers on the device
+    return seconds
 
 
 def measure_all_reduce(run: ProfiledRun) -> float:

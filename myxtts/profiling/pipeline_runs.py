@@ -2,22 +2,25 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import tensorflow as tf
 
 from myxtts.clock import FIRST_STEP, Clock, Times
+from myxtts.data.hand_over import Batch
 from myxtts.data.pipeline import Pipeline
 from myxtts.data.plan_iterator import Position
 from myxtts.data.producer import ReplicaBatches
 from myxtts.planner.emulator import Span
 from myxtts.profiling.analysis import TracedRun
-from myxtts.profiling.isolated_stages import LEARNING_RATE
+from myxtts.profiling.isolated_stages import profile_learning_rate
 from myxtts.profiling.profiled_run import WARM_UP, ProfiledRun
 from myxtts.training import loop
 from myxtts.training.checkpoint import save_nothing
 from myxtts.training.hooks import StepEnd
+from myxtts.training.schedule import Rates
 from myxtts.training.step import Step
 from myxtts.training.stop_request import StopRequest
 
@@ -32,7 +35,7 @@ def run_traced(run: ProfiledRun, pipeline: Pipeline, steps: int) -> TracedRun:
     """Run the same steps, wait for each, and record the times of all stages."""
     recorder = SpanRecorder(run.step)
     with pipeline.open_feed(Position()) as feed:
-        metrics = _train(run, recorder, recorder.record_batches(feed), steps)
+        metrics = _train(run, recorder, recorder.recorded(feed), steps)
     start_s, end_s = np.array(recorder.start_s[-steps:]), np.array(recorder.end_s[-steps - 1 :])
     return TracedRun(
         duration_s=metrics["step_s"] * steps,
@@ -44,17 +47,17 @@ def run_traced(run: ProfiledRun, pipeline: Pipeline, steps: int) -> TracedRun:
     )
 
 
-def _train(run: ProfiledRun, step: loop.StepFunction, feed: Iterator[ReplicaBatches], steps: int) -> dict[str, float]:
+def _train(run: ProfiledRun, step: loop.StepFunction, feed: loop.BatchFeed, steps: int) -> dict[str, float]:
     """Return the loop's metrics of `steps` steps after WARM_UP of them."""
     state, collect, clock = run.setup.state, CollectMetrics(), Clock()
     # The loop excludes its first step from all reports, so the second call begins with the last step of the warm-up.
     for total_steps in (state.step + WARM_UP - 1, state.step + WARM_UP + steps):
-        schedule = loop.Schedule(
+        schedule = replace(
+            run.setup.schedule,
             total_steps=total_steps,
             log_every=sys.maxsize,  # one report, at the end
             checkpoint_every=0,
-            learning_rate=lambda step: LEARNING_RATE,
-            ema_decay=run.setup.schedule.ema_decay,
+            learning_rate=profile_learning_rate,
         )
         loop.train(state, step, feed, schedule, [collect], save_nothing, clock, StopRequest())
     return collect.metrics
@@ -90,22 +93,32 @@ class SpanRecorder:
         self.end_s: list[float] = []
         self._batches: list[tuple[Times, bool]] = []  # and whether it is the last of its step
 
-    def __call__(self, *arguments) -> tf.Tensor:
+    def __call__(
+        self,
+        first: Sequence[Batch],
+        following: Sequence[Sequence[Batch]],
+        number: int,
+        rates: Rates,
+        stop: bool = False,
+    ) -> tuple[tf.Tensor, list[Batch]]:
         self.start_s.append(time.perf_counter())
-        outcome = self._step(*arguments)
-        outcome.numpy()
+        outcome, handed = self._step(first, following, number, rates, stop)
+        self.synchronize(outcome)
         self.end_s.append(time.perf_counter())
-        return outcome
+        return outcome, handed
+
+    def hand_over(self, features: Sequence[Batch]) -> list[Batch]:
+        return self._step.hand_over(features)
+
+    def synchronize(self, outcome: tf.Tensor) -> None:
+        self._step.synchronize(outcome)
 
     def read(self, outcome: tf.Tensor) -> dict[str, float]:
         return self._step.read(outcome)
 
-    def record_batches(self, feed: Iterator[ReplicaBatches]) -> Iterator[ReplicaBatches]:
-        """Pass on the batches of a feed, and record their times."""
-        for replica_batches in feed:
-            batch = replica_batches[0]
-            self._batches.append((batch.times, batch.planned.last))
-            yield replica_batches
+    def recorded(self, feed: loop.BatchFeed) -> loop.BatchFeed:
+        """Return a feed of the same batches that records their times."""
+        return RecordedFeed(feed, self._batches)
 
     def spans(self) -> Iterator[Span]:
         """Yield the spans of the measured batches; a step of several batches has one, under its last batch."""
@@ -114,7 +127,22 @@ class SpanRecorder:
             if step >= WARM_UP:
                 yield Span("read", batch, times.began_s, times.read_s)
                 yield Span("produce", batch, times.read_s, times.produced_s)
-                yield Span("transfer", batch, times.produced_s, times.handed_s)
                 if last:
                     yield Span("step", batch, self.start_s[step], self.end_s[step])
             step += last
+
+
+class RecordedFeed:
+    """A feed that appends the times of each batch of the first replica, and whether it is the last of its step."""
+
+    def __init__(self, feed: loop.BatchFeed, batches: list[tuple[Times, bool]]):
+        self._feed, self._batches = feed, batches
+
+    @property
+    def is_ready(self) -> bool:
+        return self._feed.is_ready
+
+    def __next__(self) -> ReplicaBatches:
+        replica_batches = next(self._feed)
+        self._batches.append((replica_batches[0].times, replica_batches[0].planned.last))
+        return replica_batches

@@ -4,10 +4,11 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.batch import first_rows
+from myxtts.data.hand_over import Batch
 from myxtts.observe.advice import candidates
 from myxtts.planner.stage_times import StageTimes
 from myxtts.profiling.analysis import Trials
-from myxtts.profiling.isolated_stages import Batch, SampleBatches, time_reading, time_step
+from myxtts.profiling.isolated_stages import SampleBatches, time_reading, time_step
 from myxtts.profiling.profiled_run import MeasurementWindow, ProfiledRun
 from myxtts.training.setup import make_step
 
@@ -46,7 +47,7 @@ def try_steps(run: ProfiledRun, batch: Batch) -> Trials:
     static = setup.config.data.model_copy(update={"enable_static_shapes": True})
     static_step = make_step(setup.config.model_copy(update={"data": static}), setup.state)
     rows = len(batch["tokens"])
-    with tf.device(run.route.model):
+    with tf.device(run.route.data):
         half = first_rows(batch, setup.state.model.BATCH_FIELDS, rows // 2)
     variants = [(run.step, batch), (static_step, batch), (run.step, half if rows > 1 else batch)]
     times_s = [[time_step(setup, step, [variant]) for step, variant in variants] for _ in range(REPEATS + 1)]

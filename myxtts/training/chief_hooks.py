@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from myxtts.data.hand_over import compile_hand_over
 from myxtts.data.plan_iterator import Position
 from myxtts.observe.advice import LongWait
 from myxtts.observe.report import Reporter
@@ -36,9 +37,10 @@ def validation_hooks(
     run = config.run
     if held_out is None or not (run.validate_every or run.sample_every):
         return [], []
-    task, pipeline = task_of(config), setup.validation_pipeline()
+    task, pipeline, state = task_of(config), setup.validation_pipeline(), setup.state
     validation = Validation(
-        setup.state.model,
+        state.model,
+        state.device,
         lambda: pipeline.open_feed(Position(), epochs=1, mean_over="epoch"),
         task.metric(vocabulary),
     )
@@ -47,7 +49,8 @@ def validation_hooks(
         return validate, []
     with pipeline.open_feed(Position(), epochs=1) as feed:
         (first,) = next(feed)
+    (batch,) = compile_hand_over(state.model.BATCH_FIELDS, [state.device])([first.features])
     rows, manifest = first.planned.rows, held_out.manifest
-    examples = Examples(first.batch, [manifest.ids[row] for row in rows], [manifest.texts[row] for row in rows])
+    examples = Examples(batch, [manifest.ids[row] for row in rows], [manifest.texts[row] for row in rows])
     sampler = task.sampler(config, vocabulary, examples, folder.samples, reporter.tensorboard)
     return validate, [WriteSamples(run.sample_every, sampler, folder.path)]

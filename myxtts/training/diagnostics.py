@@ -50,7 +50,7 @@ def derived_numbers(setup: TrainingSetup) -> dict[str, str]:
     rows = f"{sizes.min()} to {sizes.max()}" if sizes.min() < sizes.max() else f"{sizes.max()}"
     peak = schedule.learning_rate(max(min(training.warmup_steps, total) - 1, 0))
     held_out = f", {len(corpora.held_out.manifest)} held out" if corpora.held_out else ""
-    utterances, seconds = len(samples) / steps, audio_s / steps
+    utterances, seconds, accumulation = len(samples) / steps, audio_s / steps, training.gradient_accumulation
     speakers, depth = len(vocabulary.speakers), data.prefetch_buffer_size
     per_replica = f"{replicas} replicas with {utterances / replicas:.1f} and {seconds / replicas:.1f}, each "
     return {
@@ -62,15 +62,15 @@ def derived_numbers(setup: TrainingSetup) -> dict[str, str]:
         "model": f"{task_of(config).describe(config)}, {parameter_count(setup.state.model):,} parameters, "
         f"{training.precision}",
         "step": f"{utterances:.1f} utterances and {seconds:.1f} audio seconds in {per_replica * (replicas > 1)}"
-        f"{training.gradient_accumulation} x {rows} rows",
+        f"{accumulation} x {rows} rows",
         "host memory": f"about {setup.memory}",
         "learning rate": f"{schedule.learning_rate(0):.2g} at first, {peak:.2g} at most, "
         f"{schedule.learning_rate(total - 1):.2g} at the end",
         "length": f"{total} steps of {steps} an epoch ({total / steps:.1f} epochs), from step {setup.state.step} "
         f"until {ending_setting(training, total)}",
-        "buffers": f"{data.buffer_size} batches on the host (--buffer-size); {depth} on the data device and {depth} in "
-        f"the feed (--prefetch-buffer-size); {depth + 1 + training.gradient_accumulation} on the model device: the "
-        f"feed, 1 to enter it and {training.gradient_accumulation} in the step",
+        "buffers": f"{data.buffer_size} batches on the host (--buffer-size); on the data device {depth} of audio and "
+        f"{depth} in the feed (--prefetch-buffer-size), 1 to enter it and {accumulation + 1} that the step takes; on "
+        f"the model device {2 + (accumulation > 1)}, one of them of the next step",
     }
 
 

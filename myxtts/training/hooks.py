@@ -10,7 +10,7 @@ from typing import Protocol
 import tensorflow as tf
 
 from myxtts.clock import FIRST_STEP
-from myxtts.data.pipeline import ReplicaBatches
+from myxtts.data.hand_over import Batch
 from myxtts.observe.advice import LongWait
 from myxtts.observe.html_report import write_report
 from myxtts.observe.report import Reporter
@@ -31,7 +31,8 @@ class StepEnd:
         state: after the step.
         step: its number. `SyncWeights` may move the state to a later step; then only this number stays.
         outcome: what `Step` returned.
-        microbatches: that the step was taken on.
+        batches: of the first step, the first microbatch and that of the next step, on the model devices. No other step
+            keeps its batches.
         total_steps: of the run.
         is_first: whether it is the first step of this process.
         stop: tells whether the run received a request to stop.
@@ -43,7 +44,7 @@ class StepEnd:
     state: TrainingState
     step: int
     outcome: tf.Tensor
-    microbatches: Sequence[ReplicaBatches]
+    batches: Sequence[Sequence[Batch]]
     total_steps: int
     is_first: bool
     stop: StopRequest
@@ -108,18 +109,18 @@ class CheckDevices:
 
     def __call__(self, end: StepEnd) -> None:
         """Raise PlacementError if a tensor or variable is not on the device of its replica."""
-        check_devices(end.state, end.microbatches, end.outcome)
+        check_devices(end.state, end.batches, end.outcome)
         end.outcome.numpy()  # the step is done
         log.info("first step     %.1f s after the start", time.perf_counter() - self._started_s)
 
 
-def check_devices(state: TrainingState, microbatches: Sequence[ReplicaBatches], outcome: tf.Tensor) -> None:
+def check_devices(state: TrainingState, microbatches: Sequence[Sequence[Batch]], outcome: tf.Tensor) -> None:
     """Raise PlacementError if a variable, an outcome or a batch is not on the device of its replica."""
     state.require_devices()
     require_device(state.device, [("losses", outcome)])
-    for replica_batches in microbatches:
-        for device, device_batch in zip(state.replicas.devices, replica_batches, strict=True):
-            require_device(device, device_batch.batch.items())
+    for batches in microbatches:
+        for device, batch in zip(state.replicas.devices, batches, strict=True):
+            require_device(device, batch.items())
 
 
 class WeightSyncProtocol(Protocol):

@@ -1,15 +1,17 @@
 """The outer loop: what happens when, and why in this order."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import NamedTuple, Protocol
 
 import tensorflow as tf
 
-from myxtts.clock import Clock
-from myxtts.data.pipeline import ReplicaBatches
+from myxtts.clock import Clock, Times
+from myxtts.data.hand_over import Batch
+from myxtts.data.producer import ReplicaBatches
 from myxtts.errors import PlacementError, TrainingError, UserError
 from myxtts.training.hooks import Hook, StepEnd
+from myxtts.training.schedule import Rates
 from myxtts.training.state import TrainingState
 from myxtts.training.stop_request import StopRequest
 
@@ -20,11 +22,40 @@ Save = Callable[[TrainingState, float | None], object]
 
 
 class StepFunction(Protocol):
-    """A `Step`, or a wrapper of one."""
+    """A `Step`, or what takes its place. The loop calls TensorFlow through it and the state alone.
 
-    def __call__(self, *arguments: Any) -> tf.Tensor: ...
+    A call queues step `number` (from 1) and the hand-over of the last entry of `following`, and may return before the
+    device has done either. It returns the outcome of the step, and the microbatch that is `first` of the next call.
+    """
 
-    def read(self, outcome: tf.Tensor) -> dict[str, float]: ...
+    def hand_over(self, features: Sequence[Batch]) -> list[Batch]:
+        """Copy a microbatch to the model devices: the first one, before the first step."""
+        ...
+
+    def __call__(
+        self, first: Sequence[Batch], following: Sequence[Sequence[Batch]], number: int, rates: Rates, stop: bool
+    ) -> tuple[tf.Tensor, list[Batch]]:
+        """Take a step on `first` and on all but the last of `following`; see `Step`."""
+        ...
+
+    def synchronize(self, outcome: tf.Tensor) -> None:
+        """Wait until the device has finished the step of an outcome."""
+        ...
+
+    def read(self, outcome: tf.Tensor) -> dict[str, float]:
+        """Return the losses of an outcome by name; waits for the device."""
+        ...
+
+
+class BatchFeed(Protocol):
+    """A `ReplicaFeed`, or what takes its place."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next batches can be taken without waiting."""
+        ...
+
+    def __next__(self) -> ReplicaBatches: ...
 
 
 @dataclass(frozen=True)
@@ -48,7 +79,7 @@ class Schedule:
 def train(
     state: TrainingState,
     step: StepFunction,
-    feed: Iterator[ReplicaBatches],
+    feed: BatchFeed,
     schedule: Schedule,
     hooks: Sequence[Hook],
     save: Save,
@@ -60,7 +91,9 @@ def train(
     After a step at which something is due, in this order: read the losses (a non-finite loss is found before anything
     is written), run the hooks that are due in the order of the list, and save. Saving comes last, so that a hook may
     ask for a checkpoint, and the checkpoint knows the validation of its step. The loop waits for the device only where
-    a report, a hook or a checkpoint is due.
+    a report, a hook or a checkpoint is due, and where the feed has no batch.
+
+    Each step hands over the first microbatch of the next one, so the loop is one batch ahead of the step.
 
     Raises:
         NonFiniteLoss: the checkpoints before it are intact.
@@ -68,29 +101,32 @@ def train(
         UserError: a batch could not be made or a hook failed; a checkpoint of the steps before it was written.
     """
     first_step, saved_step = state.step + 1, state.step
+    ahead, first, outcome = LookAhead(feed, step, clock), None, None
     try:
         while state.step < schedule.total_steps and not stop.due():
-            with clock.wait():
-                microbatches = next_microbatches(feed)
-            planned_step = microbatches[0][0].planned.step
-            learning_rate, ema_decay = schedule.learning_rate(state.step), schedule.ema_decay(state.step)
+            taken = ahead.take(running=outcome, is_last=state.step + 1 >= schedule.total_steps)
+            planned_step = taken.microbatches[0][0].planned.step
             try:
-                outcome = step(batches_of(microbatches), state.step + 1, learning_rate, ema_decay, stop.requested)
+                first = first or step.hand_over(taken.features[0])
+                outcome, handed = step(first, taken.features[1:], state.step + 1, schedule, stop.requested)
             except tf.errors.ResourceExhaustedError as error:
                 raise StepOutOfMemory(state.step + 1, planned_step.bucket, error) from error
             state.advance(planned_step)
             stop.observe(outcome)
-            times = [device_batch.times for replica_batches in microbatches for device_batch in replica_batches]
-            clock.finish_step(planned_step.audio_s, planned_step.padded_s, times)
+            clock.finish_step(planned_step.audio_s, planned_step.padded_s, taken.times)
+
+            del taken  # frees features on the data device
 
             is_first = state.step == first_step
-            end = StepEnd(state, state.step, outcome, microbatches, schedule.total_steps, is_first, stop)
+            checked = (first, handed) if is_first else ()
+            first = handed
+            end = StepEnd(state, state.step, outcome, checked, schedule.total_steps, is_first, stop)
             log, checkpoint = end.is_due(schedule.log_every), end.is_due(schedule.checkpoint_every)
             if not (is_first or log or checkpoint or any(hook.is_due(end) for hook in hooks)):
                 continue
             require_finite(state)
             if log:
-                epoch = planned_step.position.epoch
+                epoch, learning_rate = planned_step.position.epoch, schedule.learning_rate(end.step - 1)
                 end.metrics = {"epoch": epoch, **step.read(outcome), "learning_rate": learning_rate}
                 interval = clock.report()
                 end.metrics |= interval.metrics()
@@ -121,17 +157,71 @@ def save_unsaved(state: TrainingState, saved_step: int, save: Save) -> None:
         save(state, None)
 
 
-def next_microbatches(feed: Iterator[ReplicaBatches]) -> list[ReplicaBatches]:
-    """Return the batches of one step: one entry for each accumulated gradient."""
-    microbatches = [next(feed)]
-    while not microbatches[-1][0].planned.last:
-        microbatches.append(next(feed))
-    return microbatches
+class StepBatches(NamedTuple):
+    """The batches of a step.
+
+    Attributes:
+        microbatches: one entry for each accumulated gradient.
+        next_first: the first microbatch of the next step; of this step where there is none.
+    """
+
+    microbatches: list[ReplicaBatches]
+    next_first: ReplicaBatches
+
+    @property
+    def features(self) -> list[list[Batch]]:
+        """Features of the microbatches of the step, and of the one that the step hands over."""
+        return [[batch.features for batch in batches] for batches in (*self.microbatches, self.next_first)]
+
+    @property
+    def times(self) -> list[Times]:
+        """Times of the batches of the step."""
+        return [batch.times for batches in self.microbatches for batch in batches]
 
 
-def batches_of(microbatches: Sequence[ReplicaBatches]) -> list[list[dict[str, tf.Tensor]]]:
-    """Return what `Step` takes."""
-    return [[device_batch.batch for device_batch in replica_batches] for replica_batches in microbatches]
+class LookAhead:
+    """Takes the batches of one step after the other from a feed, and the first microbatch of the step after it.
+
+    A wait for the feed counts from the moment when the device has finished the running step: until then, it has work.
+
+    Args:
+        step: waits for the device.
+        clock: counts the waits.
+    """
+
+    def __init__(self, feed: BatchFeed, step: StepFunction, clock: Clock):
+        self._feed, self._step, self._clock = feed, step, clock
+        self._next: ReplicaBatches | None = None
+        self._error: Exception | None = None
+
+    def take(self, running: tf.Tensor | None, is_last: bool) -> StepBatches:
+        """Return the batches of the next step.
+
+        Args:
+            running: outcome of the step before, if there is one.
+            is_last: no step follows, so none of its batches is taken.
+
+        Raises:
+            An error of the feed in place of a batch of this step; in place of the batch ahead, the next call raises it.
+        """
+        if self._error is not None:
+            raise self._error
+        microbatches = [self._next or self._take(running)]
+        while not microbatches[-1][0].planned.last:
+            microbatches.append(self._take(running))
+        self._next = None
+        if not is_last:
+            try:
+                self._next = self._take(running)
+            except Exception as error:  # raised after this step, in place of the next one
+                self._error = error
+        return StepBatches(microbatches, self._next or microbatches[0])
+
+    def _take(self, running: tf.Tensor | None) -> ReplicaBatches:
+        if running is not None and not self._feed.is_ready:
+            self._step.synchronize(running)
+        with self._clock.wait():
+            return next(self._feed)
 
 
 def require_finite(state: TrainingState) -> None:

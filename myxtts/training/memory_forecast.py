@@ -58,7 +58,8 @@ def forecast_memory(config: Config, plan: Plan, routes: Sequence[Route], paramet
     data_devices, models = {route.data for route in routes}, [route for route in routes if "CPU:" in route.model]
     on_host = [device for device in data_devices if "CPU:" in device]
     audio = len(data_devices) * (data.num_workers + data.buffer_size) + len(on_host) * data.prefetch_buffer_size
-    features = len(models) * (data.prefetch_buffer_size + 2)  # ready, being made, and in the step
+    # Ready, being made, taken by the step, and the first one of the next step. Copies on the CPU share their memory.
+    features = len(models) * (data.prefetch_buffer_size + config.training.gradient_accumulation + 2)
     gradients = 1 + (config.training.gradient_accumulation > 1)
     parts = {
         f"for {audio} batches of audio": audio * batch_bytes(extractor.inputs, largest),

@@ -1,6 +1,30 @@
 """Learning rate, decay of the moving average and length of a run, as plain numbers."""
 
+from dataclasses import dataclass
 from math import cos, pi
+from typing import Protocol
+
+
+class Rates(Protocol):
+    """Learning rate and decay of the moving average, by the number of steps done before."""
+
+    def learning_rate(self, steps_done: int, /) -> float: ...
+
+    def ema_decay(self, steps_done: int, /) -> float: ...
+
+
+@dataclass(frozen=True)
+class ConstantRates:
+    """The same rates at all steps."""
+
+    rate: float
+    decay: float
+
+    def learning_rate(self, _: int, /) -> float:
+        return self.rate
+
+    def ema_decay(self, _: int, /) -> float:
+        return self.decay
 
 
 def learning_rate(step: int, total_steps: int, peak: float, warmup_steps: int, final_ratio: float) -> float:

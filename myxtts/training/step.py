@@ -1,26 +1,44 @@
-"""One optimizer step: forward, loss, gradient, clip, apply. The same function for every placement."""
+"""One optimizer step: forward, loss, gradient, clip, apply. The same function for every placement.
 
-from collections.abc import Sequence
+The step's compiled functions also hand over the next batch: they copy its features from the data device, while the step
+runs. A copy of its own would be an eager operation, which blocks its caller until the model device is done (see
+`data.hand_over`).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from myxtts.batch import tensor_specs
+from myxtts.data.hand_over import Batch, compile_hand_over, copied
 from myxtts.placement.audit import require_device
+from myxtts.training.schedule import Rates
 from myxtts.training.state import TrainingState
 
-SCALAR = tf.TensorSpec([], tf.float32)
-CONTROLS_SPEC = {"number": tf.TensorSpec([], tf.int64), "learning_rate": SCALAR, "ema_decay": SCALAR, "stop": SCALAR}
+TABLE_STEPS = 1024  # whose rates are on the device
+
+RATES_SPEC = tf.TensorSpec([TABLE_STEPS], tf.float32)
+CONTROLS_SPEC = {
+    "steps_done": tf.TensorSpec([], tf.int64),
+    "learning_rate": RATES_SPEC,
+    "ema_decay": RATES_SPEC,
+    "stop": tf.TensorSpec([], tf.float32),
+}
 
 
 class Step:
     """The training step of a state, on all its replicas.
 
-        outcome = step(microbatches, number=1, learning_rate=1e-3, ema_decay=0.9)
+        first = step.hand_over(features[0])
+        outcome, first = step(first, features[1:] + features_of_the_next_step[:1], number=1, rates=schedule)
         step.read(outcome)  # {"mel": …, "prior": …, "duration": …, "loss": …, "gradient_norm": …}
 
-    Each of the `microbatches` has a batch for each replica of this process. Gradients are summed over microbatches
-    and replicas. Since each loss is a share of the loss of the whole step, the sum is the gradient of one large batch.
+    A microbatch has a batch for each replica of this process. Gradients are summed over microbatches and replicas.
+    Since each loss is a share of the loss of the whole step, the sum is the gradient of one large batch.
+
+    A call creates no tensor on the model devices: it passes tensors that are there, and features on the data devices.
 
     Args:
         state: what the step changes. Its model's call returns (losses, outputs) for a batch with the contract
@@ -29,6 +47,10 @@ class Step:
         accumulation: microbatches of a complete step.
         static_shapes: trace once for each shape instead of once for all shapes.
         compile_xla: compile with XLA; for one replica only.
+
+    Attributes:
+        hand_over: copies a microbatch, one batch for each replica, to the model devices; for the first one. All others
+            are handed over by the step before.
     """
 
     def __init__(
@@ -37,6 +59,7 @@ class Step:
         self._state = state
         self._clip = gradient_clip
         self._variables = [v.value for v in state.trained]
+        self._static_shapes = static_shapes
         replicas = state.replicas
         with replicas.scope():
             self._sums = [self._sum_of(v) for v in self._variables if accumulation > 1]
@@ -46,12 +69,12 @@ class Step:
                 self._no_losses.append(tf.zeros([len(state.model.LOSS_NAMES)]))
         for replica, device in enumerate(replicas.devices):
             require_device(device, (("sum of gradients", replicas.local_results(v)[replica]) for v in self._sums))
-        batches = [tensor_specs(state.model.BATCH_FIELDS)] * len(replicas.devices)
-        losses = [tf.TensorSpec(zeros.shape, zeros.dtype) for zeros in self._no_losses]
-        self._accumulate = self._traced(self._add_microbatch, [batches, losses], static_shapes, compile_xla)
-        self._finish = self._traced(
-            self._take_last_microbatch, [batches, losses, CONTROLS_SPEC], static_shapes, compile_xla
-        )
+        self._controls = Controls(state.device)
+        self._batch_specs = [tensor_specs(state.model.BATCH_FIELDS)] * len(replicas.devices)
+        self.hand_over = compile_hand_over(state.model.BATCH_FIELDS, replicas.devices)
+        self._accumulate = self._with_hand_over(self._add_microbatch, compile_xla)
+        self._finish = self._with_hand_over(self._take_last_microbatch, compile_xla)
+        self._traced: dict[tuple, Any] = {}  # (function, shapes of a microbatch) -> concrete function
 
     @staticmethod
     def _sum_of(variable):
@@ -63,62 +86,84 @@ class Step:
             aggregation=tf.VariableAggregation.SUM,
         )
 
-    @staticmethod
-    def _traced(function, signature, static_shapes, compile_xla):
-        signature = None if static_shapes else signature
-        return tf.function(function, input_signature=signature, jit_compile=True if compile_xla else None)
+    def _with_hand_over(self, function, compile_xla):
+        """Return a compiled function that also copies what follows; XLA, which compiles for one device, leaves it out.
+
+        It takes the arguments of the function and, after the microbatch, the features to copy.
+        """
+        function = tf.function(function, jit_compile=True) if compile_xla else function
+
+        def with_hand_over(batches, following, *arguments):
+            handed = copied(following, self._state.replicas.devices)
+            with tf.device(self._state.device):
+                return handed, function(batches, *arguments)
+
+        return tf.function(with_hand_over)
 
     def __call__(
         self,
-        microbatches: Sequence[Sequence[dict]],
+        first: Sequence[Batch],
+        following: Sequence[Sequence[Batch]],
         number: int,
-        learning_rate: float,
-        ema_decay: float,
+        rates: Rates,
         stop: bool = False,
-    ) -> tf.Tensor:
-        """Take step `number`; return its outcome, a float32 vector on the first model device (see `read`).
+    ) -> tuple[tf.Tensor, list[Batch]]:
+        """Take step `number`; return its outcome and the first microbatch of the next step on the model devices.
 
         Args:
+            first: the first microbatch of the step, on the model devices.
+            following: features, on the data devices, of the other microbatches of the step and of the first one of the
+                next step. Where no step follows, any features, whose copy is to be ignored.
+            rates: equal to those of the step before, unless they change.
             stop: whether this process has a request to stop; see `stop_requested`.
+
+        Returns:
+            The outcome, a float32 vector on the first model device; see `read`.
+            A batch for each replica.
         """
+        batches, losses = list(first), self._no_losses
         with tf.device(self._state.device):
-            controls = self._controls(number, learning_rate, ema_decay, stop)
-            losses = self._no_losses
-            for batches in microbatches[:-1]:
-                losses = self._accumulate(list(batches), losses)
-            return self._finish(list(microbatches[-1]), losses, controls)
+            for features in following[:-1]:
+                batches, losses = self._concrete(self._accumulate, batches)(batches, list(features), losses)
+            controls = self._controls.of_step(number, rates, stop)
+            finish = self._concrete(self._finish, batches)
+            batches, (outcome, steps_done) = finish(batches, list(following[-1]), losses, controls)
+        self._controls.advance(steps_done)
+        return outcome, batches
 
-    @staticmethod
-    def _controls(number: int, learning_rate: float, ema_decay: float, stop: bool) -> dict[str, tf.Tensor]:
-        return {
-            "number": tf.constant(number, tf.int64),
-            "learning_rate": tf.constant(learning_rate, tf.float32),
-            "ema_decay": tf.constant(ema_decay, tf.float32),
-            "stop": tf.constant(float(stop), tf.float32),
-        }
+    def _concrete(self, function, batches: Sequence[Batch]):
+        """Return the concrete function for such microbatches. What follows them may have any shape."""
+        shapes = [batch[name].shape for batch in batches for name in sorted(batch)] if self._static_shapes else []
+        key = function, *shapes
+        if key not in self._traced:
+            specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, list(batches)) if shapes else self._batch_specs
+            losses = [tf.TensorSpec(zeros.shape, zeros.dtype) for zeros in self._no_losses]
+            controls = [CONTROLS_SPEC] * (function is self._finish)
+            self._traced[key] = function.get_concrete_function(specs, self._batch_specs, losses, *controls)
+        return self._traced[key]
 
-    def functions(self, batches: Sequence[dict]) -> list:
+    def functions(self, batches: Sequence[Batch]) -> list:
         """Return the concrete functions that a step runs on such batches, one batch per replica; for the audit.
 
         Takes no step. A function that was traced for such batches is not traced again.
         """
+        used = [self._accumulate, self._finish] if self._sums else [self._finish]
         with tf.device(self._state.device):
-            finish = self._finish.get_concrete_function(
-                list(batches), self._no_losses, self._controls(0, 0.0, 0.0, False)
-            )
-            if not self._sums:
-                return [finish]
-            return [self._accumulate.get_concrete_function(list(batches), self._no_losses), finish]
+            return [self._concrete(function, batches) for function in used]
+
+    def synchronize(self, outcome: tf.Tensor) -> None:
+        """Wait until the first model device has finished the step of an outcome."""
+        outcome.numpy()
 
     def read(self, outcome: tf.Tensor) -> dict[str, float]:
         """Return the losses, their sum and the gradient norm of an outcome by name; waits for the device."""
         names = (*self._state.model.LOSS_NAMES, "loss", "gradient_norm")
-        return dict(zip(names, outcome[:-1].numpy().tolist(), strict=True))
+        return dict(zip(names, outcome.numpy()[:-1].tolist(), strict=True))
 
     @staticmethod
     def stop_requested(outcome: tf.Tensor) -> bool:
         """Return whether any process had a request to stop at the step; the same on all. Waits for the device."""
-        return bool(outcome[-1].numpy() > 0)
+        return bool(outcome.numpy()[-1] > 0)
 
     @property
     def traces(self) -> int:
@@ -132,16 +177,19 @@ class Step:
         return list(replicas.local_results(replicas.strategy.run(self._accumulate_on_replica, arguments)))
 
     def _take_last_microbatch(self, batches, losses_so_far, controls):
-        """On all replicas: compute the last gradients of the step and update the weights; return the outcome."""
-        state, replicas = self._state, self._state.replicas
-        set_learning_rate(state.optimizer, controls["learning_rate"])
+        """On all replicas: compute the last gradients and update the weights; return the outcome and the steps done."""
+        state, replicas, steps_done = self._state, self._state.replicas, controls["steps_done"]
+        learning_rate, ema_decay = (
+            tf.gather(controls[name], steps_done % TABLE_STEPS) for name in ("learning_rate", "ema_decay")
+        )
+        set_learning_rate(state.optimizer, learning_rate)
         arguments = replicas.per_replica(batches), replicas.per_replica(losses_so_far)
         outcome, is_finite = replicas.strategy.run(self._finish_on_replica, (*arguments, controls["stop"]))
         outcome, is_finite = replicas.local_results(outcome)[0], replicas.local_results(is_finite)[0]
-        self._update_moving_averages(controls["ema_decay"])
+        self._update_moving_averages(ema_decay)
         first_bad = ~is_finite & (state.bad_step == 0)
-        state.bad_step.assign(tf.where(first_bad, controls["number"], state.bad_step))
-        return outcome
+        state.bad_step.assign(tf.where(first_bad, steps_done + 1, state.bad_step))
+        return outcome, steps_done + 1
 
     def _update_moving_averages(self, decay):
         """On all replicas: let the exponential moving averages follow the weights."""
@@ -197,6 +245,48 @@ class Step:
         overflows = is_scaled(optimizer) & (scale >= 1.0)
         is_finite = tf.math.is_finite(loss) & (tf.math.is_finite(norm) | overflows)
         return tf.concat([losses, [loss, norm / scale, stop]], axis=0), is_finite
+
+
+class Controls:
+    """What a step takes beside batches, on the model device: the steps done, the rates of steps, and the stop flag.
+
+    A table has the rates of TABLE_STEPS steps, and each step returns the number of steps done for the next one. So new
+    tensors are made only for the first step, at the end of a table, and where numbers jump or rates change.
+
+    Args:
+        device: of the first replica.
+    """
+
+    def __init__(self, device: str):
+        self._device = device
+        with tf.device(device):
+            self._stop = tf.constant(0.0), tf.constant(1.0)
+        self._rates: Rates | None = None
+        self._table: dict[str, tf.Tensor] = {}
+        self._table_number = self._steps_done = -1
+        self._steps_done_there: tf.Tensor | None = None
+
+    def of_step(self, number: int, rates: Rates, stop: bool) -> dict[str, tf.Tensor]:
+        """Return the arguments of step `number`."""
+        steps_done = number - 1
+        with tf.device(self._device):
+            if steps_done != self._steps_done:
+                self._steps_done, self._steps_done_there = steps_done, tf.constant(steps_done, tf.int64)
+            if rates != self._rates or steps_done // TABLE_STEPS != self._table_number:
+                self._rates, self._table_number = rates, steps_done // TABLE_STEPS
+                self._table = {
+                    "learning_rate": self._of_table(rates.learning_rate),
+                    "ema_decay": self._of_table(rates.ema_decay),
+                }
+        return {"steps_done": self._steps_done_there, **self._table, "stop": self._stop[stop]}
+
+    def _of_table(self, rate: Callable[[int], float]) -> tf.Tensor:
+        first = self._table_number * TABLE_STEPS
+        return tf.constant([rate(steps_done) for steps_done in range(first, first + TABLE_STEPS)], tf.float32)
+
+    def advance(self, steps_done: tf.Tensor) -> None:
+        """Count a step, with the number of steps done that it returned."""
+        self._steps_done, self._steps_done_there = self._steps_done + 1, steps_done
 
 
 def is_scaled(optimizer: keras.optimizers.Optimizer) -> bool:

@@ -6,7 +6,8 @@ from contextlib import AbstractContextManager
 import tensorflow as tf
 
 from myxtts.batch import tensor_specs
-from myxtts.data.pipeline import ReplicaBatches
+from myxtts.data.hand_over import compile_hand_over
+from myxtts.data.producer import ReplicaBatches
 from myxtts.tasks.base import Metric
 from myxtts.training.state import TrainingState
 
@@ -16,6 +17,7 @@ class Validation:
 
     Args:
         model: its call returns (losses, outputs).
+        device: of the model.
         open_feed: opens the batches of one pass; their losses are shares of the mean over the whole corpus.
         make_metric: makes the task's metric for each pass, if the task has one.
     """
@@ -23,6 +25,7 @@ class Validation:
     def __init__(
         self,
         model,
+        device: str,
         open_feed: Callable[[], AbstractContextManager[Iterable[ReplicaBatches]]],
         make_metric: Callable[[], Metric] | None = None,
     ):
@@ -30,25 +33,27 @@ class Validation:
             by_name, outputs = model(batch, training=False)
             return tf.stack([by_name[name] for name in model.LOSS_NAMES]), outputs if make_metric else {}
 
-        self._names = model.LOSS_NAMES
+        self._names, self._device = model.LOSS_NAMES, device
         self._losses = tf.function(losses_of, input_signature=[tensor_specs(model.BATCH_FIELDS)])
+        self._hand_over = compile_hand_over(model.BATCH_FIELDS, [device])
         self._open_feed = open_feed
         self._make_metric = make_metric
 
     def __call__(self, state: TrainingState) -> dict[str, float]:
         """Return each loss of the model, their sum as `loss`, and the figures of the metric."""
         with state.averaged_weights():
-            return self.evaluate(state.device)
+            return self.evaluate()
 
-    def evaluate(self, device: str) -> dict[str, float]:
+    def evaluate(self) -> dict[str, float]:
         """Return the same for the weights that the model has."""
         metric, shares = self._make_metric and self._make_metric(), []
-        with self._open_feed() as feed, tf.device(device):
-            for (device_batch,) in feed:
-                share, outputs = self._losses(device_batch.batch)
+        with self._open_feed() as feed, tf.device(self._device):
+            for (produced,) in feed:
+                (batch,) = self._hand_over([produced.features])
+                share, outputs = self._losses(batch)
                 shares.append(share)
                 if metric:
-                    metric.update(device_batch.batch, outputs)
+                    metric.update(batch, outputs)
             total = tf.add_n(shares)
         losses = dict(zip(self._names, total.numpy().tolist(), strict=True))
         return losses | {"loss": sum(losses.values())} | (metric.result() if metric else {})

@@ -20,6 +20,7 @@ from unittest import mock
 from myxtts.config.schema import Config, PlacementConfig
 from myxtts.errors import PlacementError
 from myxtts.placement import devices
+from myxtts.placement.gpu_memory import GpuMemory
 from myxtts.placement.routes import plan_routes
 from myxtts.training import setup
 from tests.run import ROOT, gpu_modules
@@ -190,6 +191,14 @@ class RealGpuSetUpTest(unittest.TestCase):
         fake, routes = configured(data_gpu=3, model_gpus=(3, 1), **limits)
         self.assertEqual(fake.logical, {"GPU 1": [2000], "GPU 3": [1000, 2000]})
         self.assertEqual(routes, [("/GPU:1", "/GPU:2"), ("/GPU:1", "/GPU:0")])
+
+    def test_limits_that_do_not_fit_are_rejected_before_any_device_is_configured(self):
+        fake, small = FakeConfig((A100,)), {0: GpuMemory(A100, 2_500, 2_400, 8)}
+        split = PlacementConfig(data_gpu=0, model_gpu=0, data_gpu_memory=500, model_gpu_memory=500)
+        patched = {"tf": SimpleNamespace(config=fake), "read_memory": lambda gpus: small, "has_started": lambda: False}
+        with mock.patch.multiple(devices, **patched), self.assertRaisesRegex(PlacementError, "2,400 MiB are free"):
+            devices.configure(plan_routes(split, 1))
+        self.assertEqual((fake.visible, fake.logical, fake.policy), (["GPU 0"], {}, None))
 
     def test_mistakes_are_neither_moved_nor_copied_with_a_warning(self):
         for settings in ({}, {"data_gpu": 0, "model_gpu": 1}, {"simulate_gpus": 2}):

@@ -46,6 +46,7 @@ WITHOUT_TENSORFLOW = (
     "distributed.launcher",
     "distributed.supervisor",
     "placement.routes",
+    "placement.gpu_memory",
     "placement.arithmetic",
     "observe.assessment",
     "placement.thread_pools",

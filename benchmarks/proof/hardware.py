@@ -1,6 +1,5 @@
 """Section 1: GPUs, driver, CUDA libraries, TensorFlow's build, topology, CPU, memory and packages."""
 
-import ctypes
 import os
 import platform
 import re
@@ -16,6 +15,7 @@ from benchmarks.proof.section import Figure, Scope, SectionResult, table
 from myxtts.cores import core_count
 from myxtts.placement.host_memory import available_memory_mib
 from myxtts.preflight import nvidia
+from myxtts.preflight.nvidia import code_for, library_version, mapped_files
 from myxtts.preflight.prerequisites import check_packages, package_requirements
 
 TITLE = "What is here"
@@ -106,26 +106,6 @@ def compute_capabilities() -> list[str]:
     return [".".join(map(str, detail.get("compute_capability", ()))) or "unknown" for detail in details]
 
 
-def code_for(capability: str, built: Sequence[str]) -> str:
-    """Return what a build of TensorFlow has for a card: native code, PTX that the driver compiles, or no code.
-
-    Native code of a capability runs on cards with the same major number and the same or a higher minor number; PTX on
-    all cards of the same or a higher capability (CUDA C++ Programming Guide, "Application Compatibility").
-
-    Args:
-        built: such as sm_80 (native) and compute_90 (PTX, and native for 9.0).
-    """
-    if not (match := re.fullmatch(r"(\d+)\.(\d)", capability)):
-        return "unknown"
-    card = int(match[1]), int(match[2])
-    targets = [
-        (name.partition("_")[0], divmod(int(digits[0]), 10)) for name in built if (digits := re.findall(r"\d+", name))
-    ]
-    if any(target[0] == card[0] and target[1] <= card[1] for _, target in targets):
-        return "native"
-    return "PTX" if any(kind == "compute" and target <= card for kind, target in targets) else "none"
-
-
 def library_versions(device: str = "/GPU:0") -> dict[str, dict[str, Any]]:
     """Return path and version of each CUDA library that TensorFlow has loaded, after a product and a convolution."""
     with tf.device(device):
@@ -142,32 +122,10 @@ def library_versions(device: str = "/GPU:0") -> dict[str, dict[str, Any]]:
     return versions
 
 
-def mapped_files() -> Iterator[str]:
-    """Yield the files that are mapped into this process (Linux)."""
-    maps = Path("/proc/self/maps")
-    for line in maps.read_text(encoding="utf-8", errors="replace").splitlines() if maps.exists() else ():
-        fields = line.split(maxsplit=5)
-        if len(fields) == 6:
-            yield fields[5]
-
-
 def is_cuda_library(name: str) -> bool:
     return bool(
         re.match(r"lib(cuda|cudart|cudnn|cublas|cublasLt|cufft|cusolver|cusparse|nccl|cupti|nvJitLink)\.", name)
     )
-
-
-def library_version(path: str, function: str, by_argument: bool) -> int | None:
-    """Return the version that a library reports, as its own integer; None if it is not there."""
-    try:
-        call = getattr(ctypes.CDLL(path), function)
-    except (OSError, AttributeError):
-        return None
-    if not by_argument:
-        call.restype = ctypes.c_size_t
-        return int(call())
-    value = ctypes.c_int()
-    return value.value if call(ctypes.byref(value)) == 0 else None
 
 
 def peer_access(gpus: int) -> dict[str, str]:

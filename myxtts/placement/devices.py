@@ -13,8 +13,10 @@ import tensorflow as tf
 from myxtts.config.schema import PlacementConfig
 from myxtts.cores import core_count, is_pinned
 from myxtts.errors import PlacementError
+from myxtts.placement.gpu_memory import MemoryUnknown, check_limits, limits_of, read_memory
 from myxtts.placement.routes import Placement, plan_routes
 from myxtts.placement.thread_pools import ThreadPools, automatic_pools
+from myxtts.tf_internals import has_started
 
 log = logging.getLogger(__name__)
 
@@ -43,10 +45,14 @@ def configure(
         processes: number of processes that share the cores of this host, unless they are pinned.
 
     Raises:
-        PlacementError: TensorFlow has already started with other devices.
+        PlacementError: TensorFlow has already started with other devices, or memory limits do not fit.
     """
     if placement.simulated and (names := gpu_names()):
         log.warning("%s", simulation_warning(placement, names))
+    limits = limits_of(placement)
+    if limits and not has_started():  # then, this process holds memory itself
+        with suppress(MemoryUnknown):  # which the preflight reports
+            check_limits(limits, read_memory(tuple(limits)))
     cores = core_count() if is_pinned() else max(1, core_count() // processes)
     try:
         _configure_threads(placement, automatic_pools(placement, cores, small_operations))

@@ -1,8 +1,11 @@
 """Facts about driver and GPUs from NVIDIA's driver and nvidia-smi, where they are installed."""
 
+import ctypes
 import os
 import re
 import subprocess
+from collections.abc import Iterator, Sequence
+from importlib import metadata
 from pathlib import Path
 
 TIMEOUT_S = 20.0  # nvidia-smi never returns if the driver hangs
@@ -16,6 +19,61 @@ def driver_version() -> str | None:
         text = nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader") or ""
     version = re.search(r"\b\d{3,}\.\d+(?:\.\d+)?\b", text)
     return version[0] if version else None
+
+
+def cudnn_version() -> tuple[int, int, int] | None:
+    """Return the version of the cuDNN that TensorFlow has loaded, else of the one that is installed, or None."""
+    path = next((path for path in mapped_files() if Path(path).name.startswith("libcudnn.so")), None)
+    number = None if path is None else library_version(path, "cudnnGetVersion", by_argument=False)
+    if number is not None:
+        return number // 10_000, number // 100 % 100, number % 100  # cuDNN 9: 91002 is 9.10.2
+    try:
+        major, minor, patch = metadata.version("nvidia-cudnn-cu12").split(".")[:3]
+    except metadata.PackageNotFoundError:
+        return None
+    return int(major), int(minor), int(patch)
+
+
+def code_for(capability: str, built: Sequence[str]) -> str:
+    """Return what a build of TensorFlow has for a card: native code, PTX that the driver compiles, or no code.
+
+    Native code of a capability runs on cards with the same major number and the same or a higher minor number; PTX on
+    all cards of the same or a higher capability (CUDA C++ Programming Guide, "Application Compatibility").
+
+    Args:
+        built: such as sm_80 (native) and compute_90 (PTX, and native for 9.0).
+    """
+    if not (match := re.fullmatch(r"(\d+)\.(\d)", capability)):
+        return "unknown"
+    card = int(match[1]), int(match[2])
+    targets = [
+        (name.partition("_")[0], divmod(int(digits[0]), 10)) for name in built if (digits := re.findall(r"\d+", name))
+    ]
+    if any(target[0] == card[0] and target[1] <= card[1] for _, target in targets):
+        return "native"
+    return "PTX" if any(kind == "compute" and target <= card for kind, target in targets) else "none"
+
+
+def mapped_files() -> Iterator[str]:
+    """Yield the files that are mapped into this process (Linux)."""
+    maps = Path("/proc/self/maps")
+    for line in maps.read_text(encoding="utf-8", errors="replace").splitlines() if maps.exists() else ():
+        fields = line.split(maxsplit=5)
+        if len(fields) == 6:
+            yield fields[5]
+
+
+def library_version(path: str, function: str, by_argument: bool) -> int | None:
+    """Return the version that a library reports, as its own integer; None if it is not there."""
+    try:
+        call = getattr(ctypes.CDLL(path), function)
+    except (OSError, AttributeError):
+        return None
+    if not by_argument:
+        call.restype = ctypes.c_size_t
+        return int(call())
+    value = ctypes.c_int()
+    return value.value if call(ctypes.byref(value)) == 0 else None
 
 
 def peer_access(first: int, second: int) -> tuple[bool | None, str]:

@@ -8,17 +8,22 @@ from pathlib import Path
 
 import tensorflow as tf
 from packaging.requirements import Requirement
+from packaging.version import Version
 
 from myxtts.config.schema import Config, PlacementConfig
-from myxtts.errors import ConfigError
+from myxtts.errors import ConfigError, PlacementError
+from myxtts.placement.gpu_memory import MemoryUnknown, check_limits, limits_of, read_memory
+from myxtts.placement.routes import plan_routes
 from myxtts.preflight import nvidia
 from myxtts.preflight.checks import Check, failed_by, recommended, required
+from myxtts.preflight.gpu_software import check_gpu_software
 from myxtts.training.run_folder import RunFolder
 
 REQUIREMENTS_FILE = Path(__file__).parents[2] / "requirements.txt"  # in a checkout
 MIN_FREE_MIB = 1024  # for logs, samples and cached manifests; section 3 counts the checkpoints
 TRY_WITHOUT_GPU = "To try the pipeline without a GPU: --simulate-gpus 2."
 NO_GPU_NEEDED = "none is needed: the settings name no real GPU"
+MIN_DRIVER = "525.60.13"  # for CUDA 12 (CUDA 12.5 release notes, minor version compatibility)
 
 
 def check_prerequisites(config: Config) -> Iterator[Check]:
@@ -27,6 +32,8 @@ def check_prerequisites(config: Config) -> Iterator[Check]:
     yield check_driver(gpu_count)
     yield check_gpus(gpu_count, config.placement.simulate_gpus)
     yield check_tensorflow(gpu_count)
+    yield from check_gpu_software(config.placement)
+    yield from check_memory_limits(config.placement)
     yield check_packages(package_requirements())
     yield from check_disk(config)
 
@@ -39,9 +46,10 @@ def required_gpus(placement: PlacementConfig) -> int:
 
 def check_driver(gpu_count: int) -> Check:
     version = nvidia.driver_version()
-    expected = "an NVIDIA driver" if gpu_count else NO_GPU_NEEDED
-    to_do = f"Install the NVIDIA driver and restart. {TRY_WITHOUT_GPU}"
-    return required(version is not None or not gpu_count, "driver", expected, version or "no NVIDIA driver", to_do)
+    expected = f"an NVIDIA driver, {MIN_DRIVER} or later" if gpu_count else NO_GPU_NEEDED
+    to_do = f"Install a current NVIDIA driver and restart. {TRY_WITHOUT_GPU}"
+    suitable = version is not None and Version(version) >= Version(MIN_DRIVER)
+    return required(suitable or not gpu_count, "driver", expected, version or "no NVIDIA driver", to_do)
 
 
 def check_gpus(gpu_count: int, simulated: int) -> Check:
@@ -75,6 +83,26 @@ def check_tensorflow(gpu_count: int) -> Check:
     built = f"with CUDA {build['cuda_version']} and cuDNN {build['cudnn_version']}" if cuda else "without CUDA"
     to_do = f"Install a build with CUDA: {install_cuda()}."
     return required(cuda or not gpu_count, "TensorFlow", expected, f"{tf.__version__}, built {built}", to_do)
+
+
+def check_memory_limits(placement: PlacementConfig) -> Iterator[Check]:
+    """Check the memory limits against what the driver reports, where there are limits."""
+    try:
+        limits = limits_of(plan_routes(placement, len(tf.config.list_physical_devices("GPU"))))
+    except PlacementError:  # section 2 reports it
+        return
+    if not limits:
+        return
+    name, expected = "memory limits", "they fit beside what CUDA and its libraries need"
+    try:
+        memory = read_memory(tuple(limits))
+        check_limits(limits, memory)
+    except MemoryUnknown as reason:
+        yield recommended(False, name, expected, f"unknown: {reason}", "Compare the limits with nvidia-smi.")
+    except PlacementError as error:
+        yield failed_by(error, name, expected)
+    else:
+        yield required(True, name, expected, "; ".join(gpu.describe() for gpu in memory.values()))
 
 
 def package_requirements() -> list[Requirement]:

@@ -1,6 +1,5 @@
 """Utilisation and memory of NVIDIA GPUs from the driver (NVML), or the reason why there are none."""
 
-import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -8,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
+from myxtts.placement.gpu_memory import gpu_handle
 
 PERIOD_S = 0.1  # the driver averages its own figure over the last 0.17 to 1 s, depending on the GPU
 
@@ -53,9 +54,9 @@ class GpuSampler:
         self._nvml = pynvml
         try:
             pynvml.nvmlInit()
-            self._handles = {gpu: _handle(pynvml, gpu) for gpu in gpus}
+            self._handles = {gpu: gpu_handle(pynvml, gpu) for gpu in gpus}
             self._take_samples()  # raises here for parts of a GPU (MIG), which have no utilisation
-        except pynvml.NVMLError as error:
+        except (pynvml.NVMLError, LookupError) as error:
             self._handles = {}
             self.reason = f"the driver reports: {error}"
         self.usage = {}
@@ -82,10 +83,3 @@ class GpuSampler:
             usage = self.usage.setdefault(gpu, GpuUsage())
             usage.utilisation.append(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100)
             usage.memory_mib.append(self._nvml.nvmlDeviceGetMemoryInfo(handle).used / 2**20)
-
-
-def _handle(nvml: Any, gpu: int) -> Any:
-    """Return the driver's handle of a GPU with TensorFlow's index, which counts only GPUs in CUDA_VISIBLE_DEVICES."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    name = visible[gpu].strip() if gpu < len(visible) and visible[gpu].strip() else str(gpu)
-    return nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else nvml.nvmlDeviceGetHandleByUUID(name)

@@ -1,0 +1,171 @@
+"""Memory of physical GPUs, as NVIDIA's driver reports it (NVML), and whether memory limits fit. No TensorFlow."""
+
+import ctypes
+import os
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from myxtts.errors import PlacementError
+from myxtts.placement.routes import Placement
+
+# What TensorFlow 2.21 itself leaves to CUDA, cuBLAS, cuDNN and NCCL if it has no limit, by the largest major compute
+# capability (MinSystemMemory in tensorflow/core/common_runtime/gpu/gpu_device.cc). With limits it leaves nothing.
+SMALL_GPU_MIB, SMALL_GPU_RESERVE_MIB = 2048, 225
+RESERVES_MIB = ((6, 500), (7, 1050), (8, 1536))
+LARGEST_RESERVE_MIB = 1800
+# An estimate: cuBLAS takes up to 32 MiB for each handle and stream (cuBLAS documentation, cublasSetWorkspace).
+SECOND_DEVICE_MIB = 64
+MIN_LIMIT_MIB = 256  # of the settings
+
+
+class MemoryUnknown(Exception):
+    """The driver cannot be asked; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class GpuMemory:
+    """Memory of a physical GPU.
+
+    Attributes:
+        capability: major compute capability.
+        processes: (process ID, MiB or None if unknown) of all other processes that compute on the GPU.
+    """
+
+    name: str
+    total_mib: int
+    free_mib: int
+    capability: int
+    processes: tuple[tuple[int, int | None], ...] = ()
+
+    def reserve_mib(self, logical_devices: int) -> int:
+        """Return what CUDA and its libraries need beside the tensors of some logical devices."""
+        if self.total_mib < SMALL_GPU_MIB:
+            reserve_mib = SMALL_GPU_RESERVE_MIB
+        else:
+            fitting = (mib for capability, mib in RESERVES_MIB if self.capability <= capability)
+            reserve_mib = next(fitting, LARGEST_RESERVE_MIB)
+        return reserve_mib + SECOND_DEVICE_MIB * (logical_devices - 1)
+
+    def describe(self) -> str:
+        """Return name, total and free memory, and the processes that hold memory."""
+        held = ", ".join(f"{pid} ({'unknown' if mib is None else f'{mib:,} MiB'})" for pid, mib in self.processes)
+        holders = f"; processes that hold memory: {held}" if held else ""
+        return f"{self.name} has {self.total_mib:,} MiB, of which {self.free_mib:,} MiB are free{holders}"
+
+
+def limits_of(placement: Placement) -> dict[int, list[int]]:
+    """Return the memory limits in MiB of the logical devices on each physical GPU that has limits."""
+    limits: dict[int, list[int]] = {}
+    for device in placement.devices if placement.on_gpu else ():
+        if device.physical is not None and device.memory_mib is not None:
+            limits.setdefault(device.physical, []).append(device.memory_mib)
+    return limits
+
+
+def check_limits(limits: dict[int, list[int]], memory: dict[int, GpuMemory]) -> None:
+    """Check that limits fit into what is free, beside the reserve.
+
+    Args:
+        limits: as `limits_of` returns them.
+        memory: of the same GPUs.
+
+    Raises:
+        PlacementError: they do not fit.
+    """
+    for gpu, sizes in limits.items():
+        found = memory[gpu]
+        reserve_mib = found.reserve_mib(len(sizes))
+        if sum(sizes) + reserve_mib > found.free_mib:
+            terms = " + ".join(f"{mib:,}" for mib in (*sizes, reserve_mib))
+            raise PlacementError(
+                f"memory limits of {' and '.join(map(str, sizes))} MiB were requested on GPU {gpu}, which take {terms} "
+                f"= {sum(sizes) + reserve_mib:,} MiB with what CUDA and its libraries need, but {found.describe()}. "
+                f"{_advice(found, reserve_mib)}"
+            )
+
+
+def _advice(memory: GpuMemory, reserve_mib: int) -> str:
+    fitting_mib = memory.free_mib - reserve_mib
+    if fitting_mib < MIN_LIMIT_MIB:
+        return f"{'End these processes' if memory.processes else 'Free some of its memory'}, or use another GPU."
+    end = ", end these processes" if memory.processes else ""
+    return (
+        f"Give at most {fitting_mib} MiB in all with --data-gpu-memory and --model-gpu-memory{end}, or leave out the "
+        "limits and --enable-memory-isolation, so that memory grows as needed."
+    )
+
+
+def read_memory(gpus: Sequence[int]) -> dict[int, GpuMemory]:
+    """Return the memory of GPUs, by their indices in TensorFlow.
+
+    Raises:
+        MemoryUnknown: there is no NVML, or it does not know a GPU.
+    """
+    try:
+        import pynvml  # only where there is a GPU
+    except ImportError as error:
+        raise MemoryUnknown("nvidia-ml-py is not installed: pip install nvidia-ml-py") from error
+    try:
+        pynvml.nvmlInit()
+        return {gpu: _memory_of(pynvml, gpu_handle(pynvml, gpu)) for gpu in gpus}
+    except (pynvml.NVMLError, LookupError) as error:
+        raise MemoryUnknown(f"the driver reports: {error}") from error
+
+
+def _memory_of(nvml: Any, handle: Any) -> GpuMemory:
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    name = nvml.nvmlDeviceGetName(handle)
+    try:
+        running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except nvml.NVMLError:  # WSL
+        running = []
+    others = [process for process in running if process.pid != os.getpid()]
+    return GpuMemory(
+        name=name.decode() if isinstance(name, bytes) else name,
+        total_mib=memory.total // 2**20,
+        free_mib=memory.free // 2**20,
+        capability=nvml.nvmlDeviceGetCudaComputeCapability(handle)[0],
+        processes=tuple((process.pid, _mib(process.usedGpuMemory)) for process in others),
+    )
+
+
+def _mib(size: int | None) -> int | None:
+    return None if size is None else size // 2**20
+
+
+def gpu_handle(nvml: Any, gpu: int) -> Any:
+    """Return NVML's handle of a GPU, by its index in TensorFlow.
+
+    NVML numbers all GPUs by their places on the bus. TensorFlow has CUDA's numbers, which CUDA_VISIBLE_DEVICES and
+    CUDA_DEVICE_ORDER change. Both know the UUID.
+
+    Raises:
+        LookupError: CUDA does not have this GPU.
+        nvml.NVMLError: NVML does not.
+    """
+    uuids = cuda_uuids()
+    if gpu >= len(uuids):
+        raise LookupError(f"CUDA has {len(uuids)} GPUs, but not GPU {gpu}")
+    try:
+        return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuids[gpu]}")
+    except nvml.NVMLError_NotFound:
+        return nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuids[gpu]}")  # a part of a GPU
+
+
+def cuda_uuids() -> list[str]:
+    """Return the UUIDs of the GPUs in the order of CUDA, which is also TensorFlow's; empty without a driver."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return []
+    count, device, raw = ctypes.c_int(), ctypes.c_int(), (ctypes.c_ubyte * 16)()
+    if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):
+        return []
+    uuids = []
+    for index in range(count.value):
+        if cuda.cuDeviceGet(ctypes.byref(device), index) or cuda.cuDeviceGetUuid_v2(ctypes.byref(raw), device):
+            return []
+        uuids.append(str(uuid.UUID(bytes=bytes(raw))))
+    return uuids

@@ -1,0 +1,151 @@
+"""Memory limits and what GPUs have, with a made-up driver. No TensorFlow."""
+
+import sys
+import unittest
+from types import SimpleNamespace
+from unittest import mock
+
+from myxtts.config.schema import PlacementConfig
+from myxtts.errors import PlacementError
+from myxtts.placement import gpu_memory
+from myxtts.placement.gpu_memory import GpuMemory, MemoryUnknown, check_limits, limits_of, read_memory
+from myxtts.placement.routes import plan_routes
+
+RTX_4090 = GpuMemory("NVIDIA GeForce RTX 4090", 24_564, 24_100, 8)
+SPLIT = {"data_gpu": 0, "model_gpu": 0}
+
+
+class FakeNvml:
+    """NVML with some GPUs, each as (UUID, name, total MiB, free MiB, capability, processes)."""
+
+    class NVMLError(Exception):
+        pass
+
+    class NVMLError_NotFound(NVMLError):
+        pass
+
+    def __init__(self, *gpus):
+        self.gpus = {gpu[0]: gpu for gpu in gpus}
+
+    def nvmlInit(self):
+        if not self.gpus:
+            raise self.NVMLError("Driver Not Loaded")
+
+    def nvmlDeviceGetHandleByUUID(self, name):
+        if name not in self.gpus:
+            raise self.NVMLError_NotFound("Not Found")
+        return name
+
+    def nvmlDeviceGetName(self, handle):
+        return self.gpus[handle][1]
+
+    def nvmlDeviceGetMemoryInfo(self, handle):
+        return SimpleNamespace(total=self.gpus[handle][2] * 2**20, free=self.gpus[handle][3] * 2**20)
+
+    def nvmlDeviceGetCudaComputeCapability(self, handle):
+        return [self.gpus[handle][4], 0]
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle):
+        if self.gpus[handle][5] is None:
+            raise self.NVMLError("Not Supported")
+        return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in self.gpus[handle][5]]
+
+
+L4 = ("GPU-a", "NVIDIA L4", 23_034, 22_500, 8, [(7, 400 * 2**20), (8, None)])
+H100 = ("GPU-b", b"NVIDIA H100", 81_559, 81_000, 9, [])
+MIG = ("MIG-c", "NVIDIA A100 MIG 1g.5gb", 4_864, 4_850, 8, None)
+
+
+def read(order: list[str], *gpus: int) -> dict[int, GpuMemory]:
+    """Read GPUs where CUDA has these UUIDs, in this order."""
+    with (
+        mock.patch.dict(sys.modules, pynvml=FakeNvml(L4, H100, MIG)),
+        mock.patch.object(gpu_memory, "cuda_uuids", lambda: order),
+    ):
+        return read_memory(gpus)
+
+
+class ReadMemoryTest(unittest.TestCase):
+    def test_gpus_are_those_of_cuda_in_any_order_and_with_hidden_ones(self):
+        for order in (["a", "b"], ["b", "a"], ["b"], ["c", "b"]):
+            names = {"a": "NVIDIA L4", "b": "NVIDIA H100", "c": "NVIDIA A100 MIG 1g.5gb"}
+            memory = read(order, *range(len(order)))
+            self.assertEqual([memory[gpu].name for gpu in memory], [names[uuid] for uuid in order])
+
+    def test_memory_and_other_processes_are_read(self):
+        expected = GpuMemory("NVIDIA L4", 23_034, 22_500, 8, ((7, 400), (8, None)))
+        self.assertEqual(read(["a"], 0), {0: expected})
+        with mock.patch("os.getpid", return_value=7):
+            self.assertEqual(read(["a"], 0)[0].processes, ((8, None),))
+
+    def test_without_a_driver_or_its_package_there_is_a_reason(self):
+        for module, reason in ((None, "pip install nvidia-ml-py"), (FakeNvml(), "Driver Not Loaded")):
+            with mock.patch.dict(sys.modules, pynvml=module), self.assertRaisesRegex(MemoryUnknown, reason):
+                read_memory([0])
+        with self.assertRaisesRegex(MemoryUnknown, "not GPU 1"):
+            read(["a"], 0, 1)
+        with self.assertRaisesRegex(MemoryUnknown, "Not Found"):
+            read(["unknown"], 0)
+
+    def test_cuda_has_no_gpus_without_its_library(self):
+        with mock.patch("ctypes.CDLL", side_effect=OSError):
+            self.assertEqual(gpu_memory.cuda_uuids(), [])
+
+
+class LimitsTest(unittest.TestCase):
+    def check(self, memory: GpuMemory, gpus: int = 1, **settings) -> None:
+        limits = limits_of(plan_routes(PlacementConfig(**settings), gpus))
+        check_limits(limits, dict.fromkeys(limits, memory))
+
+    def message(self, memory: GpuMemory, **settings) -> str:
+        with self.assertRaises(PlacementError) as caught:
+            self.check(memory, **settings)
+        return str(caught.exception)
+
+    def test_limits_belong_to_physical_gpus(self):
+        split = PlacementConfig(**SPLIT, data_gpu_memory=1000, model_gpu_memory=2000)
+        apart = PlacementConfig(data_gpu=1, model_gpu=0, data_gpu_memory=1000, model_gpu_memory=2000)
+        self.assertEqual(limits_of(plan_routes(split, 1)), {0: [1000, 2000]})
+        self.assertEqual(limits_of(plan_routes(apart, 2)), {0: [2000], 1: [1000]})
+        for none in (PlacementConfig(), PlacementConfig(simulate_gpus=2, **SPLIT, data_gpu_memory=1000)):
+            self.assertEqual(limits_of(plan_routes(none, 1)), {})
+
+    def test_both_parts_and_the_reserve_must_fit_into_what_is_free(self):
+        largest = RTX_4090.free_mib - 1536 - 64
+        self.check(RTX_4090, **SPLIT, data_gpu_memory=4096, model_gpu_memory=largest - 4096)
+        self.assertEqual(
+            self.message(RTX_4090, **SPLIT, data_gpu_memory=4096, model_gpu_memory=largest - 4095),
+            "memory limits of 4096 and 18405 MiB were requested on GPU 0, which take 4,096 + 18,405 + 1,600 = 24,101 "
+            "MiB with what CUDA and its libraries need, but NVIDIA GeForce RTX 4090 has 24,564 MiB, of which 24,100 "
+            "MiB are free. Give at most 22500 MiB in all with --data-gpu-memory and --model-gpu-memory, or leave out "
+            "the limits and --enable-memory-isolation, so that memory grows as needed.",
+        )
+
+    def test_a_single_limit_and_the_default_limits_must_fit(self):
+        message = self.message(RTX_4090, model_gpus=(0,), model_gpu_memory=24_000)
+        self.assertIn("limits of 24000 MiB were requested on GPU 0, which take 24,000 + 1,536 = 25,536 MiB", message)
+        self.assertIn("8192 and 16384 MiB", self.message(RTX_4090, **SPLIT, enable_memory_isolation=True))
+        self.check(RTX_4090, gpus=2, data_gpu=0, model_gpu=1, enable_memory_isolation=True)
+
+    def test_processes_that_hold_memory_are_named(self):
+        held = GpuMemory("NVIDIA L4", 23_034, 3_000, 8, ((7, 400), (8, None)))
+        message = self.message(held, **SPLIT, data_gpu_memory=1000, model_gpu_memory=2000)
+        self.assertIn("3,000 MiB are free; processes that hold memory: 7 (400 MiB), 8 (unknown). Give at most", message)
+        self.assertIn(" MiB in all with --data-gpu-memory and --model-gpu-memory, end these processes, or ", message)
+        full = GpuMemory("NVIDIA L4", 23_034, 1_000, 8, ((7, 22_000),))
+        self.assertIn("End these processes, or use another GPU.", self.message(full, **SPLIT, data_gpu_memory=256))
+
+    def test_the_reserve_is_that_of_tensorflow(self):
+        for capability, total_mib, expected in (
+            (8, 2_000, 225),
+            (6, 8_000, 500),
+            (7, 16_000, 1050),
+            (8, 24_000, 1536),
+            (9, 80_000, 1800),
+            (12, 32_000, 1800),
+        ):
+            self.assertEqual(GpuMemory("", total_mib, total_mib, capability).reserve_mib(1), expected)
+
+
+if __name__ == "__main__":
+    unittest.main()

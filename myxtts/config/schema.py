@@ -183,7 +183,7 @@ class TrainingConfig(Section):
     ] = ()
     """Parts of the network to freeze: the first four belong to `tts`, the others to `asr`."""
     deterministic: bool = False
-    """Use deterministic kernels only (slower; needed on GPUs, a CPU repeats a run without it)."""
+    """Use deterministic kernels only (slower). A run repeats bit for bit on the CPU, and on GPUs with this flag."""
     compile: Literal["off", "xla"] = "off"
     """Compile the training step with XLA; requires enable_static_shapes."""
 

@@ -33,6 +33,7 @@ SECTIONS = (
     Section(2, "benchmarks.proof.operations", "Every operation", 0.17),
     Section(3, "benchmarks.proof.stages", "Stage times", 0.22),
     Section(4, "benchmarks.proof.placements", "Placements", 0.22),
+    Section(5, "benchmarks.proof.threads", "Threads", 0.10),
     Section(6, "benchmarks.proof.costs", "Suspected costs", 0.08),
     Section(7, "benchmarks.proof.whole", "The whole", 0.18),
 )

@@ -1,0 +1,312 @@
+"""Section 5: every batch that reaches the model against the same batch made by one thread alone.
+
+The producer's thread makes batches while the main thread trains on them. The checksum of each batch is computed where
+the batch is, kept there, and read at the end, so that it does not wait for the devices in between. Then one thread
+makes the same batches again, and all checksums must agree.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from benchmarks.proof.eager_shapes import THREADS, Stress, stress
+from benchmarks.proof.placements import SPLIT_MIB
+from benchmarks.proof.runs import NO_TIME, placement_flags, run_flags, run_script, toy_models
+from benchmarks.proof.section import Figure, Scope, SectionResult, table
+from myxtts.batch import Field, tensor_specs
+from myxtts.clock import Clock
+from myxtts.commands import train
+from myxtts.config.schema import Config
+from myxtts.data.dataset import load_corpora
+from myxtts.data.hand_over import Batch
+from myxtts.data.pipeline import Pipeline
+from myxtts.data.plan_iterator import Position
+from myxtts.data.producer import Producer
+from myxtts.placement.replicas import make_replicas
+from myxtts.placement.routes import Placement, Route
+from myxtts.tasks.length_rules import length_rule_of
+from myxtts.tasks.registry import task_of
+from myxtts.training import loop
+from myxtts.training.checkpoint import save_nothing
+from myxtts.training.setup import build_state, configure_devices, make_schedule, make_step
+from myxtts.training.step import Step
+from myxtts.training.stop_request import StopRequest
+
+TITLE = "Threads"
+STRESS_SHARE = 0.15  # of the section's time
+MAX_STEPS, SMALL_STEPS = 20_000, 4
+LEAST_S = 10.0  # a route is not checked with less time
+THREADED_SHARE = 0.6  # of a route's time; then the batches are made once more, alone
+FACTORS = (1, 1_000_003, 998_244_353)  # of an index along each axis; a sum is then different if elements trade places
+PLACES = ("as produced", "handed over by the step", "handed over alone")
+
+
+@dataclass
+class RouteCheck:
+    """Batches of a route that were compared.
+
+    Attributes:
+        compared: number of checksums in each of PLACES.
+        different: descriptions of the batches that differ.
+        steps: that were trained.
+        start_s: seconds until the end of the first step, which is traced.
+    """
+
+    name: str
+    route: Route
+    steps: int = 0
+    start_s: float = 0.0
+    compared: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PLACES, 0))
+    different: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Findings:
+    """What the section has found so far; `stress` is a reason where it was not run."""
+
+    checks: list[RouteCheck] = field(default_factory=list)
+    stress: Stress | str = "not run"
+
+
+def run(scope: Scope) -> SectionResult:
+    found = Findings()
+    found.stress = run_stress(scope)
+    scope.record(result_of(scope, found))
+    config, _ = train.parse(flags_of(scope))
+    with toy_models() if scope.small else nullcontext():
+        placement = configure_devices(config)
+        routes = routes_of(scope, placement)
+        for number, (name, route) in enumerate(routes):
+            start_s = max((check.start_s for check in found.checks), default=0.0)
+            if scope.left_s < LEAST_S + start_s and not scope.small:
+                found.checks.append(RouteCheck(name, route))
+                continue
+            end_s = time.monotonic() + scope.left_s / (len(routes) - number)
+            found.checks.append(check_route(name, route, config, end_s, SMALL_STEPS if scope.small else MAX_STEPS))
+            scope.record(result_of(scope, found))
+    return result_of(scope, found)
+
+
+def flags_of(scope: Scope) -> list[str]:
+    """Return flags that make all devices of the routes: two parts of GPU 0, and GPU 1."""
+    flags = run_flags(scope, "threads", "tiny", 1_000_000, 50)
+    if scope.simulated:
+        return [*flags, *placement_flags(scope)]
+    flags += ["--deterministic", "--data-gpu", "0", "--model-gpus", *map(str, range(min(2, scope.gpus)))]
+    return flags + [word for name, mib in SPLIT_MIB.items() for word in (f"--{name.replace('_', '-')}", str(mib))]
+
+
+def routes_of(scope: Scope, placement: Placement) -> list[tuple[str, Route]]:
+    """Return the routes to check: on one GPU, between its parts, and between two GPUs, both ways round."""
+    names = [device.name for device in placement.devices]
+    if scope.simulated:
+        pairs = [("one device", 0, 0), ("two devices", 0, 1)][: len(names)]
+        pairs = pairs[-1:] if scope.small else pairs
+    else:
+        pairs = [("two GPUs", 1, 2)] if len(names) > 2 else []  # first, since time may run out
+        pairs += [("one GPU", 1, 1), ("one GPU split in two", 0, 1)]
+        pairs += [("two GPUs, the other way round", 2, 1)] if len(names) > 2 else []
+    return [(name, Route(names[data], names[model])) for name, data, model in pairs]
+
+
+def run_stress(scope: Scope) -> Stress | str:
+    """Run the eager operations, on GPUs in a process of their own, which they might crash; or return why not."""
+    if scope.small:
+        configure_devices(train.parse(flags_of(scope))[0])
+        return stress("/CPU:0", 0.2)
+    seconds = STRESS_SHARE * scope.left_s / 2  # the start of the process takes the other half
+    flags = ["--seconds", f"{seconds:.1f}", *(["--simulate-gpus", str(scope.gpus)] if scope.simulated else [])]
+    finished = run_script(
+        ["-m", "benchmarks.proof.eager_shapes", *flags], scope.out / "eager_shapes.log", 3 * seconds + 30
+    )
+    found = next((line for line in finished.lines if line.startswith('{"operations"')), None)
+    return Stress(**json.loads(found)) if found else f"failed: {finished.reason or 'no result'}"
+
+
+def check_route(name: str, route: Route, config: Config, end_s: float, max_steps: int) -> RouteCheck:
+    """Train on a route for a part of its time, make its batches once more, and compare them."""
+    check, began_s, stop = RouteCheck(name, route), time.monotonic(), StopAt(end_s, max_steps)
+    corpus, _, vocabulary = load_corpora(config, Path(config.run.runs_dir), length_rule_of(config), replicas=1)
+    state = build_state(config, vocabulary, make_replicas((route,)))
+    extractor = task_of(config).extractor(config, training=True)
+    pipeline = Pipeline(
+        corpus, [route], extractor, config.data, seed=config.training.seed, cache_folder=Path(config.run.runs_dir)
+    )
+    step = CheckedStep(make_step(config, state), route, Checksums(extractor.features))
+    schedule = replace(make_schedule(config, corpus, state), log_every=0, checkpoint_every=0)
+    with pipeline.open_feed(Position()) as feed:
+        loop.train(state, step, feed, schedule, [], save_nothing, Clock(), stop)
+    check.steps, check.start_s = state.step, stop.first_step_s - began_s
+    threaded = step.read_checksums()
+    alone = checksums_alone(pipeline.producers[0], step.checksums, end_s, state.step + 1)
+    compare(check, threaded, list(alone), sorted(extractor.features))
+    return check
+
+
+class StopAt(StopRequest):
+    """A request to stop when a share of the time after the first step is over, or after a number of steps.
+
+    Args:
+        end_s: end of the whole time, of `time.monotonic`.
+        steps: largest number of steps.
+
+    Attributes:
+        first_step_s: end of the first step.
+    """
+
+    def __init__(self, end_s: float, steps: int):
+        super().__init__()
+        self._end_s, self._left = end_s, steps
+        self.first_step_s = self._stop_s = float("inf")
+
+    def due(self) -> bool:
+        return self._left == 0 or time.monotonic() >= self._stop_s
+
+    def observe(self, outcome: tf.Tensor) -> None:
+        self._left -= 1
+        if self.first_step_s == float("inf"):
+            self.first_step_s = time.monotonic()
+            self._stop_s = self.first_step_s + THREADED_SHARE * max(0.0, self._end_s - self.first_step_s)
+
+
+class Checksums:
+    """Computes checksums of batches where the batches are.
+
+    A checksum is a sum of the bits of all elements, each times an odd weight of its place, modulo 2^64. It does not
+    depend on the order in which a device adds, and differs for any single wrong element.
+
+    Args:
+        fields: contract of the batches.
+    """
+
+    def __init__(self, fields: dict[str, Field]):
+        self._compute = tf.function(self._checksums, input_signature=[tensor_specs(fields)])
+
+    def __call__(self, batch: Batch, device: str) -> tf.Tensor:
+        """Return the checksums of all fields in alphabetical order, int64 [fields], without waiting for the device."""
+        with tf.device(device):
+            return self._compute(batch)
+
+    @staticmethod
+    def _checksums(batch: Batch) -> tf.Tensor:
+        return tf.stack([checksum(batch[name]) for name in sorted(batch)])
+
+
+def checksum(tensor: tf.Tensor) -> tf.Tensor:
+    """Return the checksum of a tensor of up to three dimensions, int64 []; to be traced."""
+    bits = tf.cast(tf.bitcast(tensor, {2: tf.int16, 4: tf.int32, 8: tf.int64}[tensor.dtype.size]), tf.int64)
+    for axis in reversed(range(len(tensor.shape))):
+        weights = 2 * FACTORS[axis] * tf.range(tf.shape(bits, out_type=tf.int64)[axis]) + 1
+        bits = tf.reduce_sum(bits * weights, axis=-1)
+    return bits
+
+
+class CheckedStep:
+    """A step that records the checksums of the batches that it takes and hands over.
+
+    Attributes:
+        checksums: how they are computed.
+    """
+
+    def __init__(self, step: Step, route: Route, checksums: Checksums):
+        self._step, self._route, self.checksums = step, route, checksums
+        self._entered: list[tf.Tensor] = []  # of the batch of each step
+        self._produced: list[tf.Tensor] = []  # of the batch after it
+        self._handed_over: list[tf.Tensor] = []  # the same batch, copied by the function that does nothing else
+
+    def hand_over(self, features: Sequence[Batch]) -> list[Batch]:
+        return self._step.hand_over(features)
+
+    def __call__(self, first: Sequence[Batch], following: Sequence[Sequence[Batch]], *arguments: Any):
+        data, model = self._route.data, self._route.model
+        (features,) = following[-1]
+        self._entered.append(self.checksums(first[0], model))
+        self._produced.append(self.checksums(features, data))
+        self._handed_over.append(self.checksums(self._step.hand_over([features])[0], model))
+        return self._step(first, following, *arguments)
+
+    def synchronize(self, outcome: tf.Tensor) -> None:
+        self._step.synchronize(outcome)
+
+    def read(self, outcome: tf.Tensor) -> dict[str, float]:
+        return self._step.read(outcome)
+
+    def read_checksums(self) -> dict[str, dict[int, np.ndarray]]:
+        """Return the checksums by place and number of the batch; waits for the devices."""
+        recorded = (self._produced, 1), (self._entered, 0), (self._handed_over, 1)
+        return {
+            place: {number: value.numpy() for number, value in enumerate(values, first)}
+            for place, (values, first) in zip(PLACES, recorded, strict=True)
+        }
+
+
+def checksums_alone(producer: Producer, checksums: Checksums, end_s: float, batches: int) -> Iterator[np.ndarray]:
+    """Make the first batches of the plan in this thread; yield the checksums of each, until there is no time."""
+    with closing(producer.replica_batches(Position())) as made:
+        for (batch,) in islice(made, batches):
+            yield checksums(batch.features, producer.device).numpy()
+            if time.monotonic() >= end_s:
+                return
+
+
+def compare(
+    check: RouteCheck, threaded: dict[str, dict[int, np.ndarray]], alone: list[np.ndarray], names: list[str]
+) -> None:
+    """Compare the checksums of all batches that were made twice."""
+    for place, by_number in threaded.items():
+        for number, values in by_number.items():
+            if number < len(alone):
+                check.compared[place] += 1
+                wrong = [name for name, same in zip(names, values == alone[number], strict=True) if not same]
+                if wrong:
+                    check.different.append(f"batch {number}, {place}: {', '.join(wrong)}")
+
+
+def result_of(scope: Scope, found: Findings) -> SectionResult:
+    rows = [
+        [
+            check.name,
+            f"{check.route.data} → {check.route.model}",
+            check.steps or NO_TIME,
+            *check.compared.values(),
+            len(check.different),
+        ]
+        for check in found.checks
+    ]
+    lines = [
+        "Checksums of every batch that the producer's thread made while the main thread trained, against those of the "
+        "same batch made by one thread alone:",
+        *table(("on", "route", "steps", *PLACES, "different"), rows),
+        *[f"- {check.name}: {text}" for check in found.checks for text in check.different[:10]],
+        stress_line(found.stress),
+    ]
+    compared = sum(sum(check.compared.values()) for check in found.checks)
+    different = sum(len(check.different) for check in found.checks)
+    met = False if different else None if scope.simulated or not compared else True
+    claim = "every batch that reaches the model is the one that one thread alone makes"
+    figure = Figure.of(claim, f"{different} of {compared} checksums differ", "0 differ", met)
+    data = {"checks": [asdict(check) for check in found.checks]}
+    data["stress"] = found.stress if isinstance(found.stress, str) else asdict(found.stress)
+    return SectionResult(TITLE, lines, [figure], data)
+
+
+def stress_line(found: Stress | str) -> str:
+    """Return whether this TensorFlow has the fault that the producer avoids."""
+    what = f"Eager operations on shapes in {THREADS} Python threads on one device, which the program avoids"
+    if isinstance(found, str):
+        return f"{what}: {found}."
+    if not found.faults:
+        return f"{what}: {found.operations} operations, all right."
+    first = next(iter(found.errors), "no error, but wrong values")
+    return (
+        f"{what}: **this TensorFlow has the fault** of its pull request 123993: of {found.operations} operations "
+        f"{found.wrong} were wrong and {sum(found.errors.values())} failed ({first})."
+    )

@@ -270,7 +270,7 @@ def inputs_of(scope: Scope, task: str) -> Inputs:
     extractor = task_of(config).extractor(config, training=True)
     pipeline = Pipeline(corpora.training, [route], extractor, config.data, seed=0, cache_folder=scope.out)
     with closing(pipeline.producers[0].read(Position())) as read:
-        waves = {name: value.numpy() for name, value in next(iter(read))[1].items()}
+        waves = {name: np.array(value) for name, value in next(iter(read))[1].items()}
     for name in waves:
         if name not in ("seed", "step_frames", "step_tokens"):
             waves[name][-1:] = 0

@@ -370,6 +370,16 @@ class VerdictsTest(unittest.TestCase):
         self.assertEqual(activity.copies, {"to_host": 0.5, "to_device": 1.0, "on_device": 0.0, "between_devices": 0.0})
         self.assertEqual(trace.activity([host], 2, 0.8), trace.Activity(None, {}, None, 1))
 
+    def test_the_peak_leaves_out_what_was_used_before(self):
+        used = iter([{"current": 5 * 2**20, "peak": 9 * 2**20}, {"current": 6 * 2**20, "peak": 12 * 2**20}])
+        with (
+            mock.patch("tensorflow.config.experimental.reset_memory_stats") as reset,
+            mock.patch("tensorflow.config.experimental.get_memory_info", lambda name: next(used)),
+        ):
+            self.assertEqual(stages.PeakMemory("/GPU:1").peak_mib(), 7.0)
+            reset.assert_called_once_with("GPU:1")
+        self.assertIsNone(stages.PeakMemory("/CPU:1").peak_mib())
+
     def test_the_stages_of_a_gpu_have_verdicts(self):
         activity = trace.Activity(900.0, {"to_host": 1.0}, 0.7, 0)
         good = stages.StageFigures(

@@ -4,6 +4,7 @@ Each stage is timed in isolation, until its device has finished. What the step d
 TensorFlow's profiler.
 """
 
+import gc
 import traceback
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -127,14 +128,12 @@ def measure_or_report(scope: Scope, task: str, size: str, rates: Rates) -> Stage
 
 def measure(scope: Scope, task: str, size: str, rates: Rates) -> StageFigures:
     config = configs.config_of(scope, task, size, data={"buckets": BUCKETS})
+    gc.collect()  # the model before
+    memory = PeakMemory(configs.configure(scope).routes[0].model)
     with open_run(config) as run:
-        device = run.route.model
-        if not scope.simulated:
-            tf.config.experimental.reset_memory_stats(device[1:])
         pipeline = run.setup.training_pipeline(synchronize=True)
         window = measurement_window(pipeline, SMALL_STEPS if scope.small else STEPS)
         times, samples = measure_isolated(run, pipeline, window)
-        peak_mib = None if scope.simulated else tf.config.experimental.get_memory_info(device[1:])["peak"] / 2**20
         figures = StageFigures(
             task,
             size,
@@ -144,10 +143,25 @@ def measure(scope: Scope, task: str, size: str, rates: Rates) -> StageFigures:
             transfer_s=float(np.median(times.transfer_s)),
             step_s=float(np.median(times.step_s)),
             shapes=len({tuple(batch["mel"].shape) for batches in samples.values() for batch in batches}),
-            peak_mib=peak_mib,
+            peak_mib=memory.peak_mib(),
             forecast_mib=device_forecast_mib(config, run),
         )
         return replace(figures, **inspect_step(run, window, samples, rates))
+
+
+class PeakMemory:
+    """The peak of the memory that TensorFlow uses on a device from now on, beside what it uses already; GPUs only."""
+
+    def __init__(self, device: str):
+        self._name = device[1:] if "GPU" in device else ""
+        if self._name:
+            tf.config.experimental.reset_memory_stats(self._name)
+            self._before = tf.config.experimental.get_memory_info(self._name)["current"]
+
+    def peak_mib(self) -> float | None:
+        if not self._name:
+            return None
+        return (tf.config.experimental.get_memory_info(self._name)["peak"] - self._before) / 2**20
 
 
 def inspect_step(run: ProfiledRun, window: MeasurementWindow, samples: SampleBatches, rates: Rates) -> dict[str, Any]:

@@ -254,7 +254,7 @@ def operations(scope: Scope) -> Iterator[Operation]:
     yield synthesis(scope, speech)
     yield griffin_lim_operation(speech)
     if scope.small:
-        yield step(scope, "step of the recogniser, float32, TF32 off", recogniser, {}, {}, STRICT)
+        yield step(scope, "step of the recogniser, float32, TF32 off", recogniser, STRICT)
     else:
         yield from steps(scope, recogniser, "step of the recogniser")
     yield decoding()
@@ -297,22 +297,26 @@ def producer(name: str, inputs: Inputs, tolerances: Tolerances) -> Operation:
 
 
 def steps(scope: Scope, inputs: Inputs, name: str) -> Iterator[Operation]:
-    """Yield a training step in each number format, with accumulation and with recomputed activations."""
-    strict = step(scope, f"{name}, float32, TF32 off", inputs, {}, {}, STRICT)
+    """Yield a training step in each number format, and in each way of computing it."""
+    strict = step(scope, f"{name}, float32, TF32 off", inputs, STRICT)
     yield strict
     exact, _ = strict.run(CPU)
     half = yield from calibrated(scope, name, inputs, "mixed_float16", exact)
     yield Operation(f"{name}, float32 with TF32", strict.run, twice(half, exact), exact, tf32=True)
-    if not scope.small:
-        yield from calibrated(scope, name, inputs, "mixed_bfloat16", exact)
-    yield step(scope, f"{name}, accumulation of 2", inputs, {"gradient_accumulation": 2}, {}, STRICT)
-    if inputs.config.model.task == "tts" and not scope.small:
-        yield step(scope, f"{name}, gradient checkpointing", inputs, {}, {"gradient_checkpointing": True}, STRICT)
+    yield step(scope, f"{name}, accumulation of 2", inputs, STRICT, training={"gradient_accumulation": 2})
+    if scope.small:
+        return
+    yield from calibrated(scope, name, inputs, "mixed_bfloat16", exact)
+    if inputs.config.model.task == "tts":
+        yield step(scope, f"{name}, gradient checkpointing", inputs, STRICT, model={"gradient_checkpointing": True})
+    else:
+        for encoder in ("gru", "conv"):
+            yield step(scope, f"{name}, encoder {encoder}", inputs, STRICT, asr={"encoder": encoder})
 
 
 def calibrated(scope: Scope, name: str, inputs: Inputs, precision: str, exact: Outputs):
     """Yield the step in a number format, with limits from the CPU's own error in it; return the CPU's outputs."""
-    operation = step(scope, f"{name}, {precision}", inputs, {"precision": precision}, {}, FLOOR)
+    operation = step(scope, f"{name}, {precision}", inputs, FLOOR, training={"precision": precision})
     on_cpu, _ = operation.run(CPU)
     yield operation._replace(tolerances=twice(on_cpu, exact), reference=exact)
     return on_cpu
@@ -326,12 +330,13 @@ def twice(outputs: Outputs, exact: Outputs) -> Tolerances:
     }
 
 
-def step(
-    scope: Scope, name: str, inputs: Inputs, training: dict[str, Any], model: dict[str, Any], tolerances: Tolerances
-) -> Operation:
-    """Return one training step from the initial weights; its outputs are losses, gradient and change of the weights."""
-    task = inputs.config.model.task
-    config = configs.config_of(scope, task, training=training, model=model)
+def step(scope: Scope, name: str, inputs: Inputs, tolerances: Tolerances, **changes: dict[str, Any]) -> Operation:
+    """Return one training step from the initial weights; its outputs are losses, gradient and change of the weights.
+
+    Args:
+        changes: of the settings, see `configs.config_of`.
+    """
+    config = configs.config_of(scope, inputs.config.model.task, **changes)
     built: dict[str, tuple] = {}  # by device: state, step, initial values
 
     def run_on(device: str) -> Ran:

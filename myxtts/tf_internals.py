@@ -36,6 +36,16 @@ def has_started() -> bool:
     return context.context()._context_handle is not None
 
 
+def device_type_in_scope() -> str:
+    """Return "GPU" or "CPU": where operations run that are created, traced or executed now.
+
+    Outside of any `tf.device` it is the GPU if TensorFlow sees one. Private because the public way, the device of a
+    tensor made for this purpose, ignores scopes around a `tf.function` while it is traced.
+    """
+    device = tf.DeviceSpec.from_string(context.context().device_name or "")
+    return device.device_type or ("GPU" if context.context().num_gpus() else "CPU")
+
+
 def configure_coordination_service(workers: int, register_timeout_s: int, heartbeat_timeout_s: int) -> None:
     """Configure the coordination service, hosted by worker 0, before a multi-worker strategy is made.
 

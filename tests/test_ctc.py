@@ -1,4 +1,4 @@
-"""CTC: feasible pairs of labels and frames, greedy and beam search decoding."""
+"""CTC: feasible pairs of labels and frames, the loss on a CPU and a GPU, greedy and beam search decoding."""
 
 import unittest
 from itertools import groupby
@@ -6,9 +6,14 @@ from itertools import groupby
 import numpy as np
 import tensorflow as tf
 
+from myxtts.models import ctc_loss
 from myxtts.models.ctc_decoding import beam_search_decode, decoded_texts, greedy_decode
+from myxtts.placement.audit import audit
+from myxtts.placement.copies import find_copies
+from myxtts.placement.kernels import has_gpu_kernels
 from myxtts.text.ctc_feasibility import frames_needed, subsampled_length
 from myxtts.text.symbols import SymbolTable
+from tests.emulated_gpu import cudnn_ctc_loss, on_emulated_gpu
 from tests.two_devices import MODEL
 
 TABLE = SymbolTable(("a", "b", "c"))  # ids 3, 4, 5
@@ -57,6 +62,85 @@ class Feasibility(unittest.TestCase):
             subsampled_length(subsampled_length(tf.range(20), 2), 2), subsampled_length(tf.range(20), 4)
         )
         self.assertEqual(subsampled_length(7, 1), 7)
+
+
+def long_rows(*counts, frames=340, symbols=20):
+    """Return logits, frames, labels and counts of random rows: the first has fewer frames than are padded."""
+    rng, rows = np.random.default_rng(0), len(counts)
+    labels = rng.integers(1, symbols, (rows, max(counts)))
+    labels[np.arange(max(counts)) >= np.array(counts)[:, None]] = BLANK
+    logits = tf.constant(rng.normal(0, 3, (rows, frames, symbols)), tf.float32)
+    real_frames = tf.constant([frames - 20] + [frames] * (rows - 1))
+    return logits, real_frames, tf.constant(labels, tf.int32), tf.constant(counts)
+
+
+def losses_and_gradient(function, logits, *rest):
+    @tf.function
+    def compute(logits):
+        with tf.GradientTape() as tape:
+            tape.watch(logits)
+            losses = function(logits, *rest)
+        return losses, tape.gradient(losses, logits)
+
+    with tf.device(MODEL):
+        losses, gradient = compute(logits)
+    return losses.numpy(), tf.convert_to_tensor(gradient).numpy()
+
+
+class Loss(unittest.TestCase):
+    def test_recursion_equals_the_kernel(self):
+        rows = long_rows(30, 1, 17, frames=60)
+        losses, gradient = losses_and_gradient(ctc_loss.ctc_losses, *rows)
+        again, again_gradient = losses_and_gradient(ctc_loss.ctc_losses_by_recursion, *rows)
+        np.testing.assert_allclose(again, losses, rtol=1e-5)
+        np.testing.assert_allclose(again_gradient, gradient, atol=1e-3)
+        self.assertTrue(np.all(again_gradient[0, 40:] == 0.0))
+
+    def test_recursion_sums_over_all_paths(self):
+        """Two frames, 4 equally likely symbols: `a` has the paths a-, -a, aa: 3/16; `ab` has the path ab: 1/16."""
+        labels, count = tf.constant([[3, 0], [3, 2]]), tf.constant([1, 2])
+        losses = ctc_loss.ctc_losses_by_recursion(tf.zeros([2, 2, 4]), tf.constant([2, 2]), labels, count)
+        np.testing.assert_allclose(losses, -np.log([3 / 16, 1 / 16]), rtol=1e-6)
+
+    def test_rows_with_more_labels_than_cudnn_takes_are_computed_on_a_gpu(self):
+        rows = long_rows(256, 0, 255, 260)
+        losses, gradient = losses_and_gradient(ctc_loss.ctc_losses, *rows)
+        with self.assertRaisesRegex(tf.errors.InvalidArgumentError, "cuDNN CTCLoss launch failure"), cudnn_ctc_loss():
+            losses_and_gradient(ctc_loss.ctc_losses, *rows)
+        with on_emulated_gpu(), cudnn_ctc_loss():
+            on_gpu, on_gpu_gradient = losses_and_gradient(ctc_loss.ctc_losses, *rows)
+        np.testing.assert_allclose(on_gpu, losses, rtol=1e-5)
+        # The kernel's gradient is the one that is off: docs/experiments/asr.md.
+        np.testing.assert_allclose(on_gpu_gradient, gradient, atol=0.01)
+        np.testing.assert_array_equal(on_gpu_gradient[1:3], gradient[1:3])  # these rows the kernel takes
+
+    def test_gradient_behind_the_end_of_a_row_is_zero_whatever_the_kernel_leaves_there(self):
+        rows = long_rows(5, 0, 1, frames=60)
+        losses, gradient = losses_and_gradient(ctc_loss.ctc_losses, *rows)
+        for garbage in (np.nan, 1e30):
+            with cudnn_ctc_loss(garbage):
+                again, again_gradient = losses_and_gradient(ctc_loss.ctc_losses, *rows)
+            np.testing.assert_array_equal(again, losses)
+            np.testing.assert_array_equal(again_gradient, gradient)
+        self.assertTrue(np.isfinite(gradient).all() and np.all(gradient[0, 40:] == 0.0) and np.all(gradient[1] == 0.0))
+
+    def test_on_a_gpu_all_operations_have_kernels_and_the_host_waits_once(self):
+        if not has_gpu_kernels():
+            self.skipTest("this TensorFlow holds no GPU kernels")
+
+        def gradient(*rows):
+            with tf.device("/GPU:0"), tf.GradientTape() as tape:
+                tape.watch(rows[0])
+                losses = ctc_loss.ctc_losses(*rows)
+            return losses, tf.convert_to_tensor(tape.gradient(losses, rows[0]))
+
+        integers = tf.TensorSpec([None], tf.int32)
+        specs = tf.TensorSpec([None, None, 20]), integers, tf.TensorSpec([None, None], tf.int32), integers
+        function = tf.function(gradient).get_concrete_function(*specs)
+        self.assertEqual(audit(function).host_only, ())
+        to_host = [copy for copy in find_copies(function) if copy.to_host]
+        self.assertLessEqual(len([copy for copy in to_host if "cond/" not in copy.tensor]), 1)  # TensorFlow's own
+        self.assertEqual({copy.consumer for copy in to_host if copy.in_loop}, {"LoopCond"})
 
 
 class Greedy(unittest.TestCase):

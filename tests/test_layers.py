@@ -16,7 +16,7 @@ ROWS = (
     ("config",),
     ("distributed",),
     ("placement",),
-    ("seeds",),
+    ("matmul", "seeds"),
     ("audio", "text"),
     ("batch",),
     ("data", "models", "observe"),

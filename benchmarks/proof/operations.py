@@ -30,7 +30,7 @@ from myxtts.config.schema import Config
 from myxtts.data.pipeline import Pipeline
 from myxtts.data.plan_iterator import Position
 from myxtts.data.producer import trace_produce
-from myxtts.models import asr, xtts
+from myxtts.models import asr, ctc_loss, xtts
 from myxtts.models.ctc_decoding import greedy_decode
 from myxtts.placement.audit import audit
 from myxtts.placement.kernels import has_gpu_kernels
@@ -455,14 +455,16 @@ def ctc() -> Operation:
     frames = np.array([60, 41, 30, 17, 0], np.int32)
     count = np.array([20, 9, 12, 0, 0], np.int32)
     logits = random.normal(size=(5, 60, 30)).astype(np.float32)
-    labels = np.where(np.arange(20) < count[:, None], random.integers(1, 30, (5, 20)), asr.BLANK_ID).astype(np.int32)
+    labels = np.where(np.arange(20) < count[:, None], random.integers(1, 30, (5, 20)), ctc_loss.BLANK_ID).astype(
+        np.int32
+    )
     behind = np.arange(60) >= np.where(count > 0, frames, 0)[:, None]
 
     @tf.function
     def loss_and_gradient(logits, frames, labels, count):
         with tf.GradientTape() as tape:
             tape.watch(logits)
-            losses = asr.ctc_losses(logits, frames, labels, count)
+            losses = ctc_loss.ctc_losses(logits, frames, labels, count)
             total = tf.reduce_sum(losses)
         return losses, tape.gradient(total, logits)
 

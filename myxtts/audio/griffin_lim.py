@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from myxtts.audio.format import FFT_SAMPLES, HOP_SAMPLES, PAD_SAMPLES, WINDOW_SAMPLES
 from myxtts.audio.mel import mel_filters, stft
+from myxtts.matmul import float32_matmul, function_per_device_type
 
 ITERATIONS = 30  # copy synthesis has 1.27 dB mel-cepstral distortion; 60 take 1.8 times as long and reach 1.24 dB
 NNLS_STEPS = 16
@@ -27,22 +28,18 @@ def inverse_mel_scale(log_mel):
     bins = int(np.flatnonzero(mel_filters().any(axis=1))[-1]) + 1  # 372 bins of 513, up to 8 kHz
     filters = tf.constant(mel_filters()[:bins])  # [bins, bands]
     mel = tf.exp(log_mel)
-    target = tf.matmul(mel, filters, transpose_b=True)
-    magnitude = tf.maximum(tf.matmul(mel, np.linalg.pinv(mel_filters()[:bins]).astype(np.float32)), 1e-6)
+    target = float32_matmul(mel, filters, transpose_b=True)
+    magnitude = tf.maximum(float32_matmul(mel, np.linalg.pinv(mel_filters()[:bins]).astype(np.float32)), 1e-6)
     for _ in range(NNLS_STEPS):
         # Two products are a third of the work of one with filters · filtersᵀ.
-        estimate = tf.matmul(tf.matmul(magnitude, filters), filters, transpose_b=True)
+        estimate = float32_matmul(float32_matmul(magnitude, filters), filters, transpose_b=True)
         ratio = target / tf.maximum(estimate, 1e-10)
         magnitude *= ratio * tf.sqrt(ratio)
     return tf.pad(magnitude, [[0, 0], [0, 0], [0, FFT_SAMPLES // 2 + 1 - bins]], constant_values=1e-6)
 
 
-@tf.function(
-    input_signature=[
-        tf.TensorSpec([None, None, None], tf.float32),
-        tf.TensorSpec([], tf.int32),
-        tf.TensorSpec([2], tf.int32),
-    ]
+@function_per_device_type(
+    tf.TensorSpec([None, None, None], tf.float32), tf.TensorSpec([], tf.int32), tf.TensorSpec([2], tf.int32)
 )
 def griffin_lim(log_mel, iterations, seed):
     """Compute fast Griffin-Lim (Perraudin, Balazs & Søndergaard 2013) on the current device.

@@ -18,6 +18,7 @@ from myxtts.audio.format import (
     WINDOW_SAMPLES,
     frame_count,
 )
+from myxtts.matmul import float32_matmul
 
 SILENCE = float(np.log(LOG_FLOOR))
 
@@ -79,7 +80,7 @@ def log_mel(waveform, samples=None, filters=None):
     spectrum = stft(tf.cast(_reflect(waveform, samples, padded), tf.float64))
     magnitude = tf.abs(tf.cast(spectrum, tf.complex64))
     filters = mel_filters() if filters is None else filters
-    mel = tf.math.log(tf.maximum(tf.matmul(magnitude, filters), LOG_FLOOR))
+    mel = tf.math.log(tf.maximum(float32_matmul(magnitude, filters), LOG_FLOOR))
     real = tf.sequence_mask(frame_count(samples), frame_count(padded))
     return tf.where(real[:, :, None], mel, SILENCE)
 

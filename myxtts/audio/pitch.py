@@ -4,6 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ, frame_count
+from myxtts.matmul import float32_matmul
 
 F0_MIN_HZ = 60.0
 F0_MAX_HZ = 600.0
@@ -52,7 +53,7 @@ def f0(waveform, samples):
     padded = tf.shape(waveform)[1]
     wave = tf.where(tf.sequence_mask(samples, padded), waveform, 0.0)
     difference = _difference(_hops(wave, frame_count(padded)))
-    lag, aperiodicity = _find_period(difference[:, :, MIN_LAG - 1 :] / tf.matmul(difference, _CUMULATIVE_MEAN))
+    lag, aperiodicity = _find_period(difference[:, :, MIN_LAG - 1 :] / float32_matmul(difference, _CUMULATIVE_MEAN))
     voiced = (aperiodicity < VOICING_THRESHOLD) & tf.sequence_mask(frame_count(samples), frame_count(padded))
     hz = tf.clip_by_value(DECIMATED_RATE_HZ / _parabolic_interpolation(difference, lag), F0_MIN_HZ, F0_MAX_HZ)
     return tf.where(voiced, hz, 0.0), voiced

@@ -11,6 +11,7 @@ from myxtts.audio.format import MEL_BANDS, frame_count
 from myxtts.audio.mel import log_mel, warped_mel_filters
 from myxtts.audio.pitch import f0
 from myxtts.batch import ASR_FEATURES, ASR_INPUTS, TEXT, TTS_FEATURES, TTS_INPUTS, Field
+from myxtts.matmul import float32_matmul
 from myxtts.seeds import fold_in
 
 VTLP_COSINES = 9  # spectral gain curve over the mel bands, the constant included
@@ -87,5 +88,5 @@ def vtlp_warp(seed, rows, limit):
     factor = tf.exp(tf.random.stateless_uniform([rows], fold_in(seed, "frequencies"), -limit, limit))
     amplitudes = tf.random.stateless_uniform([rows, VTLP_COSINES], fold_in(seed, "spectrum"), -2.0 * limit, 2.0 * limit)
     phase = np.pi * np.arange(VTLP_COSINES)[:, None] * (np.arange(MEL_BANDS) + 0.5) / MEL_BANDS
-    gain = tf.exp(tf.matmul(amplitudes, tf.constant(np.cos(phase), tf.float32)))
+    gain = tf.exp(float32_matmul(amplitudes, tf.constant(np.cos(phase), tf.float32)))
     return factor, warped_mel_filters(factor) * gain[:, None, :]

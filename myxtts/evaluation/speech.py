@@ -11,14 +11,15 @@ from myxtts.audio.griffin_lim import ITERATIONS, griffin_lim_waves
 from myxtts.audio.mel import SILENCE, log_mel
 from myxtts.audio.pitch import f0
 from myxtts.evaluation.acoustic_metrics import AcousticFeatures
+from myxtts.matmul import function_per_device_type
 from myxtts.models.xtts import XTTS, SynthesisOptions
 from myxtts.text.frontend import symbols_of
 from myxtts.training.select_checkpoint import vocabulary_of
 
 BATCH_UTTERANCES = 8
 
-_log_mel = tf.function(log_mel, input_signature=[tf.TensorSpec([None, None]), tf.TensorSpec([None], tf.int32)])
-_f0 = tf.function(f0, input_signature=[tf.TensorSpec([None, None]), tf.TensorSpec([None], tf.int32)])
+_of_waves = function_per_device_type(tf.TensorSpec([None, None]), tf.TensorSpec([None], tf.int32))
+_log_mel, _f0 = _of_waves(log_mel), _of_waves(f0)
 
 
 def synthesize(

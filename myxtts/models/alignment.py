@@ -2,6 +2,8 @@
 
 import tensorflow as tf
 
+from myxtts.matmul import float32_matmul
+
 IMPOSSIBLE_SCORE = -1e9
 DISTANCE_SCALE = 16.0  # squared distance of a frame from its token's mean mel in a half-trained model
 
@@ -20,7 +22,7 @@ def frame_token_scores(mel, mean):
     Returns:
         float32 [B, T, N], at most 0.
     """
-    cross = tf.matmul(mel, mean, transpose_b=True)
+    cross = float32_matmul(mel, mean, transpose_b=True)
     squared = tf.reduce_sum(mel * mel, -1)[:, :, None] - 2.0 * cross + tf.reduce_sum(mean * mean, -1)[:, None, :]
     return -tf.math.log1p(tf.maximum(squared, 0.0) / DISTANCE_SCALE)
 

@@ -12,10 +12,11 @@ import tensorflow as tf
 from keras import layers
 
 from myxtts.batch import ASR_FEATURES
+from myxtts.models.ctc_loss import ctc_labels, ctc_losses
 from myxtts.models.layers import CompositeLayer, SeededDropout, length_mask
 from myxtts.models.lmu import LegendreMemory
 from myxtts.models.xtts import MEL_MEAN, MEL_STD
-from myxtts.text.ctc_feasibility import BLANK_ID, subsampled_length
+from myxtts.text.ctc_feasibility import subsampled_length
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ class ASRModel(keras.Model):
             Outputs: `logits` float32 [B, T', V]; `frames` int32 [B], their real frames.
 
         Raises:
-            tf.errors.InvalidArgumentError: on the CPU, a row has fewer frames than `text.ctc.frames_needed`.
+            tf.errors.InvalidArgumentError: on the CPU, a row has fewer frames than `ctc_feasibility.frames_needed`.
         """
         logits, frames = self.compute_logits(batch["mel"], batch["frames"], batch["seed"] if training else None)
         labels, count = ctc_labels(batch["tokens"], batch["token_count"])
@@ -263,41 +264,6 @@ class MaskedBatchNorm(layers.Layer):
         for moving, current in ((self.moving_mean, mean), (self.moving_variance, variance)):
             moving.assign(moving + rate * (tf.stop_gradient(current) - moving))
         return mean, variance
-
-
-def ctc_labels(tokens, token_count):
-    """Strip begin and end from tokens: int32 [B, N] -> labels int32 [B, N - 2], padded with the blank, and counts."""
-    count = tf.maximum(token_count - 2, 0)
-    labels = tokens[:, 1:-1]
-    return tf.where(tf.sequence_mask(count, tf.shape(labels)[1]), labels, BLANK_ID), count
-
-
-def ctc_losses(logits, frames, labels, count):
-    """Return the CTC loss of each row (Graves et al. 2006), float32 [B]; 0 for a row without labels.
-
-    The labels are sparse: on the CPU this is 8.7 times as fast as dense labels, and on a GPU TensorFlow substitutes
-    cuDNN's kernel. Kernels differ in how they treat lengths of 0, so a row without labels is passed as one frame
-    with one label, and its loss is then replaced by 0.
-
-    Args:
-        logits: float32 [B, T', V].
-        frames: int32 [B].
-        labels: int32 [B, U], padded with the blank.
-        count: int32 [B].
-    """
-    has_labels = count > 0
-    one_label = tf.pad(tf.ones_like(labels[:, :1]), [[0, 0], [0, tf.shape(labels)[1] - 1]])
-    labels = tf.where(has_labels[:, None], labels, one_label)
-    indices = tf.where(labels != BLANK_ID)
-    sparse = tf.SparseTensor(indices, tf.gather_nd(labels, indices), tf.shape(labels, out_type=tf.int64))
-    losses = tf.nn.ctc_loss(
-        labels=sparse,
-        logits=tf.transpose(logits, [1, 0, 2]),
-        label_length=None,
-        logit_length=tf.where(has_labels, frames, 1),
-        blank_index=BLANK_ID,
-    )
-    return tf.where(has_labels, losses, 0.0)
 
 
 def lmu_block_parameters(size: ASRSize) -> int:

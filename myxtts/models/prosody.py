@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from myxtts.matmul import float32_matmul
+
 # The network's unit of pitch: distance from 150 Hz, between usual low and high voices, in units of 3 semitones.
 PITCH_CENTRE_HZ = 150.0
 PITCH_UNIT_SEMITONES = 3.0
@@ -43,7 +45,7 @@ def target_prosody(mel, f0_hz, path, tokens):
     octaves = tf.math.log(tf.maximum(f0_hz, 1.0) / PITCH_CENTRE_HZ) / tf.math.log(2.0)
     pitch = octaves * (12.0 / PITCH_UNIT_SEMITONES)
     frame_values = tf.stack([tf.ones_like(voiced), voiced, voiced * pitch, tf.reduce_mean(mel, axis=2)], axis=-1)
-    sums = tf.matmul(tf.one_hot(path, tokens), frame_values, transpose_a=True)
+    sums = float32_matmul(tf.one_hot(path, tokens), frame_values, transpose_a=True)
     frames, voiced_frames, pitch, energy = tf.unstack(sums, axis=-1)
     duration = tf.maximum(frames, 1.0)
     pitch /= tf.maximum(voiced_frames, 1.0)

@@ -1,0 +1,147 @@
+"""Connectionist temporal classification (CTC, Graves et al. 2006): the loss.
+
+Shape legend: B batch, T frames, V symbols, U labels.
+"""
+
+from contextlib import nullcontext
+
+import tensorflow as tf
+
+from myxtts import tf_internals
+from myxtts.text.ctc_feasibility import BLANK_ID
+
+CUDNN_MAX_LABELS = 255  # of a row: `cudnnCTCLoss` returns an error from 256 on (pytorch/pytorch issue 53505)
+LOG_ZERO = -1e30  # finite, so that differences and gradients of impossible paths are 0 and not NaN
+
+
+def ctc_labels(tokens, token_count):
+    """Strip begin and end from tokens: int32 [B, N] -> labels int32 [B, N - 2], padded with the blank, and counts."""
+    count = tf.maximum(token_count - 2, 0)
+    labels = tokens[:, 1:-1]
+    return tf.where(tf.sequence_mask(count, tf.shape(labels)[1]), labels, BLANK_ID), count
+
+
+def ctc_losses(logits, frames, labels, count):
+    """Return the CTC loss of each row, float32 [B]; 0 for a row without labels.
+
+    TensorFlow's kernel for the device computes it. On a GPU, that is cuDNN's, which takes CUDNN_MAX_LABELS labels;
+    rows with more of them are computed by `ctc_losses_by_recursion`, and only batches that have such rows pay for it.
+
+    Args:
+        logits: float32 [B, T, V].
+        frames: int32 [B], at least `ctc_feasibility.frames_needed`.
+        labels: int32 [B, U], padded with the blank.
+        count: int32 [B].
+    """
+    if tf_internals.device_type_in_scope() != "GPU":
+        return _losses_by_kernel(logits, frames, labels, count)
+    with _integers_on_host():
+        fits = count <= CUDNN_MAX_LABELS
+        rows, all_fit, fitting_count = tf.where(~fits)[:, 0], tf.reduce_all(fits), tf.where(fits, count, 0)
+    losses = _losses_by_kernel(logits, frames, labels, fitting_count)
+
+    def with_long_rows():
+        long = ctc_losses_by_recursion(*(tf.gather(values, rows) for values in (logits, frames, labels, count)))
+        return tf.tensor_scatter_nd_update(losses, rows[:, None], long)
+
+    return tf.cond(all_fit, lambda: losses, with_long_rows)
+
+
+def _losses_by_kernel(logits, frames, labels, count):
+    """Compute `ctc_losses` by the kernel for the device.
+
+    The labels are sparse: with dense labels TensorFlow uses no kernel, and the CPU takes 15 times as long or more.
+    Kernels differ in how they treat lengths of 0, so a row without labels is passed as one frame with one label, and
+    its loss is then replaced by 0.
+
+    cuDNN leaves the gradient behind the end of a row as it was in memory, which TensorFlow does not clear
+    (tensorflow/tensorflow issue 41280): it can be NaN there while the loss is right. `tf.where` stops it, because its
+    gradient is a selection. A product with a mask does not stop it: 0 * NaN is NaN.
+    """
+    padded = tf.shape(logits)[1]
+    with _integers_on_host():
+        has_labels = count > 0
+        real = tf.sequence_mask(tf.where(has_labels, frames, 0), padded)
+        one_label = tf.pad(tf.ones_like(labels[:, :1]), [[0, 0], [0, tf.shape(labels)[1] - 1]])
+        labels = tf.where(has_labels[:, None], labels, one_label)
+        indices = tf.where(labels != BLANK_ID)
+        sparse = tf.SparseTensor(indices, tf.gather_nd(labels, indices), tf.shape(labels, out_type=tf.int64))
+        logit_length = tf.where(has_labels, frames, 1)
+    losses = tf.nn.ctc_loss(
+        labels=sparse,
+        logits=tf.transpose(tf.where(real[:, :, None], logits, 0.0), [1, 0, 2]),
+        label_length=None,
+        logit_length=logit_length,
+        blank_index=BLANK_ID,
+    )
+    return tf.where(has_labels, losses, 0.0)
+
+
+def _integers_on_host():
+    """Return a scope for what cuDNN needs in host memory: there it comes from, and each copy back waits for the GPU."""
+    return tf.device("/CPU:0") if tf_internals.device_type_in_scope() == "GPU" else nullcontext()
+
+
+def ctc_losses_by_recursion(logits, frames, labels, count):
+    """Compute the loss of rows with labels by the forward-backward recursion (Graves et al. 2006, section 4.1).
+
+    It takes any number of labels on any device. `tf.nn.ctc_loss` with dense labels does so, too, but multiplies by a
+    matrix of all pairs of states at each frame: 97 times as long for 310 labels.
+
+    Args:
+        logits, frames, labels, count: as in `ctc_losses`; each count is at least 1.
+
+    Returns:
+        float32 [B].
+    """
+    # The states of a row are its labels with a blank before, between and behind them.
+    states = tf.stack([tf.fill(tf.shape(labels), BLANK_ID), labels], axis=2)
+    states = tf.pad(tf.reshape(states, [tf.shape(labels)[0], -1]), [[0, 0], [0, 1]], constant_values=BLANK_ID)
+    emissions = tf.transpose(tf.gather(tf.nn.log_softmax(logits), states, axis=2, batch_dims=1), [1, 0, 2])
+    # A path may skip the blank between two different labels.
+    skips = (states != BLANK_ID) & (states != tf.pad(states[:, :-2], [[0, 0], [2, 0]], constant_values=BLANK_ID))
+    state = tf.range(tf.shape(states)[1])
+    is_end = (state == 2 * count[:, None]) | (state == 2 * count[:, None] - 1)
+    real = tf.sequence_mask(frames, tf.shape(emissions)[0])
+    return _losses_of_paths(emissions, skips, is_end, tf.transpose(real)[:, :, None])
+
+
+@tf.custom_gradient
+def _losses_of_paths(emissions, skips, is_end, real):
+    """Sum the probabilities of all paths from the first two states to the ends; in logarithms.
+
+    The gradient is written out: that which TensorFlow derives of a loop copies 16 shapes to the host at each frame.
+
+    Args:
+        emissions: float32 [T, B, S], log-probability of the symbol of each state.
+        skips: bool [B, S], whether a path may come from two states before.
+        is_end: bool [B, S], whether a path may end here.
+        real: bool [T, B, 1], whether the frame belongs to the row.
+    """
+    padding = tf.fill([tf.shape(skips)[0], 2], tf.cast(LOG_ZERO, emissions.dtype))
+
+    def forward(paths, emission):
+        before = tf.concat([padding, paths], axis=1)
+        skipped = tf.where(skips, before[:, :-2], LOG_ZERO)
+        return emission + tf.reduce_logsumexp(tf.stack([paths, before[:, 1:-1], skipped]), axis=0)
+
+    def backward(paths, inputs):
+        emission, is_inside = inputs
+        after = tf.concat([emission + paths, padding], axis=1)
+        skipped = tf.concat([tf.where(skips, emission + paths, LOG_ZERO), padding], axis=1)[:, 2:]
+        following = tf.reduce_logsumexp(tf.stack([after[:, :-2], after[:, 1:-1], skipped]), axis=0)
+        return tf.where(is_inside, following, ends)
+
+    ends = tf.where(is_end, tf.zeros_like(emissions[0]), LOG_ZERO)
+    start = tf.concat([tf.zeros_like(ends[:, :1]), tf.fill(tf.shape(ends[:, 1:]), padding[0, 0])], axis=1)
+    until = tf.scan(forward, emissions, start)
+    is_inside = tf.concat([real[1:], tf.zeros_like(real[:1])], axis=0)  # the row has a later frame
+    later = tf.concat([emissions[1:], tf.zeros_like(emissions[:1])], axis=0)
+    after = tf.scan(backward, (later, is_inside), ends, reverse=True)
+    losses = -tf.reduce_logsumexp(until[0] + after[0], axis=1)
+
+    def gradient(upstream):
+        occupancy = tf.exp(until + after + losses[:, None])
+        return tf.where(real, -occupancy * upstream[:, None], 0.0), None, None, None
+
+    return losses, gradient

@@ -1,0 +1,118 @@
+"""Features, targets and alignments keep the precision of float32 where a GPU rounds products to TF32."""
+
+import unittest
+
+import numpy as np
+import tensorflow as tf
+
+from myxtts.audio.griffin_lim import inverse_mel_scale
+from myxtts.audio.mel import log_mel
+from myxtts.audio.pitch import f0
+from myxtts.batch import tensor_specs
+from myxtts.data.features import asr_extractor, tts_extractor
+from myxtts.matmul import float32_matmul, function_per_device_type
+from myxtts.models.alignment import frame_token_scores
+from myxtts.models.prosody import target_prosody
+from tests.emulated_gpu import on_emulated_gpu, tf32_products
+from tests.test_mel import mel_by_librosa, signals
+from tests.two_devices import MODEL
+
+RANDOM = np.random.default_rng(0)
+FRAMES = [tf.TensorSpec(shape) for shape in ([2, None, 80], [2, None, 80])]
+PRODUCTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "Conv2D")
+
+
+def normal(*shape):
+    return tf.constant(RANDOM.normal(size=shape), tf.float32)
+
+
+def float32_products(function, *specs) -> tuple[int, int]:
+    """Return how many products a function traced for a GPU has, and how many of them may be rounded to TF32."""
+
+    def on_gpu(*arguments):
+        with tf.device("/GPU:0"):
+            return function(*arguments)
+
+    graph = tf.function(on_gpu).get_concrete_function(*specs).graph
+    products = [op for op in graph.get_operations() if op.type in PRODUCTS]
+    return len(products), sum(op.get_attr("T") == tf.float32 for op in products)
+
+
+class TF32(unittest.TestCase):
+    def assert_kept(self, function, *arguments, atol, lost):
+        """Check that rounding would change the result by more than `lost`, and changes it by less than `atol`."""
+        expected = function(*arguments)
+        with tf32_products():
+            rounded = function(*arguments)
+            with on_emulated_gpu():
+                kept = function(*arguments)
+        self.assertGreater(np.abs(rounded - expected).max(), lost)
+        np.testing.assert_allclose(kept, expected, rtol=0, atol=atol)
+
+    def test_log_mel_matches_librosa(self):
+        wave = signals()["white noise"][None].astype(np.float32)
+        with tf32_products():
+            rounded = np.abs(log_mel(wave)[0] - mel_by_librosa(wave[0])).max()
+            with on_emulated_gpu():
+                np.testing.assert_allclose(log_mel(wave)[0], mel_by_librosa(wave[0]), rtol=0, atol=1e-5)
+        self.assertGreater(rounded, 1e-4)
+
+    def test_alignment_scores_are_kept(self):
+        mean = normal(2, 7, 80)
+        mel = tf.repeat(mean, 4, axis=1) + 0.1 * normal(2, 28, 80)
+        self.assert_kept(frame_token_scores, mel, mean, atol=1e-5, lost=2e-4)
+
+    def test_target_prosody_is_kept(self):
+        mel, f0_hz = normal(2, 30, 80), 150.0 + 50.0 * tf.abs(normal(2, 30))
+        path = tf.repeat(tf.range(6)[None], 5, axis=1) * tf.ones([2, 1], tf.int32)
+        for field in ("pitch", "energy"):
+
+            def target(*arguments, field=field):
+                return getattr(target_prosody(*arguments, 6)[0], field).numpy()
+
+            with self.subTest(field):
+                self.assert_kept(target, mel, f0_hz, path, atol=1e-6, lost=1e-5)
+
+    def test_no_feature_and_no_target_has_a_product_that_a_gpu_may_round(self):
+        waves = [tf.TensorSpec([2, None]), tf.TensorSpec([2], tf.int32)]
+        tokens = [tf.TensorSpec([2, None, 80]), tf.TensorSpec([2, None]), tf.TensorSpec([2, None], tf.int32)]
+        for extractor, products in ((tts_extractor(vtlp=0.1), 4), (asr_extractor(), 1)):
+            with self.subTest(extractor.produce):
+                self.assertEqual(float32_products(extractor.produce, tensor_specs(extractor.inputs)), (products, 0))
+        for function, specs, products in (
+            (f0, waves, 1),
+            (frame_token_scores, FRAMES, 1),
+            (lambda *arguments: target_prosody(*arguments, 6), tokens, 1),
+            (inverse_mel_scale, FRAMES[:1], 34),
+        ):
+            with self.subTest(function):
+                self.assertEqual(float32_products(function, *specs), (products, 0))
+
+    def test_without_tf32_a_gpu_computes_in_float32(self):
+        tf.config.experimental.enable_tensor_float_32_execution(False)
+        try:
+            self.assertEqual(float32_products(frame_token_scores, *FRAMES), (1, 1))
+        finally:
+            tf.config.experimental.enable_tensor_float_32_execution(True)
+
+
+class CPU(unittest.TestCase):
+    def test_product_is_that_of_tensorflow(self):
+        a, b = normal(3, 40, 50), normal(3, 60, 50)
+        with tf.device(MODEL):
+            product = float32_matmul(a, b, transpose_b=True)
+            self.assertEqual(product.numpy().tobytes(), tf.matmul(a, b, transpose_b=True).numpy().tobytes())
+
+    def test_function_has_a_trace_for_each_type_of_device(self):
+        product = function_per_device_type(tf.TensorSpec([1, 2]), tf.TensorSpec([2, 1]))(float32_matmul)
+        row, column = tf.constant([[1.0, -1.0]]), tf.constant([[1.0 + 2.0**-12], [1.0]])  # in TF32, 1 + 2^-12 is 1
+        with tf32_products():
+            products = [product(row, column)]
+            with on_emulated_gpu():
+                products.append(product(row, column))
+            products.append(product(row, column))
+        np.testing.assert_array_equal(np.ravel(products), [0.0, 2.0**-12, 0.0])
+
+
+if __name__ == "__main__":
+    unittest.main()

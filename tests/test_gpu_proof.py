@@ -23,6 +23,8 @@ from benchmarks.proof import hardware, operations, stages, trace
 from benchmarks.proof.runner import Run, failed, run_sections
 from benchmarks.proof.section import Figure, Scope, Section, SectionResult, table
 from myxtts.commands.console import report_errors
+from myxtts.preflight import nvidia
+from myxtts.preflight.checks import recommended
 
 ROOT = Path(__file__).parents[1]
 SECTIONS = {
@@ -251,7 +253,7 @@ class HardwareTest(unittest.TestCase):
     BUILT = ("sm_60", "sm_70", "sm_80", "sm_89", "compute_90")  # TensorFlow 2.21
 
     def test_code_for_a_card_is_native_within_a_major_version_and_ptx_beyond(self):
-        codes = {card: hardware.code_for(card, self.BUILT) for card in ("7.5", "8.6", "9.0", "12.0", "5.2", "unknown")}
+        codes = {card: nvidia.code_for(card, self.BUILT) for card in ("7.5", "8.6", "9.0", "12.0", "5.2", "unknown")}
         native = dict.fromkeys(("7.5", "8.6", "9.0"), "native")
         self.assertEqual(codes, {**native, "12.0": "PTX", "5.2": "none", "unknown": "unknown"})
 
@@ -291,15 +293,14 @@ class HardwareTest(unittest.TestCase):
             names = query.removeprefix("--query-gpu=").split(",")
             return "\n".join(", ".join("12" if "memory" in name else gpu for name in names) for gpu in ("A100", "H100"))
 
+        def checked(gpus: tuple[int, ...]):
+            return [recommended(gpus == (0, 1), "kernels", "native", "native"), recommended(False, "XLA", "", "none")]
+
         with contextlib.ExitStack() as patched:
             for target, value in (
                 ("myxtts.preflight.nvidia.nvidia_smi", nvidia_smi),
-                ("benchmarks.proof.hardware.compute_capabilities", lambda: ["8.0", "12.0"]),
+                ("benchmarks.proof.hardware.check_gpu_software", lambda placement: checked(placement.model_gpus)),
                 ("benchmarks.proof.hardware.library_versions", lambda: {"libcudnn.so.9": {"path": "/x", "version": 9}}),
-                (
-                    "benchmarks.proof.hardware.build_info",
-                    lambda: {"version": "2", "cuda_compute_capabilities": ["sm_80"]},
-                ),
             ):
                 patched.enter_context(mock.patch(target, value))
             result = hardware.run(Scope(2, False, False, 60.0, Path(), Path()))
@@ -307,7 +308,7 @@ class HardwareTest(unittest.TestCase):
         for text in ("| name | A100 | H100 |", "| libcudnn.so.9 | 9 | /x |", "Peer access of GPUs 0-1: no (NV4"):
             self.assertIn(text, page)
         verdicts = {figure.claim: figure.verdict for figure in result.figures}
-        self.assertEqual(verdicts["TensorFlow has code for each card"], "not met")
+        self.assertEqual((verdicts["kernels"], verdicts["XLA"]), ("met", "not met"))
         self.assertEqual(verdicts["nothing else uses the GPUs"], "met")
 
 

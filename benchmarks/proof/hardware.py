@@ -12,10 +12,13 @@ from typing import Any
 import tensorflow as tf
 
 from benchmarks.proof.section import Figure, Scope, SectionResult, table
+from myxtts.config.schema import PlacementConfig
 from myxtts.cores import core_count
 from myxtts.placement.host_memory import available_memory_mib
 from myxtts.preflight import nvidia
-from myxtts.preflight.nvidia import code_for, library_version, mapped_files
+from myxtts.preflight.checks import Check
+from myxtts.preflight.gpu_software import check_gpu_software
+from myxtts.preflight.nvidia import library_version, mapped_files
 from myxtts.preflight.prerequisites import check_packages, package_requirements
 
 TITLE = "What is here"
@@ -49,10 +52,8 @@ VERSION_FUNCTIONS = {
 
 def run(scope: Scope) -> SectionResult:
     gpus = [] if scope.simulated else queried_gpus()
-    capabilities = [] if scope.simulated else compute_capabilities()
     data: dict[str, Any] = {
         "gpus": gpus,
-        "compute_capabilities": capabilities,
         "driver": nvidia.driver_version(),
         "libraries": {} if scope.simulated else library_versions(),
         "build": {name: list(value) if isinstance(value, tuple) else value for name, value in build_info().items()},
@@ -66,27 +67,33 @@ def run(scope: Scope) -> SectionResult:
 
 
 def figures(scope: Scope, data: dict[str, Any]) -> list[Figure]:
-    """Return the claims: TensorFlow's build fits the cards and the packages, and nothing else uses the GPUs."""
+    """Return the claims: the software suits the GPUs, all packages are there, and nothing else uses the GPUs."""
     seen = f"{scope.gpus} {'simulated' if scope.simulated else 'physical'}"
-    built = data["build"].get("cuda_compute_capabilities", [])
-    codes = [code_for(capability, built) for capability in data["compute_capabilities"]]
-    native = all(code == "native" for code in codes) if codes else None
     used = [number_of(gpu["memory.used"]) for gpu in data["gpus"]]
     used_mib = max((mib for mib in used if mib is not None), default=None)
-    check = check_packages(package_requirements())
-    build_text = f"{', '.join(codes) or 'no card'}; built for {', '.join(built) or 'no card'}"
-    expected = "native; code from PTX takes minutes to compile at the first start"
+    packages_check = check_packages(package_requirements())
     return [
         Figure.of("TensorFlow sees the GPUs", seen, "1 or more", None if scope.simulated else True),
-        Figure.of("TensorFlow has code for each card", build_text, expected, native),
+        *software_figures(scope),
         Figure.of(
             "nothing else uses the GPUs",
             "no GPU" if used_mib is None else f"{used_mib:,.0f} MiB used before the start",
             f"at most {MAX_USED_MIB:,.0f} MiB",
             None if used_mib is None else used_mib <= MAX_USED_MIB,
         ),
-        Figure.of("the required packages are installed", check.found, check.expected, check.status == "passed"),
+        figure_of_check(packages_check),
     ]
+
+
+def software_figures(scope: Scope) -> list[Figure]:
+    """Return the preflight's checks of kernels, cuDNN and XLA for all GPUs."""
+    if scope.simulated:
+        return [Figure.of("kernels, cuDNN and XLA suit the GPUs", "no GPU", "they do", None)]
+    return [*map(figure_of_check, check_gpu_software(PlacementConfig(model_gpus=tuple(range(scope.gpus)))))]
+
+
+def figure_of_check(check: Check) -> Figure:
+    return Figure.of(check.name, check.found, check.expected, check.status == "passed")
 
 
 def queried_gpus() -> list[dict[str, str]]:
@@ -98,12 +105,6 @@ def queried_gpus() -> list[dict[str, str]]:
 def _query(names: Sequence[str]) -> list[list[str]] | None:
     output = nvidia.nvidia_smi(f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits")
     return None if output is None else [line.split(", ") for line in output.splitlines() if line.strip()]
-
-
-def compute_capabilities() -> list[str]:
-    """Return the compute capability of each GPU that TensorFlow sees, such as 9.0."""
-    details = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
-    return [".".join(map(str, detail.get("compute_capability", ()))) or "unknown" for detail in details]
 
 
 def library_versions(device: str = "/GPU:0") -> dict[str, dict[str, Any]]:

@@ -1,15 +1,20 @@
-"""Measure how much of the producing time a Feed hides, with an emulated producer and consumer.
+"""Measure how much of the producing time the hand-over hides: with stages that sleep, and on emulated GPUs.
 
     python benchmarks/overlap.py
-    python benchmarks/overlap.py --produce-ms 5 --consume-ms 20 --batches 100
+    python benchmarks/overlap.py --produce-ms 5 --consume-ms 20 --batches 200
+    python benchmarks/overlap.py --gpus
 
 Both stages sleep, as in MLPerf Storage, so that the hand-over is measured and not the cores. One after the other they
-take batches x (produce + consume). The ideal is the shorter of the two once, plus batches x the longer.
+take batches x (produce + consume). The ideal is the shorter of the two twice (a step begins when the batch of the next
+one is there), plus batches x the longer.
+
+--gpus prints the steps of the training loop on emulated GPUs instead, in virtual time: the same on every machine.
 """
 
 import argparse
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
@@ -33,6 +38,9 @@ MIN_BATCHES = 3  # needed for the largest variation
 
 def main() -> int:
     arguments = parse()
+    if arguments.gpus:
+        print("\n".join(gpu_table()))
+        return 0
     if arguments.table and arguments.batches < MIN_BATCHES:
         raise ConfigError(
             f"--batches {arguments.batches} are too few for the variations in the table. "
@@ -46,7 +54,7 @@ def measure(arguments: argparse.Namespace) -> int:
     batches, produce_s, consume_s = arguments.batches, arguments.produce_ms / 1e3, arguments.consume_ms / 1e3
     produce, consume = np.full(batches, produce_s), np.full(batches, consume_s)
     slowest_s = batches * max(produce_s, consume_s)
-    ideal_s = slowest_s + min(produce_s, consume_s)
+    ideal_s = slowest_s + 2 * min(produce_s, consume_s)
     achieved = [overlapped_s(produce, consume, arguments.depth) for _ in range(arguments.repeats)]
     achieved_s = median(achieved)
     print(f"{batches} batches, {1e3 * produce_s:g} ms to produce and {1e3 * consume_s:g} ms to consume each; ", end="")
@@ -67,13 +75,14 @@ def parse() -> argparse.Namespace:
         epilog="Exit code 1 if the overlapped run takes more than --limit times its slower stage.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--batches", type=bounded(int, 1), default=50)
+    parser.add_argument("--batches", type=bounded(int, 1), default=100)
     parser.add_argument("--produce-ms", type=bounded(float, 0.01, 60_000.0), default=20.0)
     parser.add_argument("--consume-ms", type=bounded(float, 0.01, 60_000.0), default=20.0)
     parser.add_argument("--depth", type=bounded(int, 1), default=3)
     parser.add_argument("--repeats", type=bounded(int, 1), default=5)
     parser.add_argument("--limit", type=bounded(float, 0.0, 1000.0), default=1.05)
     parser.add_argument("--seed", type=int, default=0, help="seed of the varying times in the table")
+    parser.add_argument("--gpus", action="store_true", help="print steps on emulated GPUs, before and now, instead")
     parser.add_argument("--real-time", action="store_true", help="run with real-time priority, for a busy machine")
     parser.add_argument(
         "--table",
@@ -109,9 +118,45 @@ def print_table(arguments: argparse.Namespace) -> None:
             gamma_times(random, mean_ms / 1e3, variation, arguments.batches)
             for mean_ms in (arguments.produce_ms, arguments.consume_ms)
         )
-        ideal_s = max(produce.sum() + consume[-1], produce[0] + consume.sum())
+        ideal_s = max(produce.sum() + consume[-2:].sum(), produce[:2].sum() + consume.sum())
         ratios = [ideal_s / overlapped_s(produce, consume, depth) for depth in DEPTHS]
         print(f"  {variation:9.2f}" + "".join(f"  {100 * efficiency:7.1f}" for efficiency in ratios))
+
+
+STEP_MS, TRANSFER_MS = 100.0, 5.0
+GPU_CASES = ((1, 30.0), (1, 98.0), (1, 102.0), (1, 150.0), (3, 10.0), (3, 30.0), (3, 33.0), (3, 50.0))  # replicas, P
+
+
+def gpu_table() -> Iterator[str]:
+    """Yield a Markdown table of runs on emulated GPUs, with the former hand-over and the present one."""
+    from benchmarks._emulated_gpu import Workload, train, train_as_formerly  # imports TensorFlow, which takes seconds
+
+    yield f"C {STEP_MS:g} ms, T {TRANSFER_MS:g} ms; launching takes 20 % of a step and of a batch, a call 0.5 ms"
+    yield ""
+    columns = (
+        "replicas | P, ms | by arithmetic, ms | before: step, ms | wait | idle | now: step, ms | wait | idle | warning"
+    )
+    yield f"| {columns} |"
+    yield "|---" * 10 + "|"
+    for replicas, produce_ms in GPU_CASES:
+        workload = Workload(
+            produce_s=produce_ms / 1e3,
+            step_s=STEP_MS / 1e3,
+            transfer_s=TRANSFER_MS / 1e3,
+            launch_s=0.2 * STEP_MS / 1e3,
+            produce_launch_s=0.2 * produce_ms / 1e3,
+            dispatch_s=0.5e-3,
+            replicas=replicas,
+        )
+        runs = train_as_formerly(workload), train(workload)
+        figures = [
+            text
+            for run in runs
+            for text in (f"{1e3 * run.step_s:.1f}", f"{run.wait_share:.1%}", f"{run.idle_share:.1%}")
+        ]
+        warning = "long waits" if runs[1].advice else "none"
+        cells = f"{replicas}", f"{produce_ms:g}", f"{1e3 * workload.ideal_s:.1f}", *figures, warning
+        yield f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

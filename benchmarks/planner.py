@@ -234,15 +234,15 @@ def scaling_table(max_devices: int) -> Iterator[str]:
     """Yield a Markdown table: batches/s by number of devices, for different placements and ways to read."""
     varying = Installation()
     steady = varying._replace(variation=0.0)
-    group = 1 + round((varying.step_s + varying.all_reduce_s) / (varying.produce_s + varying.transfer_s))
+    producer_s = max(varying.produce_s, varying.transfer_s)
+    group = 1 + round((varying.step_s + varying.all_reduce_s) / producer_s)
     single_per_s = varying.batches_per_s(replicated_routes(1))
-    producer_per_s = 1 / (varying.produce_s + varying.transfer_s)
     # title: rate of n devices, and the limit of the shared resource
     layouts: dict[str, tuple[Callable[[int], float], float | None]] = {
         "replicated, constant times": (lambda n: steady.batches_per_s(replicated_routes(n)), None),
         "replicated": (lambda n: varying.batches_per_s(replicated_routes(n)), None),
         f"a producer for {group - 1}": (lambda n: varying.batches_per_s(grouped_routes(n, group)), None),
-        "one producer": (lambda n: varying.batches_per_s(grouped_routes(n, n)), producer_per_s),
+        "one producer": (lambda n: varying.batches_per_s(grouped_routes(n, n)), 1 / producer_s),
         "a reader for each": (lambda n: varying.batches_per_s(replicated_routes(n), read_s=varying.read_s), None),
         "link of 100 Gbit/s": (
             lambda n: varying.batches_per_s(replicated_routes(n), link_s=varying.link_s),

@@ -53,22 +53,34 @@ class SimulationTest(unittest.TestCase):
         self.assertAlmostEqual(seconds(SINGLE, stages(2, 3)), 12 * (2 + 3))
 
     def test_dual_takes_the_slower_stage_plus_filling_the_pipeline(self):
-        for produce_s, step_s, expected_s in ((2, 2, 2 + 24), (0.1, 3, 0.1 + 36), (3, 0.5, 36 + 0.5)):
+        # A step is queued when the batch of the next one is there: the first waits for two, the last but one for all.
+        for produce_s, step_s, expected_s in ((2, 2, 2 * 2 + 24), (0.1, 3, 2 * 0.1 + 36), (3, 0.5, 36 + 2 * 0.5)):
             with self.subTest(produce_s=produce_s):
                 self.assertAlmostEqual(seconds(DUAL, stages(produce_s, step_s)), expected_s)
 
-    def test_transfer_occupies_the_producer_but_not_its_device_and_is_free_on_one_device(self):
-        outcome = simulate(DUAL, stages(2, 1, transfer_s=3))
-        self.assertAlmostEqual(outcome.duration_s, 12 * 5 + 1)
-        self.assertAlmostEqual(outcome.busy_s["0"], 24)
+    def test_transfer_overlaps_produce_and_step_and_is_free_on_one_device(self):
+        for produce_s, step_s, expected_s in ((2, 4, 2 + 3 + 12 * 4), (1, 2, 1 + 12 * 3 + 2), (4, 1, 12 * 4 + 3 + 1)):
+            with self.subTest(produce_s=produce_s, step_s=step_s):
+                outcome = simulate(DUAL, stages(produce_s, step_s, transfer_s=3))
+                self.assertAlmostEqual(outcome.duration_s, expected_s)
+                self.assertAlmostEqual(outcome.wait_s, expected_s - 12 * step_s)
+                self.assertAlmostEqual(outcome.busy_s["0"], 12 * produce_s)
         self.assertAlmostEqual(seconds(SINGLE, stages(2, 1, transfer_s=3)), 36)
 
+    def test_transfer_begins_with_the_step_before_although_the_batch_was_ready_sooner(self):
+        times = stages(0, [1, 5, 1, 1], transfer_s=[0, 0, 3, 0])
+        # Steps 0 and 1 end at 1 and 6. The transfer of batch 2 takes from 1 to 4; from 0 it would cost nothing, too.
+        self.assertAlmostEqual(seconds(DUAL, times), 8)
+        times = stages(0, [5, 1, 1, 1], transfer_s=[0, 0, 3, 0])
+        self.assertAlmostEqual(seconds(DUAL, times), 5 + 3 + 1 + 1)
+
     def test_deep_feed_hides_a_slow_batch_that_a_shallow_feed_does_not(self):
-        times = stages([1, 1, 1, 1, 8], 2)
+        times = stages([1] * 7 + [8], 2)
         deep, shallow = (simulate(DUAL, times, QueueDepths(feed=depth)) for depth in (8, 1))
-        # Deep: batches ready at 1 2 3 4 12. Of depth 1, the fourth finds the feed full from 4 to 5: the last is at 13.
-        self.assertEqual((deep.duration_s, deep.blocked_s, deep.wait_s), (14, 0, 1 + 3))
-        self.assertEqual((shallow.duration_s, shallow.blocked_s, shallow.wait_s), (15, 1, 1 + 4))
+        # Deep: the last batch is ready at 15, and step 6, which hands it over, could have begun at 14.
+        # Of depth 1, batch 6 finds batch 5 in the feed from 7 to 8: the last is ready at 16.
+        self.assertEqual((deep.duration_s, deep.blocked_s, deep.wait_s), (15 + 4, 0, 2 + 1))
+        self.assertEqual((shallow.duration_s, shallow.blocked_s, shallow.wait_s), (16 + 4, 1, 2 + 2))
 
     def test_replicated_placement_shares_the_work_and_pays_the_all_reduce(self):
         self.assertAlmostEqual(seconds(REPLICATED, stages(2, 3), all_reduce_s=0.5), 6 * (2 + 3 + 0.5))
@@ -79,12 +91,17 @@ class SimulationTest(unittest.TestCase):
 
     def test_one_producer_for_three_replicas_makes_three_batches_per_step(self):
         routes = [("0", model) for model in "123"]
-        self.assertAlmostEqual(seconds(routes, stages(2, 3, transfer_s=1)), 4 * 3 * (2 + 1) + 3)
-        self.assertAlmostEqual(seconds(routes, stages(0.5, 3), all_reduce_s=1), 1.5 + 4 * (3 + 1))
+        self.assertAlmostEqual(seconds(routes, stages(2, 3, transfer_s=1)), 4 * 3 * 2 + 3 + 3)
+        self.assertAlmostEqual(seconds(routes, stages(0.5, 3), all_reduce_s=1), 2 * 1.5 + 4 * (3 + 1))
+
+    def test_data_device_copies_one_batch_at_a_time(self):
+        routes = [("0", model) for model in "123"]
+        self.assertAlmostEqual(seconds(routes, stages(0, 3, transfer_s=2)), 4 * 3 * 2 + 3)
+        self.assertAlmostEqual(seconds([("0", "1"), ("2", "3")], stages(0, 1, transfer_s=2)), 6 * 2 + 1)
 
     def test_two_producers_for_four_replicas_are_two_pairs(self):
         routes = [("0", "2"), ("0", "3"), ("1", "4"), ("1", "5")]
-        self.assertAlmostEqual(seconds(routes, stages(2, 3)), 3 * 2 * 2 + 3)
+        self.assertAlmostEqual(seconds(routes, stages(2, 3)), 3 * 2 * 2 + 2 * 3)
 
     def test_data_device_that_also_trains_does_one_thing_at_a_time(self):
         outcome = simulate([("0", "0"), ("0", "1")], stages(1, 3))
@@ -99,22 +116,23 @@ class SimulationTest(unittest.TestCase):
         times = stages(0, 1, read_s=[6, 1, 1, 1])
         # Two readers: the second batch is read at 1 but leaves after the first, at 6; then comes the fourth, at 7.
         self.assertAlmostEqual(seconds(DUAL, times, QueueDepths(workers=2)), 6 + 4)
-        self.assertAlmostEqual(seconds(DUAL, stages(0, 1, read_s=4), QueueDepths(workers=2)), 6 * 4 + 2)
+        # Two batches at a time: the last two are there at 24, and three steps are left.
+        self.assertAlmostEqual(seconds(DUAL, stages(0, 1, read_s=4), QueueDepths(workers=2)), 6 * 4 + 3)
 
     def test_each_data_device_has_its_own_readers(self):
         for routes, expected_s in (
-            (REPLICATED, 6 * 4 + 1),
-            ([("0", "1"), ("0", "2")], 12 * 4 + 1),
-            ([("0", "1"), ("0", "2"), ("3", "3")], 8 * 4 + 1),  # each round waits for the two that are read for 0
+            (REPLICATED, 6 * 4 + 2),
+            ([("0", "1"), ("0", "2")], 12 * 4 + 2),
+            ([("0", "1"), ("0", "2"), ("3", "3")], 8 * 4 + 2),  # each round waits for the two that are read for 0
         ):
             with self.subTest(routes=routes):
                 self.assertAlmostEqual(seconds(routes, stages(0, 1, read_s=4), QueueDepths(workers=1)), expected_s)
 
     def test_link_is_shared_by_the_readers_of_all_data_devices(self):
-        self.assertAlmostEqual(seconds(REPLICATED, stages(0, 1, read_s=1), link_s=2), 1 + 12 * 2 + 1)
+        self.assertAlmostEqual(seconds(REPLICATED, stages(0, 1, read_s=1), link_s=2), 1 + 12 * 2 + 2)
 
     def test_link_carries_one_batch_at_a_time(self):
-        self.assertAlmostEqual(seconds(DUAL, stages(0, 1, read_s=1), QueueDepths(workers=8), link_s=2), 1 + 12 * 2 + 1)
+        self.assertAlmostEqual(seconds(DUAL, stages(0, 1, read_s=1), QueueDepths(workers=8), link_s=2), 1 + 12 * 2 + 2)
 
     def test_batches_beyond_the_last_step_are_left_out(self):
         outcome = simulate([("0", model) for model in "12345"], stages(1, 1))
@@ -233,10 +251,10 @@ class PlannerTest(unittest.TestCase):
         times = StageTimes.constant(400, 0.0, 0.02, 0.002, 0.02)
         formulas = {
             tuple(SINGLE): "P + C = 40 ms",
-            tuple(DUAL): "max(P + T, C) = max(22, 20) = 22 ms",
+            tuple(DUAL): "max(P, T, C) = max(20, 2, 20) = 20 ms",
             tuple(REPLICATED): "(P + C + A) / 2 = 44 / 2 = 22 ms",
-            (("0", "1"), ("0", "2")): "max(2 P + 2 T, C + A) / 2 = max(44, 24) / 2 = 22 ms",
-            (("0", "0"), ("0", "1")): "max(2 P + C + A, 2 P + T) / 2 = max(64, 42) / 2 = 32 ms",
+            (("0", "1"), ("0", "2")): "max(2 P, 2 T, C + A) / 2 = max(40, 4, 24) / 2 = 20 ms",
+            (("0", "0"), ("0", "1")): "max(2 P + C + A, T) / 2 = max(64, 2) / 2 = 32 ms",
         }
         for routes, expected in formulas.items():
             with self.subTest(expected=expected):
@@ -448,8 +466,9 @@ class EmulationTest(unittest.TestCase):
         spans = {
             (span.stage, span.batch): span for span in emulate(DUAL, stages(0.0, 0.004), QueueDepths(feed=2)).spans
         }
-        for batch in range(4, 12):  # besides 2 in the feed, one trains and one waits for a place in the feed
-            self.assertGreaterEqual(spans["produce", batch].start_s, spans["step", batch - 4].end_s)
+        # Besides 2 in the feed, one trains, one is on the model device, one is taken, and one waits for a place.
+        for batch in range(6, 12):
+            self.assertGreaterEqual(spans["produce", batch].start_s, spans["step", batch - 6].end_s)
 
     def test_all_reduce_follows_the_slowest_replica(self):
         outcome, spans, _ = emulate(REPLICATED, stages(0.0, [0.001, 0.004] * 3), all_reduce_s=0.002)

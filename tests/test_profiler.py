@@ -35,6 +35,7 @@ from myxtts.profiling.nvml import GpuSampler, GpuUsage
 from myxtts.profiling.profiled_run import MeasurementWindow
 from myxtts.profiling.report import report_lines
 from myxtts.profiling.timeline import chrome_trace, timeline_excerpt, timeline_rows
+from myxtts.training.loop import Schedule
 from tests.tiny import Workspace, small_models, toy_models
 
 ROOT = Path(__file__).parents[1]
@@ -75,10 +76,11 @@ class AnalysisTest(unittest.TestCase):
         self.assertAlmostEqual(analysis.ideal_speedup, 1.5)
         self.assertAlmostEqual(analysis.noise, 0.5 / 2.25)
 
-    def test_producing_and_transfer_share_a_thread_and_add_up_in_the_ceiling(self):
-        analysis = analyze(measured(produce=0.4, transfer=0.35), DataConfig())
-        self.assertAlmostEqual(analysis.ceiling, 10 / 0.75)
-        self.assertEqual(analysis.bottleneck, "produce")
+    def test_a_transfer_overlaps_producing_and_the_step(self):
+        analysis = analyze(measured(produce=0.45, transfer=0.4), DataConfig())
+        self.assertAlmostEqual(analysis.ceiling, 10 / 0.5)
+        self.assertAlmostEqual(analysis.serial, 10 / 1.35)
+        self.assertEqual(analysis.bottleneck, "step")
 
     def test_serial_time_includes_reading_only_if_reading_is_slowest(self):
         self.assertAlmostEqual(analyze(measured(read=2.0), DataConfig()).serial, 5.0)
@@ -108,9 +110,7 @@ class AnalysisTest(unittest.TestCase):
             with self.subTest(stage=stage):
                 analysis = analyze(measured(**times), DataConfig())
                 self.assertEqual(analysis.bottleneck, stage)
-                self.assertRegex(
-                    analysis.reason, rf"^{stage}: per batch in isolation, .*600\.0|^(produce|transfer): .* (80|65)0\.0"
-                )
+                self.assertRegex(analysis.reason, rf"^{stage}: per batch in isolation, [a-z ]* takes 600\.0 ms; ")
 
     def test_stage_without_time_has_no_rate(self):
         analysis = analyze(measured(read=0.0, transfer=0.0), DataConfig())
@@ -225,7 +225,7 @@ class EmulatedProfileTest(unittest.TestCase):
                 "sys.exit(7 if {'tensorflow', 'keras'} & set(sys.modules) else code)"
             )
             flags = [part for flag, path in files.items() for part in (f"--{flag}", str(path))]
-            emulate = ("--emulate", "read=0.010,produce=0.020,transfer=0.002,step=0.020", "--num-steps", "30")
+            emulate = ("--emulate", "read=0.010,produce=0.020,transfer=0.002,step=0.018", "--num-steps", "30")
             process = subprocess.run([sys.executable, "-c", source, *emulate, *flags], capture_output=True, text=True)
             self.assertEqual((process.returncode, process.stderr), (0, ""), process)
             figures = json.loads(files["json"].read_text())
@@ -233,7 +233,7 @@ class EmulatedProfileTest(unittest.TestCase):
             trace = json.loads(files["trace"].read_text())
         self.assertGreater(figures["efficiency"], 0.5)  # on a quiet machine 0.98; see docs/experiments/profiling.md
         self.assertAlmostEqual(figures["speedup"] / figures["ideal_speedup"], figures["efficiency"])
-        self.assertAlmostEqual(figures["ideal_speedup"], 42 / 22, delta=0.1)
+        self.assertAlmostEqual(figures["ideal_speedup"], 40 / 20, delta=0.1)
         self.assertEqual(figures["bottleneck"], "produce")
         self.assertEqual(figures["recommendations"], [])
         self.assertEqual((figures["num_workers"], figures["single_device"]), (2, False))
@@ -259,17 +259,24 @@ class EmulatedProfileTest(unittest.TestCase):
         """With gradient accumulation, the batches of a step except the last have a trace of their own."""
         lengths = []
 
-        def step(batches, *_):
-            lengths.append(len(batches))
-            return tf.zeros([1])
+        class CountingStep:
+            def hand_over(self, features):
+                return features
+
+            def __call__(self, first, following, *_):
+                lengths.append(len(following))
+                return None, first
+
+            def synchronize(self, outcome):
+                pass
 
         config = SimpleNamespace(training=TrainingConfig(gradient_accumulation=3))
-        schedule = SimpleNamespace(ema_decay=lambda step: 0.9)
+        schedule = Schedule(1, 1, 0, lambda step: 1.0, lambda step: 0.9)
         setup = SimpleNamespace(config=config, state=SimpleNamespace(step=0), schedule=schedule)
         numbers = np.repeat(np.arange(profiled_run.WARM_UP + 2), 3)
         ones = np.ones(len(numbers))
         window = MeasurementWindow(numbers, np.zeros_like(numbers), ones, ones)
-        self.assertEqual(len(time_steps(setup, step, window, {0: [{}]})), 6)
+        self.assertEqual(len(time_steps(setup, CountingStep(), window, {0: [{"mel": tf.zeros([1])}]})), 6)
         self.assertEqual(lengths, [2, 3, 3])
 
     def test_emulated_run_is_measured_from_the_end_of_the_warm_up(self):
@@ -281,8 +288,8 @@ class EmulatedProfileTest(unittest.TestCase):
         self.assertEqual((run.step_s.tolist(), len(run.spans)), ([1.0, 1.0, 1.0], 3))
 
     def test_warm_up_is_as_long_as_the_queues_are_deep(self):
-        self.assertEqual(warm_up_batches(QueueDepths()), 20)
-        self.assertEqual(warm_up_batches(QueueDepths(feed=10, uploaded=10, host=30, workers=6)), 60)
+        self.assertEqual(warm_up_batches(QueueDepths()), 21)
+        self.assertEqual(warm_up_batches(QueueDepths(feed=10, uploaded=10, host=30, workers=6)), 61)
 
     def test_emulated_devices_need_not_exist_and_default_to_two(self):
         cases = {

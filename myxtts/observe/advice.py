@@ -20,7 +20,8 @@ def candidates(stage: str, data: DataConfig, single: bool, devices: int) -> list
     """Return changes of settings that may help, each on its own; the profiler measures what they gain.
 
     Args:
-        stage: `read`, `produce`, `transfer`, `step`, or `variation` if stages wait for each other by turns.
+        stage: `read`, `produce`, `transfer` (known to a profile only), `step`, or `variation` if stages wait for each
+            other by turns.
         data: the present settings.
         single: whether batches are made on the device that trains.
         devices: GPUs, real or simulated.

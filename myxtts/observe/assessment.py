@@ -25,8 +25,9 @@ class Target(NamedTuple):
 
 TARGETS = (Target("excellent", 0.90, 0.20), Target("good", 0.85, 0.30), Target("minimum", 0.80, 0.40))
 DATA_BUSY = (0.40, 0.60)  # of the data device: below, it gains little; above, long batches make the model wait
+ALWAYS_BUSY = 0.95  # above, the producer hardly ever finds the feed full
 MIN_GAIN = 1.10  # of dual over single placement; below, the second device does more in a run of its own
-TIE = 0.99  # a placement is recommended if it takes at most this fraction of the time
+TIE = 0.99  # of two times, the other is longer if this fraction of it is; a smaller difference changes no advice
 
 ROUTES = {"single": (("0", "0"),), "dual": (("0", "1"),), "replicas": (("0", "0"), ("1", "1"))}
 SHARED_CORES = "these devices share the cores of one CPU, so two GPUs may gain more or less"
@@ -139,8 +140,8 @@ class Assessment:
             changes.append(f"--model-gpus {data} {model}{self._if_all_reduce}")
         if self.gains["single"] < MIN_GAIN:
             changes.append("single placement, nearly as fast on one device")
-        if self.mean_s["produce"] + self.mean_s["transfer"] > self.mean_s["step"]:
-            changes.append("a larger --model-size, which is free until its step takes as long as producing")
+        if TIE * max(self.mean_s["produce"], self.mean_s["transfer"]) > self.mean_s["step"]:
+            changes.append("a larger --model-size, which is free until its step takes as long as making a batch")
         elif (self.data_busy or 0.0) < DATA_BUSY[0]:
             changes.append("more work for the data device, such as --vtlp 0.1 for tts")
         return changes
@@ -213,9 +214,10 @@ def data_busy_text(data_busy: float) -> str:
 def assess_run(total: Interval, placement: Placement, replicas: int, devices: int, can_replicate: bool) -> Assessment:
     """Assess a run from what its clock measured, without its first step.
 
-    A step on a GPU returns before its work is done. So where the loop waits for batches, the step's time on the GPU is
-    unknown, and the utilisation is a lower bound; in single placement on a GPU the producer does not synchronize, and
-    its time is unknown, too.
+    The loop waits for a batch only when the device has finished, so the rest of an interval is the step's time. It
+    includes what a transfer takes longer than the step. On a GPU, the call of a step can wait unseen for a producer
+    that never pauses; then the step's time is unknown. In single placement on a GPU the producer does not synchronize,
+    and its time is unknown.
 
     Args:
         total: of at least one step.
@@ -224,17 +226,17 @@ def assess_run(total: Interval, placement: Placement, replicas: int, devices: in
     """
     route = placement.routes[0]
     steps, is_dual = max(total.steps, 1), route.data != route.model
-    produce_s = total.produce_s / steps
-    interval_s, wait_s = total.busy_s / steps, total.wait_s / steps
-    unknown = _unknown_reason(replicas, placement.on_gpu, is_dual, total.wait_share)
-    read_s = (total.read_s + total.produce_s) / steps if total.bottleneck == "read" else 0.0
+    produce_s, interval_s, wait_s = total.produce_s / steps, total.busy_s / steps, total.wait_s / steps
+    data_busy = min(produce_s / interval_s, 1.0) if is_dual and interval_s else None
+    unknown = _unknown_reason(replicas, placement.on_gpu, data_busy, total.wait_share)
+    read_s = total.read_s / steps + produce_s if total.bottleneck == "read" else 0.0
     step_s = interval_s - wait_s if is_dual else max(interval_s - produce_s, 0.0)  # one device does one after the other
     means = {"read": read_s, "produce": produce_s, "transfer": 0.0, "step": step_s}
     return Assessment(
         interval_s=interval_s,
         mean_s={} if unknown else means,
         model_busy=1.0 - total.wait_share,
-        data_busy=min(produce_s / interval_s, 1.0) if is_dual and interval_s else None,
+        data_busy=data_busy,
         gpus=gpus_of(placement),
         second_device=devices > 1,
         can_replicate=can_replicate,
@@ -243,14 +245,17 @@ def assess_run(total: Interval, placement: Placement, replicas: int, devices: in
     )
 
 
-def _unknown_reason(replicas: int, on_gpu: bool, is_dual: bool, wait_share: float) -> str:
+def _unknown_reason(replicas: int, on_gpu: bool, data_busy: float | None, wait_share: float) -> str:
     """Return why a run does not know the times of its stages; "" where it does."""
     if replicas > 1:
         return f"the run has {replicas} replicas, and `{command_line('plan')}` compares placements"
-    if on_gpu and not is_dual:
+    if on_gpu and data_busy is None:
         return f"a run on one GPU does not time its producer, but `{command_line('profile')}` does"
-    if on_gpu and wait_share >= NO_WAIT:
-        return f"a run does not wait for its GPU after a step, but `{command_line('profile')}` does"
+    if on_gpu and wait_share < NO_WAIT and (data_busy or 0.0) > ALWAYS_BUSY:
+        return (
+            "the data GPU is always busy, and the call of a step may wait for it unseen; "
+            f"`{command_line('profile')}` measures both"
+        )
     return ""
 
 

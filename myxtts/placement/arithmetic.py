@@ -21,15 +21,16 @@ def analytic_bound(
 ) -> tuple[str, float]:
     """Return the mean seconds per batch where no time varies and all queues are deep: the busiest resource decides.
 
-    Resources are each device, each producer's thread (which also waits for the transfer), and the readers of each data
-    device. R, P, T, C and A are the seconds to read, produce, transfer, train on (consume) and all-reduce.
+    Resources are each device, the stream of each data device that copies batches to other devices (TensorFlow has one
+    for each GPU that sends), and the readers of each data device. R, P, T, C and A are the seconds to read, produce,
+    transfer, train on (consume) and all-reduce.
 
     Args:
         mean_s: of a batch, by stage: read (by one worker), produce, transfer, step.
         workers: readers of each data device.
 
     Returns:
-        The formula in words, such as `max(P + T, C) = max(22, 20) = 22 ms`, and the seconds.
+        The formula in words, such as `max(P, T, C) = max(20, 2, 22) = 22 ms`, and the seconds.
     """
     replicas = len(routes)
     seconds = {letter: mean_s[stage] for stage, letter in LETTERS.items()} | {"A": all_reduce_s}
@@ -50,17 +51,16 @@ def analytic_bound(
 
 
 def _resource_loads(routes: DeviceRoutes, seconds: dict[str, float]) -> Iterator[dict[str, int]]:
-    """Yield how often each stage runs on each device and thread in a step; stages that take no time are left out."""
+    """Yield how often each stage runs on each device and copy stream in a step; without stages that take no time."""
     models = {model for _, model in routes}
     step = {"C": 1} | ({"A": 1} if len(routes) > 1 and seconds["A"] else {})
     data_devices = dict.fromkeys(data for data, _ in routes)
     for device in data_devices:
         consumers = [model for data, model in routes if data == device]
         transfers = len([model for model in consumers if model != device])
-        if device in models:
-            yield {"P": len(consumers)} | step
-        if transfers:
-            yield {"P": len(consumers)} | ({"T": transfers} if seconds["T"] else {})
+        yield {"P": len(consumers)} | (step if device in models else {})
+        if transfers and seconds["T"]:
+            yield {"T": transfers}
     if not models & set(data_devices):
         yield step
 

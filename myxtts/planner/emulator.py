@@ -219,6 +219,7 @@ class _Emulator:
     def __init__(self, assignment: BatchAssignment, times: StageTimes, depths: QueueDepths, all_reduce_s: float):
         self._assignment, self._times, self._depths, self._all_reduce_s = assignment, times, depths, all_reduce_s
         self._device = {device: _FifoLock() for device in assignment.devices}
+        self._started = threading.Semaphore(0)  # released at the start of each step
         self._spans: list[Span] = []  # list.append is atomic
         self._wait_s = 0.0
         self._blocked: list[tuple[float, float]] = []
@@ -228,7 +229,9 @@ class _Emulator:
         assignment = self._assignment
         replicas = len(assignment.routes)
         with ExitStack() as stack:
-            in_parallel = stack.enter_context(ThreadPoolExecutor(replicas)).map if replicas > 1 else map
+            in_parallel: Callable = map
+            if replicas > 1:
+                in_parallel = stack.enter_context(ThreadPoolExecutor(replicas + len(assignment.transfers))).map
             self._start_s = time.perf_counter()
             take: dict[str, Callable[[], None] | None] = dict.fromkeys(assignment.feeds)
             if self._times.read_s.any():
@@ -237,28 +240,50 @@ class _Emulator:
                     take[data] = stack.enter_context(readers).take
             producers = [self._produce(data, take[data]) for data in assignment.feeds]
             feeds = [stack.enter_context(Feed(producer, self._depths.feed)) for producer in producers]
+            queued = stack.enter_context(Feed(self._hand_over(feeds, in_parallel), depth=1, thread_name="host"))
+            stack.callback(self._started.release, assignment.steps)  # no thread keeps waiting in an interrupted run
             for device in self._device.values():
                 stack.callback(device.open)
-            self._train(feeds, in_parallel)
+            self._train(queued, in_parallel)
             duration_s = self._now_s()
         blocked_s = sum(end_s - start_s for start_s, end_s in self._blocked)
         result = assignment.result(duration_s, self._wait_s, blocked_s, self._busy_s())
         return EmulatedRun(result, self._spans, self._blocked)
 
-    def _train(self, feeds: list[Feed], in_parallel: Callable) -> None:
+    def _train(self, queued: Iterator[int], in_parallel: Callable) -> None:
         assignment = self._assignment
         replicas = len(assignment.routes)
-        for step in range(assignment.steps):
-            idle_since_s = self._now_s()
-            for feed in feeds:
-                next(feed)
+        idle_since_s = self._now_s()
+        for step in queued:
             self._wait_s += (self._now_s() - idle_since_s) * replicas
             batches = [assignment.batch(step, route) for route in range(replicas)]
-            list(in_parallel(self._step, assignment.model_devices, batches))
+            done = in_parallel(self._step, assignment.model_devices, batches)
+            self._started.release()  # only now, so that the host's thread delays no step
+            list(done)
             if replicas > 1 and self._all_reduce_s:
                 self._work("all-reduce", batches[0], self._all_reduce_s)
             for model in assignment.model_devices:
                 self._device[model].release()
+            idle_since_s = self._now_s()
+
+    def _hand_over(self, feeds: list[Feed], in_parallel: Callable) -> Iterator[int]:
+        """Yield each step when its batches are transferred and those of the next step are taken; the host's thread."""
+        steps, senders = self._assignment.steps, list(self._assignment.transfers)
+        in_parallel = in_parallel if len(senders) > 1 else map
+        for step in range(steps):
+            for feed in feeds:
+                next(feed)
+            if step:
+                yield step - 1
+                self._started.acquire()
+            list(in_parallel(self._transfer, senders, [step] * len(senders)))
+        yield steps - 1
+
+    def _transfer(self, data: str, step: int) -> None:
+        assignment = self._assignment
+        for route in assignment.transfers[data]:
+            batch = assignment.batch(step, route)
+            self._work("transfer", batch, self._times.transfer_s[batch], assignment.model_devices[route])
 
     def _step(self, model: str, batch: int) -> None:
         self._device[model].acquire()  # released after the all-reduce
@@ -268,14 +293,12 @@ class _Emulator:
         assignment, times = self._assignment, self._times
         for step in range(assignment.steps):
             for route in assignment.feeds[data]:
-                batch, model = assignment.batch(step, route), assignment.model_devices[route]
+                batch = assignment.batch(step, route)
                 if take:
                     take()
                 self._device[data].acquire()
                 self._work("produce", batch, times.produce_s[batch], data)
                 self._device[data].release()
-                if model != data:
-                    self._work("transfer", batch, times.transfer_s[batch], model)
             ready_s = self._now_s()
             yield step
             self._blocked.append((ready_s, self._now_s()))

@@ -22,7 +22,7 @@ class QueueDepths:
     """Capacities of the queues between stages, and the number of readers.
 
     Attributes:
-        feed: steps in each feed (`--prefetch-buffer-size`).
+        feed: steps in each feed, on the data device (`--prefetch-buffer-size`).
         uploaded: batches on each data device (the same setting).
         host: batches on the host for each data device (`--buffer-size`).
         workers: readers for each data device (`--num-workers`).
@@ -56,7 +56,7 @@ class RunResult:
         duration_s: from the start of the first read.
         steps: steps of all replicas together.
         batches: steps times replicas.
-        wait_s: time without a batch, summed over the model devices.
+        wait_s: time in which no step ran, summed over the model devices.
         blocked_s: time that producers were blocked on a full feed, summed over them.
         busy_s: time that each device produced or stepped, without the all-reduce and without waiting for other
             replicas.
@@ -90,9 +90,11 @@ def simulate(
     """Simulate a run of these batches along the routes.
 
     Routes take batches in turn. Each data device has its own readers, which deliver in order, and one producer, which
-    makes a batch for each of its routes and then puts all of them into its feed. The trainer takes the batches of a
-    step from all feeds; all model devices step, and then reduce their gradients. A device does one thing at a time, in
-    the order of requests; a model device stays occupied while it waits for other replicas and during the all-reduce.
+    makes a batch for each of its routes and then puts all of them into its feed. The host takes the batches of a step
+    from all feeds and queues the step before it, which hands them over: their transfer begins when that step begins,
+    and the host goes on when it is done. A data device copies one batch at a time, also while it produces. All model
+    devices step, and then reduce their gradients. A device does one thing at a time, in the order of requests; a model
+    device stays occupied while it waits for other replicas and during the all-reduce.
 
     Args:
         times: batches beyond a whole number of steps are left out.
@@ -114,6 +116,7 @@ class BatchAssignment:
     Attributes:
         steps: steps of all replicas together.
         feeds: route numbers of each data device, in the order of the data devices' first routes.
+        transfers: those of them that lead to another device, for each data device that has some.
     """
 
     def __init__(self, routes: DeviceRoutes, batches: int):
@@ -128,6 +131,10 @@ class BatchAssignment:
         self.feeds: dict[str, list[int]] = {}
         for route, (data, _) in enumerate(self.routes):
             self.feeds.setdefault(data, []).append(route)
+        self.transfers: dict[str, list[int]] = {}
+        for route, (data, model) in enumerate(self.routes):
+            if data != model:
+                self.transfers.setdefault(data, []).append(route)
         self.devices = tuple(dict.fromkeys(device for route in self.routes for device in route))
 
     def batch(self, step: int, route: int) -> int:
@@ -177,14 +184,16 @@ class _Simulation:
         self._device = {device: _Queue(1, TOKEN) for device in assignment.devices}
         self._read = {data: _Queue(depths.host + depths.uploaded) for data in assignment.feeds}
         self._feed = {data: _Queue(depths.feed) for data in assignment.feeds}
+        self._queued, self._handed = _Queue(), _Queue(1 + len(assignment.transfers))
         self._link = _Queue(1, TOKEN)
         columns = (times.read_s, times.produce_s, times.transfer_s, times.step_s)
         read_s, produce_s, transfer_s, step_s = (column.tolist() for column in columns)
         for data in assignment.feeds:
             for reader in self._readers(data, depths.workers, read_s):
                 self._resume(reader)
-            self._resume(self._producer(data, produce_s, transfer_s))
-        self._resume(self._trainer(step_s))
+            self._resume(self._producer(data, produce_s))
+        self._resume(self._host(transfer_s))
+        self._resume(self._trainer(step_s, transfer_s))
 
     def run(self) -> None:
         while self._events:
@@ -248,30 +257,53 @@ class _Simulation:
             yield self._read[data], batch
             yield next_turn, TOKEN
 
-    def _producer(self, data: str, produce_s: list[float], transfer_s: list[float]) -> Process:
+    def _producer(self, data: str, produce_s: list[float]) -> Process:
         assignment, device = self._assignment, self._device[data]
         for step in range(assignment.steps):
-            for route in assignment.feeds[data]:
+            for _ in assignment.feeds[data]:
                 batch = yield self._read[data]
                 yield device
                 yield produce_s[batch]
                 yield device, TOKEN
                 self.busy_s[data] += produce_s[batch]
-                if assignment.model_devices[route] != data:
-                    yield transfer_s[batch]
             ready_s = self.now_s
             yield self._feed[data], step
             self.blocked_s += self.now_s - ready_s
 
-    def _trainer(self, step_s: list[float]) -> Process:
+    def _host(self, transfer_s: list[float]) -> Process:
+        """Queue each step when its batches are transferred and those of the next step are taken."""
+        feeds, steps = self._assignment.feeds, self._assignment.steps
+        for step in range(steps):
+            for data in feeds:
+                yield self._feed[data]
+            if step:
+                yield self._queued, step - 1
+            else:
+                self._hand_over(step, transfer_s)
+            for _ in range(self._handed.bound):
+                yield self._handed
+        yield self._queued, steps - 1
+
+    def _hand_over(self, step: int, transfer_s: list[float]) -> None:
+        """Begin the transfers of a step, and tell the host that the step before it has begun."""
+        self._put(self._handed, TOKEN)
+        for routes in self._assignment.transfers.values():
+            self._resume(self._transfer([transfer_s[self._assignment.batch(step, route)] for route in routes]))
+
+    def _transfer(self, times_s: list[float]) -> Process:
+        yield from times_s
+        yield self._handed, TOKEN
+
+    def _trainer(self, step_s: list[float], transfer_s: list[float]) -> Process:
         assignment = self._assignment
         devices = [self._device[model] for model in assignment.model_devices]
         done = _Queue(len(devices))
         for step in range(assignment.steps):
             idle_since_s = self.now_s
-            for data in assignment.feeds:
-                yield self._feed[data]
+            yield self._queued
             self.wait_s += (self.now_s - idle_since_s) * len(devices)
+            if step + 1 < assignment.steps:
+                self._hand_over(step + 1, transfer_s)
             for route, model in enumerate(assignment.model_devices):
                 self._resume(self._step(model, step_s[assignment.batch(step, route)], done))
             for _ in devices:

@@ -1,8 +1,8 @@
 """Analysis of a profile: rates, efficiency, bottleneck, and predicted gains of other settings. Numpy only.
 
 Terms as in docs/reference/pipeline.md: P, T and C are the seconds to produce, transfer and consume a batch. One after
-the other they take P + T + C. In a pipeline, reading, the producer's thread (P and then T) and the model run at the
-same time, so the slowest of these three sets the rate: the ceiling.
+the other they take P + T + C. In a pipeline, reading, producing, the transfer and the step run at the same time, so the
+slowest of them sets the rate: the ceiling.
 """
 
 from collections.abc import Sequence
@@ -112,7 +112,7 @@ class Analysis:
     Attributes:
         rates: by stage, in isolation; None where a stage takes no time.
         mean_s, variations: by stage, seconds per batch and their coefficient of variation (deviation over mean).
-        ceiling: the rate of the slowest of reading, the producer's thread and the model.
+        ceiling: the rate of the slowest stage.
         achieved: the rate of all stages together, untraced.
         serial: the rate of producing, transfer and step one after the other, while reading runs ahead.
         speedup, ideal_speedup: achieved and ceiling over serial.
@@ -159,25 +159,18 @@ class Analysis:
     @property
     def reason(self) -> str:
         """The bottleneck in one sentence."""
-        mean_ms = {stage: 1e3 * seconds for stage, seconds in self.mean_s.items()}
-        times = {
-            "read": f"reading on the host takes {mean_ms['read']:.1f} ms",
-            "produce": f"the producer takes {mean_ms['produce'] + mean_ms['transfer']:.1f} ms "
-            f"({mean_ms['produce']:.1f} to produce, {mean_ms['transfer']:.1f} to transfer)",
-            "step": f"the step takes {mean_ms['step']:.1f} ms",
-        }
-        slowest = "produce" if self.bottleneck == "transfer" else self.bottleneck
-        others = "; ".join(text for stage, text in times.items() if stage != slowest and mean_ms[stage])
-        return f"{self.bottleneck}: per batch in isolation, {times[slowest]}; {others}."
+        names = {"read": "reading on the host", "produce": "producing", "transfer": "the transfer", "step": "the step"}
+        times = {stage: f"{name} takes {1e3 * self.mean_s[stage]:.1f} ms" for stage, name in names.items()}
+        others = "; ".join(text for stage, text in times.items() if stage != self.bottleneck and self.mean_s[stage])
+        return f"{self.bottleneck}: per batch in isolation, {times[self.bottleneck]}; {others}."
 
 
 def analyze(measurement: Measurement, data: DataConfig) -> Analysis:
     """Analyse a measurement of a run with the settings `data`."""
     work, isolated, traced = measurement.work.sum(), measurement.isolated, measurement.traced
     total_s = {stage: float(isolated[stage].sum()) for stage in STAGES}
-    producer_s = total_s["produce"] + total_s["transfer"]
-    slowest_s = max(total_s["read"], producer_s, total_s["step"])
-    serial_s = max(total_s["read"], producer_s + total_s["step"])
+    slowest_s = max(total_s.values())
+    serial_s = max(total_s["read"], total_s["produce"] + total_s["transfer"] + total_s["step"])
     durations_s = measurement.untraced_s or [run.duration_s for run in traced]
     duration_s = float(np.mean(durations_s))
     step_s = np.concatenate([run.step_s for run in traced])
@@ -206,7 +199,7 @@ def analyze(measurement: Measurement, data: DataConfig) -> Analysis:
         wait_fraction=sum(run.wait_s for run in traced) / traced_s,
         blocked_fraction=sum(run.blocked_s for run in traced) / traced_s,
         padding=1.0 - float(work / measurement.padded_work.sum()),
-        bottleneck=_bottleneck(total_s, slowest_s),
+        bottleneck=max(("step", "read", "produce", "transfer"), key=total_s.__getitem__),  # the first of equals
         recommendations=recommend(measurement, data, max(noise, MIN_GAIN)),
         assessment=assess(measurement, duration_s, utilisation, variation),
     )
@@ -228,12 +221,6 @@ def assess(measurement: Measurement, duration_s: float, utilisation: float, vari
         can_replicate=measurement.can_replicate,
         note=measurement.note,
     )
-
-
-def _bottleneck(total_s: dict[str, float], slowest_s: float) -> str:
-    if slowest_s in (total_s["step"], total_s["read"]):
-        return "step" if total_s["step"] == slowest_s else "read"
-    return "produce" if total_s["produce"] >= total_s["transfer"] else "transfer"
 
 
 def _over_bucket_mean(step_s: np.ndarray, step_bucket: np.ndarray) -> np.ndarray:

@@ -61,8 +61,8 @@ def measure_emulation(stage_times: dict[str, Any], config: Config, steps: int) -
 
 
 def warm_up_batches(depths: QueueDepths) -> int:
-    """Return how many batches fill the queues and the stages of one route."""
-    return depths.host + depths.uploaded + depths.feed + depths.workers + len(STAGES)
+    """Return how many batches fill the queues and the stages of one route; the host holds one more."""
+    return depths.host + depths.uploaded + depths.feed + depths.workers + len(STAGES) + 1
 
 
 def emulated_placement(config: Config) -> Placement:

@@ -73,7 +73,7 @@ def report_lines(analysis: Analysis, unit: str) -> list[str]:
         mean_ms, variation = 1e3 * analysis.mean_s[stage], analysis.variations[stage]
         lines.append(f"  {stage:<12} {rate_text:>17}   {mean_ms:12.2f}   {variation:9.1%}")
     labelled = {
-        "ceiling": f"{analysis.ceiling:.1f} {unit}, the slowest of reading, produce + transfer, and step",
+        "ceiling": f"{analysis.ceiling:.1f} {unit}, the slowest of reading, produce, transfer and step",
         "achieved": f"{analysis.achieved:.1f} {unit}, all stages together; two runs differ by {analysis.noise:.1%}",
         "serial": f"{analysis.serial:.1f} {unit}, if produce, transfer and step ran one after the other",
         "efficiency": f"{analysis.efficiency:.1%}, achieved / ceiling",

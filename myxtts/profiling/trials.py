@@ -20,7 +20,7 @@ def try_settings(run: ProfiledRun, window: MeasurementWindow, samples: SampleBat
     """Measure other settings of the slowest stages."""
     data = run.setup.config.data
     read_s, step_s = isolated.read_s.sum(), isolated.step_s.sum()
-    slow_s = TRIAL_THRESHOLD * max(read_s, isolated.produce_s.sum() + isolated.transfer_s.sum(), step_s)
+    slow_s = TRIAL_THRESHOLD * max(read_s, isolated.produce_s.sum(), isolated.transfer_s.sum(), step_s)
     changes = candidates("read", data, not run.setup.between_devices, run.setup.gpu_count)
     num_workers = next((change["num_workers"] for change in changes if "num_workers" in change), None)
     more_workers_s = None

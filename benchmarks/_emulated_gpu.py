@@ -1,0 +1,406 @@
+"""A run of the real training loop, feed, clock and advice on emulated GPUs, in virtual time.
+
+An emulated GPU behaves as TensorFlow drives a real one (in tensorflow/core: common_runtime/gpu/gpu_util.cc and
+gpu_device.cc, nccl/nccl_manager.cc):
+
+- A launch returns at once. One compute stream does the work of a device in the order of the launches.
+- A copy to another device waits for all that is queued, when it is issued, on the compute streams of *both* devices
+  (`GPUUtil::DeviceToDeviceCopy`); a copy from the host for all that is queued on the receiver (`CopyCPUTensorToGPU`).
+- The copies that a device sends to others share one stream (`num_dev_to_dev_copy_streams` is 1).
+- An eager copy blocks its caller until it is done. A compiled function returns when its kernels are launched and its
+  copies are done. It launches what follows an all-reduce by NCCL when that is done (`NcclManager::LoopKernelLaunches`).
+
+The emulation assumes that a function issues its copies before its kernels: an executor starts with the nodes that have
+no inputs, and receiving a tensor is one.
+"""
+
+import logging
+import math
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+from unittest import mock
+
+from myxtts.clock import Clock, Times
+from myxtts.config.schema import DataConfig
+from myxtts.data.feed import Feed
+from myxtts.data.pipeline import ReplicaFeed
+from myxtts.observe.advice import LongWait
+from myxtts.observe.report import console_line
+from myxtts.training import loop
+from myxtts.training.checkpoint import save_nothing
+from myxtts.training.hooks import Report
+from myxtts.training.stop_request import StopRequest
+
+KERNELS = 20  # of a step and of a batch; real ones have hundreds to thousands
+START_DELAY_S = 2.0  # in which a run lets its feed fill up: the default of --model-start-delay
+LOG_EVERY = 50
+FORMER_TENSORS = 8  # of a batch
+FORMER_SCALARS = 4  # of a step
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is emulated. Times in seconds.
+
+    Attributes:
+        produce_s, step_s, transfer_s: P, C and T of a batch.
+        all_reduce_s: of a step of several replicas.
+        launch_s: the host launches the kernels of a step.
+        produce_launch_s: the host launches the kernels of a batch.
+        dispatch_s: the host calls a step, until its copies are issued; what the producer does then is on its way.
+        replicas: each on a device of its own, besides the data device.
+        is_single: the data device trains, as the only one.
+        depth: of the feed.
+    """
+
+    produce_s: float
+    step_s: float
+    transfer_s: float = 0.0
+    all_reduce_s: float = 0.0
+    launch_s: float = 0.0
+    produce_launch_s: float = 0.0
+    dispatch_s: float = 0.0
+    replicas: int = 1
+    is_single: bool = False
+    depth: int = 3
+
+    @property
+    def ideal_s(self) -> float:
+        """Seconds of a step by arithmetic."""
+        if self.is_single:
+            return self.produce_s + self.step_s
+        producer_s, transfers_s = self.replicas * self.produce_s, self.replicas * self.transfer_s
+        return max(producer_s, transfers_s, self.step_s + self.all_reduce_s)
+
+
+class Outcome(NamedTuple):
+    """Figures of a run without its first step.
+
+    Attributes:
+        step_s: mean seconds of a step of all replicas.
+        wait_share: as the run reports it.
+        idle_share: fraction of the time in which the model devices compute nothing.
+        bottleneck: of the whole run.
+        lines: of the console.
+        advice: warnings.
+    """
+
+    step_s: float
+    wait_share: float
+    idle_share: float
+    bottleneck: str
+    lines: list[str]
+    advice: list[str]
+
+
+class VirtualTime:
+    """Seconds that pass only while all threads wait. One thread runs at a time, so a run is the same on every machine.
+
+    If several threads can go on, the one that made this is the first. So a step is called before the producer, whose
+    place in the feed it has freed, begins a batch: Python's interpreter lock has the same effect.
+
+    Args:
+        threads: that will wait here, with this one.
+    """
+
+    def __init__(self, threads: int):
+        self._lock, self._running, self._stopped = threading.Lock(), threads, False
+        self._waits: list[_Wait] = []
+        self._first = threading.current_thread()
+        self.now_s = 0.0
+
+    def now(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.sleep_until(self.now_s + seconds)
+
+    def sleep_until(self, end_s: float) -> None:
+        if end_s > self.now_s:
+            self.wait(lambda: self.now_s >= end_s, end_s)
+
+    def wait(self, is_over: Callable[[], bool], end_s: float = math.inf) -> None:
+        """Wait until `is_over` returns true; it is called whenever all threads wait, and at `end_s`.
+
+        Raises:
+            RuntimeError: all threads wait for each other.
+        """
+        thread = threading.current_thread()
+        wait = _Wait((thread is not self._first, thread.name), is_over, end_s)
+        with self._lock:
+            if self._stopped:
+                return
+            self._waits.append(wait)
+            self._running -= 1
+            if not self._running:
+                self._resume_next()
+        wait.turn.wait()
+        if wait.is_deadlock:
+            raise RuntimeError("all threads of an emulation wait for each other")
+
+    def _resume_next(self) -> None:
+        while not (over := [wait for wait in self._waits if wait.is_over()]):
+            self.now_s = min(wait.end_s for wait in self._waits)
+            if self.now_s == math.inf:
+                return self._release(is_deadlock=True)
+        first = min(over, key=lambda wait: wait.rank)
+        self._waits.remove(first)
+        self._running = 1
+        first.turn.set()
+
+    def stop(self) -> None:
+        """Let all threads go on, and never wait again."""
+        with self._lock:
+            self._release()
+
+    def _release(self, is_deadlock: bool = False) -> None:
+        self._stopped = True
+        for wait in self._waits:
+            wait.is_deadlock = is_deadlock
+            wait.turn.set()
+
+
+@dataclass(eq=False)
+class _Wait:
+    rank: tuple[bool, str]
+    is_over: Callable[[], bool]
+    end_s: float
+    is_deadlock: bool = False
+    turn: threading.Event = field(default_factory=threading.Event)
+
+
+class VirtualQueue(queue.Queue):
+    """A queue whose threads wait in virtual time."""
+
+    def __init__(self, maxsize: int, time: VirtualTime):
+        super().__init__(maxsize)
+        self._time = time
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        if block:
+            self._time.wait(lambda: not self.full())
+        super().put(item, block, timeout)
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        if block:
+            self._time.wait(lambda: not self.empty())
+        return super().get(block, timeout)
+
+
+class Gpu:
+    """The streams of a device."""
+
+    def __init__(self, time: VirtualTime):
+        self._time = time
+        self._kernels: list[tuple[float, float, float]] = []  # when launched, begun and done
+        self._sent_s = self._received_s = 0.0
+
+    def launch(self, seconds: float, launch_s: float = 0.0) -> None:
+        """Queue kernels that take `seconds`, one after the other from now on, the last one after `launch_s`."""
+        done_s = self._kernels[-1][2] if self._kernels else 0.0
+        for number in range(1, KERNELS + 1):
+            launched_s = self._time.now() + launch_s * number / KERNELS
+            begun_s = max(launched_s, done_s)
+            done_s = begun_s + seconds / KERNELS
+            self._kernels.append((launched_s, begun_s, done_s))
+
+    @property
+    def queued_s(self) -> float:
+        """When the device will be done with the kernels that are launched now."""
+        now_s = self._time.now()
+        return next((done_s for launched_s, _, done_s in reversed(self._kernels) if launched_s <= now_s), 0.0)
+
+    def send(self, receiver: "Gpu", seconds: float) -> float:
+        """Queue a copy to a device, and return when it will be done. On one device there is nothing to copy."""
+        if receiver is self:
+            return self._time.now()
+        self._sent_s = max(self._time.now(), self._sent_s, self.queued_s, receiver.queued_s) + seconds
+        return self._sent_s
+
+    def receive_scalar(self) -> float:
+        """Queue a copy of a few bytes from the host, and return when it will be done."""
+        self._received_s = max(self._time.now(), self._received_s, self.queued_s)
+        return self._received_s
+
+    def synchronize(self) -> None:
+        self._time.sleep_until(self.queued_s)
+
+    def busy_s(self, start_s: float, end_s: float) -> float:
+        """Return for how long it computes between two moments."""
+        return sum(max(0.0, min(done, end_s) - max(begun, start_s)) for _, begun, done in self._kernels)
+
+
+class Machine(NamedTuple):
+    """A workload on its devices."""
+
+    workload: Workload
+    time: VirtualTime
+    data: Gpu
+    models: Sequence[Gpu]
+
+    @classmethod
+    def of(cls, workload: Workload) -> "Machine":
+        time = VirtualTime(threads=2)
+        data, *models = (Gpu(time) for _ in range(1 + workload.replicas))
+        return cls(workload, time, data, [data] if workload.is_single else models)
+
+    def launch_step(self) -> None:
+        """Launch the kernels of a step on all replicas, each by a thread of its own, and their all-reduce."""
+        workload = self.workload
+        for model in self.models:
+            model.launch(workload.step_s, workload.launch_s)
+        self.time.sleep(workload.launch_s)
+        if len(self.models) > 1:
+            for model in self.models:
+                model.launch(workload.all_reduce_s)
+            self.models[0].synchronize()
+
+    def produced(self, hand_over: Callable[[Gpu], None] = lambda model: None) -> Iterator[tuple]:
+        """Make the batches of one step after another, as `Producer.replica_batches` does."""
+        time, workload = self.time, self.workload
+        step = SimpleNamespace(audio_s=1.0, padded_s=1.0, bucket=0, position=SimpleNamespace(epoch=0))
+        planned = SimpleNamespace(step=step, last=True)
+        while True:
+            batches = []
+            for model in self.models:
+                began_s = time.now()
+                self.data.launch(workload.produce_s, workload.produce_launch_s)
+                time.sleep(workload.produce_launch_s)
+                if not workload.is_single:
+                    self.data.synchronize()
+                times = Times(began_s, began_s, time.now(), "data")
+                batches.append(SimpleNamespace(planned=planned, features={}, times=times))
+                hand_over(model)
+            yield tuple(batches)
+
+    def idle_share(self, seconds: float) -> float:
+        """Return the fraction of the last seconds in which a model device computed nothing."""
+        end_s = self.time.now()
+        busy_s = sum(model.busy_s(end_s - seconds, end_s) for model in self.models)
+        return 1.0 - busy_s / seconds / len(self.models)
+
+
+class EmulatedStep:
+    """Takes the place of `training.step.Step`: a compiled function that hands over and trains."""
+
+    def __init__(self, machine: Machine):
+        self._machine = machine
+
+    def hand_over(self, features):
+        self._machine.time.sleep_until(self._send())
+        return features
+
+    def __call__(self, first, following, number, rates, stop):
+        machine = self._machine
+        machine.time.sleep(machine.workload.dispatch_s)
+        handed_s = self._send()
+        machine.launch_step()
+        machine.time.sleep_until(handed_s)
+        return machine.models[0].queued_s, following[-1]
+
+    def _send(self) -> float:
+        machine = self._machine
+        return max(machine.data.send(model, machine.workload.transfer_s) for model in machine.models)
+
+    def synchronize(self, outcome):
+        self._machine.time.sleep_until(outcome)
+
+    def read(self, outcome):
+        self.synchronize(outcome)
+        return {"loss": 1.0}
+
+
+class EmulatedState:
+    """The part of a TrainingState that the loop uses; reading it waits for the device."""
+
+    def __init__(self, model: Gpu):
+        self.step, self._model = 0, model
+        self.bad_step = SimpleNamespace(numpy=self._read_zero)
+
+    def _read_zero(self) -> int:
+        self._model.synchronize()
+        return 0
+
+    def advance(self, planned_step) -> None:
+        self.step += 1
+
+
+def train(workload: Workload, steps: int = 400) -> Outcome:
+    """Train with the project's loop."""
+    machine = Machine.of(workload)
+    clock, lines, advice = Clock(machine.time.now), [], Advice()
+    reporter = SimpleNamespace(write=lambda step, metrics: lines.append(console_line(step, metrics)))
+    hooks = [Report(reporter, LongWait(0, DataConfig(), workload.is_single, devices=2))]
+    schedule = loop.Schedule(steps, LOG_EVERY, 0, lambda step: 1.0, lambda step: 0.9)
+    state, step = EmulatedState(machine.models[0]), EmulatedStep(machine)
+    with ExitStack() as stack:
+        feed = open_feed(stack, machine, machine.produced())
+        stack.enter_context(advice)
+        loop.train(state, step, feed, schedule, hooks, save_nothing, clock, StopRequest())
+        total = clock.total()
+        idle_share = machine.idle_share(total.busy_s)
+    step_s = total.busy_s / total.steps
+    return Outcome(step_s, total.wait_share, idle_share, total.bottleneck, lines, advice.messages)
+
+
+def open_feed(stack: ExitStack, machine: Machine, batches: Iterator[tuple]) -> ReplicaFeed:
+    """Return a feed of a machine's batches that had time to fill up; `stack` closes it."""
+    with mock.patch("myxtts.data.feed.queue.Queue", lambda depth: VirtualQueue(depth, machine.time)):
+        feed = Feed(batches, machine.workload.depth)
+    replica_feed = stack.enter_context(ReplicaFeed([feed], [range(machine.workload.replicas)]))
+    stack.callback(machine.time.stop)
+    machine.time.sleep(START_DELAY_S)
+    return replica_feed
+
+
+class Advice(logging.Handler):
+    """Collects the warnings of a run; a context manager."""
+
+    def __init__(self):
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+        self._logger = logging.getLogger("myxtts.observe.advice")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+    def __enter__(self) -> "Advice":
+        self._logger.addHandler(self)
+        self._logger.propagate = False
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._logger.removeHandler(self)
+        self._logger.propagate = True
+
+
+def train_as_formerly(workload: Workload, steps: int = 400) -> Outcome:
+    """Train as up to version 0.1: the producer hands over by eager copies, and scalars are made on the model device."""
+    machine = Machine.of(workload)
+    time, clock = machine.time, Clock(machine.time.now)
+
+    def copy_each_tensor(model: Gpu) -> None:
+        for _ in range(FORMER_TENSORS):
+            time.sleep_until(machine.data.send(model, workload.transfer_s / FORMER_TENSORS))
+
+    with ExitStack() as stack:
+        feed = open_feed(stack, machine, machine.produced(copy_each_tensor))
+        for number in range(steps):
+            with clock.wait():
+                batches = next(feed)
+            for _ in range(FORMER_SCALARS):
+                time.sleep_until(machine.models[0].receive_scalar())
+            machine.launch_step()
+            clock.finish_step(1.0, 1.0, [batch.times for batch in batches])
+            if number == 0:
+                machine.models[0].synchronize()
+                clock.forget()
+        machine.models[0].synchronize()
+        total = clock.total()
+        idle_share = machine.idle_share(total.busy_s)
+    return Outcome(total.busy_s / total.steps, total.wait_share, idle_share, total.bottleneck, [], [])

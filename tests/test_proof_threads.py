@@ -18,6 +18,7 @@ from myxtts.commands import train
 from myxtts.data.demo_corpus import make_demo_corpus
 from myxtts.data.producer import Producer
 from myxtts.placement.audit import audit
+from myxtts.placement.copies import find_copies
 from myxtts.placement.routes import plan_routes
 from tests.tiny import features, on_device
 from tests.two_devices import MODEL, SIMULATED
@@ -33,10 +34,12 @@ def flip_lowest_bit(tensor: tf.Tensor) -> tf.Tensor:
 
 
 class ChecksumTest(unittest.TestCase):
-    def test_checksum_has_gpu_kernels_and_is_computed_where_the_batch_is(self):
+    def test_checksum_runs_on_a_gpu_without_waiting_for_it_and_where_the_batch_is(self):
         checksums = threads.Checksums(TTS_FEATURES)
         self.assertTrue(checksums(on_device(features([(5, 13)])), MODEL).device.endswith(MODEL[1:]))
-        self.assertEqual(audit(checksums._compute.get_concrete_function()).host_only, ())
+        function = checksums._compute.get_concrete_function()
+        self.assertEqual(audit(function).host_only, ())
+        self.assertEqual([copy for copy in find_copies(function) if copy.to_host], [])  # each would wait for the GPU
 
     def test_checksum_differs_for_elements_that_trade_places(self):
         def checksum(values):

@@ -204,7 +204,8 @@ def checksum(tensor: tf.Tensor) -> tf.Tensor:
     """Return the checksum of a tensor of up to three dimensions, int64 []; to be traced."""
     bits = tf.cast(tf.bitcast(tensor, {2: tf.int16, 4: tf.int32, 8: tf.int64}[tensor.dtype.size]), tf.int64)
     for axis in reversed(range(len(tensor.shape))):
-        weights = 2 * FACTORS[axis] * tf.range(tf.shape(bits, out_type=tf.int64)[axis]) + 1
+        index = tf.cast(tf.range(tf.shape(bits)[axis]), tf.int64)  # int32 shapes stay on the host, int64 would not
+        weights = 2 * FACTORS[axis] * index + 1
         bits = tf.reduce_sum(bits * weights, axis=-1)
     return bits
 

@@ -4,8 +4,7 @@ import math
 import os
 from pathlib import Path
 
-CGROUPS = Path("/sys/fs/cgroup")
-OWN_CGROUP = Path("/proc/self/cgroup")
+from myxtts.control_groups import control_groups, read_lines
 
 
 def usable_cores() -> list[int]:
@@ -24,28 +23,19 @@ def is_pinned() -> bool:
     return 0 < len(usable_cores()) < (os.cpu_count() or 1)
 
 
-def cpu_quota() -> float:
-    """Return the cores' worth of time that the cgroups of this process allow (Linux, cgroup v2); without one, inf.
+def cpu_quota(root: Path = Path("/")) -> float:
+    """Return the cores' worth of time that the control groups of this process allow; without a limit, inf.
 
     `docker run --cpus 2` and the CPU limit of a Kubernetes pod are such quotas; sched_getaffinity does not show them.
     """
-    return min((_quota(folder / "cpu.max") for folder in _own_cgroups()), default=math.inf)
+    return min((_quota(folder, version) for folder, version in control_groups("cpu", root)), default=math.inf)
 
 
-def _own_cgroups() -> list[Path]:
-    """Return the folders of the cgroup of this process and of all cgroups around it."""
+def _quota(folder: Path, version: int) -> float:
+    """Return a quota over its period, both in microseconds: `200000 100000` is 2.0; `max` and -1 are no limit."""
+    files = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
     try:
-        lines = OWN_CGROUP.read_text().splitlines()
-    except OSError:  # not Linux
-        return []
-    paths = [line.removeprefix("0::/") for line in lines if line.startswith("0::/")]
-    return [folder for path in paths for folder in (CGROUPS / path, *(CGROUPS / path).parents)]
-
-
-def _quota(file: Path) -> float:
-    """Return a quota over its period, both in microseconds: `200000 100000` is 2.0; `max 100000` has no limit."""
-    try:
-        quota, period = file.read_text().split()
-        return math.inf if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):  # the root has no such file
+        quota, period = " ".join(line for file in files for line in read_lines(folder / file)).split()
+        return math.inf if quota in ("max", "-1") else int(quota) / int(period)
+    except ValueError:  # the root has no such file
         return math.inf

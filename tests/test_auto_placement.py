@@ -88,6 +88,7 @@ class ChoosePlacementTest(unittest.TestCase):
         lines = "\n".join(logged.output)
         self.assertIn("R 2, P 5, T 2, C 22, A 3", lines)
         self.assertIn("a step of 2 replicas has 2 times the utterances", lines)
+        self.assertIn("placement auto these devices share the cores of one CPU", lines)
 
     def test_single_device_needs_no_measurement(self):
         config = Config(placement=PlacementConfig(placement="auto", simulate_gpus=1))

@@ -460,7 +460,7 @@ class SettingsTest(Case):
     def test_simulation_beside_real_gpus_is_a_warning(self):
         for visible, expected in (
             ("4,7", "but this process sees 2 GPUs. To train there: --simulate-gpus 0, and --gpus from 0 to 1"),
-            ("4", "but this process sees 1 GPU. To train there: myxtts train"),
+            ("4", "but this process sees 1 GPU. To train there: python train_main.py"),
         ):
             with mock.patch.dict(os.environ, CUDA_VISIBLE_DEVICES=visible):
                 _, out, _ = self.launch("--gpus", "1", "1")  # rejected after the warning
@@ -471,6 +471,15 @@ class SettingsTest(Case):
             code, out, err = self.launch("--simulate-gpus", "0")
         self.assertEqual((code, out), (2, ""))
         self.assertIn("sees no GPU. Make some visible, or try it on the CPU with --simulate-gpus 2", err)
+
+    def test_a_resumed_run_without_its_gpus_is_not_said_to_name_them(self):
+        self.run_folder.mkdir(parents=True)
+        new_state(6, ImmutableSettings(gpus=[0, 3], warmstart_steps=2, sync_every=0, corpus={})).write(self.run_folder)
+        argv = ["--run", "own", "--runs-dir", str(self.folder / "runs"), "--resume", "--max-steps", "6"]
+        with mock.patch.dict(os.environ, CUDA_VISIBLE_DEVICES="4,7"):
+            code, _, err = self.launch_with(argv)
+        self.assertEqual(code, 2)
+        self.assertIn("run 'own' has jobs on GPUs 0 3, but this process sees GPUs 0 to 1. A resumed run keeps", err)
 
     def test_there_are_at_most_num_syncs_syncs(self):
         for total, warmstart, num_syncs, expected in (

@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "myxtts"
 
 ROWS = (
+    ("control_groups",),
     ("errors", "clock", "cores", "tf_internals"),
     ("files",),
     ("config",),
@@ -38,6 +39,7 @@ PRIVATE_MODULES = ("tensorflow.python", "tensorflow.compiler", "tensorflow.core"
 WITHOUT_TENSORFLOW = (
     "errors",
     "clock",
+    "control_groups",
     "cores",
     "config",
     "distributed.processes",

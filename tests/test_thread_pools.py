@@ -59,17 +59,28 @@ class CoresTest(unittest.TestCase):
     def quota(self, cgroup: str, **limits: str) -> float:
         """Return the quota in a container with this line in /proc/self/cgroup; limits by cgroup, with _ for /."""
         root = self.folder()
-        (root / "pods" / "a").mkdir(parents=True)
+        groups = root / "sys/fs/cgroup"
+        (groups / "pods" / "a").mkdir(parents=True)
         for name, text in limits.items():
-            (root / name.strip("_").replace("_", "/") / "cpu.max").write_text(text)
-        (root / "own").write_text(f"1:cpu:/x\n{cgroup}\n")
-        with mock.patch.multiple(cores, CGROUPS=root, OWN_CGROUP=root / "own"):
-            return cores.cpu_quota()
+            (groups / name.strip("_").replace("_", "/") / "cpu.max").write_text(text)
+        (root / "proc/self").mkdir(parents=True)
+        (root / "proc/self/cgroup").write_text(f"1:cpuset:/x\n{cgroup}\n" if cgroup else "")
+        return cores.cpu_quota(root)
 
     def test_quota_is_the_smallest_of_all_cgroups_around_the_process(self):
         self.assertEqual(self.quota("0::/", _="150000 100000\n"), 1.5)
         self.assertEqual(self.quota("0::/pods/a", pods_a="max 100000\n", pods="200000 100000\n"), 2.0)
         self.assertEqual(self.quota("0::/pods/a", pods_a="50000 100000\n", pods="200000 100000\n"), 0.5)
+
+    def test_quotas_of_control_groups_version_1_count(self):
+        for quota, expected in (("150000", 1.5), ("-1", math.inf)):
+            root = self.folder()
+            (root / "proc/self").mkdir(parents=True)
+            (root / "proc/self/cgroup").write_text("4:cpuacct,cpu:/docker/of-the-host\n0::/\n")
+            (root / "sys/fs/cgroup/cpu").mkdir(parents=True)
+            (root / "sys/fs/cgroup/cpu/cpu.cfs_quota_us").write_text(f"{quota}\n")
+            (root / "sys/fs/cgroup/cpu/cpu.cfs_period_us").write_text("100000\n")
+            self.assertEqual(cores.cpu_quota(root), expected)
 
     def test_without_a_quota_there_is_no_limit(self):
         for cgroup in ("0::/pods/a", "2:cpuset:/", ""):

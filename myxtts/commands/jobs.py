@@ -14,6 +14,7 @@ from pathlib import Path
 
 from myxtts.commands.parser import CommandParser, bounded, read_settings, settings_parser
 from myxtts.config.schema import Config
+from myxtts.config.scripts import command_line
 from myxtts.distributed.processes import visible_gpus
 from myxtts.errors import ConfigError
 from myxtts.local_sgd.job_settings import (
@@ -25,6 +26,7 @@ from myxtts.local_sgd.job_settings import (
 from myxtts.local_sgd.jobs import JobDevice, JobSpec, JobsSpec, job_devices, previous_state, train_jobs
 from myxtts.local_sgd.launcher_state import LauncherState, stop_launcher
 from myxtts.local_sgd.progress import Display, status_report
+from myxtts.placement.routes import hidden_gpus_warning
 
 NAME = "jobs"
 HELP = "Train independent jobs, one on each GPU, and merge their weights (local SGD)."
@@ -95,11 +97,13 @@ def main(
     previous = previous_state(folder, config.run.resume)
     gpus = gpus_of(options, previous)
     warn_of_hidden_gpus(config.placement.simulate_gpus)
+    resumed = config.run.run if options.gpus is None else None
+    devices = job_devices(gpus, config.placement.simulate_gpus, resumed)
     warmstart_steps = warmstart_steps_of(options, previous, config)
     spec = JobsSpec(
         folder=folder,
         config=fill_inherited(config),
-        jobs=tuple(jobs_of(parser, argv, config, gpus, job_devices(gpus, config.placement.simulate_gpus))),
+        jobs=tuple(jobs_of(parser, argv, config, gpus, devices)),
         gpus=gpus,
         warmstart_steps=warmstart_steps,
         sync_every=sync_every_of(parser, argv, options, config, warmstart_steps, len(gpus)),
@@ -122,11 +126,10 @@ def warn_of_hidden_gpus(simulated: int) -> None:
     """Warn if jobs on simulated GPUs leave real ones idle; their own processes see none."""
     existing = visible_gpus() if simulated else []
     if existing:
-        use = f"--simulate-gpus 0, and --gpus from 0 to {len(existing) - 1}" if len(existing) > 1 else "myxtts train"
-        log.warning(
-            "WARNING        --simulate-gpus %d trains on the CPU, but this process sees %d GPU%s. To train there: %s",
-            *(simulated, len(existing), "s" * (len(existing) > 1), use),
-        )
+        several = len(existing) > 1
+        use = f"--simulate-gpus 0, and --gpus from 0 to {len(existing) - 1}" if several else command_line("train")
+        found = f"this process sees {len(existing)} GPU{'s' * several}"
+        log.warning("%s", hidden_gpus_warning(simulated, found, use))
 
 
 def warmstart_steps_of(options: argparse.Namespace, previous: LauncherState | None, config: Config) -> int:

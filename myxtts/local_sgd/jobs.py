@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from myxtts.config.load import dump, load, shown
 from myxtts.config.schema import Config
+from myxtts.config.scripts import command_line
 from myxtts.cores import usable_cores
 from myxtts.distributed.processes import ChildProcess, StopRequests, gpu_environ, stop_requests, visible_gpus
 from myxtts.distributed.supervisor import Exit, ProgramSpec, Supervisor, SupervisorEvents
@@ -135,30 +136,33 @@ class JobsSpec:
         return latest(self.folder / name / "checkpoints")
 
 
-def job_devices(gpus: Sequence[int], simulated: int) -> list[JobDevice]:
+def job_devices(gpus: Sequence[int], simulated: int, resumed: str | None = None) -> list[JobDevice]:
     """Return the device of each job.
 
     Args:
         gpus: indices among the GPUs that this process sees.
         simulated: number of simulated GPUs, each an equal share of the cores if there are enough; 0 uses real GPUs.
+        resumed: name of the run whose jobs have these GPUs; None if the command names them.
 
     Raises:
         PlacementError: there are fewer than two GPUs, or one is named twice or does not exist.
     """
     existing = [str(gpu) for gpu in range(simulated)] if simulated else visible_gpus()
-    flag = f"--gpus {' '.join(map(str, gpus))}"
+    numbers = " ".join(map(str, gpus))
+    requested = f"--gpus {numbers} was given" if resumed is None else f"run '{resumed}' has jobs on GPUs {numbers}"
     if len(gpus) < 2 or len(set(gpus)) < len(gpus):
         raise PlacementError(
-            f"{flag} was given, but each job needs its own GPU, and a merge needs at least two jobs. Name two "
-            "different GPUs or more; `myxtts train` trains on one."
+            f"{requested}, but each job needs its own GPU, and a merge needs at least two jobs. Name two "
+            f"different GPUs or more; `{command_line('train')}` trains on one."
         )
     if max(gpus) >= len(existing):
         source = f"--simulate-gpus {simulated} makes" if simulated else "this process sees"
-        numbers = {0: "no GPU", 1: "only GPU 0"}.get(len(existing), f"GPUs 0 to {len(existing) - 1}")
+        found = {0: "no GPU", 1: "only GPU 0"}.get(len(existing), f"GPUs 0 to {len(existing) - 1}")
         to_do = "Name some of these" if existing else "Make some visible"
+        if resumed is not None:
+            to_do = "A resumed run keeps its GPUs: make them visible"
         raise PlacementError(
-            f"{flag} was given, but {source} {numbers}. {to_do}, or try it on the CPU with "
-            f"--simulate-gpus {max(gpus) + 1}."
+            f"{requested}, but {source} {found}. {to_do}, or try it on the CPU with --simulate-gpus {max(gpus) + 1}."
         )
     if not simulated:
         return [JobDevice((existing[gpu],)) for gpu in gpus]

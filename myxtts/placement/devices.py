@@ -14,7 +14,7 @@ from myxtts.config.schema import PlacementConfig
 from myxtts.cores import core_count, is_pinned
 from myxtts.errors import PlacementError
 from myxtts.placement.gpu_memory import MemoryUnknown, check_limits, limits_of, read_memory
-from myxtts.placement.routes import Placement, plan_routes
+from myxtts.placement.routes import Placement, hidden_gpus_warning, plan_routes
 from myxtts.placement.thread_pools import ThreadPools, automatic_pools
 from myxtts.tf_internals import has_started
 
@@ -128,11 +128,8 @@ def simulation_warning(placement: Placement, names: Sequence[str]) -> str:
     """
     simulated = len({device.physical for device in placement.devices})
     kinds = ", ".join(f"{count} x {name}" for name, count in Counter(names).items())
-    found = f"{len(names)} GPU{'s' * (len(names) > 1)} ({kinds})"
-    return (
-        f"WARNING        --simulate-gpus {simulated} trains on the CPU, but TensorFlow sees {found}. "
-        f"To train there: {_flags_of_real_gpus(placement, len(names))}"
-    )
+    found = f"TensorFlow sees {len(names)} GPU{'s' * (len(names) > 1)} ({kinds})"
+    return hidden_gpus_warning(simulated, found, _flags_of_real_gpus(placement, len(names)))
 
 
 def _flags_of_real_gpus(placement: Placement, count: int) -> str:

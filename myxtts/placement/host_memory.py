@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from myxtts.control_groups import control_groups, read_lines
+
 # Files of a control group: limit, usage, and the part of the usage in memory.stat that the kernel frees on demand.
 _V2 = ("memory.max", "memory.current", "inactive_file")
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
@@ -18,33 +20,18 @@ def available_memory_mib(root: Path = Path("/")) -> float | None:
 
 
 def _left_on_machine(root: Path) -> Iterator[float]:
-    for line in _lines(root / "proc/meminfo"):
+    for line in read_lines(root / "proc/meminfo"):
         if line.startswith("MemAvailable:"):
             yield float(line.split()[1]) / 2**10
 
 
 def _left_in_groups(root: Path) -> Iterator[float]:
-    for line in _lines(root / "proc/self/cgroup"):
-        _, controllers, group = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        base, names = root / "sys/fs/cgroup" / ("memory" if controllers else ""), _V1 if controllers else _V2
-        folder = base / group.lstrip("/")
-        for ancestor in (folder, *folder.parents):  # a container may see its own group as the base
-            yield from _left_in_group(ancestor, *names)
-            if ancestor == base:
-                break
+    for folder, version in control_groups("memory", root):
+        yield from _left_in_group(folder, *(_V1 if version == 1 else _V2))
 
 
 def _left_in_group(folder: Path, limit: str, usage: str, freed_on_demand: str) -> Iterator[float]:
-    limits, usages = _lines(folder / limit), _lines(folder / usage)
+    limits, usages = read_lines(folder / limit), read_lines(folder / usage)
     if limits and usages and limits[0] != "max":
-        statistics = dict(line.split(" ", 1) for line in _lines(folder / "memory.stat"))
+        statistics = dict(line.split(" ", 1) for line in read_lines(folder / "memory.stat"))
         yield (int(limits[0]) - int(usages[0]) + int(statistics.get(freed_on_demand, 0))) / 2**20
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="ascii").splitlines()
-    except OSError:
-        return []

@@ -99,6 +99,16 @@ def plan_routes(settings: PlacementConfig, gpu_count: int) -> Placement:
     return Placement(_name(routes), routes, devices, bool(settings.simulate_gpus), *threads)
 
 
+def hidden_gpus_warning(simulated: int, found: str, to_do: str) -> str:
+    """Return the warning that simulated GPUs hide real ones.
+
+    Args:
+        found: who sees how many GPUs.
+        to_do: flags or command that use them.
+    """
+    return f"WARNING        --simulate-gpus {simulated} trains on the CPU, but {found}. To train there: {to_do}"
+
+
 def _limits(settings: PlacementConfig) -> dict[str, int | None]:
     """Return the memory limit of each role in MiB; without limits, a GPU with both roles is one device."""
     data, model = settings.data_gpu_memory, settings.model_gpu_memory

@@ -13,6 +13,7 @@ from typing import Any
 from myxtts.config.schema import Config, PlacementConfig
 from myxtts.distributed.cluster import find_cluster
 from myxtts.errors import PlacementError, TrainingError, UserError
+from myxtts.observe.assessment import SHARED_CORES
 from myxtts.planner.planner import Prediction, candidate_placements, format_table, predict, rank
 from myxtts.planner.simulator import QueueDepths
 from myxtts.planner.stage_times import STAGES, StageProfile, resample_steps
@@ -48,6 +49,8 @@ def choose_placement(config: Config, measure: MeasureStages) -> Config:
     ranked = rank_placements(profile, gpus, config)
     for line in (format_means(profile, config), *format_table(ranked, [])):
         log.info("  %s", line)
+    if config.placement.simulate_gpus:
+        log.info("placement auto %s", SHARED_CORES)
     best = ranked[0].candidate
     if best.replicas > 1:
         log.info(

@@ -385,7 +385,7 @@ class VerdictsTest(unittest.TestCase):
         activity = trace.Activity(900.0, {"to_host": 1.0}, 0.7, 0)
         good = stages.StageFigures(
             *("tts", "big"), step_s=0.1, half_step_s=0.09, transfer_s=0.01, produce_s=0.01, peak_mib=900.0,
-            forecast_mib=600.0, activity=activity,
+            forecast_mib=600.0, activity=activity, copies_to_host=0,
         )  # fmt: skip
         bad = dataclasses.replace(
             good, transfer_s=0.2, peak_mib=1300.0, activity=activity._replace(copies={"to_host": 9.0}, compilations=2)

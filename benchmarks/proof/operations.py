@@ -339,14 +339,15 @@ def step(scope: Scope, name: str, inputs: Inputs, tolerances: Tolerances, **chan
         changes: of the settings, see `configs.config_of`.
     """
     config = configs.config_of(scope, inputs.config.model.task, **changes)
-    built: dict[str, tuple] = {}  # by device: state, step, initial values
+    built: dict[tuple, tuple] = {}  # by device and use of TF32, which a trace contains: state, step, initial values
 
     def run_on(device: str) -> Ran:
-        if device not in built:
+        key = device, device != CPU and tf.config.experimental.tensor_float_32_execution_enabled()
+        if key not in built:
             with sizes(scope):
                 state = build_state(config, inputs.corpora.vocabulary, make_replicas((Route(device, device),)))
-            built[device] = state, make_step(config, state), first_values(state, built)
-        state, train_step, values = built[device]
+            built[key] = state, make_step(config, state), first_values(state, built)
+        state, train_step, values = built[key]
         for variable, value in zip(variables(state), values, strict=True):
             variable.assign(value)
         if config.training.precision == "mixed_float16":
@@ -368,7 +369,7 @@ def variables(state) -> list:
     return [*state.model.variables, *state.optimizer.variables]
 
 
-def first_values(state, built: dict[str, tuple]) -> list[np.ndarray]:
+def first_values(state, built: dict[tuple, tuple]) -> list[np.ndarray]:
     """Return the values that a step begins with: those of the first device that was built, on all devices."""
     return next(iter(built.values()))[2] if built else [v.numpy() for v in variables(state)]
 
@@ -425,10 +426,11 @@ def griffin_lim_operation(inputs: Inputs) -> Operation:
 
     def run_on(device: str) -> Ran:
         with tf.device(device):
-            wave = griffin_lim(tf.identity(mel), tf.constant(10), tf.constant([0, 0]))
-            functions = [griffin_lim.get_concrete_function()]
+            arguments = tf.identity(mel), tf.constant(10), tf.constant([0, 0])
+            function = tf.function(griffin_lim.__wrapped__).get_concrete_function(*arguments)
+            wave = function(*arguments)
         with tf.device(CPU):
-            return {"log-mel": log_mel(tf.identity(wave)).numpy()}, functions
+            return {"log-mel": log_mel(tf.identity(wave)).numpy()}, [function]
 
     return Operation("Griffin-Lim", run_on, {"log-mel": ("norm", 1e-2)})
 
@@ -439,12 +441,11 @@ def decoding() -> Operation:
     frames = np.array([50, 31, 1, 0], np.int32)
 
     def run_on(device: str) -> Ran:
-        function = tf.function(greedy_decode)
         with tf.device(device):
             arguments = tf.identity(logits), tf.identity(frames)
+            function = tf.function(greedy_decode).get_concrete_function(*arguments)
             ids, counts = function(*arguments)
-            functions = [function.get_concrete_function(*arguments)]
-        return {"ids": ids.numpy(), "counts": counts.numpy()}, functions
+        return {"ids": ids.numpy(), "counts": counts.numpy()}, [function]
 
     return Operation("greedy decoding", run_on, {"ids": ("unequal", 0.0), "counts": ("unequal", 0.0)})
 
@@ -464,7 +465,6 @@ def ctc(name: str, frames: Sequence[int], count: Sequence[int]) -> Operation:
     arrays = logits, np.array(frames, np.int32), labels.astype(np.int32), np.array(count, np.int32)
     behind = np.arange(padded) >= np.where(np.array(count) > 0, frames, 0)[:, None]
 
-    @tf.function
     def loss_and_gradient(logits, frames, labels, count):
         with tf.GradientTape() as tape:
             tape.watch(logits)
@@ -475,12 +475,12 @@ def ctc(name: str, frames: Sequence[int], count: Sequence[int]) -> Operation:
     def run_on(device: str) -> Ran:
         with tf.device(device):
             arguments = [tf.identity(array) for array in arrays]
+            function = tf.function(loss_and_gradient).get_concrete_function(*arguments)  # another for each device
             for _ in range(3):  # memory that was used before holds other values
-                losses, gradient = loss_and_gradient(*arguments)
-            functions = [loss_and_gradient.get_concrete_function(*arguments)]
+                losses, gradient = function(*arguments)
         gradient = gradient.numpy()
         outputs = {"losses": losses.numpy(), "gradient": gradient[~behind], "behind the end": gradient[behind]}
-        return outputs, functions
+        return outputs, [function]
 
     limits: Tolerances = {"losses": ("each", 1e-4), "gradient": ("norm", 1e-3), "behind the end": ("absolute", 0.0)}
     return Operation(name, run_on, limits)

@@ -26,6 +26,7 @@ from myxtts.audio.format import (
     SAMPLE_RATE_HZ,
 )
 from myxtts.audio.mel import log_mel, mel_filters, stft
+from myxtts.matmul import float32_matmul
 from myxtts.models.alignment import monotonic_alignment_search
 from myxtts.placement import devices
 from myxtts.placement.copies import find_copies
@@ -192,7 +193,7 @@ def float64_mel(bench: Bench, findings: Findings) -> None:
 def log_mel_float32(wave: tf.Tensor) -> tf.Tensor:
     """Compute `log_mel` of whole rows with an STFT in float32."""
     padded = tf.pad(wave, [[0, 0], [PAD_SAMPLES, PAD_SAMPLES]], "REFLECT")
-    return tf.math.log(tf.maximum(tf.matmul(tf.abs(stft(padded)), mel_filters()), LOG_FLOOR))
+    return tf.math.log(tf.maximum(float32_matmul(tf.abs(stft(padded)), mel_filters()), LOG_FLOOR))
 
 
 def mel_by_librosa(wave: np.ndarray) -> np.ndarray:

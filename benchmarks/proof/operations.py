@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks.proof import configs
-from benchmarks.proof.runs import toy_models
+from benchmarks.proof.runs import NO_TIME, toy_models
 from benchmarks.proof.section import Figure, Scope, SectionResult, table
 from myxtts.audio.griffin_lim import griffin_lim
 from myxtts.audio.mel import log_mel
@@ -50,7 +50,6 @@ LEARNING_RATE, EMA_DECAY = 1e-3, 0.9
 LOSS_SCALE = 256.0  # of mixed_float16; the initial 2^15 overflows at the first step, which then changes no weight
 SYMBOLS = 30  # of random logits
 LEAST_S = 20.0  # for one more operation
-NO_TIME = "not run: no time was left"
 
 Outputs = dict[str, np.ndarray]
 Ran = tuple[Outputs, Sequence]

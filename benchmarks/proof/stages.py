@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from benchmarks.proof import configs, trace
 from benchmarks.proof.operations import tf32
+from benchmarks.proof.runs import NO_TIME
 from benchmarks.proof.section import Figure, Scope, SectionResult, table
 from myxtts.batch import first_rows
 from myxtts.config.schema import Config
@@ -33,7 +34,6 @@ SMALL_MODELS = (("tts", "tiny"), ("asr", "tiny"))
 BUCKETS = 2  # XLA compiles the alignment search once for each shape
 STEPS, SMALL_STEPS = 20, 2
 TRACED_STEPS = 3
-NO_TIME = "not run: no time was left"
 LEAST_S = 25.0  # for one more model
 COMPUTE_BOUND, LAUNCH_BOUND = 0.65, 0.85  # time of a step with half of the rows, relative to that with all
 PEAK_OVER_FORECAST = 2.0

@@ -1,14 +1,13 @@
 """Ctrl-C and SIGTERM as a request that the loop looks at between two steps."""
 
 import signal
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
 
-LAG_STEPS = 4  # after so many more steps a GPU has finished a step: reading its outcome waits for nothing
+READ_EVERY = 4  # steps; a read waits until a GPU has done all that is queued on it
 
 
 class StopRequest:
@@ -42,7 +41,7 @@ class StopRequest:
 class SharedStopRequest(StopRequest):
     """A request to any of several workers: all workers stop after the same step.
 
-    Each step tells all processes whether one of them was asked to stop. Each process reads that some steps later.
+    Each step tells all processes whether one of them was asked to stop. All processes read that after the same steps.
 
     Args:
         stop_requested: reads it from an outcome.
@@ -51,16 +50,16 @@ class SharedStopRequest(StopRequest):
     def __init__(self, stop_requested: Callable[[tf.Tensor], bool]) -> None:
         super().__init__()
         self._stop_requested = stop_requested
-        self._outcomes: deque[tf.Tensor] = deque()
+        self._steps = 0
         self._due = False
 
     def due(self) -> bool:
         return self._due
 
     def observe(self, outcome: tf.Tensor) -> None:
-        self._outcomes.append(outcome)
-        if len(self._outcomes) > LAG_STEPS:
-            self._due |= self._stop_requested(self._outcomes.popleft())
+        self._steps += 1
+        if self._steps % READ_EVERY == 0:
+            self._due = self._stop_requested(outcome)
 
 
 @contextmanager

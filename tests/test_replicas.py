@@ -16,8 +16,10 @@ from myxtts.data.batch_plan import Plan, bucket_bounds
 from myxtts.data.plan_iterator import Position, planned_steps, steps_left
 from myxtts.models import asr as recogniser
 from myxtts.models.build import build_asr
+from myxtts.placement.audit import require_device
 from myxtts.placement.replicas import MAX_COMPARED, Replicas, digest_terms, has_equal_terms, make_replicas
 from myxtts.placement.routes import Route
+from myxtts.training.schedule import ConstantRates
 from myxtts.training.state import TrainingState, make_optimizer
 from myxtts.training.step import Step
 from tests.long import long
@@ -148,6 +150,24 @@ class EquivalenceTest(unittest.TestCase):
         for variable, expected in zip(several.model.variables, state.model.variables, strict=True):
             if variable.path in moving:
                 np.testing.assert_allclose(several.replicas.local_results(variable.value)[0], expected.value, atol=1e-5)
+
+
+class HandOverTest(unittest.TestCase):
+    def test_each_step_hands_over_the_next_batches_of_all_replicas(self):
+        """The batches start at a third device; the results are those of batches that were there before, bit for bit."""
+        steps, data = steps_of(2, 3), FOUR.devices[3].name
+        expected, _, losses = trained(toy, 2, steps)
+        state, step = built(toy, replicas_of(2))
+        batches = [[on(data, batch, state.model.BATCH_FIELDS) for batch in batches] for batches in steps]
+        handed, outcomes = step.hand_over(batches[0]), []
+        for number, later in enumerate([*batches[1:], batches[-1]], 1):
+            outcome, handed = step(handed, [later], number, ConstantRates(1e-2, 0.9))
+            outcomes.append(step.read(outcome)["loss"])
+            for device, batch in zip(state.replicas.devices, handed, strict=True):
+                require_device(device, batch.items())
+        self.assertEqual((outcomes, step.traces), (losses, 1))
+        for replica in (0, 1):
+            np.testing.assert_equal(values(state, replica), values(expected, replica))
 
 
 class DeviceTest(unittest.TestCase):

@@ -114,13 +114,12 @@ def train(
             state.advance(planned_step)
             stop.observe(outcome)
             clock.finish_step(planned_step.audio_s, planned_step.padded_s, taken.times)
-
-            del taken  # frees features on the data device
+            del taken  # frees its features before the next ones are taken
 
             is_first = state.step == first_step
             checked = (first, handed) if is_first else ()
-            first = handed
             end = StepEnd(state, state.step, outcome, checked, schedule.total_steps, is_first, stop)
+            first = handed
             log, checkpoint = end.is_due(schedule.log_every), end.is_due(schedule.checkpoint_every)
             if not (is_first or log or checkpoint or any(hook.is_due(end) for hook in hooks)):
                 continue

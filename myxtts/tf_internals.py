@@ -5,7 +5,7 @@ requirements.txt caps TensorFlow's minor version because of this module: check e
 The package also relies on public APIs that are marked experimental and may change between minor versions:
 
 - `tf.config.experimental`: device policy and memory growth (placement, preflight), memory statistics and device details
-  (preflight), `enable_op_determinism` (training.setup), `enable_tensor_float_32_execution` (preflight).
+  (preflight), `enable_op_determinism` (training.setup), `enable_tensor_float_32_execution` (training.setup, preflight).
 - `tf.data.experimental`: `prefetch_to_device` (data.readers.local), `service` (data.readers.service and
   data.readers.service_server).
 - `tf.distribute.experimental`: `CommunicationOptions` (distributed.worker_group).

@@ -1,6 +1,7 @@
 """Features, targets and alignments keep the precision of float32 where a GPU rounds products to TF32."""
 
 import unittest
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
@@ -9,10 +10,12 @@ from myxtts.audio.griffin_lim import inverse_mel_scale
 from myxtts.audio.mel import log_mel
 from myxtts.audio.pitch import f0
 from myxtts.batch import tensor_specs
+from myxtts.config.schema import Config, TrainingConfig
 from myxtts.data.features import asr_extractor, tts_extractor
 from myxtts.matmul import float32_matmul, function_per_device_type
 from myxtts.models.alignment import frame_token_scores
 from myxtts.models.prosody import target_prosody
+from myxtts.training import setup
 from tests.emulated_gpu import on_emulated_gpu, tf32_products
 from tests.test_mel import mel_by_librosa, signals
 from tests.two_devices import MODEL
@@ -89,11 +92,11 @@ class TF32(unittest.TestCase):
                 self.assertEqual(float32_products(function, *specs), (products, 0))
 
     def test_without_tf32_a_gpu_computes_in_float32(self):
-        tf.config.experimental.enable_tensor_float_32_execution(False)
-        try:
-            self.assertEqual(float32_products(frame_token_scores, *FRAMES), (1, 1))
-        finally:
-            tf.config.experimental.enable_tensor_float_32_execution(True)
+        with mock.patch.object(setup.devices, "configure"):
+            for allowed, rounded in ((False, (1, 1)), (True, (1, 0))):
+                setup.configure_devices(Config(training=TrainingConfig(tf32=allowed)))
+                self.assertEqual(tf.config.experimental.tensor_float_32_execution_enabled(), allowed)
+                self.assertEqual(float32_products(frame_token_scores, *FRAMES), rounded)
 
 
 class CPU(unittest.TestCase):

@@ -295,7 +295,7 @@ SETTINGS: Names = (
         "{precision=mixed_float16}, or mixed_bfloat16 on GPUs since Ampere",
     ),
     ("loss_scale use_grad_scaler", "the loss is scaled as needed with {precision=mixed_float16}"),
-    ("tf32 allow_tf32", "no flag is needed: TensorFlow uses TF32 where a GPU has it"),
+    ("allow_tf32 enable_tf32 use_tf32", "{tf32}, which is on by default"),
     ("use_ema ema_rate ema_momentum model_ema", "{ema_decay}"),
     ("random_seed rng_seed manual_seed training_seed data_seed subset_seed", "{seed}"),
     (

@@ -172,6 +172,9 @@ class TrainingConfig(Section):
     """Number of batches whose gradients are summed for one step."""
     precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] = "float32"
     """Number format of the computation; variables stay float32."""
+    tf32: bool = True
+    """Let GPUs since Ampere round the factors of the step's float32 products and convolutions to TF32 (faster; 10 bits
+    of mantissa). Features, targets and alignments are never rounded."""
     ema_decay: Fraction = 0.999
     """Decay of the moving average of the weights, which validation and inference use; 0 turns it off."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0

@@ -60,7 +60,7 @@ def derived_numbers(setup: TrainingSetup) -> dict[str, str]:
         "buckets": " ".join(f"{bound / SAMPLE_RATE_HZ:.2f}" for bound in plan.bounds) + " s",
         "padding": f"{100 * plan.padding:.1f} %",
         "model": f"{task_of(config).describe(config)}, {parameter_count(setup.state.model):,} parameters, "
-        f"{training.precision}",
+        f"{training.precision}{'' if training.tf32 else ' without TF32'}",
         "step": f"{utterances:.1f} utterances and {seconds:.1f} audio seconds in {per_replica * (replicas > 1)}"
         f"{accumulation} x {rows} rows",
         "host memory": f"about {setup.memory}",

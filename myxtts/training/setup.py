@@ -55,6 +55,7 @@ def configure_devices(config: Config, cluster: Cluster | None = None) -> Placeme
         log_unused_gpus(config.placement, devices.gpu_count())
     if config.training.deterministic:
         tf.config.experimental.enable_op_determinism()
+    tf.config.experimental.enable_tensor_float_32_execution(config.training.tf32)
     return placement
 
 

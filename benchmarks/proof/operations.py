@@ -155,19 +155,17 @@ def result_of(scope: Scope, device: str, comparisons: Sequence[Comparison]) -> S
     lines += table(("operation", "error here", "limit", "static audit"), rows)
     figures = []
     for item in comparisons:
-        met = None if scope.simulated and item.met else item.met
-        if item.error.startswith("not run"):
-            met = None
+        shown = item.error != NO_TIME and not (scope.simulated and item.met)
+        met = item.met if shown else None
         figures.append(Figure.of(f"{item.name}: as on the CPU", item.here, item.expected, met))
-    agreeing = [
-        item for item in comparisons if item.operations is not None and bool(item.error) == bool(item.host_only)
-    ]
+    audited = [item for item in comparisons if item.operations is not None]
+    agreeing = [item for item in audited if bool(item.error) == bool(item.host_only)]
     figures.append(
         Figure.of(
             "operations run on a GPU without soft placement, as the static audit finds",
-            f"{len(agreeing)} of {len(comparisons)}",
+            f"{len(agreeing)} of {len(audited)}",
             "all",
-            None if scope.simulated or not has_gpu_kernels() else len(agreeing) == len(comparisons),
+            None if scope.simulated or not audited else len(agreeing) == len(audited),
         )
     )
     data = {"device": device, "operations": [vars(item) | {"met": item.met} for item in comparisons]}

@@ -15,6 +15,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
+from tests.two_devices import MODEL
+
+# isort: split
+
 import numpy as np
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
@@ -25,6 +29,7 @@ from benchmarks.proof.section import Figure, Scope, Section, SectionResult, tabl
 from myxtts.commands.console import report_errors
 from myxtts.preflight import nvidia
 from myxtts.preflight.checks import recommended
+from tests.emulated_gpu import cudnn_ctc_loss, on_emulated_gpu
 
 ROOT = Path(__file__).parents[1]
 SECTIONS = {
@@ -334,6 +339,23 @@ class VerdictsTest(unittest.TestCase):
         verdicts = [figure.verdict for figure in result.figures]
         self.assertEqual(verdicts[:6], ["met", "met", "not met", "not met", "not met", "not shown"])
         self.assertEqual(result.figures[4].here, "on /GPU:0: ValueError: no kernel")
+
+    def test_garbage_of_cudnn_behind_a_row_is_found_and_does_not_reach_the_model(self):
+        operation = operations.ctc("CTC", [20, 11, 0], [4, 3, 0])
+
+        def run_on(device: str):
+            if device == operations.CPU:
+                return operation.run(device)
+            with on_emulated_gpu(), cudnn_ctc_loss():
+                return operation.run(MODEL)
+
+        def without_masks(device: str):
+            outputs, functions = operation.run(operations.CPU)
+            behind = outputs["behind the end"] + (0.0 if device == operations.CPU else 1e-20)
+            return outputs | {"behind the end": behind}, functions
+
+        self.assertTrue(operations.compare(operation._replace(run=run_on), "/GPU:0").met)
+        self.assertFalse(operations.compare(operation._replace(run=without_masks), "/GPU:0").met)
 
     def test_errors_are_measured_by_hand_computed_figures(self):
         here, reference = np.array([3.0, 4.4]), np.array([3.0, 4.0])

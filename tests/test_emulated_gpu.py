@@ -45,6 +45,10 @@ class HandOverTest(unittest.TestCase):
                 step_s = outcome(produce_ms, transfer_ms).step_s
                 self.assertLessEqual(step_s, 1.02 * max(produce_ms, C_MS) / 1e3)
 
+    def test_a_device_with_a_faster_producer_is_never_idle_while_its_steps_are_launched(self):
+        for produce_ms, transfer_ms in ((30.0, 5.0), (98.0, 5.0)):
+            self.assertLess(outcome(produce_ms, transfer_ms).idle_share, 0.002)
+
     def test_one_producer_feeds_three_replicas_as_fast_as_it_produces_or_they_train(self):
         for produce_ms, transfer_ms, _ in THREE:
             with self.subTest(P=produce_ms, T=transfer_ms):

@@ -18,8 +18,8 @@ class MemoryBudget:
     """Memory that a placement needs and that the GPUs have, in MiB.
 
     Attributes:
-        produce_mib: needed on a GPU that makes batches.
-        replica_mib: needed on a GPU that trains a replica, including the batches in its feed.
+        produce_mib: needed on a GPU that makes batches, including those in its feed.
+        replica_mib: needed on a GPU that trains a replica, including its batch and the next one.
         limits_mib: of each GPU.
     """
 

@@ -43,6 +43,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--train-data", metavar="CORPUS", help="another corpus than the demo corpus")
     parser.add_argument("--gpus", action="store_true", help="use real GPUs")
+    parser.add_argument("--simulate-gpus", metavar="N", type=int, help="number of them (default: one for each replica)")
     parser.add_argument("--deterministic", action="store_true", help="use deterministic kernels only")
     return parser.parse_args(arguments)
 
@@ -50,7 +51,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     logging.getLogger("myxtts").setLevel(logging.ERROR)
-    models = configure(max(options.replicas), options.gpus, options.deterministic)
+    models = configure(max(options.replicas), options)
     print("| task | replicas | accumulation | precision | weights | averages | loss |\n|---|---|---|---|---|---|---|")
     failed = False
     for case in itertools.product(options.tasks, options.replicas, options.accumulations, options.precisions):
@@ -62,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
     return int(failed)
 
 
-def configure(replicas: int, gpus: bool, deterministic: bool) -> list[str]:
+def configure(replicas: int, options: argparse.Namespace) -> list[str]:
     """Set up TensorFlow's devices; return those of the replicas."""
     import tensorflow as tf
 
@@ -70,10 +71,10 @@ def configure(replicas: int, gpus: bool, deterministic: bool) -> list[str]:
     from myxtts.placement import devices
     from myxtts.placement.routes import plan_routes
 
-    simulated = {} if gpus else {"simulate_gpus": replicas}
+    simulated = {} if options.gpus else {"simulate_gpus": options.simulate_gpus or replicas}
     placement = plan_routes(PlacementConfig(model_gpus=tuple(range(replicas)), **simulated), devices.gpu_count())
     devices.configure(placement)
-    if deterministic:
+    if options.deterministic:
         tf.config.experimental.enable_op_determinism()
     return [route.model for route in placement.routes]
 

@@ -125,6 +125,19 @@ class ProcessesTest(unittest.TestCase):
         self.assertEqual(self.run_code("print('fine')").reason, "")
 
 
+class PreflightTest(unittest.TestCase):
+    def test_simulated_gpus_need_not_overlap(self):
+        def report(**statuses: str) -> dict:
+            checks = [{"name": name, "status": status} for name, status in statuses.items()]
+            return {"sections": [{"checks": checks}, {"checks": []}]}
+
+        for simulated in (True, False):
+            self.assertIs(whole.is_ready(report(driver="passed", overlap="warning"), simulated), True)
+            self.assertIs(whole.is_ready(report(driver="failed", overlap="failed"), simulated), False)
+        self.assertIs(whole.is_ready(report(driver="passed", overlap="failed"), simulated=False), False)
+        self.assertIsNone(whole.is_ready(report(driver="passed", overlap="failed"), simulated=True))
+
+
 class ResumeTest(unittest.TestCase):
     def figure(self, resumed: dict[int, float], problem: str = ""):
         losses = {"whole": {1: {"loss": 3.0}, 2: {"loss": 2.0}}, "killed": {s: {"loss": v} for s, v in resumed.items()}}

@@ -298,7 +298,8 @@ def compare_replicas(scope: Scope, found: Findings) -> None:
         found.add_problem(f"weights of two replicas: {NO_TIME}")
         return
     flags = ["--tasks", "tts", "--replicas", "2", "--accumulations", "1", "--train-data", str(scope.corpus)]
-    flags += ["--steps", "2"] if scope.small else [] if scope.simulated else ["--gpus", "--deterministic"]
+    flags += ["--simulate-gpus", str(scope.gpus)] if scope.simulated else ["--gpus", "--deterministic"]
+    flags += ["--steps", "2"] if scope.small else []
     finished = run_program(scope, "replicas", flags, scope.left_s)
     row = next((line for line in finished.lines if line.startswith("| tts | 2 |")), None)
     if row is None:

@@ -208,8 +208,10 @@ def device_forecast_mib(config: Config, run: ProfiledRun) -> float:
 
 
 def result_of(scope: Scope, rates: Rates, measured: list[StageFigures]) -> SectionResult:
-    lines = [f"Matrix products on the model device: {rates.float32 / 1e12:.2f} TFLOP/s in float32, "]
-    lines[0] += f"{rates.tf32 / 1e12:.2f} with TF32, {rates.bfloat16 / 1e12:.2f} in bfloat16."
+    gflops = [f"{rate / 1e9:,.0f}" for rate in (rates.float32, rates.tf32, rates.bfloat16)]
+    lines = [
+        "Matrix products on the model device: {} GFLOP/s in float32, {} with TF32, {} in bfloat16.".format(*gflops)
+    ]
     lines += table(
         ("model", "parameters", "rows", "P, ms", "T, ms", "C, ms", "share of rate", "half the rows", "bound by"),
         [stage_row(item) for item in measured],
@@ -265,7 +267,7 @@ def figures_of(scope: Scope, item: StageFigures) -> list[Figure]:
     return [
         Figure.of(
             f"{item.name}: a step copies to the host what its graph shows",
-            f"{shown(to_host, '.1f')} copies in a trace, {shown(counted, '')} in the graph",
+            f"{shown(counted, '')} in the graph; in a trace: {shown(to_host, '.1f')}",
             f"at most those of the graph and {OWN_READS} of the measurement",
             None if to_host is None or counted is None else to_host <= counted + OWN_READS,
         ),

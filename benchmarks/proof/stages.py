@@ -6,6 +6,7 @@ TensorFlow's profiler.
 
 import gc
 import traceback
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -14,7 +15,7 @@ import tensorflow as tf
 
 from benchmarks.proof import configs, trace
 from benchmarks.proof.operations import tf32
-from benchmarks.proof.runs import NO_TIME
+from benchmarks.proof.runs import NO_TIME, toy_models
 from benchmarks.proof.section import Figure, Scope, SectionResult, table
 from myxtts.batch import first_rows
 from myxtts.config.schema import Config
@@ -105,7 +106,7 @@ def run(scope: Scope) -> SectionResult:
         if measured and scope.left_s < LEAST_S:
             measured.append(StageFigures(task, size, NO_TIME))
             continue
-        with configs.models(scope):
+        with configs.models(scope), toy_models() if scope.small else nullcontext():
             measured.append(measure_or_report(scope, task, size, rates))
         scope.record(result_of(scope, rates, measured))
     return result_of(scope, rates, measured)

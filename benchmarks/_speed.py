@@ -25,7 +25,7 @@ from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.load_model import load_model
 from myxtts.training.schedule import ConstantRates
 from myxtts.training.select_checkpoint import select_checkpoint, vocabulary_of
-from myxtts.training.setup import build_state, configure_devices, make_step
+from myxtts.training.setup import build_state, configure_devices, make_step, tune
 
 
 def speed_of(run: Path, utterances: int, iterations: int, steps: int) -> dict[str, float]:
@@ -55,6 +55,7 @@ def step_speed(
     training = config.training.model_copy(update={"gradient_accumulation": 1})
     config = config.model_copy(update={"training": training})
     state = build_state(config, vocabulary_of(metadata), make_replicas(placement.routes))
+    tune(config, state, corpus.plan)
     step = make_step(config, state)
     features = medium_batch(config, corpus, placement.routes[0], run).features
     rates, first = ConstantRates(1e-6, 0.999), step.hand_over([features])

@@ -24,6 +24,8 @@ from myxtts.tasks.registry import task_of
 from myxtts.text.symbols import SymbolTable
 from myxtts.training.setup import build_state, configure_devices, make_step
 
+TYPICAL = {"batch": 16, "frames": 600, "tokens": 90}  # of a batch
+
 
 def main(argv: list[str] | None = None) -> int:
     parser = settings_parser("benchmarks/copies.py", "List the copies between host and GPU memory.")
@@ -53,6 +55,7 @@ def traced_functions(config: Config) -> dict:
     vocabulary = Vocabulary(SymbolTable(tuple("abcdefghijklmnopqrstuvwxyz")), ("speaker",), ("en", "ka"))
     extractor = task_of(config).extractor(config, training=True)
     state = build_state(config, vocabulary, replicas)
+    task_of(config).tune(config, state.model, state.device, TYPICAL)
     steps = make_step(config, state).functions([empty_batch(extractor.features) for _ in replicas.devices])
     return {"producer": trace_produce(replicas.routes[0].data, extractor)} | {
         name: function for name, function in zip(("step", "last microbatch"), steps, strict=False)

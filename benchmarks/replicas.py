@@ -130,12 +130,13 @@ def train(config: Config, models: Sequence[str], steps: int, together: bool) -> 
     from myxtts.tasks.length_rules import length_rule_of
     from myxtts.tasks.registry import task_of
     from myxtts.training import loop
-    from myxtts.training.setup import build_state, make_schedule, make_step
+    from myxtts.training.setup import build_state, make_schedule, make_step, tune
 
     routes = tuple(Route(model, model) for model in (models if together else [models[0]] * len(models)))
     with tempfile.TemporaryDirectory() as folder:
         corpus, _, vocabulary = load_corpora(config, Path(folder), length_rule_of(config), replicas=len(models))
         state = build_state(config, vocabulary, make_replicas(routes if together else routes[:1]))
+        tune(config, state, corpus.plan)
         if not together:  # every batch of a step is a microbatch
             accumulated = config.training.model_copy(update={"gradient_accumulation": 2})
             step = make_step(config.model_copy(update={"training": accumulated}), state)

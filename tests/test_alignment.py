@@ -1,6 +1,8 @@
 """Monotonic alignment search against a plain reference implementation, and durations."""
 
+import re
 import unittest
+from functools import cache
 
 import numpy as np
 import tensorflow as tf
@@ -10,12 +12,15 @@ from myxtts.models.alignment import (
     durations_of_path,
     frame_token_scores,
     gather_rows,
-    monotonic_alignment_search,
     path_from_ends,
     position_in_token,
     random_segment,
+    search_by_blocks,
+    search_by_frames,
 )
 from tests.two_devices import DATA, MODEL
+
+SHAPES = ((1, 1), (6, 6), (9, 4), (40, 13), (57, 57))  # frames and tokens
 
 
 def reference_path(score):
@@ -35,27 +40,63 @@ def reference_path(score):
     return path
 
 
-def search(score, token_count, frames, device=MODEL):
+def search(score, token_count, frames, device=MODEL, function=search_by_frames):
     with tf.device(device):
-        return monotonic_alignment_search(tf.constant(score), tf.constant(token_count), tf.constant(frames)).numpy()
+        return function(tf.constant(score), tf.constant(token_count), tf.constant(frames)).numpy()
+
+
+@cache
+def compiled(function):
+    return tf.function(function, jit_compile=True)
+
+
+def random_rows(seed, padded_frames, padded_tokens, ties=False):
+    """Return 16 rows of scores, with their tokens and frames: 4 with one path, the last one empty, the first full."""
+    random = np.random.default_rng(seed)
+    token_count = random.integers(1, padded_tokens + 1, 16).astype(np.int32)
+    frames = random.integers(token_count, padded_frames + 1).astype(np.int32)
+    frames[1:5] = token_count[1:5]
+    token_count[15] = frames[15] = 0
+    token_count[0], frames[0] = padded_tokens, padded_frames
+    shape = (16, padded_frames, padded_tokens)
+    score = -random.integers(0, 3, shape) if ties else random.normal(-100.0, 30.0, shape)
+    return score.astype(np.float32), token_count, frames
 
 
 class Path(unittest.TestCase):
     def test_matches_the_reference_implementation_for_random_shapes(self):
-        for seed, (padded_frames, padded_tokens) in enumerate(((1, 1), (6, 6), (9, 4), (40, 13), (57, 57))):
-            random = np.random.default_rng(seed)
-            token_count = random.integers(1, padded_tokens + 1, 16).astype(np.int32)
-            frames = random.integers(token_count, padded_frames + 1).astype(np.int32)
-            frames[:4] = token_count[:4]  # one frame for each token: there is one path
-            token_count[15] = frames[15] = 0
-            score = random.normal(-100.0, 30.0, (16, padded_frames, padded_tokens)).astype(np.float32)
+        for seed, shape in enumerate(SHAPES):
+            score, token_count, frames = random_rows(seed, *shape, ties=seed % 2 == 1)
             path = search(score, token_count, frames)
             for row in range(15):
-                with self.subTest(shape=score.shape, row=row):
+                with self.subTest(shape=shape, row=row):
                     real = score[row, : frames[row], : token_count[row]].astype(np.float64)
                     np.testing.assert_array_equal(path[row, : frames[row]], reference_path(real))
                     np.testing.assert_array_equal(path[row, frames[row] :], -1)
             np.testing.assert_array_equal(path[15], -1)
+
+    def test_searching_by_blocks_finds_the_same_path_bit_for_bit(self):
+        for seed, shape in enumerate((*SHAPES, (8, 3), (9, 3), (10, 3), (90, 40))):  # blocks have 8 frames
+            with self.subTest(shape=shape):
+                rows = random_rows(seed, *shape, ties=seed % 2 == 0)
+                np.testing.assert_array_equal(search(*rows, function=search_by_blocks), search(*rows))
+
+    def test_searches_that_xla_compiles_find_the_same_path_bit_for_bit(self):
+        for ties in (False, True):
+            rows = random_rows(7, 150, 4, ties)
+            for function in (search_by_frames, search_by_blocks):
+                with self.subTest(function=function.__name__, ties=ties):
+                    np.testing.assert_array_equal(search(*rows, function=compiled(function)), search(*rows))
+
+    def test_xla_knows_how_often_each_loop_runs(self):
+        """Otherwise a GPU returns a loop's condition to the host in each iteration. XLA tries up to 128 of any loop."""
+        for function, loops in ((search_by_frames, [149, 150]), (search_by_blocks, [8, 19])):
+            with self.subTest(function=function.__name__):
+                arguments = [tf.constant(rows) for rows in random_rows(0, 150, 4)]
+                program = compiled(function).experimental_get_compiler_ir(*arguments)(stage="optimized_hlo")
+                self.assertEqual(len(re.findall(r" while\(", program)), 2)
+                counts = re.findall(r'"known_trip_count":{"n":"(\d+)"', program)
+                self.assertEqual(sorted(map(int, counts)), loops)
 
     def test_matches_a_path_worked_out_by_hand(self):
         likely = [0, 0, 1, 1, 1, 2]

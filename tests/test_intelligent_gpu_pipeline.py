@@ -29,7 +29,7 @@ import numpy as np
 import soundfile
 import tensorflow as tf
 
-from myxtts.audio.format import HOP_SAMPLES, LOG_FLOOR, SAMPLE_RATE_HZ
+from myxtts.audio.format import HOP_SAMPLES, LOG_FLOOR, SAMPLE_RATE_HZ, frame_count
 from myxtts.batch import TTS_FEATURES, TTS_INPUTS, check_batch
 from myxtts.config.schema import DataConfig
 from myxtts.data import features
@@ -431,6 +431,13 @@ class PipelineTest(PipelineCase):
     def test_producing_is_traced_once_over_all_buckets_and_epochs(self):
         self.assertEqual(len({produced_batch.planned.step.bucket for produced_batch in self.delivered}), 2)
         self.assertEqual(self.traced, 2)  # the utterance and its reference
+
+    def test_every_batch_of_a_bucket_has_the_shape_in_the_plan(self):
+        """So XLA compiles the alignment search once for each bucket."""
+        for produced_batch in self.delivered:
+            rows, samples, tokens = self.corpus.plan.shape(produced_batch.planned.step.bucket)
+            batch = host(produced_batch)
+            self.assertEqual(batch["mel"].shape[:2] + batch["tokens"].shape, (rows, frame_count(samples), rows, tokens))
 
     def test_reading_options_change_no_bit(self):
         for settings in (

@@ -27,16 +27,16 @@ from myxtts.audio.format import (
 )
 from myxtts.audio.mel import log_mel, mel_filters, stft
 from myxtts.matmul import float32_matmul
-from myxtts.models.alignment import monotonic_alignment_search
+from myxtts.models.alignment import search_by_frames
 from myxtts.placement import devices
 from myxtts.placement.copies import find_copies
 from myxtts.placement.kernels import has_gpu_kernels
 from myxtts.profiling.isolated_stages import Batch, measure_isolated, time_step
 from myxtts.profiling.pipeline_runs import run_untraced
 from myxtts.profiling.profiled_run import ProfiledRun, measurement_window, open_run
+from myxtts.tasks.alignment_choice import compiled_search, search_of
 
 TITLE = "Suspected costs"
-HOST = "/CPU:0"
 REPEATS, SMALL_REPEATS = 20, 3
 STEPS, SMALL_STEPS = 40, 3
 TONE_HZ = 300.0
@@ -121,27 +121,24 @@ def make_bench(scope: Scope, profiled: ProfiledRun) -> Bench:
 
 
 def alignment_search(bench: Bench, findings: Findings) -> None:
-    """Time the search on the model device, compiled by XLA, as a plain loop and on the host."""
+    """Time the implementations that --alignment-search names, and XLA's frame by frame, as a CPU runs it."""
     model = bench.run.route.model
     rows, frames = bench.batch["mel"].shape[:2]
     tokens = int(bench.batch["tokens"].shape[1])
     with tf.device(model):
         score = tf.random.stateless_normal([rows, frames, tokens], [0, 0])
         arguments = score, tf.fill([rows], min(tokens, frames)), tf.fill([rows], frames)
-    plain = tf.function(monotonic_alignment_search.python_function)
-    searches = {"XLA": (monotonic_alignment_search, model), "plain loop": (plain, model)}
-    searches |= {"on the host by XLA": (monotonic_alignment_search, HOST)}
+    searches = {name: search_of(name, model) for name in ("xla", "host")}
+    searches |= {"xla, frame by frame": compiled_search(search_by_frames), "loop": tf.function(search_by_frames)}
 
-    def search_on(function: Callable, device: str) -> tf.Tensor:
-        with tf.device(device):
-            path = function(*arguments)
+    def search_on(function: Callable) -> tf.Tensor:
         with tf.device(model):
-            return tf.cast(path, tf.float32)
+            return tf.cast(function(*arguments), tf.float32)
 
-    times_s = {name: bench.seconds(lambda: search_on(*search)) for name, search in searches.items()}  # noqa: B023
+    times_s = {name: bench.seconds(lambda: search_on(search)) for name, search in searches.items()}  # noqa: B023
     shares = {name: seconds / bench.step_s for name, seconds in times_s.items()}
     findings.lines += [f"Alignment search of {rows} x {frames} frames x {tokens} tokens; a step takes"]
-    findings.lines += [f"{1e3 * bench.step_s:.1f} ms, with the search that it uses."]
+    findings.lines += [f"{1e3 * bench.step_s:.1f} ms, with its choice: {bench.run.setup.choices['alignment']}."]
     findings.lines += table(
         ("search", "ms", "share of a step"),
         [(name, f"{1e3 * seconds:.2f}", f"{shares[name]:.0%}") for name, seconds in times_s.items()],
@@ -150,9 +147,9 @@ def alignment_search(bench: Bench, findings: Findings) -> None:
     findings.figures.append(
         Figure.of(
             "the alignment search is a small part of a step",
-            f"{shares['XLA']:.0%}; fastest: {min(shares, key=shares.__getitem__)}",
+            f"{shares['xla']:.0%}; fastest: {min(shares, key=shares.__getitem__)}",
             f"at most {MAX_SEARCH_SHARE:.0%}",
-            None if bench.scope.simulated else shares["XLA"] <= MAX_SEARCH_SHARE,
+            None if bench.scope.simulated else shares["xla"] <= MAX_SEARCH_SHARE,
         )
     )
 

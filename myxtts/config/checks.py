@@ -79,6 +79,11 @@ def _check_training(training: TrainingConfig, data: DataConfig) -> None:
         raise ConfigError("max_steps and epochs are both 0, so the run would never end. Set --max-steps or --epochs.")
     if training.compile == "xla" and not data.enable_static_shapes:
         raise ConfigError("compile is 'xla', but XLA needs known shapes. Add --enable-static-shapes or --compile off.")
+    if training.compile == "xla" and training.alignment_search == "host":
+        raise ConfigError(
+            "compile is 'xla' and alignment_search is 'host', but a step that XLA compiles runs on one device. "
+            "Leave out --alignment-search or --compile."
+        )
 
 
 def _check_local_sgd(local_sgd: LocalSGDConfig) -> None:

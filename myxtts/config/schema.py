@@ -189,6 +189,9 @@ class TrainingConfig(Section):
     """Use deterministic kernels only (slower). A run repeats bit for bit on the CPU, and on GPUs with this flag."""
     compile: Literal["off", "xla"] = "off"
     """Compile the training step with XLA; requires enable_static_shapes."""
+    alignment_search: Literal["auto", "xla", "host", "loop"] = "auto"
+    """Where the alignment search of `tts` runs: compiled by XLA for the model device or for the host's CPU, or as
+    TensorFlow operations; all find the same alignment. auto measures on a GPU, and is xla on a CPU."""
 
 
 class RunConfig(Section):

@@ -1,10 +1,13 @@
 """Monotonic alignment search (Kim et al. 2020): which frames belong to which token."""
 
+from itertools import pairwise
+
 import tensorflow as tf
 
 from myxtts.matmul import float32_matmul
 
 IMPOSSIBLE_SCORE = -1e9
+BLOCK_FRAMES = 8  # with 16, XLA splits a block into several kernels
 DISTANCE_SCALE = 16.0  # squared distance of a frame from its token's mean mel in a half-trained model
 
 
@@ -27,12 +30,11 @@ def frame_token_scores(mel, mean):
     return -tf.math.log1p(tf.maximum(squared, 0.0) / DISTANCE_SCALE)
 
 
-@tf.function(jit_compile=True)
-def monotonic_alignment_search(score, token_count, frames):
+def search_by_frames(score, token_count, frames):
     """Find the best monotonic path through a score matrix (Kim et al. 2020, Glow-TTS, algorithm 1).
 
     Each real frame belongs to one token, each real token has at least one frame, and tokens follow
-    each other without a gap. The search is vectorised over batch and text; XLA compiles it to one loop.
+    each other without a gap. The search is vectorised over batch and text: two loops over the frames.
 
     Args:
         score: float32 [batch, frames, tokens], log-likelihood of each frame under each token.
@@ -42,36 +44,100 @@ def monotonic_alignment_search(score, token_count, frames):
     Returns:
         int32 [batch, frames]: the token of each frame; -1 for padding.
     """
-    batch, padded_frames, tokens = tf.unstack(tf.shape(score))
-    token = tf.range(tokens)[None, :]
-    real_token = token < token_count[:, None]
-    score = tf.where(real_token[:, None, :], score, IMPOSSIBLE_SCORE)
-    frame_major = tf.transpose(score, [1, 0, 2])
+    score = _frame_major(score, token_count)
+    padded_frames, batch, tokens = tf.unstack(tf.shape(score))
 
-    def forward(t, best, advanced):
-        stay = best
-        advance = tf.concat([tf.fill([batch, 1], IMPOSSIBLE_SCORE), best[:, :-1]], axis=1)
-        # The path starts before token 0, so at frame 0 it can only advance.
-        advance = tf.where((t == 0) & (token == 0), 0.0, advance)
-        stay = tf.where(t == 0, IMPOSSIBLE_SCORE, stay)
-        advances = tf.cast(advance > stay, tf.int32)  # int32: scattering booleans has no GPU kernel
-        best = tf.maximum(stay, advance) + frame_major[t]
-        return t + 1, best, tf.tensor_scatter_nd_update(advanced, [[t]], advances[None])
+    def forward(t, best, advances):
+        advance = tf.pad(best[:, :-1], [[0, 0], [1, 0]], constant_values=IMPOSSIBLE_SCORE)
+        return t + 1, tf.maximum(best, advance) + score[t], advances.write(t, advance > best)
 
-    advanced = tf.zeros([padded_frames, batch, tokens], tf.int32)
-    _, _, advanced = tf.while_loop(
-        lambda t, *_: t < padded_frames, forward, (0, tf.fill([batch, tokens], IMPOSSIBLE_SCORE), advanced)
-    )
+    advances = tf.TensorArray(tf.bool, padded_frames, element_shape=[None, None])
+    advances = advances.write(0, tf.fill([batch, tokens], False))
+    *_, advances = tf.while_loop(lambda t, *_: t < padded_frames, forward, (1, _first_totals(score), advances))
+    advances = advances.stack()
 
-    def backward(t, current, path):
+    def backward(i, current, path):  # XLA knows the number of iterations of loops that count upwards only
+        t = padded_frames - 1 - i
         inside = t < frames
-        path = tf.tensor_scatter_nd_update(path, [[t]], tf.where(inside, current, -1)[None])
-        step = tf.gather(advanced[t], tf.maximum(current, 0), batch_dims=1)
-        return t - 1, tf.where(inside, current - step, current), path
+        step = tf.cast(tf.gather(advances[t], tf.maximum(current, 0), batch_dims=1), tf.int32)
+        return i + 1, tf.where(inside, current - step, current), path.write(t, tf.where(inside, current, -1))
 
-    path = tf.zeros([padded_frames, batch], tf.int32)
-    _, _, path = tf.while_loop(lambda t, *_: t >= 0, backward, (padded_frames - 1, token_count - 1, path))
-    return tf.transpose(path)
+    path = tf.TensorArray(tf.int32, padded_frames, element_shape=[None])
+    *_, path = tf.while_loop(lambda i, *_: i < padded_frames, backward, (0, token_count - 1, path))
+    return tf.transpose(path.stack())
+
+
+def search_by_blocks(score, token_count, frames):
+    """Return the same path as `search_by_frames`, bit for bit, by fewer and larger operations, as a GPU needs them.
+
+    An iteration of the forward loop takes BLOCK_FRAMES frames. It computes the totals of the tokens before each token
+    once more for each of them, instead of reading them, so that XLA fuses the block into one kernel. The path is then
+    found by pointer doubling (Hillis & Steele 1986), in log2(frames) steps.
+    """
+    score = _frame_major(score, token_count)
+    first = _first_totals(score)
+    totals = tf.concat([first[None], _totals_by_blocks(score, first)], axis=0)
+    before = tf.pad(totals[:-1], [[1, 0], [0, 0], [1, 0]], constant_values=IMPOSSIBLE_SCORE)
+    return _follow_back(before[:, :, :-1] > before[:, :, 1:], token_count, frames)
+
+
+def _frame_major(score, token_count):
+    """Return the scores as [frames, batch, tokens], with IMPOSSIBLE_SCORE behind each row's last token."""
+    real_token = tf.range(tf.shape(score)[2])[None, :] < token_count[:, None]
+    return tf.transpose(tf.where(real_token[:, None, :], score, IMPOSSIBLE_SCORE), [1, 0, 2])
+
+
+def _first_totals(score):
+    """Return the totals at frame 0, [batch, tokens]: a path begins with token 0."""
+    return tf.where(tf.range(tf.shape(score)[2])[None, :] == 0, 0.0, IMPOSSIBLE_SCORE) + score[0]
+
+
+def _totals_by_blocks(score, first):
+    """Return the totals of the best paths to each frame but the first, [frames - 1, batch, tokens]."""
+    padded_frames, batch, tokens = tf.unstack(tf.shape(score))
+    blocks = tf.maximum((padded_frames + BLOCK_FRAMES - 2) // BLOCK_FRAMES, 1)
+    padding = [[0, blocks * BLOCK_FRAMES - (padded_frames - 1)], [0, 0], [BLOCK_FRAMES, 0]]
+    score = tf.pad(score[1:], padding, constant_values=IMPOSSIBLE_SCORE)
+    score = tf.reshape(score, [blocks, BLOCK_FRAMES, batch, tokens + BLOCK_FRAMES])
+
+    def shifted(values, shift):  # of the token `shift` places before
+        return tf.slice(values, [0, BLOCK_FRAMES - shift], [batch, tokens])
+
+    def forward(block, best, totals):
+        padded = tf.pad(best, [[0, 0], [BLOCK_FRAMES, 0]], constant_values=IMPOSSIBLE_SCORE)
+        window = [shifted(padded, shift) for shift in range(BLOCK_FRAMES + 1)]
+        of_frames = []
+        for frame_score in tf.unstack(score[block], BLOCK_FRAMES):
+            pairs = enumerate(pairwise(window))
+            window = [tf.maximum(stay, advance) + shifted(frame_score, shift) for shift, (stay, advance) in pairs]
+            of_frames.append(window[0])
+        return block + 1, window[0], totals.write(block, tf.stack(of_frames))
+
+    totals = tf.TensorArray(tf.float32, blocks, element_shape=[BLOCK_FRAMES, None, None])
+    shapes = (tf.TensorShape([]), tf.TensorShape([None, None]), tf.TensorShape(None))
+    *_, totals = tf.while_loop(lambda block, *_: block < blocks, forward, (0, first, totals), shape_invariants=shapes)
+    return tf.reshape(totals.stack(), [blocks * BLOCK_FRAMES, batch, tokens])[: padded_frames - 1]
+
+
+def _follow_back(advances, token_count, frames):
+    """Return the path, int32 [batch, frames], through bool [frames, batch, tokens]: whether it advanced to a token."""
+    padded_frames, batch, tokens = tf.unstack(tf.shape(advances))
+    frame, token = tf.range(padded_frames), tf.range(tokens)[None, None, :]
+    inside = frame[:, None] < frames[None, :]
+    step = tf.cast(advances & inside[:, :, None] & (token > 0), tf.int32)
+    # source[t, b, n]: the token at frame t if token n is that of frame t + distance, or of the last frame
+    source = tf.concat([(token - step)[1:], tf.tile(token, [1, batch, 1])], axis=0)
+
+    def double(i, distance, source):
+        later = tf.gather(source, tf.minimum(frame + distance, padded_frames - 1))
+        later = tf.where((frame + distance < padded_frames)[:, None, None], later, token)
+        return i + 1, 2 * distance, tf.gather(source, later, batch_dims=2, axis=2)
+
+    doublings = tf.cast(tf.math.log(tf.cast(padded_frames, tf.float32)) / tf.math.log(2.0), tf.int32) + 1
+    *_, source = tf.while_loop(lambda i, *_: i < doublings, double, (0, 1, source))
+    last = tf.maximum(token_count - 1, 0)
+    path = tf.gather(tf.transpose(source, [1, 0, 2]), last, axis=2, batch_dims=1)
+    return tf.where(tf.transpose(inside), path, -1)
 
 
 def durations_of_path(path, tokens):

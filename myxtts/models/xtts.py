@@ -22,10 +22,10 @@ from myxtts.models.alignment import (
     durations_of_path,
     frame_token_scores,
     gather_rows,
-    monotonic_alignment_search,
     path_from_ends,
     position_in_token,
     random_segment,
+    search_by_frames,
 )
 from myxtts.models.layers import AttentionBlock, ConvBlock, ReferenceEncoder, length_mask, time_embedding
 from myxtts.models.prosody import PITCH_UNIT_SEMITONES, Prosody, prosody_errors, target_prosody, token_ends
@@ -144,6 +144,7 @@ class XTTS(keras.Model):
         gradient_checkpointing: recompute the blocks' activations in the backward pass instead of keeping them.
 
     Attributes:
+        alignment_search: `search_by_frames` or a function that finds the same paths; set it before `call` is traced.
         BATCH_FIELDS: the contract of a batch, see `myxtts.batch`.
         LOSS_NAMES: the losses that `call` returns, in order.
     """
@@ -169,6 +170,7 @@ class XTTS(keras.Model):
         self.cfg_dropout = cfg_dropout
         self.segment_frames = -(-segment_frames // REDUCTION_FACTOR) * REDUCTION_FACTOR  # a multiple, rounded up
         self.gradient_checkpointing = gradient_checkpointing
+        self.alignment_search = search_by_frames
         self.reference_encoder = ReferenceEncoder(channels, heads, size.latents, name="reference_encoder")
         self.language_embedding = layers.Embedding(languages, channels, name="language_embedding")
         self.symbol_embedding = layers.Embedding(symbols, channels, name="symbol_embedding")
@@ -247,7 +249,7 @@ class XTTS(keras.Model):
         style = speaker.style
         encoded, mean, mask = self._encode(batch["tokens"], token_count, speaker, seed)
 
-        path = tf.stop_gradient(monotonic_alignment_search(frame_token_scores(target, mean), token_count, frames))
+        path = tf.stop_gradient(self.alignment_search(frame_token_scores(target, mean), token_count, frames))
         relative_mel = target - speaker.average_spectrum[:, None, :]
         prosody, durations = target_prosody(relative_mel, batch["f0_hz"], path, tf.shape(mean)[1])
         errors = prosody_errors(self._predict_prosody(encoded, style, mask, seed), prosody)

@@ -84,6 +84,8 @@ def check_model(
     state = setup.state
     yield check_variables(state, config.model.model_size)
     yield check_outputs(state)
+    for name, line in setup.choices.items():
+        yield required(True, name, "the fastest implementation that works on the model device", line)
     yield check_checkpoint_space(state, config)
     pipeline = setup.training_pipeline(synchronize=True)
     step = setup.make_step()

@@ -56,6 +56,9 @@ class ASRTask:
             **(settings if training else {}),
         )
 
+    def tune(self, config: Config, network: keras.Model, device: str, sizes: dict[str, int]) -> dict[str, str]:
+        return {}
+
     def activation_bytes(self, config: Config, sizes: dict[str, int]) -> int:
         size = asr.SIZES[config.model.model_size]
         positions = sizes["frames"] // config.asr.subsampling * size.blocks

@@ -80,6 +80,21 @@ class Task(Protocol):
         """
         ...
 
+    def tune(self, config: Config, network: keras.Model, device: str, sizes: dict[str, int]) -> dict[str, str]:
+        """Choose among implementations of a network that is to be trained, which must not change any result.
+
+        Args:
+            device: of the model.
+            sizes: the named dimensions of the batch contracts, for a typical batch.
+
+        Returns:
+            Lines of the log by name.
+
+        Raises:
+            ConfigError: the settings name an implementation that the device cannot run.
+        """
+        ...
+
     def activation_bytes(self, config: Config, sizes: dict[str, int]) -> int:
         """Return a lower estimate of the bytes that a step keeps of a batch for its gradient.
 

@@ -12,6 +12,7 @@ from myxtts.data.manifest import Vocabulary
 from myxtts.models import xtts
 from myxtts.models.build import build_xtts
 from myxtts.observe.metrics import TensorBoard
+from myxtts.tasks.alignment_choice import choose_alignment_search
 from myxtts.tasks.base import KEPT_ARRAYS, Examples, dimensions, kept_bytes
 from myxtts.tasks.tts_samples import TTSSampler, synthesis_options
 
@@ -43,6 +44,12 @@ class TTSTask:
         }
         symbols, languages = len(vocabulary.symbols), len(vocabulary.languages)
         return build_xtts(model.model_size, symbols, languages, **(settings if training else {}))
+
+    def tune(self, config: Config, network: keras.Model, device: str, sizes: dict[str, int]) -> dict[str, str]:
+        training = config.training
+        choice = choose_alignment_search(training.alignment_search, training.compile == "xla", device, sizes)
+        network.alignment_search = choice.search
+        return {"alignment": choice.line}
 
     def activation_bytes(self, config: Config, sizes: dict[str, int]) -> int:
         size, frames, tokens = xtts.SIZES[config.model.model_size], sizes["frames"], sizes["tokens"]

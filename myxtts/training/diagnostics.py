@@ -61,6 +61,7 @@ def derived_numbers(setup: TrainingSetup) -> dict[str, str]:
         "padding": f"{100 * plan.padding:.1f} %",
         "model": f"{task_of(config).describe(config)}, {parameter_count(setup.state.model):,} parameters, "
         f"{training.precision}{'' if training.tf32 else ' without TF32'}",
+        **setup.choices,
         "step": f"{utterances:.1f} utterances and {seconds:.1f} audio seconds in {per_replica * (replicas > 1)}"
         f"{accumulation} x {rows} rows",
         "host memory": f"about {setup.memory}",

@@ -9,8 +9,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from myxtts.audio.format import frame_count
 from myxtts.config.checks import check_xla
 from myxtts.config.schema import Config, PlacementConfig
+from myxtts.data.batch_plan import Plan
 from myxtts.data.dataset import Corpus, load_corpora
 from myxtts.data.manifest import Vocabulary
 from myxtts.data.pipeline import Pipeline
@@ -21,6 +23,7 @@ from myxtts.models.layers import parameter_count
 from myxtts.placement import devices
 from myxtts.placement.replicas import Replicas
 from myxtts.placement.routes import Placement, plan_routes
+from myxtts.placement.xla import xla_failure
 from myxtts.tasks.length_rules import length_rule_of
 from myxtts.tasks.registry import task_of
 from myxtts.training import schedule
@@ -121,6 +124,7 @@ class TrainingSetup:
     Attributes:
         metadata: what its checkpoints record beside the weights; see `run_metadata`.
         memory: forecast of what training takes on the host.
+        choices: lines of the log on what the task chose for the model device, by name.
     """
 
     config: Config
@@ -129,6 +133,7 @@ class TrainingSetup:
     state: TrainingState
     metadata: dict[str, Any]
     memory: MemoryForecast
+    choices: dict[str, str]
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -192,9 +197,12 @@ def set_up(config: Config, start: Start, replicas: Replicas, corpora: RunCorpora
 
     Raises:
         CheckpointError: the checkpoint or the pretrained weights do not fit, or the workers start from different ones.
-        ConfigError: the batches and the step do not fit into the memory of the host.
+        ConfigError: the batches and the step do not fit into the memory of the host, or XLA is required and does not
+            work.
     """
+    check_compiler(config, replicas.devices[0])
     state = build_state(config, corpora.vocabulary, replicas, start.pretrained)
+    choices = tune(config, state, corpora.training.plan)
     memory = forecast_memory(config, corpora.training.plan, replicas.routes, parameter_count(state.model))
     check_memory(memory)
     digest = start.digest or digest_of(dict(state.arrays("model")))
@@ -207,7 +215,26 @@ def set_up(config: Config, start: Start, replicas: Replicas, corpora: RunCorpora
             "all workers must start from the same weights, but theirs differ. Give all of them the same run folder, "
             "or the same --init-from: a copy on one host may be from another attempt."
         )
-    return TrainingSetup(config, replicas, corpora, state, metadata, memory)
+    return TrainingSetup(config, replicas, corpora, state, metadata, memory, choices)
+
+
+def check_compiler(config: Config, device: str) -> None:
+    """Raise ConfigError if XLA is to compile the step, but does not work on the device."""
+    if config.training.compile == "xla" and (reason := xla_failure(device, whole_step=True)):
+        raise ConfigError(
+            f"--compile xla was given, but XLA does not work on {device} ({reason}). Leave out --compile."
+        )
+
+
+def tune(config: Config, state: TrainingState, plan: Plan) -> dict[str, str]:
+    """Let the task choose implementations for the model device and batches of medium length; return lines of the log.
+
+    Raises:
+        ConfigError: the settings name an implementation that the device cannot run.
+    """
+    rows, samples, tokens = plan.shape(len(plan.bounds) // 2)
+    sizes = {"batch": rows, "frames": frame_count(samples), "tokens": tokens}
+    return task_of(config).tune(config, state.model, state.device, sizes)
 
 
 def build_state(

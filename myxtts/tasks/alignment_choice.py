@@ -1,0 +1,110 @@
+"""The choice among implementations of the alignment search, which all find the same path."""
+
+import time
+from collections.abc import Callable
+from functools import cache
+from statistics import median
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from myxtts.errors import ConfigError
+from myxtts.models.alignment import search_by_blocks, search_by_frames
+from myxtts.placement.xla import xla_failure
+
+HOST = "/CPU:0"
+REPEATS = 5
+
+Search = Callable[..., tf.Tensor]
+"""See `search_by_frames`."""
+
+
+class Choice(NamedTuple):
+    """An alignment search and the line of the log about it."""
+
+    search: Search
+    line: str
+
+
+def choose_alignment_search(setting: str, compile_step: bool, device: str, sizes: dict[str, int]) -> Choice:
+    """Choose the fastest search that works on a model device.
+
+    On a CPU this is always XLA's, which is not measured. On a GPU the candidates are measured on random scores.
+
+    Args:
+        setting: `alignment_search`.
+        compile_step: XLA compiles the whole step, and the search with it.
+        sizes: dimensions of a batch of the run: batch, frames and tokens.
+
+    Raises:
+        ConfigError: the setting names a search that needs XLA where XLA does not work.
+    """
+    devices = _candidates(setting, compile_step, device)
+    failures = {name: reason for name, compiled_on in devices.items() if (reason := xla_failure(compiled_on))}
+    if setting in failures:
+        raise ConfigError(
+            f"--alignment-search {setting} was given, but XLA does not work on {devices[setting]} "
+            f"({failures[setting]}). Leave out --alignment-search."
+        )
+    names = [name for name in devices if name not in failures] or ["loop"]
+    searches = {name: search_of(name, device) for name in names}
+    if len(names) > 1:
+        return _fastest(searches, device, sizes)
+    reasons = "; ".join(f"XLA does not work on {devices[name]} ({reason})" for name, reason in failures.items())
+    return Choice(searches[names[0]], f"{names[0]}: {reasons}" if reasons else names[0])
+
+
+def _candidates(setting: str, compile_step: bool, device: str) -> dict[str, str]:
+    """Return the searches that XLA compiles, and for which device; `loop` is what remains without any."""
+    devices = {"xla": device, "host": HOST}
+    if setting != "auto":
+        return {name: device for name, device in devices.items() if name == setting}
+    return {"xla": device} if compile_step or _is_cpu(device) else devices
+
+
+def _is_cpu(device: str) -> bool:
+    return tf.DeviceSpec.from_string(device).device_type == "CPU"
+
+
+def search_of(name: str, device: str) -> Search:
+    """Return the search `xla`, `host` or `loop` for a model device."""
+    if name == "loop":
+        return search_by_frames
+    if name == "host":
+        return _on_host
+    return compiled_search(search_by_frames if _is_cpu(device) else search_by_blocks)
+
+
+@cache
+def compiled_search(search: Search) -> Search:
+    return tf.function(search, jit_compile=True)
+
+
+def _on_host(score, token_count, frames):
+    """Search on the host's CPU, while the device does what does not depend on the path."""
+    with tf.device(HOST):
+        path = compiled_search(search_by_frames)(score, token_count, frames)
+    return tf.identity(path)
+
+
+def _fastest(searches: dict[str, Search], device: str, sizes: dict[str, int]) -> Choice:
+    """Measure the searches on a device, copies included."""
+    rows, frames, tokens = sizes["batch"], sizes["frames"], sizes["tokens"]
+    with tf.device(device):
+        score = tf.random.stateless_normal([rows, frames, tokens], [0, 0])
+        arguments = score, tf.fill([rows], min(tokens, frames)), tf.fill([rows], frames)
+        times_ms = {name: _milliseconds(search, arguments) for name, search in searches.items()}
+    first, *others = sorted(times_ms, key=times_ms.__getitem__)
+    slower = ", ".join(f"{name} {times_ms[name]:.1f} ms" for name in others)
+    shape = f"{rows} x {frames} frames x {tokens} tokens"
+    return Choice(searches[first], f"{first}, {times_ms[first]:.1f} ms for {shape} ({slower})")
+
+
+def _milliseconds(search: Search, arguments: tuple) -> float:
+    search(*arguments).numpy()  # compiles
+    times_s = []
+    for _ in range(REPEATS):
+        started_s = time.perf_counter()
+        search(*arguments).numpy()
+        times_s.append(time.perf_counter() - started_s)
+    return 1e3 * median(times_s)

@@ -8,7 +8,14 @@ from unittest import mock
 from myxtts.config.schema import PlacementConfig
 from myxtts.errors import PlacementError
 from myxtts.placement import gpu_memory
-from myxtts.placement.gpu_memory import GpuMemory, MemoryUnknown, check_limits, limits_of, read_memory
+from myxtts.placement.gpu_memory import (
+    DriverUnavailable,
+    GpuMemory,
+    check_limits,
+    driver_indices,
+    limits_of,
+    read_memory,
+)
 from myxtts.placement.routes import plan_routes
 
 RTX_4090 = GpuMemory("NVIDIA GeForce RTX 4090", 24_564, 24_100, 8)
@@ -36,6 +43,9 @@ class FakeNvml:
             raise self.NVMLError_NotFound("Not Found")
         return name
 
+    def nvmlDeviceGetIndex(self, handle):
+        return list(self.gpus).index(handle)
+
     def nvmlDeviceGetName(self, handle):
         return self.gpus[handle][1]
 
@@ -57,18 +67,25 @@ MIG = ("MIG-c", "NVIDIA A100 MIG 1g.5gb", 4_864, 4_850, 8, None)
 
 
 def read(order: list[str], *gpus: int) -> dict[int, GpuMemory]:
-    """Read GPUs where CUDA has these UUIDs, in this order."""
+    return with_driver(order, read_memory, *gpus)
+
+
+def with_driver(order: list[str], function, *gpus: int):
+    """Return what a function finds about GPUs where CUDA has these UUIDs, in this order."""
     with (
         mock.patch.dict(sys.modules, pynvml=FakeNvml(L4, H100, MIG)),
         mock.patch.object(gpu_memory, "cuda_uuids", lambda: order),
     ):
-        return read_memory(gpus)
+        return function(gpus)
 
 
 class ReadMemoryTest(unittest.TestCase):
     def test_gpus_are_those_of_cuda_in_any_order_and_with_hidden_ones(self):
         for order in (["a", "b"], ["b", "a"], ["b"], ["c", "b"]):
             names = {"a": "NVIDIA L4", "b": "NVIDIA H100", "c": "NVIDIA A100 MIG 1g.5gb"}
+            self.assertEqual(
+                with_driver(order, driver_indices, *range(len(order))), ["abc".index(uuid) for uuid in order]
+            )
             memory = read(order, *range(len(order)))
             self.assertEqual([memory[gpu].name for gpu in memory], [names[uuid] for uuid in order])
 
@@ -80,11 +97,11 @@ class ReadMemoryTest(unittest.TestCase):
 
     def test_without_a_driver_or_its_package_there_is_a_reason(self):
         for module, reason in ((None, "pip install nvidia-ml-py"), (FakeNvml(), "Driver Not Loaded")):
-            with mock.patch.dict(sys.modules, pynvml=module), self.assertRaisesRegex(MemoryUnknown, reason):
+            with mock.patch.dict(sys.modules, pynvml=module), self.assertRaisesRegex(DriverUnavailable, reason):
                 read_memory([0])
-        with self.assertRaisesRegex(MemoryUnknown, "not GPU 1"):
+        with self.assertRaisesRegex(DriverUnavailable, "not GPU 1"):
             read(["a"], 0, 1)
-        with self.assertRaisesRegex(MemoryUnknown, "Not Found"):
+        with self.assertRaisesRegex(DriverUnavailable, "Not Found"):
             read(["unknown"], 0)
 
     def test_cuda_has_no_gpus_without_its_library(self):

@@ -11,7 +11,7 @@ from tests.two_devices import GPUS
 import tensorflow as tf
 
 from myxtts.config.schema import PlacementConfig
-from myxtts.placement.gpu_memory import GpuMemory, MemoryUnknown
+from myxtts.placement.gpu_memory import DriverUnavailable, GpuMemory
 from myxtts.preflight import gpu_software, nvidia, prerequisites
 from myxtts.preflight.prerequisites import check_driver
 from tests.run import ROOT
@@ -99,7 +99,7 @@ class GpuSoftware(unittest.TestCase):
             (PlacementConfig(), 1, l4, []),
             (split, 0, l4, []),
             (split, 1, l4, [("passed", "NVIDIA L4 has 23,034 MiB, of which 22,500 MiB are free")]),
-            (split, 1, MemoryUnknown("no driver"), [("warning", "unknown: no driver")]),
+            (split, 1, DriverUnavailable("no driver"), [("warning", "unknown: no driver")]),
             (split, 1, full, [("failed", mock.ANY)]),
         ):
             read = {"side_effect": memory} if isinstance(memory, Exception) else {"return_value": {0: memory}}

@@ -26,6 +26,7 @@ from myxtts.data.features import tts_extractor
 from myxtts.data.producer import trace_produce
 from myxtts.errors import PlacementError
 from myxtts.placement import devices
+from myxtts.placement.gpu_memory import DriverUnavailable
 from myxtts.placement.kernels import has_gpu_kernels
 from myxtts.preflight import nvidia, transfer
 from myxtts.preflight.checks import Check, Report, check_lines, failed_by, recommended, required
@@ -299,16 +300,21 @@ class Peers(unittest.TestCase):
     def test_gpus_are_numbered_as_by_cuda(self):
         outputs = {("topo", "-p2p", "r"): PEERS, ("topo", "-m"): LINKS}
         with mock.patch("myxtts.preflight.nvidia.nvidia_smi", lambda *arguments: outputs[arguments]):
-            for visible, expected in (
-                ("", (True, "OK, connected by NV12")),
-                ("0,2", (False, "NS, connected by SYS")),
-                ("GPU-8932f937,GPU-1", (None, "CUDA_VISIBLE_DEVICES names GPUs by UUID, nvidia-smi by number")),
+            for indices, expected in (
+                ([0, 1], (True, "OK, connected by NV12")),
+                ([0, 2], (False, "NS, connected by SYS")),
+                ([2, 3], (None, "nvidia-smi does not list GPU 2 and GPU 3")),
             ):
-                with mock.patch.dict("os.environ", CUDA_VISIBLE_DEVICES=visible):
+                with mock.patch("myxtts.preflight.nvidia.driver_indices", return_value=indices):
                     self.assertEqual(nvidia.peer_access(0, 1), expected)
 
-    def test_peer_access_is_unknown_without_nvidia_smi(self):
-        with mock.patch.dict("os.environ", PATH=""):
+    def test_peer_access_is_unknown_without_the_driver_or_nvidia_smi(self):
+        with mock.patch("myxtts.preflight.nvidia.driver_indices", side_effect=DriverUnavailable("no driver")):
+            self.assertEqual(nvidia.peer_access(0, 1), (None, "no driver"))
+        with (
+            mock.patch("myxtts.preflight.nvidia.driver_indices", return_value=[0, 1]),
+            mock.patch.dict("os.environ", PATH=""),
+        ):
             self.assertEqual(nvidia.peer_access(0, 1), (None, "nvidia-smi is missing or has no topology"))
 
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 from myxtts.config.schema import PlacementConfig
 from myxtts.cores import core_count, is_pinned
 from myxtts.errors import PlacementError
-from myxtts.placement.gpu_memory import MemoryUnknown, check_limits, limits_of, read_memory
+from myxtts.placement.gpu_memory import DriverUnavailable, check_limits, limits_of, read_memory
 from myxtts.placement.routes import Placement, hidden_gpus_warning, plan_routes
 from myxtts.placement.thread_pools import ThreadPools, automatic_pools
 from myxtts.tf_internals import has_started
@@ -51,7 +51,7 @@ def configure(
         log.warning("%s", simulation_warning(placement, names))
     limits = limits_of(placement)
     if limits and not has_started():  # then, this process holds memory itself
-        with suppress(MemoryUnknown):  # which the preflight reports
+        with suppress(DriverUnavailable):  # which the preflight reports
             check_limits(limits, read_memory(tuple(limits)))
     cores = core_count() if is_pinned() else max(1, core_count() // processes)
     try:

@@ -3,9 +3,9 @@
 import ctypes
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from myxtts.errors import PlacementError
 from myxtts.placement.routes import Placement
@@ -19,8 +19,10 @@ LARGEST_RESERVE_MIB = 1800
 SECOND_DEVICE_MIB = 64
 MIN_LIMIT_MIB = 256  # of the settings
 
+Answer = TypeVar("Answer")
 
-class MemoryUnknown(Exception):
+
+class DriverUnavailable(Exception):
     """The driver cannot be asked; the message is the reason."""
 
 
@@ -101,17 +103,31 @@ def read_memory(gpus: Sequence[int]) -> dict[int, GpuMemory]:
     """Return the memory of GPUs, by their indices in TensorFlow.
 
     Raises:
-        MemoryUnknown: there is no NVML, or it does not know a GPU.
+        DriverUnavailable: there is no NVML, or it does not know a GPU.
     """
+    return dict(zip(gpus, _ask_driver(gpus, _memory_of), strict=True))
+
+
+def driver_indices(gpus: Sequence[int]) -> list[int]:
+    """Return the numbers by which the driver and nvidia-smi list GPUs, by their indices in TensorFlow.
+
+    Raises:
+        DriverUnavailable: see `read_memory`.
+    """
+    return _ask_driver(gpus, lambda nvml, handle: nvml.nvmlDeviceGetIndex(handle))
+
+
+def _ask_driver(gpus: Sequence[int], question: Callable[[Any, Any], Answer]) -> list[Answer]:
+    """Return the answer to a question about each GPU, which gets NVML and its handle of the GPU."""
     try:
         import pynvml  # only where there is a GPU
     except ImportError as error:
-        raise MemoryUnknown("nvidia-ml-py is not installed: pip install nvidia-ml-py") from error
+        raise DriverUnavailable("nvidia-ml-py is not installed: pip install nvidia-ml-py") from error
     try:
         pynvml.nvmlInit()
-        return {gpu: _memory_of(pynvml, gpu_handle(pynvml, gpu)) for gpu in gpus}
+        return [question(pynvml, gpu_handle(pynvml, gpu)) for gpu in gpus]
     except (pynvml.NVMLError, LookupError) as error:
-        raise MemoryUnknown(f"the driver reports: {error}") from error
+        raise DriverUnavailable(f"the driver reports: {error}") from error
 
 
 def _memory_of(nvml: Any, handle: Any) -> GpuMemory:

@@ -1,12 +1,13 @@
 """Facts about driver and GPUs from NVIDIA's driver and nvidia-smi, where they are installed."""
 
 import ctypes
-import os
 import re
 import subprocess
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
+
+from myxtts.placement.gpu_memory import DriverUnavailable, driver_indices
 
 TIMEOUT_S = 20.0  # nvidia-smi never returns if the driver hangs
 
@@ -82,9 +83,10 @@ def peer_access(first: int, second: int) -> tuple[bool | None, str]:
     Returns:
         None if it is unknown, and the reason.
     """
-    rows = (_driver_index(first), _driver_index(second))
-    if rows[0] is None or rows[1] is None:
-        return None, "CUDA_VISIBLE_DEVICES names GPUs by UUID, nvidia-smi by number"
+    try:
+        rows = driver_indices((first, second))
+    except DriverUnavailable as reason:
+        return None, str(reason)
     peers, links = nvidia_smi("topo", "-p2p", "r"), nvidia_smi("topo", "-m")
     if peers is None:
         return None, "nvidia-smi is missing or has no topology"
@@ -105,13 +107,6 @@ def matrix_entry(matrix: str, row: int, column: int) -> str | None:
         return None
     index = header.index(f"GPU{column}") + 1  # the header has no cell above the row names
     return cells[index] if index < len(cells) else None
-
-
-def _driver_index(gpu: int) -> int | None:
-    """Return the driver's number of a GPU. CUDA counts only the GPUs in CUDA_VISIBLE_DEVICES."""
-    visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    name = visible[gpu] if gpu < len(visible) else str(gpu)
-    return int(name) if name.isdigit() else None
 
 
 def nvidia_smi(*arguments: str) -> str | None:

@@ -12,7 +12,7 @@ from packaging.version import Version
 
 from myxtts.config.schema import Config, PlacementConfig
 from myxtts.errors import ConfigError, PlacementError
-from myxtts.placement.gpu_memory import MemoryUnknown, check_limits, limits_of, read_memory
+from myxtts.placement.gpu_memory import DriverUnavailable, check_limits, limits_of, read_memory
 from myxtts.placement.routes import plan_routes
 from myxtts.preflight import nvidia
 from myxtts.preflight.checks import Check, failed_by, recommended, required
@@ -97,7 +97,7 @@ def check_memory_limits(placement: PlacementConfig) -> Iterator[Check]:
     try:
         memory = read_memory(tuple(limits))
         check_limits(limits, memory)
-    except MemoryUnknown as reason:
+    except DriverUnavailable as reason:
         yield recommended(False, name, expected, f"unknown: {reason}", "Compare the limits with nvidia-smi.")
     except PlacementError as error:
         yield failed_by(error, name, expected)

@@ -117,11 +117,10 @@ class Loss(unittest.TestCase):
     def test_gradient_behind_the_end_of_a_row_is_zero_whatever_the_kernel_leaves_there(self):
         rows = long_rows(5, 0, 1, frames=60)
         losses, gradient = losses_and_gradient(ctc_loss.ctc_losses, *rows)
-        for garbage in (np.nan, 1e30):
-            with cudnn_ctc_loss(garbage):
-                again, again_gradient = losses_and_gradient(ctc_loss.ctc_losses, *rows)
-            np.testing.assert_array_equal(again, losses)
-            np.testing.assert_array_equal(again_gradient, gradient)
+        with cudnn_ctc_loss(garbage=np.nan):
+            again, again_gradient = losses_and_gradient(ctc_loss.ctc_losses, *rows)
+        np.testing.assert_array_equal(again, losses)
+        np.testing.assert_array_equal(again_gradient, gradient)
         self.assertTrue(np.isfinite(gradient).all() and np.all(gradient[0, 40:] == 0.0) and np.all(gradient[1] == 0.0))
 
     def test_on_a_gpu_all_operations_have_kernels_and_the_host_waits_once(self):

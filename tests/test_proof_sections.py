@@ -160,6 +160,11 @@ class ResumeTest(unittest.TestCase):
         self.assertEqual(different.here, "1 of 2 reports differ, from step 2, by up to 2.5e-01")
         self.assertEqual(self.figure({1: 3.0}).verdict, "not met")
 
+    def test_times_and_padding_since_the_last_report_may_differ(self):
+        reports = [{"step": 10, "loss": 3.0, "learning_rate": 1e-3, "padding": 0.1, "step_s": 0.2, "remaining_s": 9.0}]
+        with mock.patch.object(whole, "read_reports", lambda scope, name: reports):
+            self.assertEqual(whole.losses_of(scope(), "whole"), {10: {"step": 10, "loss": 3.0, "learning_rate": 1e-3}})
+
     def test_a_run_without_time_is_not_shown(self):
         self.assertEqual(self.figure({}, NO_TIME).verdict, "not shown")
         self.assertEqual(self.figure({}, "exit code 1: it printed nothing").verdict, "not met")

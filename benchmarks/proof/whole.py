@@ -17,12 +17,13 @@ from benchmarks.proof.runs import (
     run_script,
 )
 from benchmarks.proof.section import Figure, Scope, SectionResult
+from myxtts.clock import NOTHING
 
 TITLE = "The whole"
 GPU_TESTS = ("tests.test_dual_gpu_device_placement", "tests.test_intelligent_gpu_pipeline")
 REMARKS = ("\u274c", "\u26a0")  # the marks of a failed check and of a warning
 STEP_LINE = re.compile(r"step +(\d+) \|")
-TIMES = {"accelerator_utilisation", "bottleneck"}  # of metrics.jsonl, besides all that end in _s
+OF_INTERVALS = {*NOTHING.metrics(), "remaining_s"}  # a resumed run counts the steps since its start
 
 
 class Length(NamedTuple):
@@ -155,8 +156,7 @@ def losses_of(scope: Scope, name: str) -> dict[int, dict[str, float]]:
     """Return losses, gradient norm and learning rate of a run by step."""
     reports = read_reports(scope, name)
     return {
-        report["step"]: {key: value for key, value in report.items() if not key.endswith("_s") and key not in TIMES}
-        for report in reports
+        report["step"]: {key: value for key, value in report.items() if key not in OF_INTERVALS} for report in reports
     }
 
 

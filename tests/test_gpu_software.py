@@ -11,6 +11,7 @@ from tests.two_devices import GPUS
 import tensorflow as tf
 
 from myxtts.config.schema import PlacementConfig
+from myxtts.placement import xla
 from myxtts.placement.gpu_memory import DriverUnavailable, GpuMemory
 from myxtts.preflight import gpu_software, nvidia, prerequisites
 from myxtts.preflight.prerequisites import check_driver
@@ -57,6 +58,19 @@ class GpuSoftware(unittest.TestCase):
             self.assertNotIn("too old", check.to_do)
         old = gpu_software.check_kernels((12, 0), self.BUILT, "550.54.14")
         self.assertIn("Driver 550.54.14 is too old for this: install 555.42.02 or later", old.to_do)
+
+    def test_xla_is_not_tried_where_it_ends_the_process(self):
+        with (
+            mock.patch.object(tf.config, "get_visible_devices", return_value=[0, 1]),
+            mock.patch.object(
+                tf.config.experimental, "get_device_details", lambda gpu: {"compute_capability": (8 + 4 * gpu, 0)}
+            ),
+            mock.patch.object(tf, "function", side_effect=AssertionError("it was tried")),
+        ):
+            for device in ("/GPU:1", "/job:worker/replica:0/task:0/device:GPU:0"):
+                self.assertRegex(xla.xla_failure.__wrapped__(device), "no code for compute capability 12.0$")
+            with self.assertRaisesRegex(AssertionError, "it was tried"):
+                xla.xla_failure.__wrapped__("/CPU:0")
 
     def test_versions_of_cudnn_that_fail_with_xla_are_a_warning(self):
         for version, status in (

@@ -8,6 +8,7 @@ from packaging.version import Version
 from myxtts.config.schema import PlacementConfig
 from myxtts.errors import PlacementError
 from myxtts.placement.routes import plan_routes
+from myxtts.placement.xla import UNSUPPORTED_CAPABILITY
 from myxtts.preflight import nvidia
 from myxtts.preflight.checks import Check, recommended, required
 
@@ -17,8 +18,6 @@ NVIDIA_CONTAINER = "NVIDIA's container of TensorFlow (nvcr.io/nvidia/tensorflow)
 # and 9.5.1, but one in 9.24 (github.com/aws/deep-learning-containers/pull/6418). 9.6 to 9.23 were not tried there.
 CUDNN_FIXED = (9, 6, 0)
 CUDNN_REQUIREMENT = ">=9.24,<10"  # as in requirements-gpu.txt
-# LLVM ends the process: its PTX 8.5 does not support sm_120 (github.com/tensorflow/tensorflow/issues/111958).
-XLA_UNSUPPORTED = (12, 0)
 
 
 def check_gpu_software(settings: PlacementConfig) -> Iterator[Check]:
@@ -79,4 +78,4 @@ def check_xla(capability: tuple[int, int]) -> Check:
     name, expected = "XLA", "XLA of this TensorFlow generates code for compute capabilities below 12.0"
     to_do = f"Do not use --compile xla, or use {NVIDIA_CONTAINER}."
     found = f"compute capability {'.'.join(map(str, capability))}"
-    return recommended(capability < XLA_UNSUPPORTED, name, expected, found, to_do)
+    return recommended(capability < UNSUPPORTED_CAPABILITY, name, expected, found, to_do)

@@ -199,7 +199,7 @@ class SimulatedTest(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         cls.addClassCleanup(folder.cleanup)
         cls.out = Path(folder.name) / "proof"
-        flags = ["--simulate-gpus", "2", "--small", "--in-process", "--out", str(cls.out)]
+        flags = ["--simulate-gpus", "2", "--small", "--in-process", "--minutes", "60", "--out", str(cls.out)]
         environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         cls.finished = subprocess.run(
             [sys.executable, str(ROOT / "benchmarks" / "gpu_proof.py"), *flags],

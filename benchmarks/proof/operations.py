@@ -41,7 +41,7 @@ from myxtts.tasks.registry import task_of
 from myxtts.tasks.tts_samples import synthesis_options
 from myxtts.text.ctc_feasibility import BLANK_ID
 from myxtts.training.schedule import ConstantRates
-from myxtts.training.setup import RunCorpora, build_state, make_step, open_corpora
+from myxtts.training.setup import RunCorpora, build_state, make_step, open_corpora, tune
 from myxtts.training.start import Start
 
 TITLE = "Every operation"
@@ -343,6 +343,7 @@ def step(scope: Scope, name: str, inputs: Inputs, tolerances: Tolerances, **chan
         if key not in built:
             with sizes(scope):
                 state = build_state(config, inputs.corpora.vocabulary, make_replicas((Route(device, device),)))
+            tune(config, state, inputs.corpora.training.plan)
             built[key] = state, make_step(config, state), first_values(state, built)
         state, train_step, values = built[key]
         for variable, value in zip(variables(state), values, strict=True):

@@ -123,6 +123,10 @@ class Path(unittest.TestCase):
         np.testing.assert_array_equal(search(score, [6, 2], [10, 9], DATA), search(score, [6, 2], [10, 9], MODEL))
 
 
+def real(index):
+    return tf.cast(index >= 0, tf.float32)[:, :, None]
+
+
 class Durations(unittest.TestCase):
     def test_durations_count_the_frames_of_each_token(self):
         path = tf.constant([[0, 0, 1, 2, 2, 2], [0, 1, -1, -1, -1, -1], [-1, -1, -1, -1, -1, -1]])
@@ -158,6 +162,20 @@ class Frames(unittest.TestCase):
     def test_gathered_rows_are_zero_at_index_minus_1(self):
         rows = gather_rows(tf.constant([[[1.0], [2.0]]]), tf.constant([[1, 1, 0, -1]])).numpy()
         self.assertEqual(rows[0, :, 0].tolist(), [2.0, 2.0, 1.0, 0.0])
+
+    def test_gathered_rows_have_the_gradient_of_tensorflow_bit_for_bit(self):
+        random = np.random.default_rng(0)
+        values = tf.constant(random.normal(size=(3, 5, 7)), tf.float32)
+        index = tf.constant(random.integers(-1, 5, (3, 40)))
+        weights = tf.constant(random.normal(size=(3, 40, 7)), tf.float32)
+        gradients = []
+        for gather in (gather_rows, lambda x, i: tf.gather(x, tf.maximum(i, 0), batch_dims=1) * real(i)):
+            with tf.GradientTape() as tape:
+                tape.watch(values)
+                result = gather(values, index) * weights
+            gradients.append((result, tf.convert_to_tensor(tape.gradient(result, values))))
+        for ours, expected in zip(*gradients, strict=True):
+            np.testing.assert_array_equal(ours, expected)
 
     def test_positions_in_a_segment_equal_positions_in_the_whole_utterance(self):
         path = np.array([[0, 0, 1, 1, 1, 1, 2, -1]], np.int32)

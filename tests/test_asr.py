@@ -241,8 +241,8 @@ class Placement(unittest.TestCase):
             self.assertEqual(audit(function).host_only, (), encoder)
             if encoder == "lmu":
                 to_host = [copy.to_host for copy in find_copies(function)]
-                self.assertLessEqual(sum(to_host), 99)
-                self.assertLessEqual(len(to_host), 199)
+                self.assertLessEqual(sum(to_host), 1)  # within tf.nn.ctc_loss
+                self.assertLessEqual(len(to_host), 75)
 
 
 class Normalisation(unittest.TestCase):

@@ -1,13 +1,18 @@
 """Copies between host and GPU memory are found where a GPU would make them, once for each tensor."""
 
 import unittest
+from contextlib import nullcontext
 
 import tensorflow as tf
 
+from myxtts.config.schema import Config
 from myxtts.data.features import tts_extractor
 from myxtts.data.producer import trace_produce
+from myxtts.models.layers import Dense
 from myxtts.placement.copies import Copy, find_copies
+from myxtts.placement.host import on_host
 from myxtts.placement.kernels import has_gpu_kernels
+from myxtts.tasks.asr import ASRTask
 from tests.two_devices import DATA
 
 X = tf.TensorSpec([None, None], tf.float32)
@@ -73,10 +78,28 @@ class CopiesTest(unittest.TestCase):
         directions = [copy.to_host for copy in copies_of(tensordot, X)]
         self.assertGreater(sum(directions), 0)
 
-    def test_number_in_the_producer(self):
-        copies = find_copies(trace_produce(DATA, tts_extractor(0.15)))
-        self.assertLessEqual(sum(copy.to_host for copy in copies), 6)
-        self.assertLessEqual(len(copies), 28)
+    def test_own_dense_layer_does_not_wait_for_the_gpu(self):
+        dense = Dense(4)
+        dense.build([None, None, 3])
+        self.assertEqual(summary(dense, tf.TensorSpec([None, None, 3], tf.float32)), [])
+
+    def test_what_runs_on_the_host_is_not_copied(self):
+        def shape(x, seed, on_host):
+            with on_host():
+                size = tf.random.stateless_uniform([], seed, 0, 8, tf.int32)
+            return tf.zeros(size) * x[0, 0]
+
+        seed = tf.TensorSpec([2], tf.int32)
+        to_host = [copy.to_host for copy in copies_of(lambda x, seed: shape(x, seed, nullcontext), X, seed)]
+        self.assertIn(True, to_host)
+        self.assertEqual(summary(lambda x, seed: shape(x, seed, on_host), X, seed), [])
+
+    def test_the_producer_does_not_wait_for_the_gpu(self):
+        # In single placement it would wait for the steps that are queued on the same GPU.
+        for extractor, to_gpu in ((tts_extractor(0.15), 15), (ASRTask().extractor(Config(), training=True), 12)):
+            copies = find_copies(trace_produce(DATA, extractor))
+            self.assertEqual([copy for copy in copies if copy.to_host], [])
+            self.assertLessEqual(len(copies), to_gpu)
 
 
 if __name__ == "__main__":

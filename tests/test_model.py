@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.models.build import build_xtts
-from myxtts.models.layers import Attention, apply_rotary, parameter_count
+from myxtts.models.layers import Attention, Dense, Embedding, apply_rotary, parameter_count
 from myxtts.models.xtts import XTTS, FlowCondition, SynthesisOptions, keep_mask, long_term_average_spectrum
 from tests.long import long
 from tests.tiny import build_model, features, on_device, rows_of
@@ -184,6 +184,23 @@ class Inputs(Network):
         mel, _, _ = self.synthesize(batch)
         np.testing.assert_array_equal(mel, self.synthesize(batch)[0])
         self.assertGreater(np.abs(mel - self.synthesize(batch, seed=1)[0]).max(), 0.05)
+
+
+class LayersTest(unittest.TestCase):
+    def test_layers_equal_those_of_keras_bit_for_bit(self):
+        x = tf.constant(np.random.default_rng(0).normal(size=(2, 5, 7)), tf.float32)
+        rows = tf.constant([[2, 0, 1], [1, 1, 2]])
+        for precision in ("float32", "mixed_bfloat16"):
+            for ours, keras_layer, settings, inputs in (
+                (Dense, keras.layers.Dense, {"units": 4, "activation": "silu", "bias_initializer": "ones"}, x),
+                (Dense, keras.layers.Dense, {"units": 4, "use_bias": False}, x[0]),
+                (Embedding, keras.layers.Embedding, {"input_dim": 3, "output_dim": 4}, rows),
+            ):
+                layer, expected = (kind(dtype=precision, **settings) for kind in (ours, keras_layer))
+                layer(inputs), expected(inputs)
+                expected.set_weights(layer.get_weights())
+                self.assertEqual(layer(inputs).dtype, expected(inputs).dtype)
+                np.testing.assert_array_equal(layer(inputs), expected(inputs))
 
 
 class AttentionTest(unittest.TestCase):

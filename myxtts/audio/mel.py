@@ -91,11 +91,11 @@ def _reflect(waveform, samples, padded):
     Only the edges are gathered and written: gathering whole rows took a quarter of the time of `log_mel`.
     """
     rows = tf.shape(waveform)[0]
-    distance = tf.tile(tf.range(1, PAD_SAMPLES + 1)[None, :], [rows, 1])  # in samples from the edge
+    distance = tf.range(1, PAD_SAMPLES + 1)  # in samples from the edge
     last = samples[:, None] - 1
     last_index = tf.maximum(padded - 1, 0)
-    before = tf.gather(waveform, tf.minimum(tf.reverse(distance, [1]), last_index), batch_dims=1)
+    before = tf.gather(waveform, tf.minimum(tf.range(PAD_SAMPLES, 0, -1), last_index), axis=1)
     after = tf.gather(waveform, tf.clip_by_value(last - distance, 0, last_index), batch_dims=1)
     padded_wave = tf.concat([before, waveform, tf.zeros_like(after)], axis=1)
-    row = tf.tile(tf.range(rows)[:, None], [1, PAD_SAMPLES])
+    row = tf.range(rows)[:, None] + tf.zeros([PAD_SAMPLES], tf.int32)  # not tf.tile, which computes int32 on a GPU
     return tf.tensor_scatter_nd_update(padded_wave, tf.stack([row, PAD_SAMPLES + last + distance], axis=-1), after)

@@ -93,7 +93,9 @@ def _difference(hops):
 
 
 def _find_period(normalised):
-    """Return the lag of the period of each frame, int32 [batch, frames], and its aperiodicity; 1 without a trough.
+    """Return the lag of the period of each frame, int64 [batch, frames], and its aperiodicity; 1 without a trough.
+
+    A GPU computes with int64 in its own memory, but adds int32 on the host.
 
     Args:
         normalised: float32 [batch, frames, _CANDIDATE_LAGS], each difference over the mean up to it (YIN, eq. 8).
@@ -102,13 +104,13 @@ def _find_period(normalised):
     slope, curvature = before - after, (before - at) + (after - at)  # this order never rounds to 0 at a trough
     troughs = tf.where((at < before) & (at <= after), at - tf.square(slope) / (8.0 * curvature), 1.0)
     first = np.arange(-_NUM_PERIODS, 0, dtype=np.float32)
-    index = tf.argmin(tf.where(troughs < TROUGH_THRESHOLD, first, troughs), axis=2, output_type=tf.int32)
+    index = tf.argmin(tf.where(troughs < TROUGH_THRESHOLD, first, troughs), axis=2, output_type=tf.int64)
     return MIN_LAG + index, tf.gather(troughs, index, batch_dims=2)
 
 
 def _parabolic_interpolation(difference, lag):
     """Return the vertex of the parabola through three neighbours, at most one sample from `lag`."""
-    neighbours = lag[:, :, None] + tf.constant([-1, 0, 1])
+    neighbours = lag[:, :, None] + tf.constant([-1, 0, 1], tf.int64)
     before, at, after = tf.unstack(tf.gather(difference, neighbours, batch_dims=2), axis=2)
     curvature = before - 2.0 * at + after
     offset = tf.where(curvature > 0.0, 0.5 * (before - after) / tf.where(curvature > 0.0, curvature, 1.0), 0.0)

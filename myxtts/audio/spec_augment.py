@@ -25,21 +25,25 @@ def spec_augment(mel, frames, seed, time_masks: int, time_fraction: float, frequ
     """
     padded, bands = tf.shape(mel)[1], mel.shape[2]
     real = tf.sequence_mask(frames, padded)[:, :, None]
-    longest = tf.cast(tf.cast(frames, tf.float32) * time_fraction, tf.int32)
-    widest = tf.fill(tf.shape(frames), frequency_bands)
-    time = _mask(longest, frames, padded, time_masks, fold_in(seed, "time masks"))
-    frequency = _mask(widest, tf.fill(tf.shape(frames), bands), bands, frequency_masks, fold_in(seed, "bands"))
+    length = tf.cast(frames, tf.float32)
+    longest = tf.floor(length * time_fraction)
+    widest, all_bands = tf.fill(tf.shape(frames), float(frequency_bands)), tf.fill(tf.shape(frames), float(bands))
+    time = _mask(longest, length, padded, time_masks, fold_in(seed, "time masks"))
+    frequency = _mask(widest, all_bands, bands, frequency_masks, fold_in(seed, "bands"))
     masked = real & (time[:, :, None] | frequency[:, None, :])
-    count = tf.cast(tf.maximum(frames, 1), tf.float32)[:, None, None]
+    count = tf.maximum(length, 1.0)[:, None, None]
     mean = tf.reduce_sum(tf.where(real, mel, 0.0), axis=1, keepdims=True) / count
     return tf.where(masked, mean, mel)
 
 
 def _mask(largest, length, padded, masks, seed):
-    """Return bool [B, padded], True in `masks` random spans of up to `largest` [B] within the first `length` [B]."""
+    """Return bool [B, padded], True in `masks` random spans of up to `largest` [B] within the first `length` [B].
+
+    Lengths are whole numbers in float32, since a GPU adds int32 on the host.
+    """
     width, position = tf.unstack(tf.random.stateless_uniform([2, tf.shape(length)[0], masks], seed))
-    width = tf.cast(width * tf.cast(largest + 1, tf.float32)[:, None], tf.int32)
-    start = tf.cast(position * tf.cast(length[:, None] - width + 1, tf.float32), tf.int32)
-    index = tf.range(padded)[None, None, :]
+    width = tf.floor(width * (largest + 1.0)[:, None])
+    start = tf.floor(position * (length[:, None] - width + 1.0))
+    index = tf.cast(tf.range(padded), tf.float32)[None, None, :]
     inside = (index >= start[:, :, None]) & (index < (start + width)[:, :, None])
     return tf.reduce_any(inside, axis=1)

@@ -154,17 +154,35 @@ def path_from_ends(ends, token_count):
 
 
 def gather_rows(values, index):
-    """Return the row at each index: [B, N, D], int32 [B, T] -> [B, T, D]; zeros where the index is -1."""
-    rows = tf.gather(values, tf.maximum(index, 0), batch_dims=1)
-    return rows * tf.cast(index >= 0, values.dtype)[:, :, None]
+    """Return the row at each index: [B, N, D], int32 or int64 [B, T] -> [B, T, D]; zeros where the index is -1.
+
+    In training, indices of frames and tokens are int64: a GPU computes with int32 on the host.
+    """
+    index = tf.cast(index, tf.int64)
+    return _gather_from_batch(values, tf.maximum(index, 0)) * tf.cast(index >= 0, values.dtype)[:, :, None]
+
+
+@tf.custom_gradient
+def _gather_from_batch(values, index):
+    """Return `tf.gather(values, index, batch_dims=1)`. TensorFlow's own gradient waits for a GPU to compute shapes."""
+    batch, rows, _ = tf.unstack(tf.shape(values))
+    channels = values.shape[2]
+    flat = tf.reshape(index + tf.cast(tf.range(batch) * rows, tf.int64)[:, None], [-1])
+    gathered = tf.gather(tf.reshape(values, [-1, channels]), flat)
+
+    def gradient(upstream):
+        summed = tf.math.unsorted_segment_sum(tf.reshape(upstream, [-1, channels]), flat, batch * rows)
+        return tf.reshape(summed, [batch, rows, channels]), None
+
+    return tf.reshape(gathered, tf.concat([tf.shape(index), [channels]], axis=0)), gradient
 
 
 def position_in_token(path, frame, durations):
     """Return the position of each frame within its token.
 
     Args:
-        path: int32 [B, S], the token of each frame; -1 for padding.
-        frame: int32 [B, S], the index of each frame in its utterance.
+        path: int64 [B, S], the token of each frame; -1 for padding.
+        frame: int64 [B, S], the index of each frame in its utterance.
         durations: float32 [B, N], frames of each token of the whole utterance.
 
     Returns:
@@ -189,9 +207,13 @@ def random_segment(frames, padded, length, seed):
         seed: int32 [2].
 
     Returns:
-        int32 [B, min(length, padded)]; -1 for padding.
+        int64 [B, min(length, padded)]; -1 for padding.
     """
     start_count = tf.cast(tf.maximum(frames - length, 0) + 1, tf.float32)
-    start = tf.cast(tf.random.stateless_uniform(tf.shape(frames), seed) * start_count, tf.int32)
-    frame = start[:, None] + tf.range(tf.minimum(length, padded))[None, :]
-    return tf.where(frame < frames[:, None], frame, -1)
+    start = tf.cast(tf.random.stateless_uniform(tf.shape(frames), seed) * start_count, tf.int64)
+    return real_frames(start[:, None] + tf.cast(tf.range(tf.minimum(length, padded)), tf.int64), frames)
+
+
+def real_frames(frame, frames):
+    """Replace frames from the end of their utterance on by -1: int64 [B or 1, S], int32 [B] -> int64 [B, S]."""
+    return tf.where(frame < tf.cast(frames, tf.int64)[:, None], frame, -1)

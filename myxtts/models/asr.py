@@ -13,7 +13,7 @@ from keras import layers
 
 from myxtts.batch import ASR_FEATURES
 from myxtts.models.ctc_loss import ctc_labels, ctc_losses
-from myxtts.models.layers import CompositeLayer, SeededDropout, length_mask
+from myxtts.models.layers import CompositeLayer, Dense, SeededDropout, length_mask, sum_over
 from myxtts.models.lmu import LegendreMemory
 from myxtts.models.xtts import MEL_MEAN, MEL_STD
 from myxtts.text.ctc_feasibility import subsampled_length
@@ -83,7 +83,7 @@ class ASRModel(keras.Model):
             self._block(encoder, size, dropout, sync_batch_norm, name=f"{encoder}_{i}") for i in range(size.blocks)
         ]
         self.out_norm = layers.LayerNormalization(name="out_norm")
-        self.out = layers.Dense(symbols, name="out")
+        self.out = Dense(symbols, name="out")
 
     @staticmethod
     def _block(encoder, size, dropout, sync_batch_norm, name):
@@ -145,12 +145,12 @@ class LMUBlock(CompositeLayer):
     def __init__(self, channels: int, memory: int, order: int, dropout: float, **kwargs):
         super().__init__(**kwargs)
         self.norm = layers.LayerNormalization(name="norm")
-        self.write = layers.Dense(2 * memory, use_bias=False, name="write")
+        self.write = Dense(2 * memory, use_bias=False, name="write")
         self.past = LegendreMemory(order, WINDOW_FRAMES, name="past")
         self.future = LegendreMemory(order, WINDOW_FRAMES, backward=True, name="future")
-        self.mix = layers.Dense(channels, activation="silu", name="mix")
+        self.mix = Dense(channels, activation="silu", name="mix")
         self.dropout = SeededDropout(dropout, seed_name=self.name, name="dropout")
-        self.out = layers.Dense(channels, name="out")
+        self.out = Dense(channels, name="out")
 
     def call(self, x, mask, frames, seed=None):
         """x [B, T, C], mask [B, T, 1], frames int32 [B] -> [B, T, C]."""
@@ -172,9 +172,9 @@ class GRUBlock(layers.Layer):
         super().__init__(**kwargs)
         self.units = units
         self.norm = layers.LayerNormalization(name="norm")
-        self.write = layers.Dense(6 * units, name="write")
+        self.write = Dense(6 * units, name="write")
         self.dropout = SeededDropout(dropout, seed_name=self.name, name="dropout")
-        self.out = layers.Dense(channels, name="out")
+        self.out = Dense(channels, name="out")
 
     def build(self, shape):
         self.recurrent = [
@@ -213,7 +213,7 @@ class BatchNormConvBlock(CompositeLayer):
         self.conv = layers.Conv1D(hidden, KERNEL_SIZE, padding="same", use_bias=False, name="conv")
         self.norm = MaskedBatchNorm(synchronized, name="norm")
         self.dropout = SeededDropout(dropout, seed_name=self.name, name="dropout")
-        self.out = layers.Dense(channels, name="out")
+        self.out = Dense(channels, name="out")
 
     def call(self, x, mask, frames, seed=None):
         """x [B, T, C], mask [B, T, 1], frames int32 [B] -> [B, T, C]."""
@@ -252,9 +252,7 @@ class MaskedBatchNorm(layers.Layer):
 
     def _moments(self, x, mask):
         """Return mean and variance [C] over the real frames, and update the moving statistics."""
-        sums = tf.concat(
-            [tf.reduce_sum(x * mask, [0, 1]), tf.reduce_sum(x * x * mask, [0, 1]), [tf.reduce_sum(mask)]], axis=0
-        )
+        sums = tf.concat([sum_over(x * mask, [0, 1]), sum_over(x * x * mask, [0, 1]), [tf.reduce_sum(mask)]], axis=0)
         if self.synchronized:
             sums = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, sums)
         count = sums[-1]

@@ -3,11 +3,10 @@
 Shape legend: B batch, T frames, V symbols, U labels.
 """
 
-from contextlib import nullcontext
-
 import tensorflow as tf
 
 from myxtts import tf_internals
+from myxtts.placement.host import on_host
 from myxtts.text.ctc_feasibility import BLANK_ID
 
 CUDNN_MAX_LABELS = 255  # of a row: `cudnnCTCLoss` returns an error from 256 on (pytorch/pytorch issue 53505)
@@ -16,9 +15,10 @@ LOG_ZERO = -1e30  # finite, so that differences and gradients of impossible path
 
 def ctc_labels(tokens, token_count):
     """Strip begin and end from tokens: int32 [B, N] -> labels int32 [B, N - 2], padded with the blank, and counts."""
-    count = tf.maximum(token_count - 2, 0)
-    labels = tokens[:, 1:-1]
-    return tf.where(tf.sequence_mask(count, tf.shape(labels)[1]), labels, BLANK_ID), count
+    with on_host():  # for cuDNN, which needs them there
+        count = tf.maximum(token_count - 2, 0)
+        labels = tokens[:, 1:-1]
+        return tf.where(tf.sequence_mask(count, tf.shape(labels)[1]), labels, BLANK_ID), count
 
 
 def ctc_losses(logits, frames, labels, count):
@@ -35,7 +35,7 @@ def ctc_losses(logits, frames, labels, count):
     """
     if tf_internals.device_type_in_scope() != "GPU":
         return _losses_by_kernel(logits, frames, labels, count)
-    with _integers_on_host():
+    with on_host():
         fits = count <= CUDNN_MAX_LABELS
         rows, all_fit, fitting_count = tf.where(~fits)[:, 0], tf.reduce_all(fits), tf.where(fits, count, 0)
     losses = _losses_by_kernel(logits, frames, labels, fitting_count)
@@ -59,7 +59,7 @@ def _losses_by_kernel(logits, frames, labels, count):
     gradient is a selection. A product with a mask does not stop it: 0 * NaN is NaN.
     """
     padded = tf.shape(logits)[1]
-    with _integers_on_host():
+    with on_host():
         has_labels = count > 0
         real = tf.sequence_mask(tf.where(has_labels, frames, 0), padded)
         one_label = tf.pad(tf.ones_like(labels[:, :1]), [[0, 0], [0, tf.shape(labels)[1] - 1]])
@@ -75,11 +75,6 @@ def _losses_by_kernel(logits, frames, labels, count):
         blank_index=BLANK_ID,
     )
     return tf.where(has_labels, losses, 0.0)
-
-
-def _integers_on_host():
-    """Return a scope for what cuDNN needs in host memory: there it comes from, and each copy back waits for the GPU."""
-    return tf.device("/CPU:0") if tf_internals.device_type_in_scope() == "GPU" else nullcontext()
 
 
 def ctc_losses_by_recursion(logits, frames, labels, count):

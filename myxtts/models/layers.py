@@ -18,6 +18,11 @@ def length_mask(lengths, padded, dtype):
     return tf.sequence_mask(lengths, padded, dtype)[:, :, None]
 
 
+def sum_over(x, axes):
+    """Return `tf.reduce_sum(x, axes)`, whose own gradient waits for a GPU to compute the shape before the sum."""
+    return tf.squeeze(tf.reduce_sum(x, axes, keepdims=True), axes)
+
+
 class SeededDropout(layers.Layer):
     """Stateless dropout: its mask is a function of the seed given to the call and of `seed_name`."""
 
@@ -31,6 +36,33 @@ class SeededDropout(layers.Layer):
         if seed is None or self.rate == 0.0:
             return x
         return tf.nn.experimental.stateless_dropout(x, self.rate, fold_in(seed, self.seed_name))
+
+
+class Dense(layers.Dense):
+    """Keras' dense layer, for inputs of rank 2 or more and of unknown shape.
+
+    Keras calls `tf.tensordot`, which computes shapes by operations whose int32 kernels run on the GPU: the host waited
+    three times in each call (`placement.copies`). Here shapes stay on the host. The products are the same, bit for bit.
+    """
+
+    def call(self, inputs, training=None):
+        kernel = tf.convert_to_tensor(self.kernel)  # in the layer's precision
+        rows = tf.matmul(tf.reshape(inputs, [-1, kernel.shape[0]]), kernel)
+        # The minimum changes no shape, but hides from Grappler which are equal: it would add some gradients in another
+        # order, and a run would not repeat the losses that it had before.
+        outer = tf.minimum(tf.shape(inputs)[:-1], tf.int32.max)
+        x = tf.reshape(rows, tf.concat([outer, [self.units]], axis=0))
+        x.set_shape([*inputs.shape[:-1], self.units])
+        if self.use_bias:
+            x = keras.ops.add(x, self.bias)
+        return x if self.activation is None else self.activation(x)
+
+
+class Embedding(layers.Embedding):
+    """Keras' embedding layer without its support of negative rows, which would copy the rows from the GPU and back."""
+
+    def call(self, rows):
+        return tf.cast(tf.gather(tf.convert_to_tensor(self.embeddings), rows), self.compute_dtype)
 
 
 class CompositeLayer(layers.Layer):
@@ -50,7 +82,7 @@ class AdaptiveLayerNorm(CompositeLayer):
     def __init__(self, channels: int, **kwargs):
         super().__init__(**kwargs)
         self.norm = layers.LayerNormalization(center=False, scale=False, name="norm")
-        self.film = layers.Dense(2 * channels, kernel_initializer="zeros", name="film")
+        self.film = Dense(2 * channels, kernel_initializer="zeros", name="film")
 
     def call(self, x, style):
         """x [B, L, C], style [B, S] -> [B, L, C]."""
@@ -66,7 +98,7 @@ class ConvBlock(CompositeLayer):
         self.norm = AdaptiveLayerNorm(channels, name="norm")
         self.conv = layers.Conv1D(channels, kernel, padding="same", activation="silu", name="conv")
         self.dropout = SeededDropout(dropout, seed_name=self.name, name="dropout")
-        self.out = layers.Dense(channels, name="out")
+        self.out = Dense(channels, name="out")
 
     def call(self, x, style, mask, seed=None):
         """x [B, L, C], style [B, S], mask [B, L, 1] -> [B, L, C]."""
@@ -81,9 +113,9 @@ class Attention(CompositeLayer):
         super().__init__(**kwargs)
         self.heads = heads
         self.rotary = rotary
-        self.query = layers.Dense(channels, use_bias=False, name="query")
-        self.key_value = layers.Dense(2 * channels, use_bias=False, name="key_value")
-        self.out = layers.Dense(channels, name="out")
+        self.query = Dense(channels, use_bias=False, name="query")
+        self.key_value = Dense(2 * channels, use_bias=False, name="key_value")
+        self.out = Dense(channels, name="out")
 
     def call(self, x, context, mask):
         """Attend from x to the context: x [B, Q, C], context [B, L, C] and its mask [B, L, 1] -> [B, Q, C]."""
@@ -143,9 +175,9 @@ class ReferenceEncoder(CompositeLayer):
         self.attention = Attention(channels, heads, rotary=True, name="attention")
         self.resampler = Attention(channels, heads, rotary=False, name="resampler")
         self.out_norm = layers.LayerNormalization(name="out_norm")
-        self.out = layers.Dense(channels, name="out")
-        self.queries = layers.Embedding(1 + latents, channels, name="query_embedding")
-        self.no_reference = layers.Embedding(1 + latents, channels, name="no_reference_embedding")
+        self.out = Dense(channels, name="out")
+        self.queries = Embedding(1 + latents, channels, name="query_embedding")
+        self.no_reference = Embedding(1 + latents, channels, name="no_reference_embedding")
 
     def call(self, mel, frames, keep):
         """mel [B, T, 80], frames int32 [B], keep float32 [B], 0 to ignore a reference -> [B, C], [B, K, C]."""
@@ -158,7 +190,8 @@ class ReferenceEncoder(CompositeLayer):
         mask = length_mask(lengths, tf.shape(x)[1], x.dtype)
         x = x + self.attention(x, x, mask)
         rows = tf.range(self.queries.input_dim)
-        queries = tf.tile(self.queries(rows)[None], [tf.shape(mel)[0], 1, 1])
+        queries = self.queries(rows)[None]
+        queries = tf.broadcast_to(queries, tf.concat([tf.shape(mel)[:1], queries.shape[1:]], axis=0))
         resampled = self.out(self.out_norm(queries + self.resampler(queries, x, mask)))
         keep = tf.cast(keep, resampled.dtype)[:, None, None]
         resampled = keep * resampled + (1 - keep) * self.no_reference(rows)[None]

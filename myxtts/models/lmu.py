@@ -106,7 +106,7 @@ class LegendreMemory(layers.Layer):
         batch, frames = tf.unstack(tf.shape(u)[:2])
         blocks = tf.maximum((frames + BLOCK_FRAMES - 1) // BLOCK_FRAMES, 1)
         block = (frames + blocks - 1) // blocks
-        past = tf.where(blocks > 1, len(self.response) - 1, 0)
+        past = tf.minimum(blocks - 1, 1) * (len(self.response) - 1)  # tf.where of int32 would run on the GPU
         inputs, outputs = tf.range(past + block), tf.range(block)
         padded = tf.pad(tf.transpose(u, [1, 0, 2]), [[past, blocks * block - frames], [0, 0], [0, 0]])
         windows = tf.gather(padded, inputs[:, None] + block * tf.range(blocks)[None, :])  # [inputs, blocks, B, M]

@@ -25,9 +25,19 @@ from myxtts.models.alignment import (
     path_from_ends,
     position_in_token,
     random_segment,
+    real_frames,
     search_by_frames,
 )
-from myxtts.models.layers import AttentionBlock, ConvBlock, ReferenceEncoder, length_mask, time_embedding
+from myxtts.models.layers import (
+    AttentionBlock,
+    ConvBlock,
+    Dense,
+    Embedding,
+    ReferenceEncoder,
+    length_mask,
+    sum_over,
+    time_embedding,
+)
 from myxtts.models.prosody import PITCH_UNIT_SEMITONES, Prosody, prosody_errors, target_prosody, token_ends
 from myxtts.seeds import fold_in
 
@@ -172,29 +182,29 @@ class XTTS(keras.Model):
         self.gradient_checkpointing = gradient_checkpointing
         self.alignment_search = search_by_frames
         self.reference_encoder = ReferenceEncoder(channels, heads, size.latents, name="reference_encoder")
-        self.language_embedding = layers.Embedding(languages, channels, name="language_embedding")
-        self.symbol_embedding = layers.Embedding(symbols, channels, name="symbol_embedding")
+        self.language_embedding = Embedding(languages, channels, name="language_embedding")
+        self.symbol_embedding = Embedding(symbols, channels, name="symbol_embedding")
         # The mean mel depends on its own token only. With neighbours in view it could learn the mel of the next
         # token, and whole alignments were one token off.
         self.token_conv = ConvBlock(channels, 1, dropout, name="token_conv")
-        self.mean_mel = layers.Dense(MEL_BANDS + 1, name="mean_mel")  # and the weight of the average spectrum
+        self.mean_mel = Dense(MEL_BANDS + 1, name="mean_mel")  # and the weight of the average spectrum
         self.voice_attention = AttentionBlock(channels, heads, dropout, rotary=False, name="voice_attention")
         self.encoder_attention = [
             AttentionBlock(channels, heads, dropout, name=f"encoder_attention_{i}") for i in range(size.encoder_blocks)
         ]
         self.encoder_convs = self._conv_blocks("encoder", size.encoder_blocks, channels, dropout)
         self.prosody_convs = self._conv_blocks("prosody", 2, channels, dropout, kernel=3)
-        self.prosody_out = layers.Dense(4, kernel_initializer="zeros", name="prosody_out")
-        self.prosody_in = layers.Dense(channels, name="prosody_in")
-        self.decoder_in = layers.Dense(channels, name="decoder_in")
+        self.prosody_out = Dense(4, kernel_initializer="zeros", name="prosody_out")
+        self.prosody_in = Dense(channels, name="prosody_in")
+        self.decoder_in = Dense(channels, name="decoder_in")
         self.decoder_convs = self._conv_blocks("decoder", size.decoder_blocks, channels, dropout)
-        self.decoder_out = layers.Dense(REDUCTION_FACTOR * MEL_BANDS, kernel_initializer="zeros", name="decoder_out")
-        self.time_in = layers.Dense(channels, activation="silu", name="time_in")
-        self.time_out = layers.Dense(channels, name="time_out")
-        self.no_condition = layers.Embedding(1, channels, name="unconditional_embedding")
-        self.noisy_in = layers.Dense(channels, name="noisy_in")
+        self.decoder_out = Dense(REDUCTION_FACTOR * MEL_BANDS, kernel_initializer="zeros", name="decoder_out")
+        self.time_in = Dense(channels, activation="silu", name="time_in")
+        self.time_out = Dense(channels, name="time_out")
+        self.no_condition = Embedding(1, channels, name="unconditional_embedding")
+        self.noisy_in = Dense(channels, name="noisy_in")
         self.flow_convs = self._conv_blocks("flow", size.flow_blocks, channels, dropout)
-        self.flow_out = layers.Dense(REDUCTION_FACTOR * MEL_BANDS, kernel_initializer="zeros", name="flow_out")
+        self.flow_out = Dense(REDUCTION_FACTOR * MEL_BANDS, kernel_initializer="zeros", name="flow_out")
 
     @staticmethod
     def _conv_blocks(name, count, channels, dropout, kernel=KERNEL_SIZE):
@@ -239,7 +249,7 @@ class XTTS(keras.Model):
             Losses, float32 scalars: `mel`, mean absolute error of the decoder's mel, and `prior`, half the squared
             error of the mean mel, both on the normalised mel; `flow`, squared error of the flow's estimate in units
             of its expected deviation (see `wiener_estimate`); `duration`, `pitch` and `energy` (see `prosody_errors`).
-            Outputs: `path` int32 [B, T], the token of each frame.
+            Outputs: `path` int64 [B, T], the token of each frame.
         """
         seed = batch["seed"] if training else None
         target = (batch["mel"] - MEL_MEAN) / MEL_STD
@@ -250,6 +260,7 @@ class XTTS(keras.Model):
         encoded, mean, mask = self._encode(batch["tokens"], token_count, speaker, seed)
 
         path = tf.stop_gradient(self.alignment_search(frame_token_scores(target, mean), token_count, frames))
+        path = tf.cast(path, tf.int64)
         relative_mel = target - speaker.average_spectrum[:, None, :]
         prosody, durations = target_prosody(relative_mel, batch["f0_hz"], path, tf.shape(mean)[1])
         errors = prosody_errors(self._predict_prosody(encoded, style, mask, seed), prosody)
@@ -258,7 +269,7 @@ class XTTS(keras.Model):
         segment_path = tf.where(frame >= 0, tf.gather(path, tf.maximum(frame, 0), batch_dims=1), -1)
         condition = self._decode(encoded, mean, prosody, durations, segment_path, frame, style, seed)
         target_segment = gather_rows(target, frame)
-        mel_error = tf.reduce_sum(tf.abs(condition.mel - target_segment), axis=2)
+        mel_error = sum_over(tf.abs(condition.mel - target_segment), 2)
         flow_error = self._flow_errors(target_segment, condition, batch["seed"], seed)
 
         real = length_mask(frames, tf.shape(path)[1], tf.float32)
@@ -371,10 +382,9 @@ class XTTS(keras.Model):
         return Prosody(log_duration, tf.sigmoid(voiced), pitch, energy)
 
     def _select_frames(self, frames, padded, seed):
-        """Return the indices of the decoder's frames, int32 [B, S]: all, or a random segment; -1 for padding."""
+        """Return the indices of the decoder's frames, int64 [B, S]: all, or a random segment; -1 for padding."""
         if seed is None:
-            frame = tf.range(padded)[None, :]
-            return tf.where(frame < frames[:, None], frame, -1)
+            return real_frames(tf.cast(tf.range(padded), tf.int64)[None, :], frames)
         return random_segment(frames, padded, self.segment_frames, fold_in(seed, "segment"))
 
     def _decode(self, encoded, mean, prosody, durations, path, frame, style, seed):
@@ -414,7 +424,7 @@ class XTTS(keras.Model):
             noise, time = flow.sample_noise(noise_seed, [rows, *size]), flow.sample_times(time_seed, rows)
         condition = self._drop_condition(condition, keep_mask(tf.ones([rows]), self.cfg_dropout, seed, "condition"))
         estimate, unit = self._denoise(flow.interpolate_path(noise, target, time), time, condition, seed)
-        return tf.reduce_sum(tf.square((estimate - target) / unit), axis=2)
+        return sum_over(tf.square((estimate - target) / unit), 2)
 
     def _denoise(self, noisy, time, condition, seed=None):
         """Estimate the normalised mel from `noisy` at `time`; return it, float32 [B, T, 80], and its unit [B, 1, 1]."""

@@ -13,9 +13,11 @@ import tensorflow as tf
 
 from myxtts import tf_internals
 from myxtts.placement.audit import gpu_variants
+from myxtts.placement.host import runs_on_host
 from myxtts.placement.kernels import GPU, attribute, find_kernel
 
 PACKAGE = str(Path(__file__).parents[1])
+HOST = "/job:localhost/replica:0/task:0/device:CPU:0"
 ALWAYS_ON_HOST = (tf.string, tf.resource)
 CALLS = {"PartitionedCall", "StatefulPartitionedCall", "SymbolicGradient", "While", "StatelessWhile"}
 CALLS |= {"If", "StatelessIf", "Case", "StatelessCase"}
@@ -55,7 +57,8 @@ def find_copies(function) -> list[Copy]:
     XLA compiles is one node, whose int32 arguments and results are in GPU memory. int32 arguments and results of the
     function itself are in host memory.
 
-    Logical CPU devices take the place of GPUs. Needs `kernels.has_gpu_kernels`.
+    Logical CPU devices take the place of GPUs, but not for operations within `host.on_host`. Needs
+    `kernels.has_gpu_kernels`.
     """
     graph = _Graph(function)
     copies: dict[tuple[Output, bool], str] = {}
@@ -168,7 +171,8 @@ def _prepared(graph_def):
                 del definition.attr[hindrance]
     bodies = (definition.node_def for definition in graph_def.library.function)
     for node in (node for nodes in (graph_def.node, *bodies) for node in nodes):
-        node.device = node.device if on_gpu else node.device.replace("CPU:", "GPU:")
+        if not on_gpu:
+            node.device = HOST if runs_on_host(node.name) else node.device.replace("CPU:", "GPU:")
     return graph_def
 
 

@@ -304,13 +304,14 @@ class HardwareTest(unittest.TestCase):
         with contextlib.ExitStack() as patched:
             for target, value in (
                 ("myxtts.preflight.nvidia.nvidia_smi", nvidia_smi),
+                ("myxtts.preflight.nvidia.peer_access", lambda first, second: (False, "NV4")),
                 ("benchmarks.proof.hardware.check_gpu_software", lambda placement: checked(placement.model_gpus)),
                 ("benchmarks.proof.hardware.library_versions", lambda: {"libcudnn.so.9": {"path": "/x", "version": 9}}),
             ):
                 patched.enter_context(mock.patch(target, value))
             result = hardware.run(Scope(2, False, False, 60.0, Path(), Path()))
         page = "\n".join(result.lines)
-        for text in ("| name | A100 | H100 |", "| libcudnn.so.9 | 9 | /x |", "Peer access of GPUs 0-1: no (NV4"):
+        for text in ("| name | A100 | H100 |", "| libcudnn.so.9 | 9 | /x |", "Peer access of GPUs 0-1: no (NV4)."):
             self.assertIn(text, page)
         verdicts = {figure.claim: figure.verdict for figure in result.figures}
         self.assertEqual((verdicts["kernels"], verdicts["XLA"]), ("met", "not met"))

@@ -35,7 +35,18 @@ from myxtts.training.start import resolve_start
 from myxtts.training.state import TrainingState, make_optimizer
 from myxtts.training.step import Step
 from tests.sine_corpus import sine, write_sound
-from tests.tiny import BARE, SYMBOLS, Finished, Workspace, arrays_of, build_model, features, on_device, replicas_on
+from tests.tiny import (
+    BARE,
+    SYMBOLS,
+    Finished,
+    Workspace,
+    arrays_of,
+    build_model,
+    features,
+    on_device,
+    replicas_on,
+    take_step,
+)
 from tests.two_devices import MODEL
 
 ROOT = Path(__file__).parents[1]
@@ -423,7 +434,7 @@ class Network(unittest.TestCase):
         before = {v.path: v.numpy() for v in model.trainable_variables}
         step = Step(state, 1.0, 1, static_shapes=False, compile_xla=False)
         for number in (1, 2):
-            step([[on_device(features([(5, 13), (8, 24), (6, 20), (4, 9)]))]], number, 1e-2, 0.9)
+            take_step(step, [[on_device(features([(5, 13), (8, 24), (6, 20), (4, 9)]))]], number, 1e-2, 0.9)
         for variable in model.trainable_variables:
             same = (variable.numpy() == before[variable.path]).all()
             self.assertEqual(same, variable.path in frozen_paths, variable.path)

@@ -339,13 +339,15 @@ class Models(unittest.TestCase):
     def test_an_update_that_changes_nothing_or_is_not_finite_fails(self):
         state = training_state(build_toy())
         before = magnitudes_of(state)
-        self.assertEqual(check_update(state, StepResult({"loss": 1.0}, 2.0, 1.0), before, "").status, "failed")
-        self.assertEqual(check_update(state, StepResult({"loss": 1.0}, 2.0, 1.0), before + 1.0, "").status, "passed")
-        self.assertEqual(
-            check_update(state, StepResult({"loss": math.nan}, 2.0, 1.0), before + 1.0, "").status, "failed"
-        )
+
+        def status(loss, magnitudes):
+            return check_update(state, StepResult({"loss": loss}, 2.0, 1.0, handed=[]), magnitudes, "").status
+
+        self.assertEqual(status(1.0, before), "failed")
+        self.assertEqual(status(1.0, before + 1.0), "passed")
+        self.assertEqual(status(math.nan, before + 1.0), "failed")
         state.trained[0].assign(tf.fill(state.trained[0].shape, math.inf))
-        self.assertEqual(check_update(state, StepResult({"loss": 1.0}, 2.0, 1.0), before, "").status, "failed")
+        self.assertEqual(status(1.0, before), "failed")
 
 
 class Transfers(unittest.TestCase):

@@ -12,17 +12,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from myxtts.batch import empty_batch
 from myxtts.commands.console import report_errors
 from myxtts.commands.parser import read_settings, settings_parser
 from myxtts.config.schema import Config
-from myxtts.data.manifest import Vocabulary
-from myxtts.data.producer import trace_produce
-from myxtts.placement.copies import Copy, find_copies
-from myxtts.placement.replicas import make_replicas
-from myxtts.tasks.registry import task_of
-from myxtts.text.symbols import SymbolTable
-from myxtts.training.setup import build_state, configure_devices, make_step
 
 TYPICAL = {"batch": 16, "frames": 600, "tokens": 90}  # of a batch
 
@@ -30,6 +22,8 @@ TYPICAL = {"batch": 16, "frames": 600, "tokens": 90}  # of a batch
 def main(argv: list[str] | None = None) -> int:
     parser = settings_parser("benchmarks/copies.py", "List the copies between host and GPU memory.")
     config, _ = read_settings(parser, sys.argv[1:] if argv is None else argv)
+    from myxtts.placement.copies import find_copies
+
     functions = traced_functions(config)
     copies = {name: find_copies(function) for name, function in functions.items()}
     print("| function | to the host | in loops | to the GPU | in loops |\n|---|---|---|---|---|")
@@ -45,12 +39,20 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _of(copies: list[Copy], to_host: bool, in_loop: bool) -> list[Copy]:
+def _of(copies: list, to_host: bool, in_loop: bool) -> list:
     return [copy for copy in copies if (copy.to_host, copy.in_loop) == (to_host, in_loop)]
 
 
 def traced_functions(config: Config) -> dict:
     """Return the concrete functions of a run with these settings by name."""
+    from myxtts.batch import empty_batch
+    from myxtts.data.manifest import Vocabulary
+    from myxtts.data.producer import trace_produce
+    from myxtts.placement.replicas import make_replicas
+    from myxtts.tasks.registry import task_of
+    from myxtts.text.symbols import SymbolTable
+    from myxtts.training.setup import build_state, configure_devices, make_step
+
     replicas = make_replicas(configure_devices(config).routes)
     vocabulary = Vocabulary(SymbolTable(tuple("abcdefghijklmnopqrstuvwxyz")), ("speaker",), ("en", "ka"))
     extractor = task_of(config).extractor(config, training=True)

@@ -96,7 +96,7 @@ class StagesTest(unittest.TestCase):
 
     def test_outputs_of_the_traced_function_match_the_contract(self):
         for vtlp in (0.0, 0.15):
-            outputs = trace_produce(DATA, tts_extractor(vtlp)).structured_outputs
+            outputs = trace_produce(DATA, tts_extractor(vtlp)).structured_outputs.features
             check_batch(outputs, TTS_FEATURES, "producing")
             for name, field in TTS_FEATURES.items():
                 self.assertEqual(outputs[name].shape.as_list(), field.shape, name)
@@ -172,7 +172,7 @@ class VTLPTest(unittest.TestCase):
     def test_factors_cover_the_range_and_differ_between_rows_and_batches(self):
         traced = trace_produce(DATA, tts_extractor(self.VTLP))
         batches = ({name: tf.constant(value) for name, value in tones(seed).items()} for seed in range(30))
-        measured = np.log([factors(traced(batch)) for batch in batches])
+        measured = np.log([factors(traced(batch).features) for batch in batches])
         self.assertEqual(len(np.unique(measured)), measured.size)
         self.assertLess(np.abs(measured).max(), self.VTLP + 0.01)
         self.assertLess(measured.min(), -0.25)
@@ -186,7 +186,7 @@ class VTLPTest(unittest.TestCase):
         fewer = {n: v if n in ("seed", "step_frames", "step_tokens") else v[:3] for n, v in waves.items()}
         np.testing.assert_allclose(factors(tts_features(fewer, self.VTLP)), expected, rtol=1e-5)
         traced = trace_produce(DATA, tts_extractor(self.VTLP))
-        features = traced({name: tf.constant(value) for name, value in waves.items()})
+        features = traced({name: tf.constant(value) for name, value in waves.items()}).features
         np.testing.assert_allclose(factors(features), expected, rtol=1e-5)
 
 

@@ -28,6 +28,7 @@ from myxtts.local_sgd.jobs import job_devices
 from myxtts.local_sgd.launcher_state import ImmutableSettings, new_state, read_state
 from myxtts.local_sgd.progress import Display, read_last_report, read_progress, table_rows
 from myxtts.training.checkpoint_files import latest, read_metadata, write_checkpoint
+from tests.long import long
 from tests.sine_corpus import write_corpus
 from tests.tiny import arrays_of, toy_models
 from tests.two_devices import SIMULATED
@@ -504,6 +505,7 @@ class SettingsTest(Case):
             self.assertEqual([device.cores for device in job_devices((0, 1), 6)], [None, None])
 
 
+@long
 class RealTrainingTest(Case):
     def test_killed_job_ends_bit_identical_to_an_uninterrupted_run(self):
         flags = "--simulate-gpus 2 --validation-fraction 0 --validate-every 0 --sample-every 0 --model-size tiny"

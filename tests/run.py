@@ -34,6 +34,7 @@ TIMES = Path(__file__).with_name("times.json")  # seconds of each module, as --t
 SLOWEST_TESTS = 30  # how many --times lists
 LAST_LINES = 100  # how many are shown of what a process printed before it died
 END_S = 10.0  # from the SIGINT of a process to its SIGKILL
+SHARED_RUN = "whole_run"  # of tests.tiny: a process trains it once, in 20 s
 FAILED = ("failures", "errors", "unexpectedSuccesses")
 COUNTS = (*FAILED, "skipped", "expectedFailures")
 
@@ -47,6 +48,8 @@ def main() -> int:
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     modules = options.modules or sorted(path.stem for path in TIMES.parent.glob("test_*.py"))
+    if unknown := [module for module in modules if not TIMES.with_name(f"{module}.py").is_file()]:
+        parser.error(f"tests has no module {', '.join(unknown)}; give names such as test_step")
     if options.work:
         return work(modules)
     if options.quick:
@@ -69,6 +72,9 @@ class Suite:
     def __init__(self, modules: list[str], quick: bool):
         self._modules, self._quick = modules, quick
         self._waiting: list[str] = []
+        self._sharing = {module for module in modules if SHARED_RUN in _source(module)}
+        self._sharer: int | None = None  # the thread whose process has the shared run
+        self._lock = threading.Lock()
         self._processes: list[subprocess.Popen] = []
         self._stopped = False
         self._reports: dict[str, dict] = {}
@@ -84,6 +90,7 @@ class Suite:
     def _run_group(self, modules: list[str], jobs: int, gpus: str) -> None:
         times = json.loads(TIMES.read_text())
         self._waiting = sorted(modules, key=lambda module: times.get(module, float("inf")))  # the slowest comes last
+        self._sharer = None
         arguments = (modules, os.environ | {"TEST_GPUS": gpus})
         threads = [threading.Thread(target=self._run_modules, args=arguments, daemon=True) for _ in range(jobs)]
         for thread in threads:
@@ -92,7 +99,7 @@ class Suite:
             thread.join()
 
     def _run_modules(self, modules: list[str], environ: dict[str, str]) -> None:
-        while self._waiting and not self._stopped:
+        while self._candidates() and not self._stopped:
             with tempfile.TemporaryFile("w+", errors="replace") as log:
                 process = subprocess.Popen(
                     [sys.executable, "-m", "tests.run", "--work", *modules],
@@ -112,7 +119,7 @@ class Suite:
         module = None
         with contextlib.suppress(IndexError, BrokenPipeError), process.stdin:
             while True:
-                module = self._waiting.pop()
+                module = self._take()
                 with contextlib.suppress(BrokenPipeError):
                     print(module, file=process.stdin, flush=True)
                 answer = process.stdout.readline()
@@ -121,6 +128,24 @@ class Suite:
                 self._add(module, {"process": process.pid, **json.loads(answer)})
         if process.wait() and module is not None and not self._stopped:
             self._add(module, {"process": process.pid, **_death(process.returncode, log)})
+
+    def _take(self) -> str:
+        """Take the slowest module that this thread's process may run.
+
+        Raises:
+            IndexError: there is none.
+        """
+        with self._lock:
+            module = self._candidates()[-1]
+            if module in self._sharing:
+                self._sharer = threading.get_ident()
+            self._waiting.remove(module)
+            return module
+
+    def _candidates(self) -> list[str]:
+        """Return the modules that wait, without those whose shared run is in another process."""
+        may_share = self._sharer in (None, threading.get_ident())
+        return [module for module in self._waiting if may_share or module not in self._sharing]
 
     def _add(self, module: str, report: dict) -> None:
         if self._quick and report["tensorflow"]:
@@ -243,8 +268,11 @@ def gpu_modules(modules: list[str]) -> list[str]:
     """Return the modules that use real GPUs, which need a process of their own: all others simulate them."""
     if os.environ.get("TEST_GPUS") == "0" or not visible_gpus():
         return []
-    sources = {module: TIMES.with_name(f"{module}.py").read_text(encoding="utf-8") for module in modules}
-    return [module for module, source in sources.items() if "tests.real_gpus" in _imports(ast.parse(source))]
+    return [module for module in modules if "tests.real_gpus" in _imports(ast.parse(_source(module)))]
+
+
+def _source(module: str) -> str:
+    return TIMES.with_name(f"{module}.py").read_text(encoding="utf-8")
 
 
 def imports_tensorflow(module: str) -> bool:

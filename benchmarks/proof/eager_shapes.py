@@ -57,10 +57,10 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def stress(device: str, seconds: float) -> Stress:
-    """Run eager operations on shapes in THREADS threads on one device, each at least once."""
+def stress(device: str, seconds: float, thread_count: int = THREADS) -> Stress:
+    """Run eager operations on shapes in several threads on one device, each at least once."""
     result, lock, end_s = Stress(), threading.Lock(), time.monotonic() + seconds
-    threads = [threading.Thread(target=_run, args=(device, end_s, seed, result, lock)) for seed in range(THREADS)]
+    threads = [threading.Thread(target=_run, args=(device, end_s, seed, result, lock)) for seed in range(thread_count)]
     for thread in threads:
         thread.start()
     for thread in threads:

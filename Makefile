@@ -1,4 +1,4 @@
-# make demo       train a tiny voice and synthesize a sentence; needs Python and make only
+# make demo       train a tiny vocoder and a tiny voice, and synthesize a sentence; needs Python and make only
 # make test       the test suite, in two processes
 # make test-long  the test suite with the tests that take many seconds each
 # make test-quick the tests that need no TensorFlow, in half a minute
@@ -9,19 +9,22 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEMO_TEXT := "The old teacher sang a quiet song, and we listened."
 INSTALLED := .venv/installed
+INSTALLED_DEMO := .venv/installed-demo
 INSTALLED_GPU := .venv/installed-gpu
 
 .PHONY: demo test test-long test-quick lint gpu-proof
 
-demo: $(INSTALLED)
+demo: $(INSTALLED_DEMO)
 	$(BIN)/python utilities/make_demo_corpus.py --out data/demo
-	$(BIN)/python train_main.py --config configs/demo.yaml --resume
+	$(BIN)/python train_main.py --config configs/demo_vocoder.yaml --resume
+	$(BIN)/python train_main.py --config configs/demo.yaml --vocoder runs/demo_vocoder --resume
 	$(BIN)/python utilities/synthesize.py --run runs/demo --text $(DEMO_TEXT) \
 		--reference data/demo/wavs/en-00-00000.wav --out runs/demo/hello.wav
 	@echo
 	@echo "Listen:  runs/demo/hello.wav says $(DEMO_TEXT), a sentence that is not in the corpus"
-	@echo "         runs/demo/samples/  held-out sentences, with pictures of mel and alignment"
-	@echo "Look:    runs/demo/report.html in a browser, or .venv/bin/tensorboard --logdir runs"
+	@echo "         runs/demo/report.html in a browser: held-out sentences, each as a recording and as synthesized speech,"
+	@echo "         with the vocoder and with Griffin-Lim, and pictures of mel and alignment"
+	@echo "Look:    .venv/bin/tensorboard --logdir runs"
 
 test: $(INSTALLED)
 	$(BIN)/python -m tests.run
@@ -40,12 +43,17 @@ lint: $(INSTALLED)
 gpu-proof: $(INSTALLED_GPU)
 	$(BIN)/python benchmarks/gpu_proof.py --out proof
 
+$(INSTALLED_DEMO): requirements.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	touch $@
+
 $(INSTALLED_GPU): requirements.txt requirements-gpu.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-gpu.txt
 	touch $@
 
-$(INSTALLED): requirements.txt requirements-dev.txt
+$(INSTALLED): requirements.txt requirements-dev.txt requirements-evaluation.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt -r requirements-dev.txt
 	touch $@

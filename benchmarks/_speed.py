@@ -8,6 +8,7 @@ from statistics import median
 import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.audio.griffin_lim import GriffinLim
 from myxtts.config.schema import Config
 from myxtts.data.dataset import Corpus
 from myxtts.data.manifest import Manifest
@@ -15,7 +16,7 @@ from myxtts.data.pipeline import Pipeline
 from myxtts.data.plan_iterator import Position
 from myxtts.data.producer import ProducedBatch
 from myxtts.evaluation.held_out import Utterance, load_run_corpora, load_utterances
-from myxtts.evaluation.speech import synthesize
+from myxtts.evaluation.speech import predict_mels, vocode_mels
 from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Placement, Route
 from myxtts.profiling.flops import matmul_flops_per_s, step_flops
@@ -96,9 +97,11 @@ def synthesis_speed(
 
     def synthesize_batch(batch: Sequence[Utterance]) -> float:
         """Synthesize a batch and return the seconds of speech."""
+        vocoder = GriffinLim(iterations)
         texts, languages = [utterance.text for utterance in batch], [utterance.language for utterance in batch]
         references = [utterance.reference for utterance in batch]
-        waves = synthesize(network, metadata, texts, languages, references, options, route.model, iterations)
+        mels = predict_mels(network, metadata, texts, languages, references, options, route.model)
+        waves = vocode_mels(vocoder, mels, route.model)
         return sum(map(len, waves)) / SAMPLE_RATE_HZ
 
     figures = {}

@@ -29,8 +29,9 @@ AUDIBLE = -7.0  # natural logarithm of the mel magnitude
 
 def main() -> int:
     options = parse()
-    from myxtts.audio.griffin_lim import griffin_lim_waves  # this and the next import load TensorFlow
+    from myxtts.audio.griffin_lim import GriffinLim  # this and the next imports load TensorFlow
     from myxtts.audio.mel import log_mel
+    from myxtts.audio.vocoder import vocode
 
     mels = [log_mel(wave[None])[0].numpy() for wave in recordings(options.waves, options.utterances)]
     frames = sum(map(len, mels))
@@ -41,7 +42,7 @@ def main() -> int:
         clocks = []
         for _ in range(REPEATS):
             started = np.array([time.perf_counter(), time.process_time()])
-            copies = [griffin_lim_waves(mel[None], [len(mel)], iterations=iterations)[0] for mel in mels]
+            copies = [vocode(GriffinLim(iterations), mel[None], [len(mel)])[0] for mel in mels]
             clocks.append(np.array([time.perf_counter(), time.process_time()]) - started)
         wall, processor = np.min(clocks, axis=0) / speech_s
         copied = [log_mel(copy[None])[0].numpy() for copy in copies]

@@ -134,9 +134,11 @@ def mel(options: argparse.Namespace) -> None:
     import tensorflow as tf
 
     import tests.tiny  # noqa: F401  configures devices, before the first tensor
+    from benchmarks._mel import log_mel_float32
     from myxtts.audio.format import FFT_SAMPLES, HOP_SAMPLES, MEL_BANDS, SAMPLE_RATE_HZ
+    from myxtts.audio.mel import log_mel
 
-    functions = {"float64": tf.function(log_mel_in(tf.float64)), "float32": tf.function(log_mel_in(tf.float32))}
+    functions = {"float64": tf.function(log_mel), "float32": tf.function(log_mel_float32)}
     print("signal                     | largest error of the log-mel in float64, in float32")
     for name, waves in _signals(recordings(options)).items():
         errors = [max(mel_error(run(wave[None])[0].numpy(), wave) for wave in waves) for run in functions.values()]
@@ -168,22 +170,6 @@ def mel(options: argparse.Namespace) -> None:
         print(f"{gpu:10s} | {wide / 1e6:18.1f} {narrow / 1e6:8.1f} | {shares}", flush=True)
 
 
-def log_mel_in(dtype):
-    """Return `log_mel` with its transform in this type."""
-    import tensorflow as tf
-
-    from myxtts.audio.mel import PAD_SAMPLES, log_mel, mel_filters, stft
-
-    if dtype == tf.float64:
-        return log_mel
-
-    def log_mel_float32(wave):
-        padded = tf.pad(wave, [[0, 0], [PAD_SAMPLES, PAD_SAMPLES]], mode="REFLECT")
-        return tf.math.log(tf.maximum(tf.matmul(tf.abs(stft(padded)), mel_filters()), 1e-5))
-
-    return log_mel_float32
-
-
 def _signals(recorded: list[np.ndarray]) -> dict[str, list[np.ndarray]]:
     from myxtts.audio.format import SAMPLE_RATE_HZ
 
@@ -202,12 +188,9 @@ def _signals(recorded: list[np.ndarray]) -> dict[str, list[np.ndarray]]:
 
 def mel_error(result: np.ndarray, wave: np.ndarray) -> float:
     """Return the largest difference from the log-mel by librosa alone, in float64."""
-    import librosa
+    from benchmarks._mel import mel_by_librosa
 
-    reflected = np.pad(wave.astype(np.float64), 384, mode="reflect")
-    magnitude = np.abs(librosa.stft(reflected, n_fft=1024, hop_length=256, center=False, dtype=np.complex128))
-    filters = librosa.filters.mel(sr=22_050, n_fft=1024, n_mels=80, fmin=0, fmax=8000, dtype=np.float64)
-    return float(np.abs(result - np.log(np.maximum(filters @ magnitude, 1e-5)).T).max())
+    return float(np.abs(result - mel_by_librosa(wave)).max())
 
 
 def step_flops(task: str, size: str) -> float:

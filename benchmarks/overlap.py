@@ -139,15 +139,7 @@ def gpu_table() -> Iterator[str]:
     yield f"| {columns} |"
     yield "|---" * 10 + "|"
     for replicas, produce_ms in GPU_CASES:
-        workload = Workload(
-            produce_s=produce_ms / 1e3,
-            step_s=STEP_MS / 1e3,
-            transfer_s=TRANSFER_MS / 1e3,
-            launch_s=0.2 * STEP_MS / 1e3,
-            produce_launch_s=0.2 * produce_ms / 1e3,
-            dispatch_s=0.5e-3,
-            replicas=replicas,
-        )
+        workload = Workload.of_ms(produce_ms, STEP_MS, TRANSFER_MS, replicas)
         runs = train_as_formerly(workload), train(workload)
         figures = [
             text

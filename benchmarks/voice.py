@@ -19,26 +19,30 @@ checkpoints; there are no validation and no samples. The table shows the actual 
 import argparse
 import json
 import os
-import shutil
-import subprocess
 import sys
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks._timed_runs import (
+    DUAL,
+    RUNS,
+    Target,
+    absolute,
+    check_unused_flags,
+    print_table,
+    run_script,
+    split_arguments,
+    train_for,
+    training_figures,
+)
 from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded
-from myxtts.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
-RUNS = Path("runs")
 PROBE_STEPS = 150
-PROBE_LOG_EVERY = 50  # the first of three reports is ignored
-DUAL = ("--simulate-gpus", "2", "--data-gpu", "0", "--model-gpu", "1")
 UTTERANCES = 50
 ITERATIONS = 30
 TIMED_STEPS = 15
@@ -72,35 +76,6 @@ KINDS = {
         unseen="data/voices_unseen/corpus.csv",
     ),
 }
-
-
-@dataclass(frozen=True)
-class Target:
-    """Target of a figure.
-
-    Attributes:
-        name, unit: as shown; fractions are shown in %.
-        minimum, maximum: None without a limit on that side.
-    """
-
-    name: str
-    unit: str = ""
-    minimum: float | None = None
-    maximum: float | None = None
-
-    def __str__(self) -> str:
-        bounds = [f"≥ {self._format(self.minimum)}"] if self.minimum is not None else []
-        return " ".join([*bounds, f"≤ {self._format(self.maximum)}"] if self.maximum is not None else bounds)
-
-    def row(self, values: Sequence[float]) -> str:
-        value = median(values)
-        reached = (self.minimum is None or value >= self.minimum) and (self.maximum is None or value <= self.maximum)
-        several = f" ({', '.join(map(self._format, values))})" if len(values) > 1 else ""
-        verdict = ("yes" if reached else "no") if str(self) else "–"
-        return f"| {self.name} | {str(self) or '–'} | {self._format(value)}{several} | {verdict} |"
-
-    def _format(self, value: float) -> str:
-        return f"{100 * value:.1f} %" if self.unit == "%" else f"{value:.3g}{self.unit and ' ' + self.unit}"
 
 
 def targets(kind: str, minutes: float) -> dict[str, Target]:
@@ -158,6 +133,7 @@ def main() -> int:
             figures.append({"run": run.name, "seed": seed} | measure(kind, run))
     if figures:
         goals = targets(options.kind, options.minutes)
+        print(f"\n{', '.join(run['run'] for run in figures)}")
         print_table(goals, figures)
         out = options.json or RUNS / f"{name}.json"
         out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
@@ -185,34 +161,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--json", metavar="FILE", type=absolute, help="output file for the figures (default: beside the runs)"
     )
-    arguments = sys.argv[1:]
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    options = parser.parse_args(arguments[:end])
-    options.train_flags = arguments[end + 1 :]
+    arguments, train_flags = split_arguments(sys.argv[1:])
+    options = parser.parse_args(arguments)
+    options.train_flags = train_flags
     if options.train_flags and options.only == "measure":
         parser.error("arguments after -- are passed to train_main.py, which --only measure does not run")
     return options
-
-
-def absolute(path: str) -> Path:
-    return Path(path).absolute()
-
-
-def check_unused_flags(runs: Iterable[Path], flags: Sequence[str]) -> None:
-    """Raise ConfigError if training flags are given for an existing run, which keeps its own settings."""
-    existing = [run.name for run in runs if settings_of(run).exists()]
-    if flags and existing:
-        raise ConfigError(
-            f"{' '.join(flags)} was given, but {', '.join(existing)} already exists and keeps its own settings. "
-            "Start another run with --name, or leave out the arguments after --."
-        )
-
-
-def run_script(script: str, *arguments: str) -> None:
-    """Run a script of this project; exit if it fails."""
-    process = subprocess.run([sys.executable, script, *arguments])
-    if process.returncode:
-        sys.exit(process.returncode)
 
 
 def make_corpora(kind: Kind) -> None:
@@ -220,31 +174,9 @@ def make_corpora(kind: Kind) -> None:
         run_script("utilities/make_demo_corpus.py", "--out", folder, *arguments)
 
 
-def settings_of(run: Path) -> Path:
-    return run / "config.yaml"
-
-
 def train(kind: Kind, run: Path, seed: int, minutes: float, flags: Sequence[str]) -> None:
     """Train a run whose steps take the given minutes, or resume it."""
-    if settings_of(run).exists():
-        return run_script("train_main.py", "--config", str(settings_of(run)), "--resume")
-    common = ("--config", kind.config, *DUAL, "--seed", str(seed), *flags)
-    probe = RUNS / f"{run.name}-probe-{int(time.time())}"
-    run_script(
-        "train_main.py",
-        *(*common, "--run", probe.name, "--max-steps", str(PROBE_STEPS), "--log-every", str(PROBE_LOG_EVERY)),
-        *("--checkpoint-every", "0"),
-    )
-    step_s = median(line["step_s"] for line in metrics_of(probe)[1:])
-    shutil.rmtree(probe)
-    steps = max(round(60 * minutes / step_s), 1)
-    return run_script("train_main.py", *common, "--run", run.name, "--max-steps", str(steps))
-
-
-def metrics_of(run: Path) -> list[dict]:
-    """Return the training reports in order."""
-    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [line for line in map(json.loads, lines) if "step_s" in line]
+    train_for(run, minutes, PROBE_STEPS, ("--config", kind.config, *DUAL, "--seed", str(seed), *flags))
 
 
 def measure(kind: Kind, run: Path) -> dict[str, float]:
@@ -271,33 +203,6 @@ def evaluate(run: Path, *flags: str) -> dict:
 
 def voices(metrics: dict[str, dict]) -> dict[str, float]:
     return {key: metric["synthesized"] for key, metric in metrics.items() if metric["synthesized"] is not None}
-
-
-def training_figures(run: Path) -> dict[str, float]:
-    """Return the run's times from its own reports, which exclude the first step, because it is traced."""
-    reports = metrics_of(run)
-    steps, busy_s, wait_s, previous_step = 0, 0.0, 0.0, 1
-    for report in reports:
-        count = report["step"] - previous_step
-        steps, previous_step = steps + count, report["step"]
-        busy_s, wait_s = busy_s + count * report["step_s"], wait_s + count * report["wait_s"]
-    return {
-        "steps": reports[-1]["step"],
-        "steps_per_s": steps / busy_s,
-        "training_minutes": busy_s / 60,
-        "wait_share": wait_s / busy_s,
-    }
-
-
-def print_table(goals: dict[str, Target], figures: Sequence[dict]) -> None:
-    print(f"\n{', '.join(run['run'] for run in figures)}\n")
-    print("| figure | target | result | target reached |\n|---|---|---|---|")
-    for key, target in goals.items():
-        values = [run[key] for run in figures if key in run]
-        if values:
-            print(target.row(values))
-        else:
-            print(f"| {target.name} | {str(target) or '–'} | not measured | no |")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
 """The batch contracts: names, types, dimensions, padding and units.
 
-A batch is a dictionary of tensors. Reading yields waves on the data device (TTS_INPUTS, ASR_INPUTS); producing
-turns them into features (TTS_FEATURES, ASR_FEATURES), which are handed to the model device. Fields of int32 stay in
-host memory, where TensorFlow's functions take and return them. Dimensions with the same name are equal within a batch.
-All batches of a bucket have one shape: the last batch of an epoch is filled up with empty rows, whose `samples`,
-`frames` and `token_count` are 0.
+A batch is a dictionary of tensors. Reading yields waves on the data device (*_INPUTS); producing turns them into
+features (*_FEATURES), which are handed to the model device. Fields of int32 stay in host memory, where TensorFlow's
+functions take and return them. Dimensions with the same name are equal within a batch. All batches of a bucket have one
+shape: the last batch of an epoch is filled up with empty rows, whose `samples`, `frames` and `token_count` are 0.
 """
 
 from math import prod
@@ -12,7 +11,11 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from myxtts.audio.format import MEL_BANDS
+from myxtts.audio.format import HOP_SAMPLES, MEL_BANDS
+
+# Of a segment of VOCODER_FEATURES, on each side: a network sees them, but is not judged by them, since they lack
+# neighbours.
+CONTEXT_FRAMES = 4
 
 
 class Field(NamedTuple):
@@ -45,6 +48,8 @@ ASR_INPUTS = TEXT | {
     "samples": Field("int32", ("batch",), "number of samples without padding"),
 }
 
+VOCODER_INPUTS = {name: ASR_INPUTS[name] for name in ("seed", "step_frames", "pcm", "samples")}
+
 TTS_INPUTS = ASR_INPUTS | {
     "reference_pcm": Field("int16", ("batch", "reference_samples"), "another utterance of the speaker, padded with 0"),
     "reference_samples": Field("int32", ("batch",), "samples of the reference without padding"),
@@ -59,6 +64,15 @@ TTS_FEATURES = ASR_FEATURES | {
     "f0_hz": Field("float32", ("batch", "frames"), "fundamental frequency, 0 where unvoiced or padded"),
     "reference": Field("float32", ("batch", "reference_frames", MEL_BANDS), "log-mel of the reference"),
     "reference_frames": Field("int32", ("batch",), "frames of the reference without padding"),
+}
+
+VOCODER_FEATURES = {
+    **{name: TEXT[name] for name in ("seed", "step_frames")},
+    "mel": Field("float32", ("batch", "segment_frames", MEL_BANDS), "log-mel of a segment; silence outside"),
+    "f0_hz": Field("float32", ("batch", "segment_frames"), "F0 of the segment, 0 where unvoiced or outside"),
+    "pulse_phasor": Field("float32", ("batch", "segment_frames", 2), "phase of the fundamental; 0 where unvoiced"),
+    "wave": Field("float32", ("batch", "segment_samples"), "the segment in [-1, 1], 0 outside of the utterance"),
+    "frames": Field("int32", ("batch",), "frames of the whole utterance, which the segment stands for"),
 }
 
 
@@ -82,11 +96,12 @@ def batch_bytes(fields: dict[str, Field], sizes: dict[str, int]) -> int:
 def empty_batch(fields: dict[str, Field]) -> dict[str, tf.Tensor]:
     """Return a batch with one empty row."""
     sizes = {"batch": 1, "tokens": 8, "frames": 8, "reference_frames": 8}
+    sizes |= {"segment_frames": 16, "segment_samples": 16 * HOP_SAMPLES}
     shapes = {
         name: [dim if isinstance(dim, int) else sizes[dim] for dim in field.dims] for name, field in fields.items()
     }
     batch = {name: tf.zeros(shape, fields[name].dtype) for name, shape in shapes.items()}
-    return batch | {"step_frames": tf.constant(1.0), "step_tokens": tf.constant(1.0)}
+    return batch | {name: tf.constant(1.0) for name in ("step_frames", "step_tokens") if name in fields}
 
 
 def check_batch(batch: dict, fields: dict[str, Field], stage: str) -> None:

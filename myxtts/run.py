@@ -19,6 +19,7 @@ from myxtts.observe.run_log import RunLog
 from myxtts.placement.devices import describe_threads
 from myxtts.placement.replicas import Replicas, open_replicas
 from myxtts.placement.routes import Placement
+from myxtts.tasks.registry import task_of
 from myxtts.training import loop
 from myxtts.training.checkpoint import Checkpoints, save_nothing
 from myxtts.training.chief_hooks import chief_hooks
@@ -118,7 +119,8 @@ def train_on(
             total = clock.total()
             log.info("time           %s", time_line(elapsed_s, total, clock.pauses_s))
             if total.steps:  # more than the first step
-                run = assess_run(total, placement, replicas.count, setup.gpu_count, setup.can_replicate)
+                augmentation = task_of(config).augmentation
+                run = assess_run(total, placement, replicas.count, setup.gpu_count, setup.can_replicate, augmentation)
                 log.info("grade          %s", run.line)
     log.info("traces         %d of the training step", step.traces)
     if replicas.is_chief:

@@ -34,7 +34,7 @@ TIMES = Path(__file__).with_name("times.json")  # seconds of each module, as --t
 SLOWEST_TESTS = 30  # how many --times lists
 LAST_LINES = 100  # how many are shown of what a process printed before it died
 END_S = 10.0  # from the SIGINT of a process to its SIGKILL
-SHARED_RUN = "whole_run"  # of tests.tiny: a process trains it once, in 20 s
+SHARED_RUNS = ("whole_run", "vocoder_run")  # of tests.tiny and tests.tiny_vocoder: a process trains each once, in 20 s
 FAILED = ("failures", "errors", "unexpectedSuccesses")
 COUNTS = (*FAILED, "skipped", "expectedFailures")
 
@@ -72,8 +72,8 @@ class Suite:
     def __init__(self, modules: list[str], quick: bool):
         self._modules, self._quick = modules, quick
         self._waiting: list[str] = []
-        self._sharing = {module for module in modules if SHARED_RUN in _source(module)}
-        self._sharer: int | None = None  # the thread whose process has the shared run
+        self._shared = {module: [run for run in SHARED_RUNS if run in _source(module)] for module in modules}
+        self._owners: dict[str, int] = {}  # shared run -> the thread whose process trained it
         self._lock = threading.Lock()
         self._processes: list[subprocess.Popen] = []
         self._stopped = False
@@ -90,7 +90,7 @@ class Suite:
     def _run_group(self, modules: list[str], jobs: int, gpus: str) -> None:
         times = json.loads(TIMES.read_text())
         self._waiting = sorted(modules, key=lambda module: times.get(module, float("inf")))  # the slowest comes last
-        self._sharer = None
+        self._owners = {}
         arguments = (modules, os.environ | {"TEST_GPUS": gpus})
         threads = [threading.Thread(target=self._run_modules, args=arguments, daemon=True) for _ in range(jobs)]
         for thread in threads:
@@ -137,15 +137,18 @@ class Suite:
         """
         with self._lock:
             module = self._candidates()[-1]
-            if module in self._sharing:
-                self._sharer = threading.get_ident()
+            for run in self._shared[module]:
+                self._owners.setdefault(run, threading.get_ident())
             self._waiting.remove(module)
             return module
 
     def _candidates(self) -> list[str]:
-        """Return the modules that wait, without those whose shared run is in another process."""
-        may_share = self._sharer in (None, threading.get_ident())
-        return [module for module in self._waiting if may_share or module not in self._sharing]
+        """Return the modules that wait, without those whose shared runs are in other processes."""
+        return [module for module in self._waiting if self._may_run(module)]
+
+    def _may_run(self, module: str) -> bool:
+        owners = {self._owners[run] for run in self._shared[module] if run in self._owners}
+        return not owners or threading.get_ident() in owners
 
     def _add(self, module: str, report: dict) -> None:
         if self._quick and report["tensorflow"]:

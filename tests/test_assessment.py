@@ -13,7 +13,9 @@ def stages(produce=0.0, transfer=0.0, step=0.0, read=0.0) -> dict[str, float]:
     return {"read": read, "produce": produce, "transfer": transfer, "step": step}
 
 
-IDLE = Assessment(interval_s=24.0, mean_s=stages(1.0, 0.5, 24.0), model_busy=1.0, data_busy=1 / 24)
+IDLE = Assessment(
+    interval_s=24.0, mean_s=stages(1.0, 0.5, 24.0), model_busy=1.0, data_busy=1 / 24, augmentation="--vtlp 0.1"
+)
 EQUAL = Assessment(interval_s=20.0, mean_s=stages(20.0, 0.0, 20.0), model_busy=1.0, data_busy=1.0)
 SINGLE = Assessment(interval_s=40.0, mean_s=stages(10.0, 0.0, 30.0), model_busy=0.75, data_busy=None)
 
@@ -83,6 +85,7 @@ class AssessmentTest(unittest.TestCase):
         self.assertNotIn("--model-gpus", replace(IDLE, can_replicate=False).line)
         self.assertEqual(replace(SINGLE, can_replicate=False).recommended, ["--data-gpu 0 --model-gpu 1"])
         self.assertIn("--model-gpus 3 2 ", replace(IDLE, gpus=(3, 2)).line)
+        self.assertNotIn("more work for the data device", replace(IDLE, augmentation="").line)
 
     def test_slow_reading_comes_before_any_placement(self):
         for assessment in (IDLE, SINGLE):

@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.audio.griffin_lim import GriffinLim
 from myxtts.data.features import tts_extractor
 from myxtts.data.producer import trace_produce
 from myxtts.errors import PlacementError
@@ -86,7 +87,7 @@ class ProjectTest(unittest.TestCase):
         self.assertEqual(step.traces, 1)
 
     def test_exported_model_with_griffin_lim_passes_the_audit(self):
-        module = synthesis_module(build_model(), 2, SAMPLE_RATE_HZ)
+        module = synthesis_module(build_model(), GriffinLim(2), SAMPLE_RATE_HZ)
         self.assert_clean(module.synthesize.get_concrete_function(), 2000)
         self.assert_clean(module.reference_mel.get_concrete_function(), 50)
 

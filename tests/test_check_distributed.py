@@ -13,11 +13,16 @@ from unittest import mock
 from myxtts.commands import check_distributed
 from myxtts.errors import ConfigError
 from myxtts.preflight.distributed import REPETITIONS, AllReduceTime, ClusterResult, all_reduce_table, cluster_checks
+from tests.long import long
+from tests.sine_corpus import write_corpus
 
-SCRIPT = Path(__file__).parents[1] / "utilities" / "check_distributed.py"
+ROOT = Path(__file__).parents[1]
+SCRIPT, LAUNCHER = ROOT / "utilities" / "check_distributed.py", ROOT / "utilities" / "launch_workers.py"
+TRAINER = ROOT / "train_main.py"
 GOOD = ClusterResult(2, 2, "CPU", 0.0, (AllReduceTime(1 << 20, 0.002),), (1e-7, 2e-7), 0.2)
 
 
+@long
 class TwoWorkersTest(unittest.TestCase):
     def test_two_workers_match_one_process(self):
         with tempfile.TemporaryDirectory() as folder:  # for its logs
@@ -28,6 +33,17 @@ class TwoWorkersTest(unittest.TestCase):
         rows = re.findall(r"^\[worker 0\] +([\d,]+) +([\d.]+) ms +([\d.]+)$", done.stdout, re.MULTILINE)
         self.assertEqual([int(row[0].replace(",", "")) for row in rows], list(REPETITIONS))
         self.assertTrue(all(float(row[1]) > 0 for row in rows))
+
+    def test_two_workers_train(self):
+        with tempfile.TemporaryDirectory() as folder:
+            write_corpus(Path(folder, "corpus"), [0.5] * 12)
+            flags = "--train-data corpus/corpus.csv --text-frontend characters --model-size tiny --batch-size 2"
+            flags += " --max-steps 2 --run two --validate-every 0 --sample-every 0"
+            command = [sys.executable, LAUNCHER, "--workers", "2", "--", TRAINER, *flags.split()]
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240.0)
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            self.assertTrue(Path(folder, "runs/two/checkpoints/step-000002").is_dir())
+        self.assertIn("in 2 replicas with ", done.stdout)
 
 
 class ClusterResultTest(unittest.TestCase):

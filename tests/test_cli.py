@@ -113,7 +113,11 @@ class FlagTest(unittest.TestCase):
                 "--nodes=2",
                 f". Use {launch} --nodes HOST:PORT,HOST:PORT --node-rank N`, with the addresses of the machines.",
             ),
-            ("--vocoder-type", ": there is one vocoder, Griffin-Lim, which needs no training."),
+            (
+                "--vocoder-type",
+                ". Use --vocoder runs/NAME, a vocoder that was trained with --task vocoder; without one, the waves are "
+                "Griffin-Lim's.",
+            ),
             (
                 "--checkpoint_dir",
                 ". Use --run NAME: all files of a run are in runs/NAME, and --runs-dir DIR moves the folder runs.",

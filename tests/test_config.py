@@ -14,6 +14,7 @@ from unittest import mock
 
 from myxtts.commands.main import COMMANDS, load_command
 from myxtts.config import config_files, document, foreign_names, schema
+from myxtts.config.checks import UNUSED
 from myxtts.config.load import MAX_BYTES, MAX_FILES, MAX_UNKNOWN, dump, load
 from myxtts.config.renamed import RENAMED, RENAMED_SECTIONS, RENAMED_VALUES
 from myxtts.config.schema import Config, ModelConfig
@@ -158,7 +159,7 @@ class YamlTest(unittest.TestCase):
                 self.assertTrue(self.error_of(text).endswith(f": {message}"), self.error_of(text))
         message = self.error_of("model:\n  task: voice\n")
         self.assertEqual(
-            message, "c.yaml, line 2: task is 'voice', but must be one of tts, asr. It was renamed to tts."
+            message, "c.yaml, line 2: task is 'voice', but must be one of tts, asr, vocoder. It was renamed to tts."
         )
 
     def test_new_names_of_renamed_settings_exist(self):
@@ -323,6 +324,17 @@ class YamlTest(unittest.TestCase):
         self.assertIn("--val-data are both c.csv", self.error_of("data:\n  train_data: c.csv\n  val_data: c.csv\n"))
         self.load("training:\n  compile: xla\n", enable_static_shapes=True)
         self.load("training:\n  max_steps: 0\n", epochs=1)
+
+    def test_settings_without_effect_on_the_task_are_rejected(self):
+        for task, names in UNUSED.items():
+            for name in names:
+                with self.subTest(task=task, name=name):
+                    setting = SETTINGS[name]
+                    value = True if setting.kind is bool else setting.default * 2 or 0.2
+                    error = self.error_of("", task=task, **{name: value})
+                    self.assertRegex(error, f"^{name} is .*the task {task} does not use it")
+                    self.assertIn(f"set it to {setting.default_text}.", error)
+                    self.load("", task=task, **{name: setting.default})
 
     def test_dump_loads_back_to_an_equal_config(self):
         texts = ("null", "true", "no", "1e-4", "1_0", "0o7", "1:30", "2026-01-31", ".5", "=", "<<", "", " a ", "#a")
@@ -538,14 +550,16 @@ class SchemaTest(unittest.TestCase):
                 load(path)
 
     def test_only_the_demo_hides_real_gpus(self):
-        simulating = [path.stem for path in (ROOT / "configs").glob("*.yaml") if load(path).placement.simulate_gpus]
-        self.assertEqual(simulating, ["demo"])
+        simulating = {path.stem for path in (ROOT / "configs").glob("*.yaml") if load(path).placement.simulate_gpus}
+        self.assertEqual(simulating, {"demo", "demo_vocoder"})
 
     def test_a_tiny_model_is_announced_in_the_first_line(self):
+        """But for the demo, and for vocoders, whose tiny size is not for trials only."""
         for path in (ROOT / "configs").glob("*.yaml"):
             with self.subTest(config=path.name):
                 is_small = path.read_text(encoding="utf-8").startswith("# A small experiment for a laptop: ")
-                is_tiny = load(path).model.model_size == "tiny"
+                model = load(path).model
+                is_tiny = model.model_size == "tiny" and model.task != "vocoder"
                 self.assertEqual(is_small, is_tiny and path.stem != "demo")
 
     def test_the_recogniser_has_the_default_size_placement_and_length(self):

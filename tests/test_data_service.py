@@ -32,6 +32,7 @@ from myxtts.data.readers.local import LocalReader
 from myxtts.data.readers.service import ServiceReader, _Job
 from myxtts.data.readers.service_server import dispatcher, is_loopback, listening_sockets, worker
 from myxtts.errors import ConfigError, DataError
+from tests.long import long
 from tests.sine_corpus import planned_corpus, write_corpus
 
 PROGRAM = Path(__file__).parents[1] / "utilities" / "data_service.py"
@@ -347,6 +348,7 @@ class ServerTest(unittest.TestCase):
 
 
 class ProgramTest(ServiceCase):
+    @long
     def test_killing_a_worker_loses_no_batch_and_signals_end_the_other_servers(self):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))

@@ -2,14 +2,16 @@
 
 import contextlib
 import io
+import os
 import re
+import runpy
 import shlex
-import subprocess
 import sys
 import unittest
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from unittest import mock
 
 from myxtts.commands import train
 from myxtts.commands.main import COMMANDS, load_command, run
@@ -48,13 +50,13 @@ def flags_of(program: str) -> set[str]:
 
 
 def help_of(program: str, *subcommand: str) -> str:
-    command = command_of(program)
-    if command is None:
-        line = [sys.executable, ROOT / program, *subcommand, "--help"]
-        return subprocess.run(line, capture_output=True, text=True, check=True).stdout
-    out = io.StringIO()
+    command, out = command_of(program), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
-        run([command, *subcommand, "--help"])
+        if command is not None:
+            run([command, *subcommand, "--help"])
+        else:
+            with mock.patch.object(sys, "argv", [program, *subcommand, "--help"]), mock.patch.dict(os.environ):
+                runpy.run_path(str(ROOT / program), run_name="__main__")
     return out.getvalue()
 
 

@@ -32,8 +32,9 @@ from myxtts.placement.routes import Route, plan_routes
 from myxtts.training.hooks import check_devices
 from myxtts.training.loop import LookAhead
 from myxtts.training.schedule import ConstantRates
-from myxtts.training.state import TrainingState, make_optimizer
+from myxtts.training.state import TrainingState, make_optimizers
 from myxtts.training.step import Step
+from tests.long import long
 from tests.sine_corpus import planned_corpus, write_corpus
 from tests.tiny import (
     BARE,
@@ -130,6 +131,7 @@ class RouteOfAStepTest(unittest.TestCase):
             for operation in ("RFFT", "Log", "GatherV2"):
                 self.assertEqual(devices_of[operation], {route.data}, operation)
 
+    @long
     def test_step_of_the_network_is_on_its_route(self):
         operations = ("Conv2D", "MatMul", "BatchMatMulV2", "Square", "Conv2DBackpropFilter")
         network = build_model(size=BARE, device=MODEL)
@@ -160,7 +162,9 @@ class MisplacedValueTest(unittest.TestCase):
         toy = build_toy()
         self.assert_rejected(
             f"all values must be on {MODEL}, but found adamw/iteration on {DATA}",
-            lambda: TrainingState(toy, make_optimizer(0.01, "float32"), averaged=False, replicas=replicas_on(MODEL)),
+            lambda: TrainingState(
+                toy, make_optimizers(toy, 0.01, "float32"), averaged=False, replicas=replicas_on(MODEL)
+            ),
         )
 
     def test_first_step_checks_batches_losses_and_optimizer(self):
@@ -171,13 +175,20 @@ class MisplacedValueTest(unittest.TestCase):
         self.assert_rejected(f"losses on {DATA}", check_devices, state, [[batch]], bad)
         mixed = batch | {"mel": misplaced["mel"]}
         self.assert_rejected(f"found mel on {DATA}", check_devices, state, [[batch], [mixed]], good)
-        state.optimizer = training_state(build_toy(device=DATA), device=DATA).optimizer
+        state.groups = training_state(build_toy(device=DATA), device=DATA).groups
         self.assert_rejected(f"adamw/iteration on {DATA}", check_devices, state, [[batch]], good)
 
     def test_more_than_five_misplaced_values_are_counted(self):
         misplaced = on_device(features([(5, 13)]), DATA)
         with self.assertRaisesRegex(PlacementError, " and 5 more"):
             require_device(MODEL, [("mel", misplaced["mel"])] * 10)
+
+    def test_the_devices_of_a_worker_are_those_of_its_process(self):
+        """tf.data's tensors are on a device of the job `localhost`, and the routes of a worker name another job."""
+        worker = "/job:worker/replica:0/task:1/device:"
+        batch = on_device(features([(5, 13)]))
+        require_device(worker + MODEL[1:], batch.items())
+        self.assert_rejected("found mel on ", require_device, worker + DATA[1:], batch.items())
 
     def test_run_with_a_misplaced_model_ends_with_exit_code_2(self):
         with tempfile.TemporaryDirectory() as folder:

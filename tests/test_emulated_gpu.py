@@ -17,20 +17,7 @@ STEPS = 250  # LongWait warns after 200
 @cache
 def outcome(produce_ms: float, transfer_ms: float = 0.0, replicas: int = 1, is_single: bool = False) -> Outcome:
     """Return the outcome of a run with C = 100 ms; all tests of a workload share one run."""
-    return train(workload(produce_ms, transfer_ms, replicas, is_single), STEPS)
-
-
-def workload(produce_ms: float, transfer_ms: float, replicas: int, is_single: bool) -> Workload:
-    return Workload(
-        produce_s=produce_ms / 1e3,
-        step_s=C_MS / 1e3,
-        transfer_s=transfer_ms / 1e3,
-        launch_s=0.2 * C_MS / 1e3,
-        produce_launch_s=0.2 * produce_ms / 1e3,
-        dispatch_s=0.5e-3,
-        replicas=replicas,
-        is_single=is_single,
-    )
+    return train(Workload.of_ms(produce_ms, C_MS, transfer_ms, replicas, is_single), STEPS)
 
 
 ONE = [(produce_ms, transfer_ms) for produce_ms in (30.0, 98.0, 102.0, 150.0) for transfer_ms in (0.0, 5.0)]
@@ -82,17 +69,17 @@ class HandOverTest(unittest.TestCase):
     def test_wait_is_a_lower_bound_where_batches_are_launched_faster_than_steps(self):
         """The copy then waits for the next batch on the data device, and with it the call of the step."""
         for produce_ms in (30.0, 102.0, 150.0):
-            fast = replace(workload(produce_ms, 5.0, 1, False), produce_launch_s=0.0)
+            fast = replace(Workload.of_ms(produce_ms, C_MS, 5.0), produce_launch_s=0.0)
             run = train(fast, STEPS)
             self.assertLessEqual(run.step_s, 1.02 * fast.ideal_s)
             self.assertLessEqual(run.wait_share, run.idle_share + 0.001)
         self.assertLess(run.wait_share, run.idle_share - 0.3)  # known: docs/guides/profiling.md says so
 
     def test_the_former_hand_over_called_a_busy_device_starved(self):
-        run = train_as_formerly(workload(30.0, 5.0, 1, False), STEPS)
+        run = train_as_formerly(Workload.of_ms(30.0, C_MS, 5.0), STEPS)
         self.assertLess(run.idle_share, 0.07)
         self.assertGreater(run.wait_share, 0.7)
-        three = train_as_formerly(workload(30.0, 0.0, 3, False), STEPS)
+        three = train_as_formerly(Workload.of_ms(30.0, C_MS, 0.0, replicas=3), STEPS)
         self.assertGreater(three.step_s, 1.5 * C_MS / 1e3)  # C + 2 P
 
 

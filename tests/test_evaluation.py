@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
+from myxtts.audio.griffin_lim import GriffinLim
 from myxtts.audio.mel import SILENCE
 from myxtts.commands import evaluate
 from myxtts.config.schema import ModelConfig
@@ -41,19 +42,18 @@ from myxtts.evaluation.boundaries import (
     read_alignments,
     word_spans,
 )
+from myxtts.evaluation.boundary_score import alignment_metrics
 from myxtts.evaluation.evaluate import evaluate_run
 from myxtts.evaluation.held_out import Utterance
 from myxtts.evaluation.options import EvaluationOptions
-from myxtts.evaluation.planted_errors import plant_errors
-from myxtts.evaluation.report import METRICS, Metric, TTSScore
+from myxtts.evaluation.planted_errors import plant_errors, planted_errors_note
+from myxtts.evaluation.report import METRICS, ColumnScore, Metrics, metrics_by_group
 from myxtts.evaluation.speakers import SpeakerClassifier, speaker_embedding
-from myxtts.evaluation.speech import acoustic_features, copy_synthesis
+from myxtts.evaluation.speech import acoustic_features, vocode_mels
 from myxtts.evaluation.tts_score import (
-    alignment_metrics,
+    COPY_METRICS,
     column_metrics,
-    metrics_by_language,
     override,
-    planted_errors_note,
     score_tts,
     shuffle_texts,
 )
@@ -62,8 +62,11 @@ from myxtts.profiling.flops import contraction_flops
 from myxtts.tasks.tts_samples import synthesis_options
 from myxtts.text.symbols import SymbolTable
 from myxtts.training.select_checkpoint import select_checkpoint
+from myxtts.training.select_vocoder import VocoderChoice
 from tests.tiny import SECONDS, arrays_of, cached_network, cached_networks, whole_run
 from tests.tiny_asr import asr_run, cached_transcriber, cached_transcribers
+
+TTS_SCORE = "myxtts.evaluation.tts_score"
 
 
 def glide(semitones: float = 0.0, seconds: float = 1.0, swing_hz: float = 40.0) -> np.ndarray:
@@ -131,7 +134,9 @@ class DistortionTest(unittest.TestCase):
         random = np.random.default_rng(0)
         (sound,) = features(glide())
         copy, noise, silence = features(
-            *copy_synthesis([sound.mel], MODEL), random.uniform(-0.3, 0.3, SAMPLE_RATE_HZ), np.zeros(SAMPLE_RATE_HZ)
+            *vocode_mels(GriffinLim(), [sound.mel], MODEL),
+            random.uniform(-0.3, 0.3, SAMPLE_RATE_HZ),
+            np.zeros(SAMPLE_RATE_HZ),
         )
         copied = utterance_metrics(sound, copy).mcd_db
         self.assertGreater(copied, 0.0)
@@ -337,8 +342,8 @@ class BoundaryTest(unittest.TestCase):
         }
         metrics, note = alignment_metrics(utterances, alignments, symbols)
         frame_ms = 1000 * HOP_SAMPLES / SAMPLE_RATE_HZ
-        self.assertAlmostEqual(metrics["boundary_onset_signed_median"].synthesized, frame_ms - 20)
-        self.assertAlmostEqual(metrics["boundary_offset_signed_median"].synthesized, 3 * frame_ms - 40)
+        self.assertAlmostEqual(metrics["boundary_onset_signed_median"]["synthesized"], frame_ms - 20)
+        self.assertAlmostEqual(metrics["boundary_offset_signed_median"]["synthesized"], 3 * frame_ms - 40)
         self.assertNotIn("boundary_between_signed_median", metrics)
         self.assertIn("2 phoneme boundaries (1 offset, 1 onset), without 1 whose", note)
         self.assertIn("2 recordings whose text and phonemes differ", note)
@@ -350,11 +355,12 @@ class BoundaryTest(unittest.TestCase):
         return Utterance(name, "a a", 0, 0, tokens, np.zeros(0, np.float32), mel, mel, path)
 
 
-class TTSScoreTest(unittest.TestCase):
+class ColumnScoreTest(unittest.TestCase):
     def test_fractions_are_percentages_in_the_table_only(self):
-        metrics = {"voicing_error": Metric(0.125, 0.0625)}
-        by_language = {"ka": {"utterances_with_deletions": Metric(3, 0)}}
-        score = TTSScore("runs/x", "step-000001", 2, metrics, by_language, ("a note",))
+        columns = ("synthesized", "copy_synthesis", "shuffled_texts")
+        metrics = {"voicing_error": {"synthesized": 0.125, "copy_synthesis": 0.0625}}
+        groups = {"languages": {"ka": {"utterances_with_deletions": {"synthesized": 3, "copy_synthesis": 0}}}}
+        score = ColumnScore("runs/x", "step-000001", 2, columns, metrics, groups, ("a note",))
         self.assertIn("| voicing error | 12.5 | 6.2 | – | % |", score.table())
         self.assertIn("| ka: utterances with deletions | 3 | 0 | – | count |", score.table())
         self.assertIn("- a note", score.table())
@@ -377,27 +383,26 @@ class ColumnMetricsTest(unittest.TestCase):
             "shuffled_texts": ["abcd", "ab"],
         }
 
-    def measure(self, rows) -> dict[str, Metric]:
+    def measure(self, rows) -> Metrics:
         columns = dict.fromkeys(self.hypotheses, self.recorded)
-        return column_metrics(rows, self.recorded, columns, ["ab", "abcd"], self.hypotheses)
+        return column_metrics(rows, self.recorded, columns, {}, ["ab", "abcd"], self.hypotheses)
 
     def test_each_column_is_compared_with_the_references(self):
         metrics = self.measure([0, 1])
-        self.assertEqual(metrics["character_error_rate"], Metric(1 / 6, 0.0, 4 / 6))
-        self.assertEqual(metrics["word_error_rate"], Metric(1 / 2, 0.0, 1.0))
-        self.assertEqual(metrics["mel_cepstral_distortion"].synthesized, 0.0)
+        self.assertEqual(list(metrics["character_error_rate"].values()), [1 / 6, 0.0, 4 / 6])
+        self.assertEqual(list(metrics["word_error_rate"].values()), [1 / 2, 0.0, 1.0])
+        self.assertEqual(metrics["mel_cepstral_distortion"]["synthesized"], 0.0)
 
     def test_each_language_has_its_own_metrics(self):
-        by_language = metrics_by_language(("ka", "en"), self.measure)
+        by_language = metrics_by_group(("ka", "en"), self.measure)
         self.assertEqual(list(by_language), ["en", "ka"])
-        self.assertEqual(by_language["ka"]["character_error_rate"].synthesized, 0.0)
-        self.assertEqual(by_language["en"]["character_error_rate"].synthesized, 1 / 4)
-        self.assertEqual(list(by_language["en"]), [key for key in METRICS if key in by_language["en"]])
-        self.assertEqual(metrics_by_language(("ka",), self.measure), {})
+        self.assertEqual(by_language["ka"]["character_error_rate"]["synthesized"], 0.0)
+        self.assertEqual(by_language["en"]["character_error_rate"]["synthesized"], 1 / 4)
+        self.assertEqual(metrics_by_group(("ka",), self.measure), {})
 
     def test_without_a_recogniser_there_are_no_error_rates(self):
         columns = {"synthesized": self.recorded, "copy_synthesis": self.recorded}
-        self.assertNotIn("character_error_rate", column_metrics([0], self.recorded, columns, [], {}))
+        self.assertNotIn("character_error_rate", column_metrics([0], self.recorded, columns, {}, [], {}))
 
 
 class CompleteEvaluation(unittest.TestCase):
@@ -413,7 +418,7 @@ class CompleteEvaluation(unittest.TestCase):
         cls.score = cls.measure(asr_run=asr_run().folder)
 
     @classmethod
-    def measure(cls, run: Path | None = None, plots: Path | None = None, **options) -> TTSScore:
+    def measure(cls, run: Path | None = None, plots: Path | None = None, **options) -> ColumnScore:
         run, plots = run or cls.run_folder, plots or cls.plots
         with (
             cached_networks("myxtts.evaluation.tts_score"),
@@ -433,16 +438,18 @@ class CompleteEvaluation(unittest.TestCase):
             (self.score.utterances, self.score.checkpoint), (round(0.25 * len(SECONDS)), self.checkpoint.name)
         )
         for key, metric in self.score.metrics.items():
-            if key != "log_f0_rmse":  # an untrained network may synthesize no voiced frame
-                self.assertTrue(np.isfinite(metric.synthesized), key)
+            # An untrained network may synthesize no voiced frame, and sinusoids are no speech.
+            if key not in ("log_f0_rmse", "pesq_wb", "stoi"):
+                column = "copy_synthesis" if key in COPY_METRICS else "synthesized"
+                self.assertTrue(np.isfinite(metric[column]), key)
         self.assertTrue(json.loads(json.dumps(self.score.to_json())))
 
     def test_copy_synthesis_is_better_than_an_untrained_network(self):
         distortion = self.score.metrics["mel_cepstral_distortion"]
-        self.assertLess(distortion.copy_synthesis, distortion.synthesized)
-        self.assertLess(distortion.copy_synthesis, distortion.shuffled_texts)
-        self.assertEqual(self.score.metrics["duration_within_bounds"].copy_synthesis, 1.0)
-        self.assertEqual(self.score.metrics["mel_cepstral_distortion_ratio"].copy_synthesis, 1.0)
+        self.assertLess(distortion["copy_synthesis"], distortion["synthesized"])
+        self.assertLess(distortion["copy_synthesis"], distortion["shuffled_texts"])
+        self.assertEqual(self.score.metrics["duration_within_bounds"]["copy_synthesis"], 1.0)
+        self.assertEqual(self.score.metrics["mel_cepstral_distortion_ratio"]["copy_synthesis"], 1.0)
 
     def test_notes_name_the_recogniser_and_its_bias(self):
         table = self.score.table()
@@ -495,8 +502,24 @@ class CompleteEvaluation(unittest.TestCase):
 
     def test_a_single_utterance_has_no_shuffled_texts(self):
         score = self.measure(utterances=1)
-        self.assertIsNone(score.metrics["mel_cepstral_distortion"].shuffled_texts)
+        self.assertIsNone(score.to_json()["metrics"]["mel_cepstral_distortion"]["shuffled_texts"])
         self.assertIn("shuffled texts are left out", score.table())
+
+    def test_beside_a_trained_vocoder_griffin_lim_has_columns_of_its_own(self):
+        one_iteration = GriffinLim(1)  # in place of a trained vocoder
+        with (
+            mock.patch(f"{TTS_SCORE}.select_vocoder", return_value=VocoderChoice(trained=mock.sentinel.run)),
+            mock.patch(f"{TTS_SCORE}.load_vocoder", return_value=one_iteration),
+        ):
+            score = self.measure(utterances=2)
+        self.assertEqual(score.columns[3:], ("synthesized_griffin_lim", "copy_synthesis_griffin_lim"))
+        error = score.metrics["log_mel_error"]
+        self.assertGreater(error["copy_synthesis"], error["copy_synthesis_griffin_lim"])
+        self.assertIsNone(error["synthesized"])  # whose frames are of other times
+        ratio = score.metrics["mel_cepstral_distortion_ratio"]
+        self.assertEqual((ratio["copy_synthesis"], ratio["copy_synthesis_griffin_lim"]), (1.0, 1.0))
+        self.assertEqual(list(score.metrics["real_time_factor"]), ["synthesized", "synthesized_griffin_lim"])
+        self.assertIn("by Griffin-Lim, 1 iterations, and in columns of their own by Griffin-Lim, 30", score.table())
 
     def test_the_averaged_weights_are_loaded(self):
         network, saved = cached_network(self.checkpoint, MODEL), dict(arrays_of(self.checkpoint))

@@ -3,6 +3,8 @@
 import contextlib
 import io
 import json
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,15 +16,19 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
-from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
-from myxtts.audio.griffin_lim import griffin_lim_waves
+from myxtts.audio.format import AUDIO_FORMAT, HOP_SAMPLES, SAMPLE_RATE_HZ
+from myxtts.audio.griffin_lim import GriffinLim
 from myxtts.audio.mel import log_mel
+from myxtts.audio.vocoder import vocode
 from myxtts.commands import export as export_model
 from myxtts.commands.console import report_errors
 from myxtts.config.schema import Config, DataConfig, ModelConfig
 from myxtts.models.xtts import SynthesisOptions
 from myxtts.synthesis import export
 from myxtts.training.checkpoint import Checkpoints
+from myxtts.training.load_vocoder import TrainedVocoder
+from myxtts.training.select_vocoder import read_vocoder_run
+from tests import tiny_vocoder
 from tests.sine_corpus import sine
 from tests.tiny import SYMBOLS, build_model, cached_network, cached_networks, small_models, training_state
 
@@ -38,12 +44,19 @@ import tensorflow as tf
 
 assert importlib.util.find_spec("myxtts") is None
 tf.config.set_soft_device_placement(False)
-folder, inputs, out = sys.argv[1:]
-synthesizer = tf.saved_model.load(folder)
+voice, vocoder, griffin_lim, inputs, out = sys.argv[1:]
+synthesizer, *vocoders = [tf.saved_model.load(folder) for folder in (voice, vocoder, griffin_lim)]
 inputs = dict(np.load(inputs))
-reference = synthesizer.signatures["reference"](wave=tf.constant(inputs.pop("reference_wave")))
+wave = tf.constant(inputs.pop("reference_wave"))
+reference = synthesizer.signatures["reference"](wave=wave)
 speech = synthesizer.signatures["serving_default"](**{name: tf.constant(value) for name, value in inputs.items()})
-np.savez(out, **{name: value.numpy() for name, value in (reference | speech).items()})
+outputs = reference | speech
+for name, vocoder in zip(("vocoder", "griffin_lim"), vocoders):
+    mels = {"mel": speech["mel"], "frames": speech["samples"] // 256, "seed": tf.constant(inputs["seed"])}
+    vocoded = vocoder.signatures["serving_default"](**mels)
+    outputs |= {f"{name}_{key}": value for key, value in vocoded.items()}
+outputs |= {f"vocoder_{key}": value for key, value in vocoders[0].signatures["log_mel"](wave=wave).items()}
+np.savez(out, **{name: value.numpy() for name, value in outputs.items()})
 """
 
 
@@ -58,6 +71,13 @@ def write_run(folder: Path) -> Path:
         average.assign_add(random.normal(0.0, 0.1, average.shape))
     state.step = 7
     return Checkpoints(folder / "checkpoints", 1, metadata).save(state)
+
+
+def write_vocoder(folder: Path) -> Path:
+    """Write the run of a vocoder with initial weights; returns its checkpoint."""
+    settings = Config(model=ModelConfig(task="vocoder", model_size="tiny"))
+    metadata = {"settings": settings.model_dump(mode="json"), "symbols": [], "speakers": [], "languages": []}
+    return Checkpoints(folder / "checkpoints", 1, metadata).save(training_state(tiny_vocoder.vocoder()))
 
 
 class StubModule(tf.Module):
@@ -79,16 +99,23 @@ class Exported(unittest.TestCase):
         cls.addClassCleanup(folder.cleanup)
         cls.folder = Path(folder.name)
         cls.run_folder = cls.folder / "run"
-        cls.exported = cls.folder / "voice"
+        cls.exported, cls.exported_vocoder = cls.folder / "voice", cls.folder / "vocoder"
+        cls.vocoder_folder = cls.folder / "vocoder_run"
         with small_models():
             cls.checkpoint = write_run(cls.run_folder)
+        write_vocoder(cls.vocoder_folder)
+        cls.enterClassContext(tiny_vocoder.small_vocoders())
         with cached_networks("myxtts.synthesis.export"):
-            flags = ("--checkpoint", cls.checkpoint.name, "--iterations", str(ITERATIONS))
+            flags = ("--checkpoint", cls.checkpoint.name, "--vocoder", str(cls.vocoder_folder))
             cls.result = cls.program("--out", str(cls.exported), *flags)
+        cls.vocoder_result = cls.program("--run", str(cls.vocoder_folder), "--out", str(cls.exported_vocoder))
+        cls.griffin_lim = cls.folder / "griffin_lim"
+        module = export.vocoder_module(GriffinLim(ITERATIONS))
+        tf.saved_model.save(module, str(cls.griffin_lim), {"serving_default": module.synthesize})
         cls.metadata = json.loads((cls.exported / "metadata.json").read_text(encoding="utf-8"))
 
     def test_program_succeeds(self):
-        self.assertEqual(self.result, (0, ""))
+        self.assertEqual((self.result, self.vocoder_result), ((0, ""), (0, "")))
 
     def test_outputs_match_the_original_in_a_fresh_process(self):
         """One row has a reference longer than the used part, and one row has no reference."""
@@ -110,7 +137,10 @@ class Exported(unittest.TestCase):
                 "reference_frames": np.array([frames, 0], np.int32),
             }
             mel, lengths, _ = network.synthesize(*(tf.constant(value) for value in inputs.values()), OPTIONS)
-            waves = griffin_lim_waves(mel, lengths, (OPTIONS.seed, 0), ITERATIONS)
+            vocoder = TrainedVocoder(read_vocoder_run(self.vocoder_folder), "/CPU:0")
+            waves, griffin_lim_waves = (
+                vocode(way, mel, lengths, (OPTIONS.seed, 0)) for way in (vocoder, GriffinLim(ITERATIONS))
+            )
 
         inputs |= {
             "speed": np.float32(OPTIONS.speed),
@@ -121,25 +151,32 @@ class Exported(unittest.TestCase):
             "seed": np.array([OPTIONS.seed, 0], np.int32),
         }
         np.savez(self.folder / "inputs.npz", reference_wave=wave, **inputs)
+        folders = self.exported, self.exported_vocoder, self.griffin_lim
         child = subprocess.run(
-            [sys.executable, "-I", "-c", CHILD, self.exported, self.folder / "inputs.npz", self.folder / "outputs.npz"],
+            [sys.executable, "-I", "-c", CHILD, *folders, self.folder / "inputs.npz", self.folder / "outputs.npz"],
             cwd=self.folder,
             capture_output=True,
             text=True,
         )
         self.assertEqual(child.returncode, 0, child.stderr)
         outputs = np.load(self.folder / "outputs.npz")
-        self.assertEqual(set(outputs), {"wave", "samples", "mel", "reference", "reference_frames"})
+        vocoded = {f"{name}_{key}" for name in ("vocoder", "griffin_lim") for key in ("wave", "samples")}
+        voice = {"wave", "samples", "mel", "reference", "reference_frames"}
+        self.assertEqual(set(outputs), voice | vocoded | {"vocoder_mel", "vocoder_frames"})
         np.testing.assert_array_equal(outputs["reference_frames"], [frames])
         np.testing.assert_allclose(outputs["reference"], reference, atol=1e-4)
         np.testing.assert_array_equal(outputs["samples"], lengths.numpy() * HOP_SAMPLES)
         np.testing.assert_allclose(outputs["mel"], mel, atol=1e-4)
         self.assertEqual(outputs["wave"].shape, (2, outputs["samples"].max()))
-        for row, wave in zip(outputs["wave"], waves, strict=True):
-            np.testing.assert_allclose(row[: len(wave)], wave, atol=1e-4)
-            np.testing.assert_array_equal(row[len(wave) :], 0.0)
+        for name, expected in (("", waves), ("vocoder_", waves), ("griffin_lim_", griffin_lim_waves)):
+            np.testing.assert_array_equal(outputs[f"{name}samples"], outputs["samples"])
+            for row, wave in zip(outputs[f"{name}wave"], expected, strict=True):
+                np.testing.assert_allclose(row[: len(wave)], wave, atol=1e-4)
+                np.testing.assert_array_equal(row[len(wave) :], 0.0)
+                self.assertGreater(np.abs(wave).max(), 0.0)
         self.assertGreater(np.ptp(outputs["mel"]), 1.0)
-        self.assertGreater(np.abs(outputs["wave"]).max(), 0.0)
+        np.testing.assert_array_equal(outputs["vocoder_mel"][:, : frames - 2], reference[:, : frames - 2])
+        np.testing.assert_array_equal(outputs["vocoder_frames"], [4 * SAMPLE_RATE_HZ // HOP_SAMPLES])
 
     def test_saved_model_names_no_device(self):
         saved = SavedModel.FromString((self.exported / "saved_model.pb").read_bytes())
@@ -155,11 +192,17 @@ class Exported(unittest.TestCase):
         self.assertEqual(self.metadata["languages"], {"en": 0, "ka": 1})
         self.assertEqual((self.metadata["padding_id"], self.metadata["begin_id"], self.metadata["end_id"]), (0, 1, 2))
         self.assertEqual((self.metadata["text_frontend"], self.metadata["sample_rate_hz"]), ("characters", 22_050))
-        self.assertEqual((self.metadata["step"], self.metadata["griffin_lim_iterations"]), (7, ITERATIONS))
+        self.assertEqual(self.metadata["vocoder"], {"run": str(self.vocoder_folder), "step": 0})
+        self.assertEqual((self.metadata["task"], self.metadata["step"]), ("tts", 7))
         self.assertEqual(
             self.metadata["defaults"],
             {"speed": 1.0, "pitch_semitones": 0.0, "energy_db": 0.0, "ode_steps": 6, "guidance": 1.0, "seed": [0, 0]},
         )
+
+    def test_metadata_of_a_vocoder_has_its_audio_format(self):
+        metadata = json.loads((self.exported_vocoder / "metadata.json").read_text(encoding="utf-8"))
+        expected = {"format": 2, "task": "vocoder", "run": "default", "step": 0, **AUDIO_FORMAT}
+        self.assertEqual(metadata, expected | {"vocoder": self.metadata["vocoder"]})
 
     @classmethod
     def program(cls, *flags: str) -> tuple[int, str]:
@@ -174,8 +217,16 @@ class Exported(unittest.TestCase):
             return report_errors(lambda: export_model.main(argv)), stderr.getvalue()
 
     def test_unusable_arguments_exit_with_2(self):
-        new = str(self.folder / "new")
+        new, vocoder = str(self.folder / "new"), str(self.vocoder_folder)
+        broken = shutil.copytree(self.vocoder_folder, self.folder / "broken")
+        (averages,) = broken.glob("checkpoints/*/averages.npz")
+        os.truncate(averages, 1_000)
         for flags, expected in (
+            (("--out", new, "--vocoder", str(self.run_folder)), "trained with --task tts, and is no vocoder"),
+            (("--out", new, "--vocoder", vocoder, "--iterations", "9"), "--iterations 9 was given"),
+            (("--out", new, "--run", vocoder, "--vocoder", "griffin-lim"), "is a vocoder itself, not a voice"),
+            (("--out", new, "--run", vocoder, "--iterations", "9"), "Leave out --iterations"),
+            (("--out", new, "--run", str(broken)), "averages.npz cannot be read"),
             (("--out", str(self.exported)), "exists already. Give another folder"),
             (("--out", str(self.folder / "none" / "new")), "there is no folder"),
             (("--out", new, "--checkpoint", "step-000008"), "checkpoint 'step-000008' was requested"),

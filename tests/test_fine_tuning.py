@@ -32,7 +32,7 @@ from myxtts.training.missing_run import describe_missing
 from myxtts.training.run_folder import RunFolder
 from myxtts.training.select_checkpoint import select_checkpoint
 from myxtts.training.start import resolve_start
-from myxtts.training.state import TrainingState, make_optimizer
+from myxtts.training.state import TrainingState, make_optimizers
 from myxtts.training.step import Step
 from tests.sine_corpus import sine, write_sound
 from tests.tiny import (
@@ -426,7 +426,7 @@ class Network(unittest.TestCase):
         model = build_model(size=BARE, gradient_checkpointing=True, cfg_dropout=0.9)
         replicas = replicas_on(MODEL)
         with replicas.scope():
-            state = TrainingState(model, make_optimizer(0.5, "float32"), True, replicas, frozen)
+            state = TrainingState(model, make_optimizers(model, 0.5, "float32"), True, replicas, frozen)
         frozen_paths = {v.path for name in frozen for layer in model.component_layers()[name] for v in layer.variables}
         random = np.random.default_rng(0)
         for variable in model.trainable_variables:  # zero-initialised layers block the gradient

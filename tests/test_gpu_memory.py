@@ -17,6 +17,7 @@ from myxtts.placement.gpu_memory import (
     read_memory,
 )
 from myxtts.placement.routes import plan_routes
+from myxtts.profiling.nvml import GpuSampler
 
 RTX_4090 = GpuMemory("NVIDIA GeForce RTX 4090", 24_564, 24_100, 8)
 SPLIT = {"data_gpu": 0, "model_gpu": 0}
@@ -50,7 +51,14 @@ class FakeNvml:
         return self.gpus[handle][1]
 
     def nvmlDeviceGetMemoryInfo(self, handle):
-        return SimpleNamespace(total=self.gpus[handle][2] * 2**20, free=self.gpus[handle][3] * 2**20)
+        _, _, total_mib, free_mib, *_ = self.gpus[handle]
+        mib = SimpleNamespace(total=total_mib, free=free_mib, used=total_mib - free_mib)
+        return SimpleNamespace(**{name: size * 2**20 for name, size in vars(mib).items()})
+
+    def nvmlDeviceGetUtilizationRates(self, handle):
+        if handle.startswith("MIG"):
+            raise self.NVMLError("Not Supported")
+        return SimpleNamespace(gpu=40)
 
     def nvmlDeviceGetCudaComputeCapability(self, handle):
         return [self.gpus[handle][4], 0]
@@ -107,6 +115,20 @@ class ReadMemoryTest(unittest.TestCase):
     def test_cuda_has_no_gpus_without_its_library(self):
         with mock.patch("ctypes.CDLL", side_effect=OSError):
             self.assertEqual(gpu_memory.cuda_uuids(), [])
+
+
+class GpuSamplerTest(unittest.TestCase):
+    def test_usage_is_read_of_each_gpu(self):
+        sampler = with_driver(["b", "a"], GpuSampler, 0, 1)
+        sampler._take_samples()
+        self.assertEqual({gpu: usage.memory_mib for gpu, usage in sampler.usage.items()}, {0: [559.0], 1: [534.0]})
+        self.assertEqual([usage.utilisation for usage in sampler.usage.values()], [[0.4], [0.4]])
+
+    def test_parts_of_a_gpu_have_a_reason_instead_of_a_utilisation(self):
+        sampler = with_driver(["a", "c"], GpuSampler, 0, 1)
+        self.assertEqual(sampler.reason, "the driver reports: Not Supported")
+        with sampler.sampling():
+            self.assertEqual(sampler.usage, {})
 
 
 class LimitsTest(unittest.TestCase):

@@ -51,6 +51,40 @@ class Case(unittest.TestCase):
         self.assertEqual(sorted(self.folder.rglob("*")), before)
 
 
+class WithoutText(Case):
+    def rows(self, path):
+        rows = read_corpus(path, "en", needs_text=False)
+        return [(row.audio, row.text, row.speaker) for row in rows.rows]
+
+    def test_a_folder_of_audio_is_a_corpus(self):
+        self.audio("b.flac", "wavs/a.wav", "anna/c.WAV", ".cache/d.wav", "anna/._c.wav", "anna/notes.txt")
+        expected = [("b.flac", "", DEFAULT_SPEAKER), ("anna/c.WAV", "", "anna"), ("wavs/a.wav", "", DEFAULT_SPEAKER)]
+        self.assertEqual(self.rows(self.folder), expected)
+        self.assert_rejected("no metadata.csv, only audio such as b.flac", self.folder)  # for a task with texts
+
+    def test_files_of_other_formats_are_rejected_and_listed(self):
+        self.audio("a.wav", "b.m4a")
+        rows = read_corpus(self.folder, "en", needs_text=False)
+        self.assertEqual([(row.audio, row.reason) for row in rows.rejected], [("b.m4a", "unreadable format")])
+
+    def test_a_folder_without_audio_says_what_it_has(self):
+        for names, pattern in (((), "neither metadata.csv nor audio"), (("x/b.m4a",), "only x/b.m4a, which cannot be")):
+            self.audio(*names)
+            with self.assertRaisesRegex(DataError, pattern):
+                read_corpus(self.folder, "en", needs_text=False)
+
+    def test_metadata_needs_no_column_of_texts(self):
+        for content in ("path,speaker\na.wav,anna\nb.wav,berta\n", "path|speaker|text\na.wav|anna|\nb.wav|berta|\n"):
+            table = self.table(content, "a.wav", "b.wav")
+            self.assertEqual(self.rows(table), [("a.wav", "", "anna"), ("b.wav", "", "berta")])
+        names = self.ljspeech("a\nb.wav\n", audio=("a.wav", "b.wav"))
+        self.assertEqual(self.rows(names), [("a.wav", "", DEFAULT_SPEAKER), ("b.wav", "", DEFAULT_SPEAKER)])
+
+    def test_metadata_with_texts_is_read_as_ever(self):
+        folder = self.ljspeech("a|Dr. A|Doctor A\n")
+        self.assertEqual(self.rows(folder), [("a.wav", "Doctor A", DEFAULT_SPEAKER)])
+
+
 class LJSpeech(Case):
     def test_the_normalised_text_is_preferred(self):
         rows = read_corpus(self.ljspeech("a|Dr. A|Doctor A\nb|Only this\nc|Kept|\n"), "en")

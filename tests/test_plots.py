@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import tempfile
 import unittest
 from pathlib import Path
@@ -56,13 +57,40 @@ class Page(unittest.TestCase):
             samples = folder / "samples" / "step-000010"
             samples.mkdir(parents=True)
             (samples / "1-a#b%?.wav").touch()
+            (samples / "1-a#b%?.png").touch()
             (folder / "config.yaml").write_text("data:\n  language: <en>\n")
             (folder / "metrics.jsonl").write_text('{"step": 10, "loss": 1.5}\n{"step": 20, "loss": null}\n{"st')
             page = write_report(folder).read_text()
         self.assertIn('src="samples/step-000010/1-a%23b%25%3F.wav"', page)
+        self.assertIn('src="samples/step-000010/1-a%23b%25%3F.png"', page)
         self.assertIn("run&lt;1&gt;", page)
         self.assertIn("&lt;en&gt;", page)
         self.assertIn("Step 20", page)
+
+    def test_sounds_of_a_sample_are_beside_each_other(self):
+        kinds = ("", ".recording", ".griffin-lim", ".vocoder", ".synthesized-griffin-lim")
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            samples = folder / "samples" / "step-000010"
+            samples.mkdir(parents=True)
+            (folder / "config.yaml").touch()
+            (folder / "metrics.jsonl").touch()
+            for sample in ("1-a", "2-a.b"):
+                (samples / f"{sample}.png").touch()
+                for kind in kinds:
+                    (samples / f"{sample}{kind}.wav").touch()
+            (samples / "3-mute.png").touch()
+            page = write_report(folder).read_text()
+        figures = [re.findall(r"<th>([^<]*)</th>.*? src=\"(.*?)\"", figure) for figure in page.split("<figure>")[2:]]
+        order = (".recording", ".griffin-lim", ".vocoder", ".synthesized-griffin-lim", "")
+        for sample, sounds in zip(("1-a", "2-a.b"), figures, strict=False):
+            self.assertEqual(
+                [file for _, file in sounds], [f"samples/step-000010/{sample}{kind}.wav" for kind in order]
+            )
+        self.assertEqual(
+            [label for label, _ in figures[0]][1:4:2], ["copy synthesis, Griffin-Lim", "synthesized, Griffin-Lim"]
+        )
+        self.assertEqual(figures[2], [])
 
 
 if __name__ == "__main__":

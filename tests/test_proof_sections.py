@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.proof import placements, whole
 from benchmarks.proof.placements import Case, Findings
 from benchmarks.proof.runs import KILLED, NO_TIME, run_script
-from benchmarks.proof.section import Scope, write_json
+from benchmarks.proof.section import Scope, SectionResult, write_json
 from myxtts.config.schema import Config, PlacementConfig
 from myxtts.placement.routes import plan_routes
 from myxtts.planner.stage_times import StageProfile, StageTimes
@@ -145,7 +145,7 @@ class ResumeTest(unittest.TestCase):
             log = Path(folder) / "runs/whole/log.txt"
             log.parent.mkdir(parents=True)
             log.write_text("2026-11-22 08:13:39 step      2 | loss 2.000\n")
-            found = whole.Findings()
+            found = SectionResult(whole.TITLE)
             with (
                 mock.patch.object(whole, "run_thrice", return_value=problem),
                 mock.patch.object(whole, "losses_of", lambda scope, name: losses[name]),

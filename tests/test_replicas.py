@@ -20,7 +20,7 @@ from myxtts.placement.audit import require_device
 from myxtts.placement.replicas import MAX_COMPARED, Replicas, digest_terms, has_equal_terms, make_replicas
 from myxtts.placement.routes import Route
 from myxtts.training.schedule import ConstantRates
-from myxtts.training.state import TrainingState, make_optimizer
+from myxtts.training.state import TrainingState, make_optimizers
 from myxtts.training.step import Step
 from tests.long import long
 from tests.tiny import BARE, SYMBOLS, Workspace, arrays_of, build_toy_for_run, features, small_models, take_step
@@ -39,7 +39,8 @@ def replicas_of(count: int) -> Replicas:
 def built(build, replicas: Replicas, precision: str = "float32", accumulation: int = 1) -> tuple[TrainingState, Step]:
     keras.utils.set_random_seed(0)
     with replicas.scope():
-        state = TrainingState(build(precision), make_optimizer(0.01, precision), True, replicas)
+        model = build(precision)
+        state = TrainingState(model, make_optimizers(model, 0.01, precision), True, replicas)
     return state, Step(state, 1.0, accumulation, static_shapes=False, compile_xla=False)
 
 
@@ -228,7 +229,7 @@ class FreezeTest(unittest.TestCase):
         replicas = replicas_of(1)
         with replicas.scope():
             model = transcriber("float32", "conv")
-            state = TrainingState(model, make_optimizer(0.01, "float32"), True, replicas, frozen=("encoder",))
+            state = TrainingState(model, make_optimizers(model, 0.01, "float32"), True, replicas, frozen=("encoder",))
         step = Step(state, 1.0, 1, static_shapes=False, compile_xla=False)
         frozen = [v for layer in model.component_layers()["encoder"] for v in layer.variables]
         self.assertTrue(any("moving" in v.path for v in frozen))

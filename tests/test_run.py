@@ -23,6 +23,7 @@ from myxtts.config.load import load
 from myxtts.data.pipeline import ReplicaFeed
 from myxtts.errors import CheckpointError, ConfigError, TrainingError
 from myxtts.models.xtts import XTTS
+from myxtts.observe.html_report import sound_file
 from myxtts.observe.metrics import MetricsFile, read_metrics
 from myxtts.placement.routes import plan_routes
 from myxtts.training.checkpoint_files import latest, list_checkpoints, read_best, read_metadata, write_arrays
@@ -32,6 +33,7 @@ from myxtts.training.run_folder import FIXED, RunFolder, check_same_corpus, chec
 from myxtts.training.select_checkpoint import settings_of
 from tests.tiny import Workspace, arrays_of, toy_models, whole_run
 from tests.tiny_asr import small_asr_models
+from tests.tiny_vocoder import small_vocoders
 from tests.two_devices import SIMULATED, TWO
 
 ROOT = Path(__file__).parents[1]
@@ -162,13 +164,18 @@ class CompleteRun(Case):
 
     def test_samples_are_sounds_and_pictures_of_held_out_utterances(self):
         for step in ("step-000004", "step-000008"):
-            sounds = sorted((self.folder / "samples" / step).glob("*.wav"))
-            self.assertEqual(len(sounds), 3)
-            for sound in sounds:
-                wave, rate_hz = soundfile.read(sound)
-                self.assertEqual(rate_hz, 22_050)
-                self.assertGreater(len(wave), 0)
-                self.assertTrue(sound.with_suffix(".png").read_bytes().startswith(b"\x89PNG"))
+            pictures = sorted((self.folder / "samples" / step).glob("*.png"))
+            self.assertEqual(len(pictures), 3)
+            for picture in pictures:
+                self.assertTrue(picture.read_bytes().startswith(b"\x89PNG"))
+                waves = {}
+                for kind in ("", "recording", "griffin-lim"):
+                    waves[kind], rate_hz = soundfile.read(picture.with_name(sound_file(picture.stem, kind)))
+                    self.assertEqual(rate_hz, 22_050)
+                    self.assertGreater(len(waves[kind]), 0)
+                original = self.workspace.corpus.parent / f"{picture.stem.partition('-')[2]}.wav"
+                np.testing.assert_array_equal(waves["recording"], soundfile.read(original)[0])
+                self.assertEqual(len(waves["griffin-lim"]), len(waves["recording"]) // 256 * 256)
 
     def test_tensorboard_has_scalars_pictures_and_sounds(self):
         events = EventAccumulator(str(self.folder / "tensorboard"))
@@ -418,12 +425,14 @@ class ShippedConfigurations(Case):
         shutil.copytree(ROOT / "configs", folder)
         for name, files in shipped_groups(self.FILES).items():
             (folder / f"{name}.yaml").write_text(f"defaults: {json.dumps(files)}\n", encoding="utf-8")
-            with self.subTest(files=files), toy_models(), small_asr_models():
+            with self.subTest(files=files), toy_models(), small_asr_models(), small_vocoders():
                 flags = ["--config", str(folder / f"{name}.yaml"), "--train-data", str(self.workspace.corpus)]
                 flags += ["--simulate-gpus", str(SIMULATED), "--max-steps", "3"]
                 flags += ["--run", name, "--runs-dir", str(self.workspace.folder / "runs")]
-                flags += ["--init-from", "null"]  # a pretrained run that the repository does not contain
-                flags += ["--text-frontend", "characters", "--sample-every", "0", "--validate-every", "3"]
+                # The pretrained runs are not in the repository, and discriminators need one.
+                flags += ["--init-from", "null", "--no-discriminators"]
+                flags += ["--text-frontend", "characters", "--model-size", "tiny"]
+                flags += ["--sample-every", "0", "--validate-every", "3"]
                 self.assertEqual(self.workspace.main(*flags).code, 0)
                 (line,) = read_metrics(self.workspace.run_dir(name) / "metrics.jsonl")
                 self.assertEqual(line["step"], 3)
@@ -431,13 +440,15 @@ class ShippedConfigurations(Case):
 
 
 def shipped_groups(files: list[Path]) -> dict[str, list[str]]:
-    """Return names of files that can be one configuration: settings of recognition, replicas, and all others."""
-    groups: dict[str, list[str]] = {"all_asr": [], "all_replicas": [], "all_tts": []}
+    """Return names of files that can be one configuration: of recognition, vocoders, replicas, and all others."""
+    groups: dict[str, list[str]] = {"all_asr": [], "all_vocoder": [], "all_replicas": [], "all_tts": []}
     for path in files:
         sections = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
         config = load(path)
         if config.model.task == "asr" or "asr" in sections:
             groups["all_asr"].append(path.stem)
+        elif config.model.task == "vocoder":
+            groups["all_vocoder"].append(path.stem)
         else:
             groups["all_replicas" if config.placement.model_gpus else "all_tts"].append(path.stem)
     return groups
@@ -448,12 +459,13 @@ import os, sys
 from myxtts.commands.tensorflow_log import filter_stderr, set_environment
 set_environment()
 filter_stderr()
-from tests.tiny import small_models
+from tests.tiny import small_models, toy_models
 from myxtts.commands import synthesize, train
 from myxtts.commands.console import report_errors
 *argv, run, out = sys.argv[1:]
-with small_models():
+with toy_models():
     codes = [report_errors(lambda: train.main(argv))]
+with small_models():
     codes.append(report_errors(lambda: synthesize.main(["--run", run, "--text", "abc", "--out", out])))
 print(codes, file=sys.stderr)
 os.write(2, b"E0000 00:00:1.5  1 cuda_driver.cc:1] out of memory\\nF0000 the last line")
@@ -463,18 +475,10 @@ os.abort()
 
 class StandardErrorTest(Case):
     def test_training_and_synthesis_print_only_real_errors(self):
-        flags = ("--simulate-gpus", "1", "--max-steps", "1", "--batch-size", "2")
-        argv = self.workspace.argv("noisy", *flags)
+        argv = self.workspace.argv("noisy", "--simulate-gpus", "1", "--max-steps", "1", "--batch-size", "2")
         environ = {key: value for key, value in os.environ.items() if not key.startswith("TF_CPP")}
         done = subprocess.run(
-            [
-                sys.executable,
-                "-c",
-                NOISY_RUN,
-                *argv,
-                self.workspace.run_dir("noisy"),
-                self.workspace.folder / "noisy.wav",
-            ],
+            [sys.executable, "-c", NOISY_RUN, *argv, whole_run().folder, self.workspace.folder / "noisy.wav"],
             **{"cwd": ROOT, "env": environ, "capture_output": True, "text": True},
         )
         self.assertEqual(done.returncode, -signal.SIGABRT, done.stderr)

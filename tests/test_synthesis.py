@@ -2,15 +2,20 @@
 
 import contextlib
 import io
+import json
 import logging
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import unittest
+import wave as wavfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 from unittest import mock
 
 import numpy as np
@@ -23,19 +28,24 @@ from tests.two_devices import MODEL
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.griffin_lim import ITERATIONS as ITERATIONS_OF_SPEECH
-from myxtts.audio.griffin_lim import griffin_lim_waves
+from myxtts.audio.griffin_lim import GriffinLim
+from myxtts.audio.vocoder import vocode
 from myxtts.commands import synthesize
 from myxtts.commands.console import report_errors
+from myxtts.config.schema import Config, ModelConfig
 from myxtts.errors import CheckpointError, ConfigError, DataError
 from myxtts.synthesis.concatenation import FADE_S, PAUSES_S, fade_ends, pause_between
-from myxtts.synthesis.language import choose_language, trained_languages
+from myxtts.synthesis.language import choose_language
 from myxtts.synthesis.speech_file import sound_file, write_speech
 from myxtts.synthesis.synthesizer import BATCH_CHUNKS, Synthesizer
+from myxtts.synthesis.wav_stream import HEADER_BYTES, WavStream, wav_stream
+from myxtts.tasks.base import Examples
+from myxtts.tasks.tts_samples import TTSSampler
 from myxtts.text.sentences import Boundary
-from myxtts.training.checkpoint_files import list_checkpoints
+from myxtts.training.checkpoint_files import FORMAT, list_checkpoints
 from myxtts.training.select_checkpoint import select_checkpoint
 from tests.sine_corpus import sine, write_sound
-from tests.tiny import cached_networks, small_models, whole_run
+from tests.tiny import cached_networks, features, on_device, small_models, whole_run
 
 ROOT = Path(__file__).parents[1]
 ITERATIONS = 2
@@ -55,7 +65,7 @@ def setUpModule():
     folder, run_folder = Path(temporary.name), whole_run().folder
     logging.getLogger("myxtts").handlers = [logging.NullHandler()]  # not the console of that run
     with cached_networks("myxtts.synthesis.synthesizer"):
-        synthesizer = Synthesizer(run_folder, MODEL)
+        synthesizer = Synthesizer(run_folder, MODEL, iterations=ITERATIONS)
 
 
 def sound(name: str, hz: float, seconds: float) -> Path:
@@ -75,7 +85,7 @@ class Case(unittest.TestCase):
 
     def synthesize(self, text: str | None = None, references=None, **options) -> np.ndarray:
         references = [self.reference] if references is None else references
-        return self.synthesizer.synthesize(text or self.text, references, iterations=ITERATIONS, **options)
+        return self.synthesizer.synthesize(text or self.text, references, **options)
 
     def assert_error(self, expected: str, *text, **options) -> None:
         with self.assertRaises(DataError) as caught:
@@ -177,7 +187,7 @@ class LongTexts(Case):
         return [self.text[: 3 + number] for number in range(self.COUNT)]
 
     def waves(self, text: str, **options) -> list[np.ndarray]:
-        return list(self.synthesizer.synthesize_sentences(text, [self.reference], iterations=ITERATIONS, **options))
+        return list(self.synthesizer.synthesize_sentences(text, [self.reference], **options))
 
     def test_synthesize_concatenates_the_waves_of_the_sentences(self):
         text = "\n".join(self.lines())
@@ -189,11 +199,13 @@ class LongTexts(Case):
         with mock.patch.object(
             self.synthesizer, "_synthesize_batch", wraps=self.synthesizer._synthesize_batch
         ) as batch:
-            waves = self.synthesizer.synthesize_sentences("\n".join(self.lines()), iterations=ITERATIONS)
+            waves = self.synthesizer.synthesize_sentences("\n".join(self.lines()))
             self.assertEqual(batch.call_count, 0)
             next(waves)
             self.assertEqual(batch.call_count, 1)
-            self.assertEqual(len(batch.call_args.args[0]), BATCH_CHUNKS)
+            self.assertEqual(len(batch.call_args.args[0]), 1)
+            list(waves)
+            self.assertEqual([len(call.args[0]) for call in batch.call_args_list], [1, 2, 4, 4])
 
     def test_other_sentences_do_not_change_a_wave(self):
         batched = self.waves("\n".join(self.lines()))
@@ -230,10 +242,10 @@ class Waves(unittest.TestCase):
     def test_padding_and_other_rows_change_no_sample(self):
         mels = np.random.default_rng(0).normal(-5.5, 2.1, (3, 20, 80)).astype(np.float32)
         frames = [20, 7, 1]
-        waves = griffin_lim_waves(tf.constant(mels), frames, (5, 0), iterations=4)
+        waves = vocode(GriffinLim(4), tf.constant(mels), frames, (5, 0))
         self.assertEqual([len(wave) for wave in waves], [HOP_SAMPLES * length for length in frames])
         for mel, length, wave in zip(mels, frames, waves, strict=True):
-            (alone,) = griffin_lim_waves(tf.constant(mel[None, :length]), [length], (5, 0), iterations=4)
+            (alone,) = vocode(GriffinLim(4), tf.constant(mel[None, :length]), [length], (5, 0))
             np.testing.assert_array_equal(alone, wave)
 
     def test_help_has_the_default_number_of_iterations(self):
@@ -306,6 +318,100 @@ class SoundFile(unittest.TestCase):
         self.assertEqual(list(self.folder.iterdir()), [])
 
 
+class Pipe(unittest.TestCase):
+    """WAV of unknown length."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.path = Path(folder.name, "x.wav")
+        random = np.random.default_rng(0)
+        self.waves = [np.append(random.uniform(-1.0, 1.0, 999), [1.0, -1.0]).astype(np.float32) for _ in range(3)]
+
+    def written(self, mode: str, end: bool = True) -> np.ndarray:
+        """Write the waves to the file; return the samples that soundfile reads."""
+        with open(self.path, mode) as file:
+            stream = WavStream(file)
+            for wave in self.waves:
+                stream.write(wave)
+            if end:
+                stream.end()
+        return soundfile.read(self.path, dtype="int16")[0]
+
+    def test_samples_equal_those_of_a_sound_file(self):
+        with sound_file(self.path) as file:
+            file.write(np.concatenate(self.waves))
+        expected = self.path.read_bytes()
+        samples = soundfile.read(self.path, dtype="int16")[0]
+        np.testing.assert_array_equal(self.written("wb", end=False), samples)
+        np.testing.assert_array_equal(self.written("wb"), samples)
+        self.assertEqual(self.path.read_bytes(), expected)
+
+    def test_the_length_is_written_where_it_can_be(self):
+        self.written("wb")
+        with wavfile.open(str(self.path)) as sound:
+            self.assertEqual(sound.getnframes(), 3_003)
+        self.path.unlink()
+        np.testing.assert_array_equal(self.written("ab"), self.written("wb", end=False))
+        self.path.write_bytes(b"before")
+        with open(self.path, "r+b") as file:
+            file.seek(6)
+            stream = WavStream(file)
+            stream.write(self.waves[0])
+            stream.end()
+        self.assertEqual(self.path.read_bytes()[:10], b"beforeRIFF")
+        with wavfile.open(io.BytesIO(self.path.read_bytes()[6:])) as sound:
+            self.assertEqual(sound.getnframes(), 1_001)
+
+    def test_each_wave_leaves_at_once_and_nothing_without_a_wave(self):
+        reading, writing = os.pipe()
+        os.set_blocking(reading, False)
+        with open(reading, "rb", buffering=0) as reader, open(writing, "wb") as pipe, wav_stream(pipe) as stream:
+            self.assertIsNone(reader.read(1))
+            stream.write(self.waves[0])
+            self.assertEqual(len(reader.read(10_000)), HEADER_BYTES + 2 * 1_001)
+            stream.write(self.waves[1])
+            self.assertEqual(len(reader.read(10_000)), 2 * 1_001)
+        with open(self.path, "wb") as file, wav_stream(file):
+            pass
+        self.assertEqual(self.path.read_bytes(), b"")
+
+
+class Constant:
+    """A trained vocoder whose waves have a single value."""
+
+    description, metadata, variables = "constant", {}, [None]
+
+    def synthesize(self, log_mel, seed):
+        return tf.fill([tf.shape(log_mel)[0], tf.shape(log_mel)[1] * HOP_SAMPLES], 0.25)
+
+
+class Training(Case):
+    """The vocoder of a voice while it is trained."""
+
+    def test_samples_are_waves_of_the_vocoder(self):
+        batch = features([(5, 13), (8, 24)])
+        batch |= {"language": np.zeros(2, np.int32), "tokens": np.minimum(batch["tokens"], 10)}  # that the run knows
+        files = [self.reference, self.reference]
+        examples = Examples(on_device(batch), ids=["a/x.wav", "b/x.wav"], texts=["one", "two"], files=files)
+        sampler = TTSSampler(examples, synthesizer.options, Constant(), folder / "samples", mock.Mock())
+        with tf.device(MODEL):
+            sampler(synthesizer._network, 7)
+        for name in ("1-x", "2-x"):
+            for kind, constant in (("", True), (".vocoder", True), (".griffin-lim", False), (".recording", False)):
+                samples, _ = soundfile.read(folder / "samples" / "step-000007" / f"{name}{kind}.wav")
+                self.assertGreater(len(samples), 0)
+                self.assertEqual(bool((samples == 0.25).all()), constant, kind)
+
+    def test_a_missing_vocoder_ends_a_run_before_it_starts(self):
+        workspace = whole_run().workspace
+        with mock.patch.object(logging.getLogger("myxtts"), "handlers", []):  # restored afterwards
+            finished = workspace.train("early", "--vocoder", "runs/none")
+        self.assertEqual(finished.code, 2)
+        self.assertIn("has the setting vocoder runs/none, but runs/none has no checkpoint", finished.err)
+        self.assertFalse(workspace.run_dir("early").exists())
+
+
 class Checkpoint(Case):
     def test_the_best_is_selected_or_else_the_newest(self):
         copied = folder / "copied"
@@ -341,34 +447,52 @@ class Writing(Case):
         np.testing.assert_allclose(wave, expected, atol=1.1 / 32768)
 
 
+class Streaming(Case):
+    """`synthesize --stream`."""
+
+    def stream(self, stdout: BinaryIO, text: str) -> tuple[int, str]:
+        """Run the program with a stdout and without loading the weights; return its exit code and stderr."""
+        stderr = io.StringIO()
+        argv = ["--run", str(self.run_folder), "--text", text, "--stream", "--reference", str(self.reference)]
+        with (
+            mock.patch("myxtts.placement.devices.configure"),
+            mock.patch("myxtts.synthesis.synthesizer.Synthesizer", return_value=synthesizer),
+            mock.patch.object(logging.getLogger("myxtts"), "handlers", []),  # restored afterwards
+            contextlib.redirect_stdout(io.TextIOWrapper(stdout)) as console,
+            contextlib.redirect_stderr(stderr),
+        ):
+            code = report_errors(lambda: synthesize.main(argv))
+            console.detach()
+        return code, stderr.getvalue()
+
+    def test_stdout_has_the_sound_of_the_file_and_nothing_else(self):
+        text = "\n".join([self.text, self.text[::-1], self.text])
+        with open(folder / "stream.wav", "w+b") as file:
+            code, log = self.stream(file, text)
+        self.assertEqual(code, 0, log)
+        with sound_file(folder / "file.wav") as file:
+            file.write(self.synthesize(text))
+        self.assertEqual((folder / "stream.wav").read_bytes(), (folder / "file.wav").read_bytes())
+        self.assertRegex(log, r"first sound    after \d+\.\d\d s, and \d+\.\d s of loading\n")
+        self.assertRegex(log, r"stream: \d+\.\d\d s of speech")
+
+    def test_a_reader_that_ends_early_ends_the_program_without_a_message(self):
+        reading, writing = os.pipe()
+        os.close(reading)
+        with open(writing, "wb", buffering=0) as pipe:
+            code, log = self.stream(pipe, self.text)
+        self.assertEqual(code, 128 + signal.SIGPIPE)
+        self.assertNotIn("error", log)
+        self.assertNotIn("Traceback", log)
+
+
 class Languages(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-
-    def write(self, step: str, text: str) -> None:
-        checkpoint = self.folder / "checkpoints" / step
-        checkpoint.mkdir(parents=True)
-        (checkpoint / "state.json").write_text(text, encoding="utf-8")
-
     def test_the_only_language_is_the_default(self):
         self.assertEqual(choose_language(None, ["en"]), "en")
         self.assertEqual(choose_language("ka", ["en", "ka"]), "ka")
         for language, expected in ((None, "no language"), ("", "language ''"), ("fa", "language 'fa'")):
             with self.assertRaisesRegex(DataError, f"^{expected} was given, but .* on en, ka. Give one of these with"):
                 choose_language(language, ["en", "ka"])
-
-    def test_languages_are_read_from_the_newest_checkpoint(self):
-        self.write("step-999999", "{")
-        self.write("step-1000000", '{"languages": ["en", "ka"]}')
-        self.assertEqual(trained_languages(self.folder), ["en", "ka"])
-
-    def test_a_damaged_checkpoint_is_named(self):
-        for step, text in enumerate(("{", "[]", "{}", '{"languages": 1}')):
-            self.write(f"step-{step:06d}", text)
-            with self.assertRaisesRegex(CheckpointError, f"step-{step:06d}/state.json cannot be read"):
-                trained_languages(self.folder)
 
 
 class Program(unittest.TestCase):
@@ -378,14 +502,21 @@ class Program(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.folder = Path(folder.name)
-        for run, languages in (("run", '["en"]'), ("several", '["en", "ka"]')):
+        for run, task, languages in (
+            ("run", "tts", ["en"]),
+            ("several", "tts", ["en", "ka"]),
+            ("vocoder", "vocoder", []),
+        ):
             checkpoint = self.folder / run / "checkpoints" / "step-000004"
             checkpoint.mkdir(parents=True)
-            (checkpoint / "state.json").write_text(f'{{"languages": {languages}}}')
+            settings = Config(model=ModelConfig(task=task)).model_dump(mode="json")
+            state = {"format": FORMAT, "best": None, "languages": languages, "settings": settings}
+            (checkpoint / "state.json").write_text(json.dumps(state))
         write_sound(self.folder / "short.wav", sine(220.0, 0.3), SAMPLE_RATE_HZ, "PCM_16")
 
     def argv(self, *flags: str) -> list[str]:
-        return ["--run", str(self.folder / "run"), "--out", str(self.folder / "x.wav"), *flags]
+        out = [] if "--stream" in flags else ["--out", str(self.folder / "x.wav")]
+        return ["--run", str(self.folder / "run"), *out, *flags]
 
     def test_mistakes_are_messages_with_exit_code_2(self):
         (self.folder / "folder.wav").mkdir()
@@ -402,6 +533,9 @@ class Program(unittest.TestCase):
             ((*hello, "--reference", str(self.folder / "none.wav")), "missing file"),
             ((*hello, "--reference", str(self.folder / "short.wav")), "has 0.30 s"),
             (("--text", " ... "), "nothing to speak"),
+            (("--text", " ... ", "--stream"), "nothing to speak"),
+            ((*hello, "--vocoder", str(self.folder / "none")), "none was given, but"),
+            ((*hello, "--run", str(self.folder / "vocoder")), "give the run of a voice, and this run with --vocoder"),
             (("--text-file", str(self.folder / "empty.txt")), "nothing to speak"),
             (("--text-file", str(self.folder / "none.txt")), "No such file"),
             (("--text-file", str(self.folder / "latin.txt")), "not UTF-8 at byte 3"),
@@ -423,6 +557,7 @@ class Program(unittest.TestCase):
                 for pair in (("--guidance", "-1"), ("--seed", "1.5"), ("--ode-steps", "0"), ("--iterations", "0"))
             ),
             (*hello, "--text-file", "both.txt"),
+            (*hello, "--stream", "--out", "speech.wav"),
         ):
             with self.subTest(flags=flags), self.assertRaises(ConfigError):
                 synthesize.parse(self.argv(*flags))

@@ -4,29 +4,18 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
-import librosa
 import numpy as np
 import tensorflow as tf
 
+from benchmarks._mel import log_mel_float32, mel_by_librosa
 from benchmarks.proof import configs
 from benchmarks.proof.runs import toy_models
 from benchmarks.proof.section import Figure, Scope, SectionResult, table
-from myxtts.audio.format import (
-    FFT_SAMPLES,
-    HIGH_HZ,
-    HOP_SAMPLES,
-    LOG_FLOOR,
-    LOW_HZ,
-    MEL_BANDS,
-    PAD_SAMPLES,
-    SAMPLE_RATE_HZ,
-)
-from myxtts.audio.mel import log_mel, mel_filters, stft
-from myxtts.matmul import float32_matmul
+from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
+from myxtts.audio.mel import log_mel
 from myxtts.models.alignment import search_by_frames
 from myxtts.placement import devices
 from myxtts.placement.copies import find_copies
@@ -45,18 +34,6 @@ MAX_SEARCH_SHARE = 0.25
 MAX_MEL_ERROR = 1e-3
 MIN_THROUGHPUT = 0.97  # with waiting, of that without
 MAX_SCALAR_SHARE = 0.02
-
-
-@dataclass
-class Findings:
-    """What was found so far, in the order of the page."""
-
-    lines: list[str] = field(default_factory=list)
-    figures: list[Figure] = field(default_factory=list)
-    data: dict[str, Any] = field(default_factory=dict)
-
-    def result(self) -> SectionResult:
-        return SectionResult(TITLE, self.lines, self.figures, self.data)
 
 
 @dataclass(frozen=True)
@@ -92,7 +69,7 @@ class Bench:
 
 
 def run(scope: Scope) -> SectionResult:
-    findings = Findings()
+    findings = SectionResult(TITLE)
     config = configs.config_of(scope, size="tiny" if scope.small else "normal", data={"buckets": 2})
     with toy_models() if scope.small else nullcontext(), open_run(config) as profiled:
         bench = make_bench(scope, profiled)
@@ -103,8 +80,8 @@ def run(scope: Scope) -> SectionResult:
                 traceback.print_exc()
                 reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
                 findings.figures.append(Figure(f"{part.__name__} is measured", reason, "measured", "not met"))
-            scope.record(findings.result())
-    return findings.result()
+            scope.record(findings)
+    return findings
 
 
 def make_bench(scope: Scope, profiled: ProfiledRun) -> Bench:
@@ -121,7 +98,7 @@ def make_bench(scope: Scope, profiled: ProfiledRun) -> Bench:
     return Bench(scope, profiled, batch, waves, step_s)
 
 
-def alignment_search(bench: Bench, findings: Findings) -> None:
+def alignment_search(bench: Bench, findings: SectionResult) -> None:
     """Time the implementations that --alignment-search names, and XLA's frame by frame, as a CPU runs it."""
     model = bench.run.route.model
     rows, frames = bench.batch["mel"].shape[:2]
@@ -157,7 +134,7 @@ def alignment_search(bench: Bench, findings: Findings) -> None:
     )
 
 
-def float64_mel(bench: Bench, findings: Findings) -> None:
+def float64_mel(bench: Bench, findings: SectionResult) -> None:
     """Compare log-mel in float64 and float32: time on the data device, and error against librosa."""
     wave = bench.waves
     exact = mel_by_librosa(wave[0].numpy())
@@ -174,7 +151,7 @@ def float64_mel(bench: Bench, findings: Findings) -> None:
         rows.append((name, f"{1e3 * results[name]['seconds']:.2f}", f"{error:.1e}"))
     findings.lines += [
         "",
-        "Log-mel of noise, against librosa in float64:",
+        "Log-mel of a loud tone, against librosa in float64:",
         *table(("STFT in", "ms", "largest error"), rows),
     ]
     findings.data["log_mel"] = results
@@ -190,22 +167,7 @@ def float64_mel(bench: Bench, findings: Findings) -> None:
     findings.lines += [f"Float32 would save {1e3 * gain_s:.2f} ms, {gain_s / bench.step_s:.1%} of a step."]
 
 
-def log_mel_float32(wave: tf.Tensor) -> tf.Tensor:
-    """Compute `log_mel` of whole rows with an STFT in float32."""
-    padded = tf.pad(wave, [[0, 0], [PAD_SAMPLES, PAD_SAMPLES]], "REFLECT")
-    return tf.math.log(tf.maximum(float32_matmul(tf.abs(stft(padded)), mel_filters()), LOG_FLOOR))
-
-
-def mel_by_librosa(wave: np.ndarray) -> np.ndarray:
-    """Return the log-mel spectrogram by librosa alone, float64 [samples // 256, 80]."""
-    reflected = np.pad(wave.astype(np.float64), PAD_SAMPLES, mode="reflect")
-    spectrum = librosa.stft(reflected, n_fft=FFT_SAMPLES, hop_length=HOP_SAMPLES, center=False, dtype=np.complex128)
-    bands = {"sr": SAMPLE_RATE_HZ, "n_fft": FFT_SAMPLES, "n_mels": MEL_BANDS, "fmin": LOW_HZ, "fmax": HIGH_HZ}
-    filters = librosa.filters.mel(**bands, dtype=np.float64)
-    return np.log(np.maximum(filters @ np.abs(spectrum), LOG_FLOOR)).T
-
-
-def waiting_for_the_data_device(bench: Bench, findings: Findings) -> None:
+def waiting_for_the_data_device(bench: Bench, findings: SectionResult) -> None:
     """Compare the training loop with and without the producer waiting for each batch, in turn."""
     steps = SMALL_STEPS if bench.scope.small else STEPS
     pipelines = {wait: bench.run.setup.training_pipeline(synchronize=wait) for wait in (False, True)}
@@ -230,7 +192,7 @@ def waiting_for_the_data_device(bench: Bench, findings: Findings) -> None:
     )
 
 
-def scalars(bench: Bench, findings: Findings) -> None:
+def scalars(bench: Bench, findings: SectionResult) -> None:
     """Time a scalar that is made on the model device, idle and while it computes."""
     size = 256 if bench.scope.small else 4096
     with tf.device(bench.run.route.model):
@@ -268,7 +230,7 @@ def scalars(bench: Bench, findings: Findings) -> None:
     )
 
 
-def hidden_copies(bench: Bench, findings: Findings) -> None:
+def hidden_copies(bench: Bench, findings: SectionResult) -> None:
     """Count the copies between host and GPU memory inside the compiled functions."""
     if not has_gpu_kernels():
         findings.lines += [

@@ -75,9 +75,9 @@ class Figure:
         return cls(claim, here, expected, "not shown" if met is None else "met" if met else "not met")
 
 
-@dataclass(frozen=True)
+@dataclass
 class SectionResult:
-    """The result of a section.
+    """The result of a section, which grows while it runs.
 
     Attributes:
         lines: of the page, in Markdown.

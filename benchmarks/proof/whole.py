@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from benchmarks.proof.runs import (
@@ -40,24 +39,12 @@ class Length(NamedTuple):
     log_every: int
 
 
-@dataclass
-class Findings:
-    """What the section has found so far; see `SectionResult`."""
-
-    lines: list[str] = field(default_factory=list)
-    figures: list[Figure] = field(default_factory=list)
-    data: dict[str, Any] = field(default_factory=dict)
-
-    def result(self) -> SectionResult:
-        return SectionResult(TITLE, self.lines, self.figures, self.data)
-
-
 def run(scope: Scope) -> SectionResult:
-    found = Findings()
+    found = SectionResult(TITLE)
     for part in (check_preflight, check_resume, check_tests):
         part(scope, found)
-        scope.record(found.result())
-    return found.result()
+        scope.record(found)
+    return found
 
 
 def length_of(scope: Scope) -> Length:
@@ -66,7 +53,7 @@ def length_of(scope: Scope) -> Length:
     return Length(40, 24, 10, 2) if scope.simulated else Length(300, 160, 50, 10)
 
 
-def check_preflight(scope: Scope, found: Findings) -> None:
+def check_preflight(scope: Scope, found: SectionResult) -> None:
     """Run the preflight with the settings of the run after it."""
     claim, expected = "validate_dual_gpu_pipeline.py finds this machine ready", "all checks passed"
     file = scope.out / "preflight.json"
@@ -79,9 +66,7 @@ def check_preflight(scope: Scope, found: Findings) -> None:
         return
     found.data["preflight"] = report = json.loads(file.read_text(encoding="utf-8"))
     summary = next((line for line in reversed(finished.lines) if line.strip()), "")
-    remarks = [
-        line.strip() for line in finished.lines if line.strip().startswith(("\u274c", "\u26a0"))
-    ]  # failed, warned
+    remarks = [line.strip() for line in finished.lines if line.strip().startswith(REMARKS)]
     line = "The preflight: " + "; ".join([summary, *remarks])
     add(found, line, Figure.of(claim, summary, expected, is_ready(report, scope.simulated)))
 
@@ -93,12 +78,12 @@ def is_ready(report: dict[str, Any], simulated: bool) -> bool | None:
     return None if simulated and failed == ["overlap"] else not failed
 
 
-def add(found: Findings, line: str, figure: Figure) -> None:
+def add(found: SectionResult, line: str, figure: Figure) -> None:
     found.lines += [line, ""]
     found.figures.append(figure)
 
 
-def check_resume(scope: Scope, found: Findings) -> None:
+def check_resume(scope: Scope, found: SectionResult) -> None:
     """Kill a run, resume it, and compare its losses with those of a run that was not disturbed."""
     length = length_of(scope)
     claim = f"a run of {length.steps} steps that is killed and resumed has the losses of an undisturbed one"
@@ -171,7 +156,7 @@ def ending(log: Sequence[str]) -> list[str]:
     return [line for line in lines if STEP_LINE.match(line)][-1:] + summary
 
 
-def check_tests(scope: Scope, found: Findings) -> None:
+def check_tests(scope: Scope, found: SectionResult) -> None:
     """Run the test modules that use real GPUs."""
     claim, expected = "the tests of devices and overlap pass on these GPUs", "OK"
     modules = " ".join(GPU_TESTS)

@@ -18,6 +18,24 @@ DECIBELS_PER_NEPER = 20.0 / log(10.0)  # a log-mel is the natural logarithm of a
 TOP_DB = 48.0  # frames more than 48 dB below the loudest one are silence
 LOG_FLOOR = 1e-5  # log(1e-5) = -11.5 is silence
 
+AUDIO_FORMAT = {
+    "sample_rate_hz": SAMPLE_RATE_HZ,
+    "fft_samples": FFT_SAMPLES,
+    "window_samples": WINDOW_SAMPLES,
+    "hop_samples": HOP_SAMPLES,
+    "mel_bands": MEL_BANDS,
+    "low_hz": LOW_HZ,
+    "high_hz": HIGH_HZ,
+    "log_floor": LOG_FLOOR,
+}
+"""What checkpoints record of the waves and mels that a run was trained on."""
+
+UNRECORDED_FORMAT = {
+    **{"sample_rate_hz": 22_050, "fft_samples": 1024, "window_samples": 1024, "hop_samples": 256},
+    **{"mel_bands": 80, "low_hz": 0.0, "high_hz": 8_000.0, "log_floor": 1e-5},
+}
+"""The audio format of checkpoints that do not record it. It never changes, unlike AUDIO_FORMAT."""
+
 
 def frame_count(samples):
     """Return the number of mel frames of `samples` samples (a number, an array or a tensor)."""

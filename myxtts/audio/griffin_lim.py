@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import FFT_SAMPLES, HOP_SAMPLES, PAD_SAMPLES, WINDOW_SAMPLES
-from myxtts.audio.mel import mel_filters, stft
+from myxtts.audio.mel import inverse_mel_filters, mel_filters, stft
 from myxtts.matmul import float32_matmul, function_per_device_type
 
 ITERATIONS = 30  # copy synthesis has 1.27 dB mel-cepstral distortion; 60 take 1.8 times as long and reach 1.24 dB
@@ -25,11 +25,11 @@ def inverse_mel_scale(log_mel):
     Returns:
         float32 [batch, frames, 513]; 1e-6 in the bins above the highest band.
     """
-    bins = int(np.flatnonzero(mel_filters().any(axis=1))[-1]) + 1  # 372 bins of 513, up to 8 kHz
+    bins = inverse_mel_filters().shape[1]
     filters = tf.constant(mel_filters()[:bins])  # [bins, bands]
     mel = tf.exp(log_mel)
     target = float32_matmul(mel, filters, transpose_b=True)
-    magnitude = tf.maximum(float32_matmul(mel, np.linalg.pinv(mel_filters()[:bins]).astype(np.float32)), 1e-6)
+    magnitude = tf.maximum(float32_matmul(mel, inverse_mel_filters()), 1e-6)
     for _ in range(NNLS_STEPS):
         # Two products are a third of the work of one with filters · filtersᵀ.
         estimate = float32_matmul(float32_matmul(magnitude, filters), filters, transpose_b=True)
@@ -67,27 +67,17 @@ def griffin_lim(log_mel, iterations, seed):
     return wave / tf.maximum(tf.reduce_max(tf.abs(wave), axis=1, keepdims=True), 1.0)
 
 
-def griffin_lim_waves(
-    log_mel, frames, seed: tuple[int, int] = (0, 0), iterations: int = ITERATIONS
-) -> list[np.ndarray]:
-    """Return the waves of a batch of mels as NumPy arrays.
+class GriffinLim:
+    """Griffin-Lim as a vocoder, see `audio.vocoder.VocoderProtocol`."""
 
-    Each row is inverted alone, without its padding, so padding changes no sample.
+    def __init__(self, iterations: int = ITERATIONS):
+        self._iterations = iterations
+        self.description = f"Griffin-Lim, {iterations} iterations"
+        self.metadata = {"name": "griffin-lim", "iterations": iterations}
+        self.variables: list[tf.Variable] = []
 
-    Args:
-        log_mel: float32 [batch, frames, 80].
-        frames: int32 [batch], the length of each row.
-        seed: seed of the initial phases, which are the same in all rows.
-        iterations: number of Griffin-Lim iterations.
-
-    Returns:
-        For each row, float32 [frames * 256].
-    """
-    seed, iterations = tf.constant(seed, tf.int32), tf.constant(iterations)
-    return [
-        griffin_lim(row[None, :length], iterations, seed).numpy()[0]
-        for row, length in zip(tf.unstack(log_mel), np.asarray(frames), strict=True)
-    ]
+    def synthesize(self, log_mel, seed):
+        return griffin_lim(log_mel, tf.constant(self._iterations), seed)
 
 
 def _with_magnitude(spectrum, magnitude):

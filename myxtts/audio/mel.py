@@ -31,6 +31,13 @@ def mel_filters() -> np.ndarray:
     ).T.astype(np.float32)
 
 
+@cache
+def inverse_mel_filters() -> np.ndarray:
+    """Return the pseudo-inverse of the mel filters, float32 [bands, bins], without the bins above the highest band."""
+    bins = int(np.flatnonzero(mel_filters().any(axis=1))[-1]) + 1  # 372 bins of 513, up to 8 kHz
+    return np.linalg.pinv(mel_filters()[:bins]).astype(np.float32)
+
+
 def warped_mel_filters(factor):
     """Return mel filters that scale all frequencies of a voice by `factor` and keep its loudness (VTLP).
 
@@ -77,12 +84,20 @@ def log_mel(waveform, samples=None, filters=None):
     padded = tf.shape(waveform)[1]
     if samples is None:
         samples = tf.repeat(padded, tf.shape(waveform)[0])
-    spectrum = stft(tf.cast(_reflect(waveform, samples, padded), tf.float64))
-    magnitude = tf.abs(tf.cast(spectrum, tf.complex64))
-    filters = mel_filters() if filters is None else filters
-    mel = tf.math.log(tf.maximum(float32_matmul(magnitude, filters), LOG_FLOOR))
+    mel = log_mel_of_frames(_reflect(waveform, samples, padded), filters)
     real = tf.sequence_mask(frame_count(samples), frame_count(padded))
     return tf.where(real[:, :, None], mel, SILENCE)
+
+
+def log_mel_of_frames(waveform, filters=None):
+    """Compute the log-mel of waves that are padded already: float32 [batch, samples] -> [batch, frames, 80].
+
+    Frame i begins at sample 256 * i; see `log_mel`.
+    """
+    spectrum = stft(tf.cast(waveform, tf.float64))
+    magnitude = tf.abs(tf.cast(spectrum, tf.complex64))
+    filters = mel_filters() if filters is None else filters
+    return tf.math.log(tf.maximum(float32_matmul(magnitude, filters), LOG_FLOOR))
 
 
 def _reflect(waveform, samples, padded):

@@ -5,12 +5,14 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from typing import BinaryIO
 
 from tqdm import tqdm
 
 from myxtts.commands.tensorflow_log import set_environment
-from myxtts.errors import UserError
+from myxtts.errors import ConfigError, UserError
 
 _DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
 
@@ -41,6 +43,23 @@ def report_errors(program: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
+
+
+@contextmanager
+def sound_on_stdout() -> Iterator[BinaryIO]:
+    """Yield stdout for bytes; whatever else the scope prints or logs goes to stderr.
+
+    Raises:
+        ConfigError: stdout is a terminal.
+    """
+    if sys.stdout.isatty():
+        raise ConfigError(
+            "--stream writes sound to stdout, but stdout is a terminal. Add a player, such as `| aplay`, or give a "
+            "file with --out instead."
+        )
+    sound = sys.stdout.buffer
+    with redirect_stdout(sys.stderr):
+        yield sound
 
 
 def log_to_console() -> None:

@@ -25,7 +25,7 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     parser.add_argument(
         "--utterances",
         type=bounded(int, 1),
-        help="maximum number of utterances to measure; by default 50 for synthesis, and all for a recogniser",
+        help="maximum number of utterances to measure; by default all for a recogniser, and 50 otherwise",
     )
     parser.add_argument(
         "--asr",
@@ -38,6 +38,18 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     parser.add_argument(
         "--guidance", type=bounded(float, 0.0, 10.0), help="guidance of synthesis (0 to 10); by default the run's"
     )
+    parser.add_argument(
+        "--vocoder",
+        metavar="RUN",
+        help="run of a vocoder for synthesis, or griffin-lim; by default the vocoder that the settings of the run name",
+    )
+    parser.add_argument(
+        "--seeds",
+        metavar="N",
+        nargs="+",
+        type=bounded(int, 0, 2**31 - 1),
+        help="seeds of the noise of a vocoder's run and of the phases of Griffin-Lim; by default 0 1 2",
+    )
     parser.add_argument("--json", dest="json_file", metavar="FILE", type=Path, help="write the figures as JSON")
     parser.add_argument("--out", type=Path, help="folder for pictures; by default RUN/evaluation/CHECKPOINT")
     return parser.parse(argv)
@@ -45,6 +57,7 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
 
 def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     options = vars(parse(argv, prog))
+    options["seeds"] = options["seeds"] and tuple(options["seeds"])
     if options["audio_root"] is not None and options["data"] is None:
         raise ConfigError("--audio-root is the folder of a corpus' audio, but there is no --data. Leave it out.")
     from myxtts.evaluation.evaluate import evaluate_run  # imports TensorFlow, which takes seconds

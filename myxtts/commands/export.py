@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from myxtts.commands.parser import CommandParser, add_checkpoint_flag, bounded
+from myxtts.commands.parser import CommandParser, add_checkpoint_flag, add_vocoder_flags
 
 NAME = "export"
 HELP = "Export a trained run as a TensorFlow SavedModel."
@@ -15,7 +15,7 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     parser.add_argument("--run", type=Path, required=True, help="folder of the run")
     parser.add_argument("--out", type=Path, required=True, help="folder to create")
     add_checkpoint_flag(parser)
-    parser.add_argument("--iterations", type=bounded(int, 1, 1000), help="iterations of Griffin-Lim (default 30)")
+    add_vocoder_flags(parser)
     return parser.parse(argv)
 
 

@@ -171,6 +171,16 @@ def add_checkpoint_flag(parser: CommandParser) -> None:
     )
 
 
+def add_vocoder_flags(parser: CommandParser) -> None:
+    parser.add_argument(
+        "--vocoder",
+        metavar="RUN",
+        help="folder of the run of a vocoder, or griffin-lim; by default the vocoder that the run names, or else "
+        "Griffin-Lim",
+    )
+    parser.add_argument("--iterations", type=bounded(int, 1, 1000), help="iterations of Griffin-Lim (default 30)")
+
+
 def read_settings(parser: CommandParser, argv: Sequence[str]) -> tuple[Config, argparse.Namespace]:
     """Return the settings (flags over the file of --config over the defaults) and the values of a command's own flags.
 

@@ -3,9 +3,11 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
-from myxtts.commands.parser import CommandParser, bounded
+from myxtts.commands.console import sound_on_stdout
+from myxtts.commands.parser import CommandParser, add_vocoder_flags, bounded
 from myxtts.errors import DataError
 
 NAME = "synthesize"
@@ -23,8 +25,12 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
         type=Path,
         help="UTF-8 file with the text (default: stdin if neither --text nor --text-file is given)",
     )
-    parser.add_argument(
+    sound = parser.add_mutually_exclusive_group()
+    sound.add_argument(
         "--out", type=Path, default=Path("speech.wav"), help="file to write: .wav, .flac or .ogg (default speech.wav)"
+    )
+    sound.add_argument(
+        "--stream", action="store_true", help="write WAV to stdout instead, sentence by sentence; the log is on stderr"
     )
     parser.add_argument("--language", help="language of the text; required if the run has several")
     parser.add_argument(
@@ -63,16 +69,17 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     group.add_argument(
         "--seed", type=bounded(int, 0, 2**31 - 1), help="seed of the noise; the same seed gives the same .wav or .flac"
     )
-    parser.add_argument("--iterations", type=bounded(int, 1, 1000), help="iterations of Griffin-Lim (default 30)")
+    add_vocoder_flags(parser)
     return parser.parse(argv)
 
 
 def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     options = vars(parse(argv, prog))
-    text = read_text(options.pop("text"), options.pop("text_file"))
-    from myxtts.synthesis.speech_file import write_speech
+    with sound_on_stdout() if options.pop("stream") else nullcontext(options["out"]) as options["out"]:
+        text = read_text(options.pop("text"), options.pop("text_file"))
+        from myxtts.synthesis.speech_file import write_speech
 
-    write_speech(text=text, **options)
+        write_speech(text=text, **options)
     return 0
 
 

@@ -1,8 +1,21 @@
 """Rules that involve several settings, in one place; the schema bounds each setting alone."""
 
+import json
+
 from myxtts.config.address import service_address
-from myxtts.config.schema import Config, DataConfig, LocalSGDConfig, TrainingConfig
+from myxtts.config.schema import Config, DataConfig, LocalSGDConfig, ModelConfig, TrainingConfig, VocoderConfig
+from myxtts.config.settings import SETTINGS
 from myxtts.errors import ConfigError, PlacementError
+
+UNUSED = {
+    "tts": tuple(VocoderConfig.model_fields),
+    "asr": tuple(VocoderConfig.model_fields),
+    "vocoder": (
+        *("segment_seconds", "vtlp", "dropout", "reference_dropout", "cfg_dropout", "reference_seconds", "ode_steps"),
+        "guidance",
+    ),
+}
+"""Settings that have no effect on a task. For `asr`, not all that exist: its old runs may have recorded some."""
 
 
 def check_settings(config: Config) -> None:
@@ -12,7 +25,10 @@ def check_settings(config: Config) -> None:
         ConfigError: settings contradict each other.
     """
     _check_data(config.data)
+    _check_model(config.model)
+    _check_unused(config)
     _check_training(config.training, config.data)
+    _check_discriminators(config)
     _check_local_sgd(config.local_sgd)
 
 
@@ -45,8 +61,7 @@ def check_xla(config: Config, replicas: int, placement: str, supports_xla: bool)
         return
     if not supports_xla:
         raise ConfigError(
-            f"--compile xla was given, but XLA cannot compile the loss of the task {config.model.task}. "
-            "Leave out --compile."
+            f"--compile xla was given, but the task {config.model.task} cannot be compiled by XLA. Leave out --compile."
         )
     if replicas > 1:
         raise PlacementError(
@@ -74,6 +89,27 @@ def _check_data(data: DataConfig) -> None:
         )
 
 
+def _check_model(model: ModelConfig) -> None:
+    if model.vocoder is not None and model.task != "tts":
+        raise ConfigError(
+            f"vocoder is {model.vocoder}, but the task is {model.task}, and only the waves of `tts` are computed by a "
+            "vocoder. Leave out --vocoder."
+        )
+
+
+def _check_unused(config: Config) -> None:
+    task = config.model.task
+    for setting in map(SETTINGS.__getitem__, UNUSED[task]):
+        value = getattr(getattr(config, setting.section), setting.name)
+        if value == setting.default:
+            continue
+        instead = " (--vocoder-segment-seconds sets its segments)" if setting.name == "segment_seconds" else ""
+        raise ConfigError(
+            f"{setting.name} is {json.dumps(value)}, but the task {task} does not use it{instead}. Leave it out, or "
+            f"set it to {setting.default_text}."
+        )
+
+
 def _check_training(training: TrainingConfig, data: DataConfig) -> None:
     if training.max_steps == 0 and training.epochs == 0:
         raise ConfigError("max_steps and epochs are both 0, so the run would never end. Set --max-steps or --epochs.")
@@ -83,6 +119,14 @@ def _check_training(training: TrainingConfig, data: DataConfig) -> None:
         raise ConfigError(
             "compile is 'xla' and alignment_search is 'host', but a step that XLA compiles runs on one device. "
             "Leave out --alignment-search or --compile."
+        )
+
+
+def _check_discriminators(config: Config) -> None:
+    if config.vocoder.discriminators and config.training.init_from is None:
+        raise ConfigError(
+            "--discriminators was given without a trained vocoder: against random weights, discriminators teach a "
+            "vocoder to make noise. Train one with --config configs/vocoder.yaml, then name its run with --init-from."
         )
 
 

@@ -232,14 +232,17 @@ SETTINGS: Names = (
     ),
     ("decoder_strategy", "there is one decoder, which is not autoregressive"),
     ("dropout_rate dropout_prob p_dropout hidden_dropout_prob", "{dropout}"),
-    ("segment_size", "{segment_seconds}, in seconds instead of samples"),
+    ("segment_size", "{vocoder_segment_seconds} of a vocoder, {segment_seconds} of tts, in seconds instead of samples"),
     (
         "enable_gradient_checkpointing use_gradient_checkpointing activation_checkpointing checkpoint_activations",
         "{gradient_checkpointing}",
     ),
     ("diffusion_steps diffusion_timesteps n_timesteps num_timesteps num_inference_steps nfe nfe_step", "{ode_steps}"),
     ("guidance_scale cfg_scale cfg_strength cfg_weight", "{guidance}"),
-    ("vocoder vocoder_type vocoder_name vocoder_path", "there is one vocoder, Griffin-Lim, which needs no training"),
+    (
+        "vocoder_type vocoder_name vocoder_path vocoder_model vocoder_checkpoint vocoder_ckpt",
+        "{vocoder=runs/NAME}, a vocoder that was trained with {task=vocoder}; without one, the waves are Griffin-Lim's",
+    ),
     (
         "enable_gst use_gst gst_num_style_tokens gst_num_heads",
         "there are no style tokens: a recording of the speaker sets the style",
@@ -425,7 +428,10 @@ COMMANDS: Mapping[str, Names] = {
             "the model does not draw tokens; {--seed} changes the noise",
         ),
         ("griffin_lim_iters num_iters n_iter", "{--iterations}"),
-        ("vocoder vocoder_type vocoder_name vocoder_path", "there is one vocoder, Griffin-Lim"),
+        (
+            "vocoder_type vocoder_name vocoder_path vocoder_model vocoder_checkpoint vocoder_ckpt",
+            "{--vocoder=runs/NAME}",
+        ),
         ("cfg_scale cfg_strength guidance_scale", "{--guidance}"),
         ("input input_file file", "{--text-file}"),
     ),
@@ -492,7 +498,7 @@ SECTIONS: Names = (
     ),
     ("finetune finetuning fine_tuning pretrained", "{training:} with {init_from} and {freeze}"),
     ("loss losses loss_weights", "the weights of the losses are fixed"),
-    ("vocoder discriminator discriminator_params", "there is one vocoder, Griffin-Lim, which needs no training"),
+    ("discriminator discriminator_params", "{vocoder:}"),
     ("inference synthesis sampling", "{model:} with {ode_steps} and {guidance}"),
 )
 """Sections of YAML files."""

@@ -17,6 +17,18 @@ MemoryMib = Annotated[int, Field(ge=256, le=1_000_000)]
 MIN_SECONDS, MAX_SECONDS = 0.05, 120.0  # bounds of the length of an utterance
 ThreadCount = Annotated[int, Field(ge=1, le=1024)] | Literal["auto"]
 
+Component = Literal[
+    "reference_encoder",
+    "text_encoder",
+    "prosody",
+    "decoder",
+    "subsampling",
+    "encoder",
+    "output",
+    "pitch_head",
+    "filter",
+]
+
 
 class Section(BaseModel):
     """A group of settings; frozen, and without unknown names."""
@@ -57,7 +69,8 @@ class DataConfig(Section):
     """The corpus, and how batches are made from it."""
 
     train_data: str | None = None
-    """LJSpeech folder, or CSV/TSV file with columns path, text[, speaker][, language]. Default: the demo corpus."""
+    """LJSpeech folder, or CSV/TSV file with columns path, text[, speaker][, language]; for `vocoder` also a folder of
+    audio without texts. Default: the demo corpus."""
     val_data: str | None = None
     """Validation corpus, in the same forms. Default: validation_fraction of train_data is held out."""
     audio_root: str | None = None
@@ -106,10 +119,11 @@ class DataConfig(Section):
 class ModelConfig(Section):
     """The network."""
 
-    task: Literal["tts", "asr"] = "tts"
-    """The task: `tts`, text to speech, or `asr`, speech recognition."""
+    task: Literal["tts", "asr", "vocoder"] = "tts"
+    """The task: `tts`, text to speech; `asr`, speech recognition; or `vocoder`, log-mel to wave."""
     model_size: Literal["tiny", "small", "normal", "big"] = "normal"
-    """About 3, 10, 25 or 80 million parameters for `tts`, and 1.3, 3, 7 or 20 million for `asr`."""
+    """About 3, 10, 25 or 80 million parameters for `tts`, 1.3, 3, 7 or 20 million for `asr`,
+    and 3, 6, 14 or 34 million for `vocoder`."""
     dropout: Fraction = 0.05
     """Dropout rate."""
     reference_dropout: Fraction = 0.1
@@ -124,6 +138,9 @@ class ModelConfig(Section):
     """Steps of the ODE solver from noise to speech in synthesis; more steps are more accurate and slower."""
     guidance: Annotated[float, Field(ge=0.0, le=10.0)] = 1.0
     """Scale of classifier-free guidance in synthesis; 1 turns it off, other values take twice the time."""
+    vocoder: str | None = None
+    """Folder of the run of a vocoder, which computes the waves of a `tts` in samples, synthesis, evaluation and export;
+    relative to the working folder. Without one, or with `griffin-lim`: Griffin-Lim, which needs no training."""
 
 
 class ASRConfig(Section):
@@ -143,6 +160,23 @@ class ASRConfig(Section):
     """Maximum width of a frequency mask, in mel bands."""
     sync_batch_norm: bool = False
     """Synchronize batch normalisation over all replicas, if the encoder has it."""
+
+
+class VocoderConfig(Section):
+    """Settings of the task `vocoder`."""
+
+    vocoder_segment_seconds: Annotated[float, Field(ge=0.15, le=10.0)] = 0.65
+    """Train on a random segment of this duration from each utterance."""
+    discriminators: bool = False
+    """Train against multi-period and multi-resolution discriminators: a second stage, with init_from."""
+    adversarial_weight: Annotated[float, Field(ge=0.0, le=100.0)] = 0.1
+    """Weight of the adversarial loss, beside the spectral losses."""
+    feature_matching_weight: Annotated[float, Field(ge=0.0, le=100.0)] = 0.5
+    """Weight of the feature-matching loss."""
+    adversarial_warmup_steps: Period = 2000
+    """Steps over which these weights rise from 0, so that untrained discriminators do not spoil a trained vocoder."""
+    discriminator_lr_ratio: Annotated[float, Field(gt=0.0, le=100.0)] = 1.0
+    """Learning rate of the discriminators divided by that of the vocoder."""
 
 
 class TrainingConfig(Section):
@@ -181,10 +215,9 @@ class TrainingConfig(Section):
     """Seed of all randomness: initial weights, order of the utterances, dropout."""
     init_from: str | None = None
     """Folder of a run whose weights initialise this one; new symbols and languages get new embedding rows."""
-    freeze: tuple[
-        Literal["reference_encoder", "text_encoder", "prosody", "decoder", "subsampling", "encoder", "output"], ...
-    ] = ()
-    """Parts of the network to freeze: the first four belong to `tts`, the others to `asr`."""
+    freeze: tuple[Component, ...] = ()
+    """Parts of the network to freeze: the first four belong to `tts`, the next three to `asr`, the others to
+    `vocoder`."""
     deterministic: bool = False
     """Use deterministic kernels only (slower). A run repeats bit for bit on the CPU, and on GPUs with this flag."""
     compile: Literal["off", "xla"] = "off"
@@ -243,6 +276,7 @@ class Config(Section):
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     asr: ASRConfig = ASRConfig()
+    vocoder: VocoderConfig = VocoderConfig()
     training: TrainingConfig = TrainingConfig()
     run: RunConfig = RunConfig()
     local_sgd: LocalSGDConfig = LocalSGDConfig()

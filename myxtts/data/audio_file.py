@@ -43,7 +43,7 @@ def read_pcm(path: str | Path, samples: int | None = None) -> np.ndarray:
         raise DataError(f"{path} contains samples that are not finite")
     if rate_hz != SAMPLE_RATE_HZ and len(mono):
         mono = soxr.resample(mono, rate_hz, SAMPLE_RATE_HZ)
-    pcm = np.clip(np.rint(mono * 32768.0), -32768, 32767).astype(np.int16)
+    pcm = to_pcm(mono)
     if samples is None:
         return pcm
     if abs(len(pcm) - samples) > (rate_hz != SAMPLE_RATE_HZ):
@@ -51,6 +51,11 @@ def read_pcm(path: str | Path, samples: int | None = None) -> np.ndarray:
             f"{path} has {len(pcm)} samples at {SAMPLE_RATE_HZ} Hz, but had {samples} when the manifest was made"
         )
     return np.pad(pcm[:samples], (0, samples - min(len(pcm), samples)))
+
+
+def to_pcm(wave: np.ndarray) -> np.ndarray:
+    """Round a wave in [-1, 1] to 16 bits, int16 [samples]; samples beyond the range are clipped."""
+    return np.clip(np.rint(wave * 32768.0), -32768, 32767).astype(np.int16)
 
 
 def read_wave(path: str | Path, samples: int | None = None) -> np.ndarray:

@@ -6,7 +6,7 @@ each row.
 
 import os
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -92,6 +92,19 @@ def audio_subfolders(folder: Path) -> list[Path]:
     except OSError:
         return []
     return [folder / name for usual in AUDIO_SUBFOLDERS for name in names if name.lower() == usual]
+
+
+def audio_files(folder: Path, others: Sequence[str] = ()) -> Iterator[str]:
+    """Yield the audio files in a folder and below it, in order, relative to it; hidden ones are left out.
+
+    Args:
+        others: more suffixes to count as audio.
+    """
+    for path, subfolders, names in os.walk(folder):
+        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+        for name in sorted(names):
+            if not name.startswith(".") and (suffix_of(name) or name.lower().endswith(tuple(others))):
+                yield os.path.relpath(os.path.join(path, name), folder)
 
 
 def walk_folders(folder: Path) -> Iterator[tuple[Path, list[str]]]:

@@ -45,14 +45,14 @@ class Corpus:
 def manifest_of(
     rows: Rows,
     data: DataConfig,
-    length_rule: LengthRule,
+    length_rule: LengthRule | None,
     vocabulary: Vocabulary | None,
     *,
     grow: bool = False,
     cache: Path | None = None,
 ) -> tuple[Manifest, Vocabulary, list[RejectedRow]]:
     """Call `build_manifest` with the settings of a run."""
-    if data.text_frontend == "phonemes":  # characters need no language, so that any name is one
+    if length_rule and data.text_frontend == "phonemes":  # characters need no language, so that any name is one
         rows = with_canonical_codes(rows, vocabulary.languages if vocabulary else ())
     return build_manifest(
         rows,
@@ -69,14 +69,14 @@ def manifest_of(
 
 
 def load_corpora(
-    config: Config, folder: Path, length_rule: LengthRule, known: Vocabulary | None = None, replicas: int = 1
+    config: Config, folder: Path, length_rule: LengthRule | None, known: Vocabulary | None = None, replicas: int = 1
 ) -> tuple[Corpus, Corpus | None, Vocabulary]:
     """Load the training corpus and the validation corpus, if there is one, with a common vocabulary.
 
     Args:
         config: the settings of the run.
         folder: gets the cached manifests and rejected.csv.
-        length_rule: utterances with fewer frames than it needs are rejected.
+        length_rule: utterances with fewer frames than it needs are rejected; None for a task that needs no texts.
         known: vocabulary to extend, of the run that this one starts from.
         replicas: number of replicas that share each training step.
 
@@ -88,9 +88,15 @@ def load_corpora(
     train_path = Path(data.train_data) if data.train_data is not None else ensure_demo_corpus()
     validation_path = Path(data.val_data) if data.val_data is not None else None
     train_rows, validation_rows, malformed = read_corpora(
-        train_path, validation_path, data.language, data.validation_fraction, seed, audio_root_of(data)
+        train_path,
+        validation_path,
+        data.language,
+        data.validation_fraction,
+        seed,
+        audio_root_of(data),
+        needs_text=length_rule is not None,
     )
-    if data.text_frontend == "phonemes":
+    if length_rule and data.text_frontend == "phonemes":
         check_languages([train_rows, validation_rows], data.max_rejected)
     make_folder(folder, "--runs-dir")
     cache = folder / "manifest-train.npz"

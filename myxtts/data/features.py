@@ -1,20 +1,32 @@
 """Stage D: the functions that turn waves into the features of each task."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 import tensorflow as tf
 
-from myxtts.audio.format import MEL_BANDS, frame_count
-from myxtts.audio.mel import log_mel, warped_mel_filters
+from myxtts.audio.excitation import pulse_phasor
+from myxtts.audio.format import HOP_SAMPLES, MEL_BANDS, PAD_SAMPLES, frame_count
+from myxtts.audio.mel import SILENCE, log_mel, log_mel_of_frames, warped_mel_filters
 from myxtts.audio.pitch import f0
-from myxtts.batch import ASR_FEATURES, ASR_INPUTS, TEXT, TTS_FEATURES, TTS_INPUTS, Field
+from myxtts.batch import (
+    ASR_FEATURES,
+    ASR_INPUTS,
+    CONTEXT_FRAMES,
+    TEXT,
+    TTS_FEATURES,
+    TTS_INPUTS,
+    VOCODER_FEATURES,
+    VOCODER_INPUTS,
+    Field,
+)
 from myxtts.matmul import float32_matmul
 from myxtts.seeds import fold_in
 
 VTLP_COSINES = 9  # spectral gain curve over the mel bands, the constant included
+MARGIN_HOPS = 3  # on each side of a segment's samples: more than its first and last mel and F0 look at (1.5, 2.7)
 
 
 @dataclass(frozen=True)
@@ -24,11 +36,13 @@ class FeatureExtractor:
     Attributes:
         inputs, features: contracts of the batches before and after `produce`.
         produce: TensorFlow function from a batch of `inputs` to a batch of `features`.
+        sizes: the named dimensions that `produce` decides, whatever the batch.
     """
 
     inputs: dict[str, Field]
     features: dict[str, Field]
     produce: Callable[[dict], dict]
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
 
 def tts_extractor(vtlp: float = 0.0) -> FeatureExtractor:
@@ -39,6 +53,89 @@ def tts_extractor(vtlp: float = 0.0) -> FeatureExtractor:
 def asr_extractor(mask: Callable | None = None) -> FeatureExtractor:
     """Return the extractor of `asr_features`."""
     return FeatureExtractor(ASR_INPUTS, ASR_FEATURES, partial(asr_features, mask=mask))
+
+
+def vocoder_extractor(segment_frames: int, at_random: bool) -> FeatureExtractor:
+    """Return the extractor of `vocoder_features` of segments."""
+    frames = segment_frames + 2 * CONTEXT_FRAMES
+    produce = partial(vocoder_features, segment_frames=segment_frames, at_random=at_random)
+    sizes = {"segment_frames": frames, "segment_samples": frames * HOP_SAMPLES}
+    return FeatureExtractor(VOCODER_INPUTS, VOCODER_FEATURES, produce, sizes)
+
+
+def utterance_extractor() -> FeatureExtractor:
+    """Return the extractor of `vocoder_features` of whole utterances."""
+    return FeatureExtractor(VOCODER_INPUTS, VOCODER_FEATURES, vocoder_features)
+
+
+def vocoder_features(waves: dict, segment_frames: int | None = None, at_random: bool = False) -> dict:
+    """Compute VOCODER_FEATURES from VOCODER_INPUTS: a segment of each utterance, its log-mel and F0.
+
+    These are the mel and F0 of the whole utterance, cut out. CONTEXT_FRAMES more are cut out on each side of a segment.
+
+    Args:
+        segment_frames: length of the segments; by default the whole utterances, without context.
+        at_random: take a random segment, by the batch's seed, instead of the middle one.
+    """
+    frames = tf.cast(frame_count(waves["samples"]), tf.int64)
+    if segment_frames is None:
+        first, length = tf.zeros_like(frames), frame_count(tf.shape(waves["pcm"])[1])
+    else:
+        seed = fold_in(waves["seed"], "segment") if at_random else None
+        first = segment_start(frames, segment_frames, seed) - CONTEXT_FRAMES
+        length = segment_frames + 2 * CONTEXT_FRAMES
+    wave, inside = cut_out(waves, first, length, MARGIN_HOPS)
+    frame = first[:, None] + tf.cast(tf.range(length), tf.int64)
+    real = (frame >= 0) & (frame < frames[:, None])
+    # Outside of an utterance, its mel sees its reflection, and F0 zeros.
+    reflected = MARGIN_HOPS * HOP_SAMPLES - PAD_SAMPLES
+    mel = log_mel_of_frames(wave[:, reflected:-reflected])
+    silent_outside = tf.where(inside, wave, 0.0)
+    f0_hz, _ = f0(silent_outside, tf.fill(tf.shape(wave)[:1], tf.shape(wave)[1]))
+    phasor = pulse_phasor(silent_outside, f0_hz)
+    hops = tf.reshape(silent_outside, [tf.shape(wave)[0], -1, HOP_SAMPLES])[:, MARGIN_HOPS:-MARGIN_HOPS]
+    return {name: waves[name] for name in ("seed", "step_frames")} | {
+        "mel": tf.where(real[:, :, None], mel, SILENCE),
+        "f0_hz": tf.where(real, f0_hz[:, MARGIN_HOPS:-MARGIN_HOPS], 0.0),
+        "pulse_phasor": tf.where(real[:, :, None], phasor[:, MARGIN_HOPS:-MARGIN_HOPS], 0.0),
+        "wave": tf.reshape(tf.where(real[:, :, None], hops, 0.0), [tf.shape(wave)[0], length * HOP_SAMPLES]),
+        "frames": frame_count(waves["samples"]),
+    }
+
+
+def segment_start(frames, segment_frames: int, seed=None):
+    """Return the first frame of a segment within each utterance: int64 [batch] -> int64 [batch].
+
+    An utterance that is shorter is at the start of its segment.
+
+    Args:
+        seed: int32 [2] of random segments; without one, those in the middle.
+    """
+    spare = tf.cast(tf.maximum(frames - segment_frames, 0), tf.float32)
+    if seed is None:
+        return tf.cast(0.5 * spare, tf.int64)
+    return tf.cast(tf.random.stateless_uniform(tf.shape(frames), seed) * (spare + 1.0), tf.int64)
+
+
+def cut_out(waves: dict, first, length, margin_hops: int):
+    """Cut stretches out of a batch's waves, each utterance continued by its reflection at its ends.
+
+    Args:
+        first: int64 [batch], first frame of each stretch.
+        length: frames of a stretch; `margin_hops` hops are added on each side.
+
+    Returns:
+        float32 [batch, (length + 2 * margin_hops) * 256] in [-1, 1], and bool of this shape: inside of the utterance.
+    """
+    offset = tf.cast(tf.range((length + 2 * margin_hops) * HOP_SAMPLES), tf.int64)
+    sample = (first[:, None] - margin_hops) * HOP_SAMPLES + offset
+    last = tf.cast(waves["samples"], tf.int64)[:, None] - 1
+    inside = (sample >= 0) & (sample <= last)
+    reflected = tf.abs(sample)
+    reflected = tf.where(reflected > last, 2 * last - reflected, reflected)
+    index = tf.clip_by_value(reflected, 0, tf.maximum(last, 0))
+    whole = tf.cast(waves["pcm"], tf.float32) / 32768.0  # before the gather, which has no GPU kernel for int16
+    return tf.gather(whole, index, batch_dims=1), inside
 
 
 def asr_features(waves: dict, mask: Callable | None = None) -> dict:

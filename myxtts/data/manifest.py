@@ -94,7 +94,8 @@ class Manifest:
         samples: int32 [N], length at SAMPLE_RATE_HZ, after resampling.
         source_rate_hz: int32 [N], sample rate of the file.
         native: bool [N], whether `tf.audio.decode_wav` returns exactly these samples.
-        tokens: int32 [all tokens], begin and end included; utterance i has token_start[i] to token_start[i + 1].
+        tokens: int32 [all tokens], begin and end included; utterance i has token_start[i] to token_start[i + 1], which
+            are equal for a task that needs no texts.
         token_start: int64 [N + 1].
         speaker, language: int32 [N].
     """
@@ -161,7 +162,7 @@ def build_manifest(
     max_seconds: float,
     frontend: TextFrontend,
     symbols_of: SymbolsOf,
-    length_rule: LengthRule,
+    length_rule: LengthRule | None,
     vocabulary: Vocabulary | None = None,
     grow: bool = False,
     cache: Path | None = None,
@@ -175,7 +176,8 @@ def build_manifest(
         min_seconds, max_seconds: shorter and longer utterances are rejected.
         frontend: passed to `symbols_of`.
         symbols_of: converts text to symbols; called on this thread.
-        length_rule: utterances with fewer frames than it needs are rejected.
+        length_rule: utterances with fewer frames than it needs are rejected. If None, no text is read: utterances have
+            no tokens.
         vocabulary: of the training manifest, for a validation corpus: rows with another symbol or language are
             rejected, other speakers are appended. If None, it is made from the usable rows.
         grow: append other symbols and languages to `vocabulary`, too, instead of rejecting their rows.
@@ -195,7 +197,9 @@ def build_manifest(
     rejections = _Rejections(str(rows.metadata))
     audio = _usable_audio(rows, rejections, min_seconds, max_seconds, workers, progress)
     allowed = None if grow else vocabulary
-    usable = list(_usable_text(audio, rejections, symbols_of, frontend, length_rule, allowed, progress))
+    usable = [(utterance, list[str]()) for utterance in audio]
+    if length_rule is not None:
+        usable = list(_usable_text(audio, rejections, symbols_of, frontend, length_rule, allowed, progress))
     manifest, vocabulary = _columns(usable, vocabulary)
     rejected = sorted(rejections.rejected, key=lambda row: row.line)
     if cache:
@@ -354,7 +358,7 @@ def _columns(usable: Sequence[tuple[_Audio, list[str]]], vocabulary: Vocabulary 
         tuple(sorted({row.language for row in rows})),
     )
     vocabulary = vocabulary.extended_by(new) if vocabulary else new
-    tokens = [np.asarray(vocabulary.symbols.encode(symbols), np.int32) for _, symbols in usable]
+    tokens = [vocabulary.symbols.encode(symbols) if symbols else np.zeros(0, np.int32) for _, symbols in usable]
     manifest = Manifest(
         ids=tuple(row.id for row in rows),
         paths=tuple(audio.path for audio, _ in usable),

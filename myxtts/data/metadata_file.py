@@ -6,6 +6,8 @@ There are two kinds of metadata (docs/guides/data.md lists all forms):
     table     a header that names audio, text[, speaker][, language], separated by , ; tab or |; quoted fields;
               paths are relative to the file's folder, or to a given root
 
+A task that needs no texts also takes lines `id`, a table without text, and a folder of audio without metadata.
+
 This module reads the metadata, lists the folders of the audio files, and writes nothing.
 """
 
@@ -15,12 +17,16 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path, PureWindowsPath
 from shlex import quote
 from typing import NamedTuple
 
 from myxtts.data.audio_folder import (
+    AUDIO_SUBFOLDERS,
+    AUDIO_SUFFIXES,
     AudioFolder,
+    audio_files,
     audio_subfolders,
     suffix_of,
     walk_folders,
@@ -79,7 +85,13 @@ class Rows(NamedTuple):
 
 
 def read_corpora(
-    train: Path, validation: Path | None, language: str, validation_fraction: float, seed: int, root: Path | None = None
+    train: Path,
+    validation: Path | None,
+    language: str,
+    validation_fraction: float,
+    seed: int,
+    root: Path | None = None,
+    needs_text: bool = True,
 ) -> tuple[Rows, Rows, list[RejectedRow]]:
     """Read the training rows, the validation rows, and the malformed rows of both.
 
@@ -87,23 +99,30 @@ def read_corpora(
     else they are held out from the training rows.
 
     Args:
-        root: see `read_corpus`; for both corpora.
+        root, needs_text: see `read_corpus`; for both corpora.
 
     Raises:
         DataError: a corpus cannot be read.
     """
+    read = partial(read_corpus, language=language, root=root, needs_text=needs_text)
     if validation is not None:
-        rows = read_corpus(train, language, root), _read(_metadata_of(validation, "metadata_eval.csv"), language, root)
+        rows = read(train), read(validation, preferred="metadata_eval.csv")
     elif all(os.path.isfile(train / name) for name in ("metadata_train.csv", "metadata_eval.csv")):
-        rows = read_corpus(train, language, root), _read(train / "metadata_eval.csv", language, root)
+        rows = read(train), read(train / "metadata_eval.csv")
     else:
-        rows = hold_out(read_corpus(train, language, root), validation_fraction, seed)
+        rows = hold_out(read(train), validation_fraction, seed)
     for form in dict.fromkeys(corpus.form for corpus in rows):
         log.info("%-14s %s", "corpus form", form)
     return *rows, [rejected for corpus in rows for rejected in corpus.rejected]
 
 
-def read_corpus(path: Path, language: str, root: Path | None = None) -> Rows:
+def read_corpus(
+    path: Path,
+    language: str,
+    root: Path | None = None,
+    needs_text: bool = True,
+    preferred: str = "metadata_train.csv",
+) -> Rows:
     """Read the rows of a corpus.
 
     Args:
@@ -111,11 +130,36 @@ def read_corpus(path: Path, language: str, root: Path | None = None) -> Rows:
         language: of rows without a language.
         root: folder to which the paths in tables are relative, by default the folder of the file. The audio of lines
             without a header is searched there first.
+        needs_text: whether the task needs texts; without, a folder of audio is a corpus, too.
+        preferred: name of the metadata file of a folder, if it has one of this name.
 
     Raises:
         DataError: the corpus cannot be read, or has another format.
     """
-    return _read(_metadata_of(path, "metadata_train.csv"), language, root)
+    if not needs_text and os.path.isdir(path) and not _metadata_in(path, preferred):
+        return _rows_of_folder(path, language)
+    return _read(_metadata_of(path, preferred), language, root, needs_text)
+
+
+def _rows_of_folder(folder: Path, language: str) -> Rows:
+    """The audio files in a folder and below it as rows without texts; the speaker is the name of the subfolder."""
+    rows, rejected = [], []
+    for line, audio in enumerate(audio_files(folder, UNREADABLE), 1):
+        if not suffix_of(audio):
+            detail = "this format cannot be read; convert it to WAV or FLAC"
+            rejected.append(RejectedRow(str(folder), line, audio, "unreadable format", detail))
+            continue
+        parent = os.path.basename(os.path.dirname(audio))
+        speaker = DEFAULT_SPEAKER if parent.lower() in ("", *AUDIO_SUBFOLDERS) else parent
+        rows.append(Row(line, audio, audio, "", speaker, language))
+    if not rows:
+        found = f", only {rejected[0].audio}, which cannot be read: convert it to WAV or FLAC" if rejected else ""
+        raise DataError(
+            f"the corpus folder {folder} has neither metadata.csv nor audio ({', '.join(AUDIO_SUFFIXES)}){found}. "
+            "Give a folder of audio files, or a metadata file that names them."
+        )
+    form = f"audio files without metadata; {_count_formats(rows)} in {folder}"
+    return Rows(folder, folder, tuple(rows), tuple(rejected), form)
 
 
 def hold_out(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
@@ -147,10 +191,13 @@ def _metadata_of(path: Path, preferred: str) -> Path:
         if os.path.exists(stripped) and stripped != str(path):
             raise DataError(f"the corpus {str(path)!r} does not exist, but {stripped!r} does. Leave out the spaces.")
         raise DataError(f"the corpus {path} {fault}. {FORMATS}")
-    for name in (preferred, *METADATA_NAMES):
-        if os.path.isfile(path / name):
-            return path / name
+    if metadata := _metadata_in(path, preferred):
+        return metadata
     raise DataError(f"the corpus folder {path} has no metadata.csv{_alternative(path)}")
+
+
+def _metadata_in(folder: Path, preferred: str) -> Path | None:
+    return next((folder / name for name in (preferred, *METADATA_NAMES) if os.path.isfile(folder / name)), None)
 
 
 def _alternative(folder: Path) -> str:
@@ -176,32 +223,32 @@ def _alternative(folder: Path) -> str:
     return f". {FORMATS}"
 
 
-def _read(metadata: Path, language: str, root: Path | None) -> Rows:
+def _read(metadata: Path, language: str, root: Path | None, needs_text: bool) -> Rows:
     if root is not None and not os.path.isdir(root):
         raise DataError(f"--audio-root {root} does not exist. Give the folder of the audio files.")
-    table, folder = _located(_text_of(metadata), metadata, root)
+    table, folder = _located(_text_of(metadata), metadata, root, needs_text)
     rows = tuple(_row(record, table, folder, metadata, language) for record in table.records)
     usable = tuple(row for row in rows if isinstance(row, Row))
     rejected = tuple(row for row in rows if isinstance(row, RejectedRow))
     return Rows(metadata, folder.path, usable, rejected, _describe(metadata, table, folder, usable))
 
 
-def _located(text: str, metadata: Path, root: Path | None) -> tuple[Table, AudioFolder]:
+def _located(text: str, metadata: Path, root: Path | None, needs_text: bool) -> tuple[Table, AudioFolder]:
     """The table of a metadata file, and the first folder that has a file of the table."""
     try:
-        headed = table_with_header(text)
+        headed = table_with_header(text, needs_text)
     except csv.Error as error:
         raise DataError(
             f'{metadata} should be CSV, but {error}. Close each quote, and write a quote inside a quoted field as "".'
         ) from error
     first = None
-    for table in (headed,) if headed else tables_without_header(text):
+    for table in (headed,) if headed else tables_without_header(text, needs_text):
         first = first or table
         for path in _folders_of(table, metadata, root):
             folder = AudioFolder(path)
-            if any(folder.find(name) for name in _names(table)) and not _is_header(table, folder, text):
+            if any(folder.find(name) for name in _names(table)) and not _is_header(table, folder, text, needs_text):
                 return table, folder
-    if first is None or (not headed and fault_of_header(text)):
+    if first is None or (not headed and fault_of_header(text, needs_text)):
         raise DataError(
             f"the form of {metadata} is not recognised: {explain(text)}. "
             f"It begins with {first_line(text)[:80]!r}. {FORMATS}"
@@ -209,9 +256,9 @@ def _located(text: str, metadata: Path, root: Path | None) -> tuple[Table, Audio
     raise _no_audio(first, metadata, root)
 
 
-def _is_header(table: Table, folder: AudioFolder, text: str) -> bool:
+def _is_header(table: Table, folder: AudioFolder, text: str, needs_text: bool) -> bool:
     """Whether the first of the lines without a header is a faulty header, and no utterance."""
-    return not table.header and bool(fault_of_header(text)) and not folder.find(next(_names(table)))
+    return not table.header and bool(fault_of_header(text, needs_text)) and not folder.find(next(_names(table)))
 
 
 def _text_of(metadata: Path) -> str:
@@ -278,11 +325,15 @@ def _fault(fields: Sequence[str], path: str, table: Table) -> str:
 
 def _describe(metadata: Path, table: Table, folder: AudioFolder, rows: Sequence[Row]) -> str:
     """The form in one line, for the log."""
-    suffixes = Counter(suffix_of(row.audio) or "others" for row in rows)
-    counts = ", ".join(f"{count} {suffix}" for suffix, count in sorted(suffixes.items()))
     return (
-        f"{table.describe()}; {len(rows)} row{'s' * (len(rows) != 1)} in {metadata}; audio in {folder.path}: {counts}"
+        f"{table.describe()}; {len(rows)} row{'s' * (len(rows) != 1)} in {metadata}; audio in {folder.path}: "
+        f"{_count_formats(rows)}"
     )
+
+
+def _count_formats(rows: Sequence[Row]) -> str:
+    suffixes = Counter(suffix_of(row.audio) or "others" for row in rows)
+    return ", ".join(f"{count} {suffix}" for suffix, count in sorted(suffixes.items()))
 
 
 def _no_audio(table: Table, metadata: Path, root: Path | None) -> DataError:

@@ -66,8 +66,11 @@ class Table(NamedTuple):
         return separator.join("id" if meaning == "path" else meaning for meaning in self.columns)
 
 
-def table_with_header(text: str) -> Table | None:
+def table_with_header(text: str, needs_text: bool = True) -> Table | None:
     """Return the table of a file whose header names the audio and the text; None if it has no such header.
+
+    Args:
+        needs_text: whether the header must name the text; the same holds for the functions below.
 
     Raises:
         csv.Error: the file breaks the rules of CSV; the message names the line.
@@ -77,20 +80,22 @@ def table_with_header(text: str) -> Table | None:
         header = header_of(first, separator)
         columns = meanings(header)
         used = [meaning for meaning in columns if meaning]
-        if _is_complete(columns) and len(used) == len(set(used)):  # a name that stands twice is ambiguous
+        if _is_complete(columns, needs_text) and len(used) == len(set(used)):  # a name that stands twice is ambiguous
             _, *records = _records(text, separator)
             return Table(separator, columns, header, records)
     return None
 
 
-def tables_without_header(text: str) -> Iterator[Table]:
+def tables_without_header(text: str, needs_text: bool = True) -> Iterator[Table]:
     """Yield the tables that a file without a header may be, most likely first.
 
     With | or tabs, lines have two or three fields: id, text and normalised text; or id, speaker and text in any order
     if one column repeats as speakers do. A comma or semicolon may belong to the text, so that all lines must have two
-    fields, or three of which one is a speaker.
+    fields, or three of which one is a speaker. Without texts, each line may be a name alone.
     """
     first = first_line(text)
+    if not needs_text and not any(separator in first for separator in SEPARATORS):
+        yield Table(SEPARATORS[0], ("path",), (), _literal_records(text, "\n"))
     for separator in SEPARATORS:
         if separator in first and (records := _records_without_header(text, separator)):
             widths = {len(record.fields) for record in records}
@@ -142,7 +147,7 @@ def explain(text: str) -> str:
     )
 
 
-def fault_of_header(text: str) -> str:
+def fault_of_header(text: str, needs_text: bool = True) -> str:
     """Return what a first line that names some columns lacks; empty for a line that names none, or all."""
     first = first_line(text)
     separator = max(SEPARATORS, key=lambda separator: len(set(meanings(header_of(first, separator)))))
@@ -151,14 +156,14 @@ def fault_of_header(text: str) -> str:
     for column, meaning in zip(header, columns, strict=True):
         if meaning and header.count(column) > 1:
             return f"its header, separated by {name}, names {column} twice"
-    if len(header) == 1 or not any(columns) or _is_complete(columns):
+    if len(header) == 1 or not any(columns) or _is_complete(columns, needs_text):
         return ""
     known = ", ".join(column for column, meaning in zip(header, columns, strict=True) if meaning)
     return f"its header, separated by {name}, names {known} but no {'text' if 'path' in columns else 'audio file'}"
 
 
-def _is_complete(columns: Sequence[str]) -> bool:
-    return "path" in columns and ("text" in columns or "normalised text" in columns)
+def _is_complete(columns: Sequence[str], needs_text: bool) -> bool:
+    return "path" in columns and (not needs_text or "text" in columns or "normalised text" in columns)
 
 
 def _columns_without_header(records: Sequence[Record], separator: str) -> tuple[str, ...]:

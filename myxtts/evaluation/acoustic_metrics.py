@@ -98,16 +98,32 @@ def align(recorded_mel: np.ndarray, synthesized_mel: np.ndarray) -> tuple[np.nda
 def utterance_metrics(recorded: AcousticFeatures, synthesized: AcousticFeatures) -> UtteranceMetrics:
     """Compare synthesized speech with its recording, along the warping path that minimises the distortion."""
     path, distortion_db = align(recorded.mel, synthesized.mel)
-    row, column = path[:, 0], path[:, 1]
-    both_voiced = recorded.voiced[row] & synthesized.voiced[column]
+    log_f0_errors, voicing_errors = pitch_errors(recorded, synthesized, path[:, 0], path[:, 1])
     return UtteranceMetrics(
         mcd_db=float(distortion_db.mean()),
-        log_f0_errors=np.log(synthesized.f0_hz[column][both_voiced] / recorded.f0_hz[row][both_voiced]),
-        voicing_errors=recorded.voiced[row] != synthesized.voiced[column],
+        log_f0_errors=log_f0_errors,
+        voicing_errors=voicing_errors,
         duration_ratio=len(synthesized.mel) / len(recorded.mel),
         deleted_s=longest_unmatched_s(path, distortion_db, loud_frames(recorded.mel)),
         inserted_s=longest_unmatched_s(path[:, ::-1], distortion_db, loud_frames(synthesized.mel)),
     )
+
+
+def pitch_errors(
+    recorded: AcousticFeatures, synthesized: AcousticFeatures, row: np.ndarray, column: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return log-F0 errors and voicing errors of P pairs of frames; see `UtteranceMetrics`.
+
+    Args:
+        row, column: int [P], the frames of the recording and of the synthesized speech.
+    """
+    both_voiced = recorded.voiced[row] & synthesized.voiced[column]
+    log_f0_errors = np.log(synthesized.f0_hz[column][both_voiced] / recorded.f0_hz[row][both_voiced])
+    return log_f0_errors, recorded.voiced[row] != synthesized.voiced[column]
+
+
+def root_mean_square(values: np.ndarray) -> float | None:
+    return float(np.sqrt(np.mean(values**2))) if len(values) else None
 
 
 def loud_frames(log_mel: np.ndarray) -> np.ndarray:
@@ -144,7 +160,7 @@ def corpus_metrics(utterances: Sequence[UtteranceMetrics]) -> dict[str, float | 
     f0_errors = np.concatenate([metrics.log_f0_errors for metrics in utterances])
     return {
         "mel_cepstral_distortion": float(np.mean([metrics.mcd_db for metrics in utterances])),
-        "log_f0_rmse": float(np.sqrt(np.mean(f0_errors**2))) if len(f0_errors) else None,
+        "log_f0_rmse": root_mean_square(f0_errors),
         "voicing_error": float(np.concatenate([metrics.voicing_errors for metrics in utterances]).mean()),
         "duration_ratio": float(ratios.mean()),
         "duration_within_bounds": float(within.mean()),

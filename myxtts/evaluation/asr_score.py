@@ -11,9 +11,8 @@ import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.data.manifest import Manifest
-from myxtts.errors import ConfigError
 from myxtts.evaluation.held_out import evenly_spaced, load_other_corpus, load_run_corpora, read_row
-from myxtts.evaluation.options import EvaluationOptions
+from myxtts.evaluation.options import EvaluationOptions, check_options
 from myxtts.evaluation.report import output_folder, print_score
 from myxtts.files import check_writable
 from myxtts.placement import devices
@@ -84,7 +83,7 @@ def evaluate_asr(run: Path, checkpoint: str | None, options: EvaluationOptions) 
     Raises:
         UserError: the run, a corpus, an output or an option cannot be used.
     """
-    check_options(run, options)
+    check_options(run, "asr", options)
     selected = select_checkpoint(run, checkpoint)
     check_writable("--json", options.json_file)
     folder = output_folder(run, selected, options)
@@ -100,16 +99,6 @@ def evaluate_asr(run: Path, checkpoint: str | None, options: EvaluationOptions) 
         speakers, source = vocabulary.speakers, f"utterances of {options.data}"
     count = options.utterances or len(manifest)
     print_score(score_asr(transcriber, manifest, speakers, count, source), options.json_file)
-
-
-def check_options(run: Path, options: EvaluationOptions) -> None:
-    """Raise ConfigError if an option was given that only synthesis has."""
-    values = {"--ode-steps": options.ode_steps, "--guidance": options.guidance, "--asr": options.asr_run}
-    if given := [flag for flag, value in values.items() if value is not None]:
-        raise ConfigError(
-            f"{', '.join(given)} was given, but {run} is a recogniser, and only synthesis has that option. "
-            "Leave it out."
-        )
 
 
 def score_asr(

@@ -5,11 +5,12 @@ from pathlib import Path
 from myxtts.evaluation.asr_score import evaluate_asr
 from myxtts.evaluation.options import EvaluationOptions
 from myxtts.evaluation.tts_score import evaluate_tts
+from myxtts.evaluation.vocoder_score import evaluate_vocoder
 from myxtts.tasks.registry import task_of
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.select_checkpoint import select_checkpoint, settings_of
 
-EVALUATORS = {"tts": evaluate_tts, "asr": evaluate_asr}  # by task
+EVALUATORS = {"tts": evaluate_tts, "asr": evaluate_asr, "vocoder": evaluate_vocoder}  # by task
 
 
 def evaluate_run(run: Path, checkpoint: str | None, options: EvaluationOptions) -> None:

@@ -109,9 +109,10 @@ def load_other_corpus(
         DataError: the corpus, or too many of its rows, cannot be used.
     """
     data = config.data
-    rows = read_corpus(path, data.language, audio_root)
+    length_rule = length_rule_of(config)
+    rows = read_corpus(path, data.language, audio_root, needs_text=length_rule is not None)
     log.info("%-14s %s", "corpus form", rows.form)
-    manifest, vocabulary, rejected = manifest_of(rows, data, length_rule_of(config), vocabulary_of(metadata))
+    manifest, vocabulary, rejected = manifest_of(rows, data, length_rule, vocabulary_of(metadata))
     folder.mkdir(parents=True, exist_ok=True)
     report_rejected([*rows.rejected, *rejected], [(rows, manifest)], data.max_rejected, folder / "rejected.csv")
     return manifest, vocabulary

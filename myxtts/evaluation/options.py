@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from myxtts.errors import ConfigError
+
 
 @dataclass(frozen=True)
 class EvaluationOptions:
@@ -11,10 +13,12 @@ class EvaluationOptions:
     Attributes:
         data: a corpus, as --train-data takes it; by default the held-out utterances of the run.
         audio_root: folder of the audio of `data`, as --audio-root takes it.
-        utterances: maximum number of utterances to measure; by default 50 for synthesis, and all for a recogniser.
+        utterances: maximum number of utterances to measure; by default all for a recogniser, and 50 otherwise.
         ode_steps, guidance: of synthesis; by default as in the run.
+        vocoder: of synthesis, as --vocoder takes it; by default the run's.
         asr_run: run of a recogniser that transcribes the synthesized speech.
         beam_width: of a recogniser's beam search; 0 decodes greedily.
+        seeds: of a vocoder's noise and of Griffin-Lim's phases, in the evaluation of a vocoder; by default 0, 1 and 2.
         json_file: file for the metrics.
         out: folder for plots and the list of unusable rows; by default a folder of the run.
     """
@@ -24,7 +28,31 @@ class EvaluationOptions:
     utterances: int | None = None
     ode_steps: int | None = None
     guidance: float | None = None
+    vocoder: str | None = None
     asr_run: Path | None = None
     beam_width: int = 0
+    seeds: tuple[int, ...] | None = None
     json_file: Path | None = None
     out: Path | None = None
+
+
+# Flags that not every task has, with its task.
+FLAGS = {
+    "ode_steps": ("--ode-steps", "tts"),
+    "guidance": ("--guidance", "tts"),
+    "vocoder": ("--vocoder", "tts"),
+    "asr_run": ("--asr", "tts"),
+    "seeds": ("--seeds", "vocoder"),
+}
+RUN_NAMES = {"tts": "a voice", "asr": "a recogniser", "vocoder": "a vocoder"}
+
+
+def check_options(run: Path, task: str, options: EvaluationOptions) -> None:
+    """Raise ConfigError if an option was given that the evaluation of this task does not have."""
+    given = {flag: of for field, (flag, of) in FLAGS.items() if of != task and getattr(options, field) is not None}
+    if given:
+        owners = " and ".join(dict.fromkeys(RUN_NAMES[of] for of in given.values()))
+        raise ConfigError(
+            f"{', '.join(given)} was given, but {run} is {RUN_NAMES[task]}, and only the evaluation of {owners} has "
+            "that option. Leave it out."
+        )

@@ -1,12 +1,16 @@
 """Waves with one word deleted or inserted: a test of the metrics that count deletions and insertions."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.evaluation.acoustic_metrics import AcousticFeatures, utterance_metrics
 from myxtts.evaluation.boundaries import Phoneme, word_spans
+from myxtts.evaluation.held_out import Utterance
+from myxtts.evaluation.speech import acoustic_features
 
 
 def plant_errors(
@@ -29,3 +33,29 @@ def plant_errors(
 def random_word(number: int, spans: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Return the span of a word of utterance `number`, always the same one."""
     return random.Random(number).choice(spans)
+
+
+def planted_errors_note(
+    utterances: Sequence[Utterance],
+    recorded: Sequence[AcousticFeatures],
+    copies: Sequence[np.ndarray],
+    alignments: Mapping[str, list[Phoneme]],
+    device: str,
+) -> str:
+    """Return a note on how many words deleted from copy synthesis, or inserted into it, are detected."""
+    phonemes = [alignments.get(Path(utterance.id).stem, []) for utterance in utterances]
+    rows = [row for row, utterance_phonemes in enumerate(phonemes) if word_spans(utterance_phonemes)]
+    if not rows:
+        return "the detection of deletions and insertions is not tested: no alignments.jsonl has the times of words"
+    deleted, inserted = (
+        acoustic_features(waves, device)
+        for waves in plant_errors([copies[row] for row in rows], [phonemes[row] for row in rows])
+    )
+    deletions, insertions = (
+        [utterance_metrics(recorded[row], features) for row, features in zip(rows, column, strict=True)]
+        for column in (deleted, inserted)
+    )
+    return (
+        f"detected are {sum(metrics.has_deletion for metrics in deletions)} of {len(rows)} copies with a word deleted, "
+        f"and {sum(metrics.has_insertion for metrics in insertions)} of {len(rows)} with a word inserted"
+    )

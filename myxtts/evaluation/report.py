@@ -1,29 +1,31 @@
-"""The metrics of a TTS checkpoint as a table, as JSON and as plots."""
+"""The metrics of a checkpoint as a table and as JSON."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from myxtts.data.dataset import corpus_folder
 from myxtts.errors import ConfigError
-from myxtts.evaluation.acoustic_metrics import AcousticFeatures
-from myxtts.evaluation.held_out import Utterance
 from myxtts.evaluation.options import EvaluationOptions
 from myxtts.files import write_whole
-from myxtts.observe.plots import f0_curves, mel_and_alignment, png_bytes
 
-COLUMNS = "synthesized", "copy_synthesis", "shuffled_texts"
+Metric = dict[str, float | None]  # by column; None where it does not apply or nothing was measured
+Metrics = dict[str, Metric]  # by the keys of METRICS
 
-
-@dataclass(frozen=True)
-class Metric:
-    """A metric, its best value and its worst value; None if it does not apply or nothing was measured."""
-
-    synthesized: float | None
-    copy_synthesis: float | None = None
-    shuffled_texts: float | None = None
+COLUMNS = {  # title in the table
+    "synthesized": "synthesized",
+    "copy_synthesis": "copy synthesis",
+    "shuffled_texts": "shuffled texts",
+    "synthesized_griffin_lim": "synthesized, Griffin-Lim",
+    "copy_synthesis_griffin_lim": "copy synthesis, Griffin-Lim",
+    "neural": "neural",
+    "griffin_lim": "Griffin-Lim",
+    "recordings": "recordings",
+}
+GROUPS = {"languages": "{}: ", "speakers": "{} speakers: "}  # what the table writes before a metric of a group
 
 
 class MetricFormat(NamedTuple):
@@ -36,6 +38,9 @@ class MetricFormat(NamedTuple):
 
 
 METRICS = {  # in the order of the table
+    "pesq_wb": MetricFormat("PESQ-WB", "MOS-LQO", 1, 2),
+    "stoi": MetricFormat("STOI", "0 to 1", 1, 4),
+    "log_mel_error": MetricFormat("log-mel error", "dB", 1, 2),
     "mel_cepstral_distortion": MetricFormat("mel-cepstral distortion", "dB", 1, 2),
     "mel_cepstral_distortion_ratio": MetricFormat("mel-cepstral distortion, times copy synthesis", "×", 1, 2),
     "log_f0_rmse": MetricFormat("log-F0 RMSE", "ln Hz", 1, 3),
@@ -48,7 +53,7 @@ METRICS = {  # in the order of the table
     "word_error_rate": MetricFormat("word error rate, by the recogniser", "%", 100, 1),
     "speaker_accuracy_seen": MetricFormat("speaker accuracy, speakers seen in training", "%", 100, 0),
     "speaker_accuracy_unseen": MetricFormat("speaker accuracy, unseen speakers", "%", 100, 0),
-    "real_time_factor": MetricFormat("real-time factor, text to wave", "s/s", 1, 3),
+    "real_time_factor": MetricFormat("real-time factor", "s/s", 1, 4),
 } | {
     f"{key}_{statistic}": MetricFormat(f"{boundary}, {name}", unit, factor, decimals)
     for key, boundary in (
@@ -66,34 +71,75 @@ METRICS = {  # in the order of the table
 
 
 @dataclass(frozen=True)
-class TTSScore:
-    """The metrics of a TTS checkpoint.
+class ColumnScore:
+    """The metrics of a checkpoint, in columns that are measured in the same way.
 
     Attributes:
+        columns: keys of COLUMNS in the order of the table.
         metrics: by the keys of METRICS; metrics that do not apply to this corpus are missing.
-        languages: the same for each language, if there are several.
+        groups: the same for each language, and for other groups of GROUPS, if there are several.
         notes: the conditions of the measurement, and what was left out.
+        details: more figures for the JSON.
     """
 
     run: str
     checkpoint: str
     utterances: int
-    metrics: dict[str, Metric]
-    languages: dict[str, dict[str, Metric]]
+    columns: tuple[str, ...]
+    metrics: Metrics
+    groups: dict[str, dict[str, Metrics]]
     notes: tuple[str, ...]
+    details: dict[str, Any] = field(default_factory=dict)
 
     def table(self) -> str:
         """Return a Markdown table."""
-        lines = ["| metric | synthesized | copy synthesis | shuffled texts | unit |", "|---|---|---|---|---|"]
-        lines += [_table_row(key, metric) for key, metric in self.metrics.items()]
-        for language, metrics in self.languages.items():
-            lines += [_table_row(key, metric, f"{language}: ") for key, metric in metrics.items()]
+        titles = (COLUMNS[column] for column in self.columns)
+        lines = [f"| metric | {' | '.join(titles)} | unit |", "|---" * (len(self.columns) + 2) + "|"]
+        lines += self._rows("", self.metrics)
+        for kind, groups in self.groups.items():
+            for name, metrics in groups.items():
+                lines += self._rows(GROUPS[kind].format(name), metrics)
         return "\n".join([*lines, "", *(f"- {note}" for note in self.notes)])
 
     def to_json(self) -> dict[str, Any]:
         """Return the same with the unit of each metric; percentages are fractions."""
-        languages = {language: _with_units(metrics) for language, metrics in self.languages.items()}
-        return asdict(self) | {"metrics": _with_units(self.metrics), "languages": languages}
+        figures = {"run": self.run, "checkpoint": self.checkpoint, "utterances": self.utterances}
+        figures["metrics"] = self._with_units(self.metrics)
+        for kind, groups in self.groups.items():
+            figures[kind] = {name: self._with_units(metrics) for name, metrics in groups.items()}
+        return figures | {"notes": list(self.notes)} | self.details
+
+    def _rows(self, group: str, metrics: Metrics) -> list[str]:
+        return [
+            f"| {group}{METRICS[key].label} | {' | '.join(self._cells(key, metrics[key]))} | {METRICS[key].unit} |"
+            for key in METRICS
+            if key in metrics
+        ]
+
+    def _cells(self, key: str, metric: Metric) -> Iterator[str]:
+        for value in map(metric.get, self.columns):
+            yield "–" if value is None else f"{METRICS[key].factor * value:.{METRICS[key].decimals}f}"
+
+    def _with_units(self, metrics: Metrics) -> dict[str, Any]:
+        return {
+            key: {column: metrics[key].get(column) for column in self.columns}
+            | {"unit": "fraction" if METRICS[key].factor == 100 else METRICS[key].unit}
+            for key in METRICS
+            if key in metrics
+        }
+
+
+def metrics_by_group(names: Sequence[str], measure: Callable[[Sequence[int]], Metrics]) -> dict[str, Metrics]:
+    """Return the metrics of each group of utterances by name; empty if there is only one.
+
+    Args:
+        names: the group of each utterance.
+        measure: returns the metrics of the utterances with these indices.
+    """
+    rows = defaultdict(list)
+    for row, name in enumerate(names):
+        rows[name].append(row)
+    return {name: measure(group) for name, group in sorted(rows.items())} if len(rows) > 1 else {}
 
 
 class Score(Protocol):
@@ -126,31 +172,3 @@ def output_folder(run: Path, checkpoint: Path, options: EvaluationOptions) -> Pa
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--out {folder} was given, but that is a file. Name a folder.")
     return folder
-
-
-def _table_row(key: str, metric: Metric, language: str = "") -> str:
-    label, unit, factor, decimals = METRICS[key]
-    values = (getattr(metric, column) for column in COLUMNS)
-    cells = ("–" if value is None else f"{factor * value:.{decimals}f}" for value in values)
-    return f"| {language}{label} | {' | '.join(cells)} | {unit} |"
-
-
-def _with_units(metrics: dict[str, Metric]) -> dict[str, Any]:
-    units = {key: "fraction" if spec.factor == 100 else spec.unit for key, spec in METRICS.items()}
-    return {key: asdict(metric) | {"unit": units[key]} for key, metric in metrics.items()}
-
-
-def write_plots(
-    folder: Path,
-    utterances: Sequence[Utterance],
-    recorded: Sequence[AcousticFeatures],
-    synthesized: Sequence[AcousticFeatures],
-) -> None:
-    """Write `<number>-<id>-mel.png` and `<number>-<id>-f0.png` for each utterance; the folder is made."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for number, (utterance, recording, synthesis) in enumerate(zip(utterances, recorded, synthesized, strict=True), 1):
-        name = f"{number}-{Path(utterance.id).stem}"
-        picture = mel_and_alignment(recording.mel, synthesis.mel, utterance.path, utterance.text)
-        (folder / f"{name}-mel.png").write_bytes(png_bytes(picture))
-        curves = {"recorded": recording.voiced_f0_hz, "synthesized": synthesis.voiced_f0_hz}
-        (folder / f"{name}-f0.png").write_bytes(png_bytes(f0_curves(curves, utterance.text)))

@@ -1,4 +1,4 @@
-"""Synthesis, copy synthesis and feature extraction in batches on a device."""
+"""Synthesis, vocoding and feature extraction on a device."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -7,9 +7,9 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES
-from myxtts.audio.griffin_lim import ITERATIONS, griffin_lim_waves
 from myxtts.audio.mel import SILENCE, log_mel
 from myxtts.audio.pitch import f0
+from myxtts.audio.vocoder import VocoderProtocol, vocode
 from myxtts.evaluation.acoustic_metrics import AcousticFeatures
 from myxtts.matmul import function_per_device_type
 from myxtts.models.xtts import XTTS, SynthesisOptions
@@ -22,7 +22,7 @@ _of_waves = function_per_device_type(tf.TensorSpec([None, None]), tf.TensorSpec(
 _log_mel, _f0 = _of_waves(log_mel), _of_waves(f0)
 
 
-def synthesize(
+def predict_mels(
     network: XTTS,
     metadata: dict[str, Any],
     texts: Sequence[str],
@@ -30,42 +30,38 @@ def synthesize(
     references: Sequence[np.ndarray],
     options: SynthesisOptions,
     device: str,
-    iterations: int = ITERATIONS,
 ) -> list[np.ndarray]:
-    """Synthesize texts: front end, network and Griffin-Lim.
+    """Synthesize the log-mels of texts, float32 [frames, 80] each: front end and network.
 
     Args:
         metadata: of the network's checkpoint, for its front end and vocabulary.
         languages: index of each text's language.
         references: float32 [frames, 80] each.
-        iterations: of Griffin-Lim.
-
-    Returns:
-        float32 [samples] for each text.
     """
     vocabulary, frontend = vocabulary_of(metadata), metadata["settings"]["data"]["text_frontend"]
     tokens = [
         vocabulary.symbols.encode(symbols_of(text, vocabulary.languages[language], frontend))
         for text, language in zip(texts, languages, strict=True)
     ]
-    waves: list[np.ndarray] = []
+    predicted: list[np.ndarray] = []
     for rows in _batches(len(tokens)):
         ids, counts = _pad(tokens[rows], 0)
         mels, frames = _pad(references[rows], SILENCE)
         with tf.device(device):
             mel, lengths, _ = network.synthesize(ids, counts, tf.constant(languages[rows]), mels, frames, options)
-            waves += griffin_lim_waves(mel, lengths, iterations=iterations)
-    return waves
+        predicted += [row[:length] for row, length in zip(mel.numpy(), lengths.numpy(), strict=True)]
+    return predicted
 
 
-def copy_synthesis(mels: Sequence[np.ndarray], device: str) -> list[np.ndarray]:
-    """Return Griffin-Lim's waves of recorded mels: the best result that a model in front of this vocoder can reach."""
-    waves: list[np.ndarray] = []
-    for rows in _batches(len(mels)):
-        mel, frames = _pad(mels[rows], SILENCE)
-        with tf.device(device):
-            waves += griffin_lim_waves(mel, frames)
-    return waves
+def vocode_mels(
+    vocoder: VocoderProtocol, mels: Sequence[np.ndarray], device: str, seed: tuple[int, int] = (0, 0)
+) -> list[np.ndarray]:
+    """Return the waves of log-mels, float32 [frames * 256] for each [frames, 80].
+
+    Of recorded mels, this is copy synthesis: the best that a network in front of the vocoder can reach.
+    """
+    with tf.device(device):
+        return [wave for mel in mels for wave in vocode(vocoder, tf.constant(mel[None]), [len(mel)], seed)]
 
 
 def acoustic_features(waves: Sequence[np.ndarray], device: str) -> list[AcousticFeatures]:

@@ -65,6 +65,7 @@ CRITERIA = {  # by task
         f"; the distortion is of the synthesized mels of the first {MAX_SYNTHESIZED}, after dynamic time warping",
     ),
     "asr": Criterion("character_error_rate", "character error rate, %", 100.0),
+    "vocoder": Criterion("log_mel_error_db", "log-mel error, dB", 1.0, "; segments in their middle, with their own F0"),
 }
 
 

@@ -37,7 +37,7 @@ from myxtts.training.checkpoint_files import (
     read_metadata,
     write_checkpoint,
 )
-from myxtts.training.select_checkpoint import vocabulary_of
+from myxtts.training.select_checkpoint import audio_format_of, vocabulary_of
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +133,8 @@ def check_corpora(config: Config, corpora: CorpusOverrides) -> None:
             f"--audio-root {corpora.audio_root} was given, but there is no such folder. Give the folder of the audio."
         )
     if corpora.train_data is not None:
-        read_corpus(Path(corpora.train_data), config.data.language, audio_root_of(config.data))
+        root, needs_text = audio_root_of(config.data), length_rule_of(config) is not None
+        read_corpus(Path(corpora.train_data), config.data.language, root, needs_text)
 
 
 def read_held_out(config: Config, first: MergeInput, output: Path) -> Manifest:
@@ -142,9 +143,10 @@ def read_held_out(config: Config, first: MergeInput, output: Path) -> Manifest:
     Raises:
         DataError: they cannot be used.
     """
-    path, data = Path(str(config.data.val_data)), config.data
-    _, rows, _ = read_corpora(path, path, data.language, 0.0, config.training.seed, audio_root_of(config.data))
-    manifest, _, rejected = manifest_of(rows, data, length_rule_of(config), vocabulary_of(first.metadata))
+    path, data, length_rule = Path(str(config.data.val_data)), config.data, length_rule_of(config)
+    needs_text, seed = length_rule is not None, config.training.seed
+    _, rows, _ = read_corpora(path, path, data.language, 0.0, seed, audio_root_of(data), needs_text)
+    manifest, _, rejected = manifest_of(rows, data, length_rule, vocabulary_of(first.metadata))
     if unusable := [*rows.rejected, *rejected]:
         output.parent.mkdir(parents=True, exist_ok=True)
         listing = output.with_name(f"{output.name}-rejected.csv")
@@ -214,6 +216,7 @@ def write_mean(
         "settings": config.model_dump(mode="json"),
         **(vocabulary := merged_vocabulary(inputs)),
         "corpus": None,
+        "audio_format": audio_format_of(inputs[0].metadata),
         "best": None,
         "merge_inputs": inputs_for_json(inputs, normalised(weights)),
         "kept_input": str(kept_input.checkpoint) if kept_input else None,
@@ -262,9 +265,9 @@ def averaged_groups(
     training of the inputs would continue from.
     """
     inputs, weights = zip(*used, strict=True)
-    groups = {"model": [source.checkpoint / "model.npz" for source in inputs]}
+    names = [path.stem for path in sorted(inputs[0].checkpoint.glob("*.npz"))]  # some models have groups of their own
+    groups = {name: [source.checkpoint / f"{name}.npz" for source in inputs] for name in names if name != "averages"}
     groups["averages" if config.training.ema_decay else "model"] = [source.weights_file for source in inputs]
-    groups["optimizer"] = [source.checkpoint / "optimizer.npz" for source in inputs]
     for group, archives in groups.items():
         yield group, weighted_mean(archives, weights)
 

@@ -11,7 +11,13 @@ from typing import Any
 from myxtts.config.schema import Config
 from myxtts.errors import CheckpointError, ConfigError
 from myxtts.training.checkpoint_files import read_metadata
-from myxtts.training.select_checkpoint import select_checkpoint, settings_of, vocabulary_of, weights_file
+from myxtts.training.select_checkpoint import (
+    audio_format_of,
+    select_checkpoint,
+    settings_of,
+    vocabulary_of,
+    weights_file,
+)
 
 METADATA_TYPES: dict[str, type | tuple[type, ...]] = {  # what a merge reads of a state.json
     **dict.fromkeys(("symbols", "languages", "speakers"), list),
@@ -20,6 +26,7 @@ METADATA_TYPES: dict[str, type | tuple[type, ...]] = {  # what a merge reads of 
 TASK_SETTINGS = {  # by task: (section, setting) that features or weights depend on
     "tts": (("data", "reference_seconds"),),
     "asr": (("asr", "encoder"), ("asr", "subsampling")),
+    "vocoder": (("vocoder", "discriminators"),),
 }
 FORCEABLE = ("speakers", "start")  # no weights depend on these, so --force allows inputs to differ in them
 
@@ -52,6 +59,7 @@ class MergeInput:
             "model_size": config.model.model_size,
             **{name: getattr(getattr(config, section), name) for section, name in TASK_SETTINGS[task]},
             "text_frontend": config.data.text_frontend,
+            "audio_format": audio_format_of(metadata),
             # The optimizer state covers the trained variables and, with mixed_float16, the loss scale.
             "freeze": " ".join(sorted(config.training.freeze)) or "nothing",
             "precision": "mixed_float16" if config.training.precision == "mixed_float16" else "another",

@@ -30,13 +30,15 @@ from myxtts.local_sgd.sync_folder import newest_average, sync_folders, sync_step
 from myxtts.training.checkpoint import restore_variables, write_state
 from myxtts.training.checkpoint_files import opened_arrays, partial_of, read_arrays, read_metadata, write_checkpoint
 from myxtts.training.state import TrainingState
-from myxtts.training.step import is_scaled
+from myxtts.training.step import unscaled
 
 POLL_S = 0.2
 TAKEOVER_S = 10.0  # how long each job leaves the averaging to the jobs before it
 KEPT_SYNCS = 3
 
 Arrays = dict[str, np.ndarray]
+Trained = Mapping[str, Sequence[str]]
+"""Names of the trained variables of each group of weights, the network's first."""
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +131,7 @@ class WeightSync:
         start = self._averaged(state.step)
         if not self._outer_optimizer.is_plain_average and state.audio_s == 0 and not start.exists():
             metadata = self._common | {"participants": [], "missed_syncs": {}}
-            self._publish(start, [("model", state.arrays("model"))], metadata)
+            self._publish(start, [(group, state.arrays(group)) for group in state.weight_groups], metadata)
 
     def is_due(self, state: TrainingState) -> bool:
         """Return whether this step ends with a sync that has not taken place yet."""
@@ -151,7 +153,8 @@ class WeightSync:
             contribution = self._contribution(step, self._group.job)
             if not contribution.exists():
                 write_state(contribution, state, self._metadata | {"best": None})
-            awaited = self._wait_for_average(step, [v.path for v in state.trained], stop_requested)
+            trained = {group.name: [v.path for v in group.trained] for group in state.groups}
+            awaited = self._wait_for_average(step, trained, stop_requested)
             if awaited is None:
                 return False
             newest = awaited
@@ -166,7 +169,7 @@ class WeightSync:
         state.audio_s_since_sync = 0.0
         return True
 
-    def _wait_for_average(self, step: int, trained: Sequence[str], stop_requested: Callable[[], bool]) -> int | None:
+    def _wait_for_average(self, step: int, trained: Trained, stop_requested: Callable[[], bool]) -> int | None:
         """Return the step of the newest average, at least `step`; None if a stop was requested first."""
         began_s, ready_s = self._clock_s(), math.inf
         while (newest := self._newest_step()) < step:
@@ -191,7 +194,7 @@ class WeightSync:
         loaded = last.parent.glob("loaded-by-job-*")
         return participants | {int(path.name.removeprefix("loaded-by-job-")) for path in loaded}
 
-    def _average(self, step: int, jobs: Sequence[int], trained: Sequence[str]) -> None:
+    def _average(self, step: int, jobs: Sequence[int], trained: Trained) -> None:
         """Publish the mean of these jobs' contributions; damaged ones are left out."""
         contributions = {job: self._contribution(step, job) for job in jobs}
         metadata = {job: entry for job in jobs if (entry := self._read_contribution(contributions[job]))}
@@ -217,7 +220,7 @@ class WeightSync:
         )
 
     def _averaged_groups(
-        self, folders: Sequence[Path], weights: Sequence[float], trained: Sequence[str]
+        self, folders: Sequence[Path], weights: Sequence[float], trained: Trained
     ) -> Iterator[tuple[str, Iterable[tuple[str, np.ndarray]]]]:
         """Yield each archive of an average, as group and arrays."""
 
@@ -230,8 +233,10 @@ class WeightSync:
         change: Arrays = {}
         momentum: Arrays = {}
         if not self._outer_optimizer.is_plain_average:
-            change, momentum = self._outer_step(dict(mean("model")), trained)
-        for group in ("model", "averages"):
+            for group, names in trained.items():
+                steps = self._outer_step(group, dict(mean(group)), names)
+                change, momentum = change | steps[0], momentum | steps[1]
+        for group in (*trained, "averages"):
             if (folders[0] / f"{group}.npz").exists():
                 yield group, moved(group)
         if self._sync_optimizer == "average":
@@ -263,10 +268,10 @@ class WeightSync:
                 "--init-from, vocabulary and sync flags, and give each group of jobs a --sync-dir of its own."
             )
 
-    def _outer_step(self, mean: Mapping[str, np.ndarray], trained: Sequence[str]) -> tuple[Arrays, Arrays]:
+    def _outer_step(self, group: str, mean: Mapping[str, np.ndarray], trained: Sequence[str]) -> tuple[Arrays, Arrays]:
         """Return what the outer optimizer adds to the mean of each trained variable, and its momentum, by name."""
         last = self._averaged(self._newest_step())
-        before = read_arrays(last / "model.npz")
+        before = read_arrays(last / f"{group}.npz")
         learning_rate, decay = self._outer_optimizer
         old_momentum = read_arrays(last / "outer.npz") if (last / "outer.npz").exists() else {}
         outer_change: Arrays = {}
@@ -297,9 +302,9 @@ class WeightSync:
         if self._sync_optimizer == "average":
             restore_variables(average / "optimizer.npz", optimizer)
         if self._sync_optimizer == "reset":
-            inner = state.optimizer.inner_optimizer if is_scaled(state.optimizer) else state.optimizer
-            for variable in inner.variables:
-                variable.assign(tf.zeros_like(variable))  # its learning rate is set at each step
+            for trained in state.groups:
+                for variable in unscaled(trained.optimizer).variables:
+                    variable.assign(tf.zeros_like(variable))  # its learning rate is set at each step
         (average.parent / f"loaded-by-{self._name}").touch()
         participants = [entry["job"] for entry in metadata["participants"]]
         self._remove_past(step, is_first=self._group.job == participants[0])

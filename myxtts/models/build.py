@@ -5,7 +5,7 @@ from collections.abc import Callable
 import keras
 
 from myxtts.batch import empty_batch
-from myxtts.models import asr, xtts
+from myxtts.models import asr, vocoder, xtts
 
 
 def build_xtts(size: str, symbols: int, languages: int, precision: str = "float32", **settings) -> xtts.XTTS:
@@ -25,6 +25,14 @@ def build_asr(
 ) -> asr.ASRModel:
     """Build ASRModel in the same way; `encoder`, `subsampling` and `settings` are its arguments."""
     return _build(precision, lambda: asr.ASRModel(asr.SIZES[size], symbols, encoder, subsampling, **settings))
+
+
+def build_vocoder(size: str, precision: str = "float32", **settings) -> vocoder.Vocoder:
+    """Build Vocoder in the same way; `settings` are its arguments."""
+    model = _build(precision, lambda: vocoder.Vocoder(vocoder.SIZES[size], **settings))
+    if model.discriminators is not None:
+        model(empty_batch(model.BATCH_FIELDS), training=True)  # creates the discriminators' variables
+    return model
 
 
 def _build(precision: str, create: Callable[[], keras.Model]) -> keras.Model:

@@ -211,4 +211,9 @@ def _frequencies(count):
 
 def parameter_count(model: keras.Model) -> int:
     """Return the number of trainable parameters."""
-    return sum(int(variable.value.shape.num_elements()) for variable in model.trainable_variables)
+    return weight_count(model.trainable_variables)
+
+
+def weight_count(variables) -> int:
+    """Return the number of values in Keras variables."""
+    return sum(int(variable.value.shape.num_elements()) for variable in variables)

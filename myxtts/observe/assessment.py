@@ -55,6 +55,7 @@ class Assessment:
         gpus: numbers of the data GPU and the model GPU, or in single placement of the GPU and another one.
         second_device: there is another device that a single placement could use.
         can_replicate: the settings allow replicas.
+        augmentation: flag that gives the data device more work; empty if the task has none.
         unknown: why `mean_s` is empty.
         note: what limits the meaning of the figures.
     """
@@ -68,6 +69,7 @@ class Assessment:
     gpus: tuple[int, int] = (0, 1)
     second_device: bool = True
     can_replicate: bool = True
+    augmentation: str = ""
     unknown: str = ""
     note: str = ""
 
@@ -142,8 +144,8 @@ class Assessment:
             changes.append("single placement, nearly as fast on one device")
         if TIE * max(self.mean_s["produce"], self.mean_s["transfer"]) > self.mean_s["step"]:
             changes.append("a larger --model-size, which is free until its step takes as long as making a batch")
-        elif (self.data_busy or 0.0) < DATA_BUSY[0]:
-            changes.append("more work for the data device, such as --vtlp 0.1 for tts")
+        elif self.augmentation and (self.data_busy or 0.0) < DATA_BUSY[0]:
+            changes.append(f"more work for the data device, such as {self.augmentation}")
         return changes
 
     def _instead_of_single(self) -> list[str]:
@@ -211,7 +213,9 @@ def data_busy_text(data_busy: float) -> str:
     return f"{'below' if data_busy < low else 'above' if data_busy > high else 'in'} the target, {target}"
 
 
-def assess_run(total: Interval, placement: Placement, replicas: int, devices: int, can_replicate: bool) -> Assessment:
+def assess_run(
+    total: Interval, placement: Placement, replicas: int, devices: int, can_replicate: bool, augmentation: str = ""
+) -> Assessment:
     """Assess a run from what its clock measured, without its first step.
 
     The loop waits for a batch only when the device has finished, so the rest of an interval is the step's time. It
@@ -223,6 +227,7 @@ def assess_run(total: Interval, placement: Placement, replicas: int, devices: in
         total: of at least one step.
         replicas: of all processes.
         devices: GPUs, real or simulated, that a placement may use.
+        can_replicate, augmentation: see `Assessment`.
     """
     route = placement.routes[0]
     steps, is_dual = max(total.steps, 1), route.data != route.model
@@ -240,6 +245,7 @@ def assess_run(total: Interval, placement: Placement, replicas: int, devices: in
         gpus=gpus_of(placement),
         second_device=devices > 1,
         can_replicate=can_replicate,
+        augmentation=augmentation,
         unknown=unknown,
         note=shared_hardware(placement),
     )

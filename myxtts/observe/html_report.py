@@ -21,11 +21,12 @@ PAGE = """<!doctype html>
 body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }}
 img {{ max-width: 100%; }}
 figure {{ margin: 2rem 0; }}
-audio {{ display: block; margin: .5rem 0; }}
+audio {{ display: block; height: 2.2rem; }}
+th {{ text-align: left; font-weight: normal; padding-right: 1rem; }}
 pre {{ overflow-x: auto; background: #f4f4f4; padding: 1rem; }}
 </style>
 <h1>{name}</h1>
-<p>Step {step}. Each sample is synthesized with another utterance of the speaker as its reference.</p>
+<p>Step {step}.</p>
 {newest}
 <figure><img alt="losses by step" src="data:image/png;base64,{picture}"></figure>
 {samples}
@@ -33,11 +34,21 @@ pre {{ overflow-x: auto; background: #f4f4f4; padding: 1rem; }}
 <pre>{config}</pre>
 </html>
 """
-SOUND = '<audio controls src="{sound}"></audio>'
 SAMPLE = """<figure>
-{sound}
+<table>
+{sounds}
+</table>
 <img alt="{name}" src="{picture}">
 </figure>"""
+SOUND = '<tr><th>{label}</th><td><audio controls preload="none" src="{file}"></audio></td></tr>'
+LABELS = {
+    "recording": "recording",
+    "griffin-lim": "copy synthesis, Griffin-Lim",
+    "vocoder": "copy synthesis, vocoder",
+    "synthesized-griffin-lim": "synthesized, Griffin-Lim",
+    "": "synthesized",
+}
+"""What the sounds of a sample are, by the part of their name between NAME and .wav, in the order of the page."""
 
 
 def write_report(folder: Path) -> Path:
@@ -76,13 +87,23 @@ def _samples(folder: Path) -> list[str]:
     if newest is None:
         return []
     texts = [f"<pre>{html.escape(path.read_text(encoding='utf-8'))}</pre>" for path in newest.glob("*.txt")]
-    names = {path.with_suffix("") for kind in ("*.png", "*.wav") for path in newest.glob(kind)}
-    figures = [_figure(folder, name) for name in sorted(names)]
+    if any(picture.with_suffix(".wav").exists() for picture in newest.glob("*.png")):
+        texts.append("<p>Each sample is synthesized with another utterance of the speaker as its reference.</p>")
+    figures = [_figure(folder, picture) for picture in sorted(newest.glob("*.png"))]
     return [f"<h2>Step {int(newest.name.removeprefix('step-'))}</h2>", *texts, *figures]
 
 
-def _figure(folder: Path, name: Path) -> str:
-    """Return the picture of a sample, below its sound if there is one."""
-    path = name.relative_to(folder).as_posix()
-    sound = SOUND.format(sound=quote(f"{path}.wav")) if Path(f"{name}.wav").exists() else ""
-    return SAMPLE.format(sound=sound, name=html.escape(name.name), picture=quote(f"{path}.png"))
+def _figure(folder: Path, picture: Path) -> str:
+    """Return a sample's sounds, NAME.wav and NAME.KIND.wav, above its picture, NAME.png."""
+    files = {label: picture.with_name(sound_file(picture.stem, kind)) for kind, label in LABELS.items()}
+    sounds = (SOUND.format(label=label, file=_link(folder, file)) for label, file in files.items() if file.exists())
+    return SAMPLE.format(sounds="\n".join(sounds), name=html.escape(picture.stem), picture=_link(folder, picture))
+
+
+def sound_file(name: str, kind: str) -> str:
+    """Return the name of a sample's sound of a kind, which LABELS has: NAME.KIND.wav, or NAME.wav."""
+    return f"{name}.{kind}.wav" if kind else f"{name}.wav"
+
+
+def _link(folder: Path, file: Path) -> str:
+    return quote(file.relative_to(folder).as_posix())

@@ -8,7 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
-from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
+from myxtts.audio.format import HOP_SAMPLES, MEL_BANDS, SAMPLE_RATE_HZ
 
 FRAME_S = HOP_SAMPLES / SAMPLE_RATE_HZ
 
@@ -32,6 +32,46 @@ def mel_and_alignment(recorded: np.ndarray, synthesized: np.ndarray, path: np.nd
         axis.set(xlim=(0, longest_s), ylabel="mel band", title=name)
     axes[2].step(np.arange(len(path)) * FRAME_S, path, where="post")
     axes[2].set(xlim=(0, longest_s), xlabel="s", ylabel="token", title="alignment of the recording")
+    _set_title(figure, title)
+    return _render(figure)
+
+
+def mels(log_mels: dict[str, np.ndarray], title: str) -> np.ndarray:
+    """Draw log-mels below each other.
+
+    Args:
+        log_mels: name -> float32 [frames, 80].
+
+    Returns:
+        uint8 [height, width, 3].
+    """
+    return _below_each_other(log_mels, title, MEL_BANDS, "mel band", (-11.5, 1.0))
+
+
+def spectra(levels_db: dict[str, np.ndarray], title: str) -> np.ndarray:
+    """Draw spectrograms below each other, on a common scale of 80 dB.
+
+    Args:
+        levels_db: name -> float [frames, bins], from 0 Hz to half the sample rate.
+
+    Returns:
+        uint8 [height, width, 3].
+    """
+    loudest = max(levels.max() for levels in levels_db.values())
+    return _below_each_other(levels_db, title, SAMPLE_RATE_HZ / 2000, "kHz", (loudest - 80.0, loudest))
+
+
+def _below_each_other(
+    images: dict[str, np.ndarray], title: str, height: float, unit: str, limits: tuple[float, float]
+) -> np.ndarray:
+    """Draw images over time, float [frames, rows] each, whose rows are 0 to `height` of a unit."""
+    figure = Figure(figsize=(9, 2.7 * len(images)), dpi=80, layout="constrained")
+    axes = figure.subplots(len(images), 1, sharex=True, squeeze=False)[:, 0]
+    for axis, (name, image) in zip(axes, images.items(), strict=True):
+        extent = (0, len(image) * FRAME_S, 0, height)
+        axis.imshow(image.T, origin="lower", aspect="auto", extent=extent, vmin=limits[0], vmax=limits[1])
+        axis.set(ylabel=unit, title=name)
+    axes[-1].set(xlabel="s")
     _set_title(figure, title)
     return _render(figure)
 

@@ -30,15 +30,20 @@ def require_device(device: str, named: Iterable[tuple[str, object]]) -> None:
         for name, value in named
         if not (isinstance(value, np.ndarray | np.generic) or _is_host_integer(value))
     )
-    misplaced = [
-        f"{name} on {_short_name(spec, expected)}" for name, spec in actual if spec.make_merged_spec(expected) != spec
-    ]
+    misplaced = [f"{name} on {_short_name(spec, expected)}" for name, spec in actual if not _is_part_of(spec, expected)]
     if misplaced:
         more = f" and {len(misplaced) - 5} more" if len(misplaced) > 5 else ""
         raise PlacementError(
             f"all values must be on {device}, but found {', '.join(misplaced[:5])}{more}. This is a defect of the "
             "program or of a custom model: build and call it inside tf.device."
         )
+
+
+def _is_part_of(spec: tf.DeviceSpec, expected: tf.DeviceSpec) -> bool:
+    """Return whether a device has all parts of a name."""
+    if spec.job == "localhost":  # this process, in a cluster, too: tf.data does not know its job and task
+        expected = expected.replace(job=None, replica=None, task=None)
+    return spec.make_merged_spec(expected) == spec
 
 
 def _is_host_integer(value) -> bool:
@@ -87,7 +92,7 @@ def audit(function) -> Audit:
 
     Covers the function and all functions it calls: branches, loops, calls, gradients. An operation needs a GPU kernel
     whose type constraints its attributes meet, or XLA's GPU kernel in a function that XLA compiles. The audit does not
-    tell where an operation runs; `copies.count_copies` tells which kernels keep their arguments in host memory.
+    tell where an operation runs; `copies.find_copies` tells which kernels keep their arguments in host memory.
     Without `has_gpu_kernels`, nearly all operations lack one.
 
     Args:

@@ -105,7 +105,7 @@ def read_memory(gpus: Sequence[int]) -> dict[int, GpuMemory]:
     Raises:
         DriverUnavailable: there is no NVML, or it does not know a GPU.
     """
-    return dict(zip(gpus, _ask_driver(gpus, _memory_of), strict=True))
+    return dict(zip(gpus, ask_driver(gpus, _memory_of), strict=True))
 
 
 def driver_indices(gpus: Sequence[int]) -> list[int]:
@@ -114,10 +114,10 @@ def driver_indices(gpus: Sequence[int]) -> list[int]:
     Raises:
         DriverUnavailable: see `read_memory`.
     """
-    return _ask_driver(gpus, lambda nvml, handle: nvml.nvmlDeviceGetIndex(handle))
+    return ask_driver(gpus, lambda nvml, handle: nvml.nvmlDeviceGetIndex(handle))
 
 
-def _ask_driver(gpus: Sequence[int], question: Callable[[Any, Any], Answer]) -> list[Answer]:
+def ask_driver(gpus: Sequence[int], question: Callable[[Any, Any], Answer]) -> list[Answer]:
     """Return the answer to a question about each GPU, which gets NVML and its handle of the GPU."""
     try:
         import pynvml  # only where there is a GPU

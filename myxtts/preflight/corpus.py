@@ -41,7 +41,8 @@ def check_corpus(data: DataConfig, corpora: RunCorpora) -> Iterator[Check]:
     manifests = [corpus.manifest for corpus in (corpora.training, corpora.held_out) if corpus]
     yield check_rejected(corpora.folder / "rejected.csv", data.max_rejected, sum(map(len, manifests)))
     yield check_durations(manifests, data.min_seconds, data.max_seconds)
-    yield check_characters(manifests, corpora.vocabulary.languages, data.text_frontend)
+    if corpora.vocabulary.symbols.symbols:  # a vocoder needs no texts
+        yield check_characters(manifests, corpora.vocabulary.languages, data.text_frontend)
     plan = corpora.training.plan
     yield recommended(
         plan.padding <= MAX_PADDING,

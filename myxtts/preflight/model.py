@@ -31,7 +31,7 @@ from myxtts.preflight.checks import Check, recommended, required
 from myxtts.preflight.prerequisites import existing_parent
 from myxtts.tf_internals import device_memory_mib
 from myxtts.training import loop
-from myxtts.training.diagnostics import describe_batch, explain_out_of_memory
+from myxtts.training.diagnostics import describe_batch, explain_out_of_memory, segments_of
 from myxtts.training.memory_forecast import MemoryForecast
 from myxtts.training.schedule import ConstantRates
 from myxtts.training.setup import RunCorpora, TrainingSetup, set_up
@@ -103,7 +103,8 @@ def check_model(
             raise TrainingError(explain_out_of_memory(error, placement, batch, can_resume=False)) from error
         rows, samples, tokens = plan.shape(bucket)
         count = len(batches.microbatches)
-        shape = f"{count} x {rows} utterances of up to {samples / SAMPLE_RATE_HZ:.1f} s and {tokens} tokens"
+        texts = f" and {tokens} tokens" if tokens else ""
+        shape = f"{count} x {rows} utterances of up to {samples / SAMPLE_RATE_HZ:.1f} s{texts}{segments_of(config)}"
         yield check_update(state, result, magnitudes, shape)
     if placement.on_gpu:
         yield from check_gpu_memory(placement)
@@ -114,7 +115,8 @@ def check_model(
 
 def check_variables(state: TrainingState, size: str) -> Check:
     """Check that everything a step changes is on the model devices; raises PlacementError if not."""
-    groups = {"variables": state.model.variables, "optimizer slots": state.optimizer.variables}
+    slots = [v for group in state.groups for v in group.optimizer.variables]
+    groups = {"variables": state.model.variables, "optimizer slots": slots}
     groups["averages"] = state.averages
     state.require_devices()
     devices = " and ".join(state.replicas.devices)
@@ -180,11 +182,13 @@ def full_step(bucket: int, plan: Plan, pipeline: Pipeline, step: Step, accumulat
 def take_steps(state: TrainingState, step: Step, batches: loop.StepBatches, schedule: loop.Schedule) -> StepResult:
     """Take two steps, or more until a loss scale no longer overflows. The first step may trace."""
     seconds, rates, handed = [], initial_rates(schedule), step.hand_over(batches.features[0])
+    optimizers = [group.optimizer for group in state.groups]
     for _ in range(MAX_SCALED_STEPS if is_scaled(state.optimizer) else 2):
-        started_s, updates = time.perf_counter(), int(state.optimizer.iterations)
+        started_s, updates = time.perf_counter(), [int(optimizer.iterations) for optimizer in optimizers]
         metrics, handed = take_step(state, step, handed, batches, rates)
         seconds.append(time.perf_counter() - started_s)
-        if len(seconds) > 1 and int(state.optimizer.iterations) > updates:
+        updated = (int(optimizer.iterations) > before for optimizer, before in zip(optimizers, updates, strict=True))
+        if len(seconds) > 1 and all(updated):
             break
     return StepResult(metrics, seconds[0], seconds[-1], handed)
 

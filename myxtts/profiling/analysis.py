@@ -80,6 +80,7 @@ class Measurement:
         gpus, note: see `Assessment`.
         all_reduce_s: of a step's gradients between two replicas; None where it was not measured.
         can_replicate: the settings allow replicas.
+        augmentation: see `Assessment`.
     """
 
     work: np.ndarray
@@ -94,6 +95,7 @@ class Measurement:
     gpus: tuple[int, int] = (0, 1)
     all_reduce_s: float | None = None
     can_replicate: bool = True
+    augmentation: str = ""
     note: str = ""
 
 
@@ -219,6 +221,7 @@ def assess(measurement: Measurement, duration_s: float, utilisation: float, vari
         gpus=measurement.gpus,
         second_device=measurement.devices > 1,
         can_replicate=measurement.can_replicate,
+        augmentation=measurement.augmentation,
         note=measurement.note,
     )
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from myxtts.tf_internals import called_graph, wrap_function
 from myxtts.training.state import TrainingState
+from myxtts.training.step import group_gradients
 
 MATRIX_PRODUCTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative")  # and their two gradients each
@@ -49,14 +50,9 @@ def contraction_flops(function: Callable, argument) -> int:
 
 def step_flops(state: TrainingState, batch: dict[str, tf.Tensor]) -> int:
     """Count the operations of a batch's losses and their gradients; raises as `contraction_flops`."""
-    variables = [variable.value for variable in state.trained]
 
     def gradients(batch):
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(variables)
-            losses, _ = state.model(batch, training=True)
-            total = tf.add_n(list(losses.values()))
-        return tape.gradient(total, variables)
+        return group_gradients(state.model, state.groups, batch, lambda _, losses: tf.reduce_sum(losses))[1]
 
     with tf.device(state.device):
         return contraction_flops(gradients, batch)

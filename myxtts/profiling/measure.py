@@ -16,6 +16,7 @@ from myxtts.profiling.pipeline_runs import run_traced, run_untraced
 from myxtts.profiling.profiled_run import MeasurementWindow, ProfiledRun, measurement_window, open_run
 from myxtts.profiling.report import DeviceMetrics
 from myxtts.profiling.trials import try_settings
+from myxtts.tasks.registry import task_of
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ def measure(run: ProfiledRun, steps: int) -> tuple[Measurement, DeviceMetrics]:
         gpus=gpus_of(run.placement),
         all_reduce_s=measure_all_reduce(run) if has_two_devices(run.placement) else None,
         can_replicate=run.setup.can_replicate,
+        augmentation=task_of(run.setup.config).augmentation,
         note=shared_hardware(run.placement),
     )
     return measurement, measure_devices(run, window, samples, isolated, sampler)

@@ -1,14 +1,14 @@
 """Utilisation and memory of NVIDIA GPUs from the driver (NVML), or the reason why there are none."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from myxtts.placement.gpu_memory import gpu_handle
+from myxtts.placement.gpu_memory import DriverUnavailable, ask_driver
 
 PERIOD_S = 0.1  # the driver averages its own figure over the last 0.17 to 1 s, depending on the GPU
 
@@ -43,35 +43,23 @@ class GpuSampler:
     def __init__(self, gpus: Sequence[int]):
         self.usage: dict[int, GpuUsage] = {}
         self.reason = "" if gpus else "the model is not on a GPU"
-        self._handles: dict[int, Any] = {}
-        if not gpus:
-            return
+        self._readers: dict[int, Callable[[], tuple[float, float]]] = {}
         try:
-            import pynvml  # only where there is a GPU
-        except ImportError:
-            self.reason = "nvidia-ml-py is not installed: pip install nvidia-ml-py"
-            return
-        self._nvml = pynvml
-        try:
-            pynvml.nvmlInit()
-            self._handles = {gpu: gpu_handle(pynvml, gpu) for gpu in gpus}
-            self._take_samples()  # raises here for parts of a GPU (MIG), which have no utilisation
-        except (pynvml.NVMLError, LookupError) as error:
-            self._handles = {}
-            self.reason = f"the driver reports: {error}"
-        self.usage = {}
+            self._readers = dict(zip(gpus, ask_driver(gpus, _reader), strict=True)) if gpus else {}
+        except DriverUnavailable as error:
+            self.reason = str(error)
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
         stop = threading.Event()
         thread = threading.Thread(target=self._sample, args=(stop,), name="myxtts-nvml", daemon=True)
-        if self._handles:
+        if self._readers:
             thread.start()
         try:
             yield
         finally:
             stop.set()
-            if self._handles:
+            if self._readers:
                 thread.join()
 
     def _sample(self, stop: threading.Event) -> None:
@@ -79,7 +67,23 @@ class GpuSampler:
             self._take_samples()
 
     def _take_samples(self) -> None:
-        for gpu, handle in self._handles.items():
+        for gpu, read in self._readers.items():
             usage = self.usage.setdefault(gpu, GpuUsage())
-            usage.utilisation.append(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100)
-            usage.memory_mib.append(self._nvml.nvmlDeviceGetMemoryInfo(handle).used / 2**20)
+            utilisation, memory_mib = read()
+            usage.utilisation.append(utilisation)
+            usage.memory_mib.append(memory_mib)
+
+
+def _reader(nvml: Any, handle: Any) -> Callable[[], tuple[float, float]]:
+    """Return a function that reads utilisation and used memory in MiB of a GPU, after one try.
+
+    Raises:
+        nvml.NVMLError: for parts of a GPU (MIG), which have no utilisation.
+    """
+
+    def read() -> tuple[float, float]:
+        utilisation = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+        return utilisation, nvml.nvmlDeviceGetMemoryInfo(handle).used / 2**20
+
+    read()
+    return read

@@ -84,7 +84,7 @@ def report_lines(analysis: Analysis, unit: str) -> list[str]:
         f"({analysis.step_variation_in_bucket:.1%} within a bucket)",
         "waits": f"model without a batch {analysis.wait_fraction:.1%} of the time, producer blocked on a full feed "
         f"{analysis.blocked_fraction:.1%}",
-        "padding": f"{analysis.padding:.1%} of the computation",
+        "padding": f"{analysis.padding:.1%} of the samples in batches",
     }
     overhead = analysis.tracing_overhead
     if overhead is not None:

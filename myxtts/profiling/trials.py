@@ -46,7 +46,7 @@ def try_steps(run: ProfiledRun, batch: Batch) -> Trials:
     setup = run.setup
     static = setup.config.data.model_copy(update={"enable_static_shapes": True})
     static_step = make_step(setup.config.model_copy(update={"data": static}), setup.state)
-    rows = len(batch["tokens"])
+    rows = len(batch["frames"])
     with tf.device(run.route.data):
         half = first_rows(batch, setup.state.model.BATCH_FIELDS, rows // 2)
     variants = [(run.step, batch), (static_step, batch), (run.step, half if rows > 1 else batch)]

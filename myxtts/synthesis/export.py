@@ -1,23 +1,25 @@
 """Export of a trained run as a SavedModel for programs that have TensorFlow but not this package.
 
 FOLDER/
-    saved_model.pb  variables/  …    signatures `serving_default` and `reference`
-    metadata.json                    ids of symbols and languages, text front end, and default options
+    saved_model.pb  variables/  …    a voice: signatures `serving_default` (ids → wave) and `reference` (wave → mel);
+                                     a vocoder: `serving_default` (mel → wave) and `log_mel` (wave → mel)
+    metadata.json                    audio format and vocoder; of a voice also ids, text front end and default options
 """
 
 import json
 import logging
 import os
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, MEL_BANDS, SAMPLE_RATE_HZ
-from myxtts.audio.griffin_lim import ITERATIONS, griffin_lim
 from myxtts.audio.mel import log_mel
+from myxtts.audio.vocoder import VocoderProtocol
 from myxtts.config.schema import ModelConfig, PlacementConfig
 from myxtts.errors import ConfigError
 from myxtts.files import write_whole
@@ -28,77 +30,106 @@ from myxtts.tasks.tts_samples import synthesis_options
 from myxtts.text.symbols import BEGIN_ID, END_ID, FIRST_SYMBOL_ID, PADDING_ID
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.load_model import load_model
-from myxtts.training.select_checkpoint import select_checkpoint, vocabulary_of
+from myxtts.training.load_vocoder import TrainedVocoder, load_vocoder
+from myxtts.training.select_checkpoint import audio_format_of, check_task, select_checkpoint, settings_of, vocabulary_of
+from myxtts.training.select_vocoder import VocoderChoice, VocoderRun, select_vocoder
 
-FORMAT = 1
+FORMAT = 2
+VOCODER_SIGNATURE = (
+    tf.TensorSpec([None, None, MEL_BANDS], tf.float32, "mel"),
+    tf.TensorSpec([None], tf.int32, "frames"),
+    tf.TensorSpec([2], tf.int32, "seed"),
+)
 
 log = logging.getLogger(__name__)
 
 
-def export_run(run: Path, out: Path, checkpoint: str | None = None, iterations: int | None = None) -> None:
-    """Write a run as a SavedModel. The export runs on the CPU, and the SavedModel names no device.
+class Export(NamedTuple):
+    """What is written: a module of functions and variables without a Keras object, its signatures and metadata.json."""
+
+    module: tf.Module
+    signatures: dict[str, Any]
+    document: dict[str, Any]
+
+
+def export_run(
+    run: Path,
+    out: Path,
+    checkpoint: str | None = None,
+    vocoder: str | None = None,
+    iterations: int | None = None,
+) -> None:
+    """Write a voice or a vocoder as a SavedModel. The export runs on the CPU, and the SavedModel names no device.
 
     Args:
         out: folder to make. It appears only when it is complete.
         checkpoint: name of a checkpoint; by default the best, or the newest if none was validated.
-        iterations: number of Griffin-Lim iterations; by default as in synthesis.
+        vocoder, iterations: of a voice, as in synthesis.
 
     Raises:
-        UserError: the run or the output is unusable.
+        UserError: the run, the vocoder or the output is unusable.
     """
     if out.exists() or out.is_symlink():
         raise ConfigError(f"--out {out} exists already. Give another folder, or remove this one.")
     if not out.parent.is_dir():
         raise ConfigError(f"--out {out} cannot be written: there is no folder {out.parent}. Make the folder first.")
     selected = select_checkpoint(run, checkpoint)
+    metadata = read_metadata(selected)
+    task = settings_of(selected, metadata).model.task
+    choice = None
+    if task != "vocoder":
+        check_task(selected, task, "tts")
+        choice = select_vocoder(run, metadata, vocoder, iterations)
+    elif vocoder is not None or iterations is not None:
+        flag = "--iterations" if vocoder is None else "--vocoder"
+        raise ConfigError(f"{flag} was given, but {run} is a vocoder itself, not a voice. Leave out {flag}.")
     placement = plan_routes(PlacementConfig(), gpu_count=0)
     devices.configure(placement)
-    export_checkpoint(selected, out, ITERATIONS if iterations is None else iterations, placement.routes[0].model)
+    device = placement.routes[0].model
+    with tf.device(device):
+        if choice is None:
+            export = vocoder_export(VocoderRun(run, selected, metadata), device)
+        else:
+            export = voice_export(selected, metadata, choice, device)
+    write_export(export, out)
     log.info("export         %s of %s", out, selected)
 
 
-def export_checkpoint(checkpoint: Path, out: Path, iterations: int, device: str) -> None:
-    """Write a checkpoint as a SavedModel.
+def voice_export(checkpoint: Path, metadata: dict[str, Any], choice: VocoderChoice, device: str) -> Export:
+    """Return the export of a voice with its vocoder; raises CheckpointError if one of them is damaged."""
+    network = load_model(checkpoint, metadata, device, task="tts")
+    vocoder = load_vocoder(choice, device)
+    document = export_metadata(metadata, vocoder)
+    module = synthesis_module(network, vocoder, document["reference_samples"])
+    return Export(module, {"serving_default": module.synthesize, "reference": module.reference_mel}, document)
 
-    Args:
-        out: folder to make, which must not exist.
-        device: the device to load the weights on.
 
-    Raises:
-        CheckpointError: the checkpoint is damaged.
-    """
-    metadata = read_metadata(checkpoint)
-    document = export_metadata(metadata, iterations)
-    with tf.device(device):
-        network = load_model(checkpoint, metadata, device, task="tts")
-        module = synthesis_module(network, iterations, document["reference_samples"])
+def vocoder_export(source: VocoderRun, device: str) -> Export:
+    """Return the export of a vocoder alone; raises CheckpointError if it is damaged."""
+    vocoder = TrainedVocoder(source, device)
+    module = vocoder_module(vocoder)
+    document = common_metadata(source.metadata, vocoder)
+    return Export(module, {"serving_default": module.synthesize, "log_mel": module.log_mel}, document)
+
+
+def write_export(export: Export, out: Path) -> None:
+    """Write a SavedModel and its metadata.json under a temporary name, then rename it to `out`."""
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as temporary:
         partial = Path(temporary) / out.name
-        signatures = {"serving_default": module.synthesize, "reference": module.reference_mel}
-        tf.saved_model.save(module, str(partial), signatures)
-        write_whole(partial / "metadata.json", json.dumps(document, ensure_ascii=False, indent=1).encode())
+        tf.saved_model.save(export.module, str(partial), export.signatures)
+        content = json.dumps(export.document, ensure_ascii=False, indent=1)
+        write_whole(partial / "metadata.json", content.encode())
         os.replace(partial, out)
 
 
-def synthesis_module(network: XTTS, iterations: int, reference_samples: int) -> tf.Module:
-    """Return the module to save: `synthesize` maps ids to waves, and `reference_mel` a reference wave to its mel.
-
-    The module has plain variables and functions and no Keras object, so loading it does not need Keras.
-    """
+def synthesis_module(network: XTTS, vocoder: VocoderProtocol, reference_samples: int) -> tf.Module:
+    """Return the module of a voice: `synthesize` maps ids to waves, and `reference_mel` a reference wave to its mel."""
 
     @tf.function(input_signature=SYNTHESIS_SIGNATURE)
     def synthesize(*inputs):
         mel, frames, _ = network.synthesize_mel(*inputs)
         *_, seed = inputs
-        samples = frames * HOP_SAMPLES
-        max_samples = tf.shape(mel)[1] * HOP_SAMPLES
-
-        def row_wave(row):  # without its padding, as in `griffin_lim_waves`, so that padding changes no sample
-            wave = griffin_lim(mel[row : row + 1, : frames[row]], iterations, seed)[0]
-            return tf.pad(wave, [[0, max_samples - samples[row]]])
-
-        wave = tf.map_fn(row_wave, tf.range(tf.shape(mel)[0]), fn_output_signature=tf.TensorSpec([None], tf.float32))
-        return {"wave": wave, "samples": samples, "mel": mel}
+        return padded_waves(vocoder, mel, frames, seed) | {"mel": mel}
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.float32, "wave")])
     def reference_mel(wave):
@@ -106,28 +137,71 @@ def synthesis_module(network: XTTS, iterations: int, reference_samples: int) -> 
         return {"reference": mel, "reference_frames": tf.shape(mel)[1:2]}
 
     module = tf.Module(name="synthesizer")
-    module.weights = [v.value for v in network.variables]
+    module.weights = [*(v.value for v in network.variables), *vocoder.variables]
     module.synthesize, module.reference_mel = synthesize, reference_mel
     return module
 
 
-def export_metadata(metadata: dict[str, Any], iterations: int) -> dict[str, Any]:
-    """Return the content of metadata.json, which a program needs to call the signatures.
+def vocoder_module(vocoder: VocoderProtocol) -> tf.Module:
+    """Return the module of a vocoder: `synthesize` maps mels to waves, and `log_mel` a wave to its mel."""
+
+    @tf.function(input_signature=VOCODER_SIGNATURE)
+    def synthesize(mel, frames, seed):
+        return padded_waves(vocoder, mel, frames, seed)
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.float32, "wave")])
+    def mel_of_wave(wave):
+        mel = log_mel(wave[None])
+        return {"mel": mel, "frames": tf.shape(mel)[1:2]}
+
+    module = tf.Module(name="vocoder")
+    module.weights = vocoder.variables
+    module.synthesize, module.log_mel = synthesize, mel_of_wave
+    return module
+
+
+def padded_waves(vocoder: VocoderProtocol, mel, frames, seed):
+    """Return `wave`, float32 [batch, samples], with zeros after the end, and `samples`, int32 [batch].
+
+    Each row is computed alone, without its padding, as in `vocode`, so that padding changes no sample.
+    """
+    samples = frames * HOP_SAMPLES
+    max_samples = tf.shape(mel)[1] * HOP_SAMPLES
+
+    def row_wave(row):
+        wave = vocoder.synthesize(mel[row : row + 1, : frames[row]], seed)[0]
+        return tf.pad(wave, [[0, max_samples - samples[row]]])
+
+    wave = tf.map_fn(row_wave, tf.range(tf.shape(mel)[0]), fn_output_signature=tf.TensorSpec([None], tf.float32))
+    return {"wave": wave, "samples": samples}
+
+
+def common_metadata(metadata: Mapping[str, Any], vocoder: VocoderProtocol) -> dict[str, Any]:
+    """Return the part of metadata.json that voices and vocoders have.
+
+    Args:
+        metadata: content of state.json of the checkpoint.
+    """
+    return {
+        "format": FORMAT,
+        "task": metadata["settings"]["model"]["task"],
+        "run": metadata["settings"]["run"]["run"],
+        "step": metadata["step"],
+        **audio_format_of(metadata),
+        "vocoder": vocoder.metadata,
+    }
+
+
+def export_metadata(metadata: dict[str, Any], vocoder: VocoderProtocol) -> dict[str, Any]:
+    """Return the content of metadata.json of a voice, which a program needs to call the signatures.
 
     Args:
         metadata: content of state.json of the checkpoint.
     """
     settings, vocabulary = metadata["settings"], vocabulary_of(metadata)
     options = synthesis_options(ModelConfig(**settings["model"]))
-    return {
-        "format": FORMAT,
-        "run": settings["run"]["run"],
-        "step": metadata["step"],
-        "sample_rate_hz": SAMPLE_RATE_HZ,
-        "hop_samples": HOP_SAMPLES,
-        "mel_bands": MEL_BANDS,
+    return common_metadata(metadata, vocoder) | {
         "reference_samples": int(settings["data"]["reference_seconds"] * SAMPLE_RATE_HZ),
-        "griffin_lim_iterations": iterations,
         "text_frontend": settings["data"]["text_frontend"],
         "padding_id": PADDING_ID,
         "begin_id": BEGIN_ID,

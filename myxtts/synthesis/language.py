@@ -1,12 +1,9 @@
 """Choice of the language of a text among those of a run. Does not import TensorFlow."""
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 
-from myxtts.errors import CheckpointError, DataError
+from myxtts.errors import DataError
 from myxtts.text.languages import canonical_code
-from myxtts.training.missing_run import describe_missing
 
 
 def choose_language(language: str | None, trained: Sequence[str]) -> str:
@@ -26,20 +23,3 @@ def choose_language(language: str | None, trained: Sequence[str]) -> str:
             "Give one of these with --language."
         )
     return trained_as
-
-
-def trained_languages(run: Path) -> list[str]:
-    """Read the languages of a run from its newest checkpoint, without reading the weights.
-
-    Raises:
-        CheckpointError: there is no checkpoint, or its state.json is damaged.
-    """
-    states = sorted(run.glob("checkpoints/step-*/state.json"), key=lambda path: (len(path.parent.name), path))
-    if not states:
-        raise CheckpointError(describe_missing(run))
-    try:
-        return list(json.loads(states[-1].read_text(encoding="utf-8"))["languages"])
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise CheckpointError(
-            f"{states[-1]} cannot be read: {error!r}. Remove {states[-1].parent} to use the previous checkpoint."
-        ) from error

@@ -1,4 +1,4 @@
-"""Speech synthesis into a sound file. Checks all it can before it imports TensorFlow, which takes seconds."""
+"""Speech synthesis into a file or onto stdout. Checks all it can before it imports TensorFlow, which takes seconds."""
 
 import logging
 import os
@@ -7,14 +7,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
 import soundfile
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.errors import ConfigError, DataError
-from myxtts.synthesis.language import choose_language, trained_languages
+from myxtts.synthesis.language import choose_language
 from myxtts.synthesis.reference import check_reference
+from myxtts.synthesis.wav_stream import wav_stream
 from myxtts.text.sentences import empty_text_message, split_text
+from myxtts.training.checkpoint_files import read_metadata
+from myxtts.training.select_checkpoint import check_task, select_checkpoint, settings_of
+from myxtts.training.select_vocoder import select_vocoder
 
 FORMATS = {".wav": "WAV", ".flac": "FLAC", ".ogg": "OGG"}
 
@@ -25,57 +30,83 @@ def write_speech(
     run: Path,
     text: str,
     references: Sequence[Path],
-    out: Path,
+    out: Path | BinaryIO,
     language: str | None = None,
+    vocoder: str | None = None,
     iterations: int | None = None,
     **options,
 ) -> None:
-    """Synthesize a text into a file, on GPU 0 or, without a GPU, on the CPU. The file is written sentence by sentence.
+    """Synthesize a text, on GPU 0 or, without a GPU, on the CPU, and write it sentence by sentence.
 
     Args:
-        language, iterations: as in `Synthesizer.synthesize_sentences`.
+        out: a file to make, or a pipe that gets the sound as WAV, each sentence as soon as it is synthesized.
+        language: as in `Synthesizer.synthesize_sentences`.
+        vocoder, iterations: as in `Synthesizer`.
         options: fields of SynthesisOptions. Missing fields and None mean the default of the run.
 
     Raises:
-        UserError: the run, a reference, the text or the output is unusable.
+        UserError: the run, the vocoder, a reference, the text or the output is unusable.
     """
-    check_inputs(run, text, references, out, language)
-    from myxtts.audio.griffin_lim import ITERATIONS  # this and the next two imports load TensorFlow
-    from myxtts.placement import devices
+    started_s = time.perf_counter()
+    check_inputs(run, text, references, language, vocoder, iterations)
+    if isinstance(out, Path):
+        check_output(out)
+    from myxtts.placement import devices  # this and the next import load TensorFlow
     from myxtts.synthesis.synthesizer import Synthesizer
 
     placement = devices.configure_default()
-    synthesizer = Synthesizer(run, placement.routes[0].model)
-    started_s = time.perf_counter()
+    synthesizer = Synthesizer(run, placement.routes[0].model, vocoder, iterations)
+    loaded_s = time.perf_counter()
     changed = {name: value for name, value in options.items() if value is not None}
-    waves = synthesizer.synthesize_sentences(
-        text, references, language, replace(synthesizer.options, **changed), iterations or ITERATIONS
-    )
-    with sound_file(out) as file:
+    waves = synthesizer.synthesize_sentences(text, references, language, replace(synthesizer.options, **changed))
+    samples = 0
+    with sound_file(out) if isinstance(out, Path) else wav_stream(out) as sound:
         for wave in waves:
-            file.write(wave)
-        speech_s = file.frames / SAMPLE_RATE_HZ
-    elapsed_s = time.perf_counter() - started_s
-    log.info("%s: %.2f s of speech in %.2f s, real-time factor %.3f", out, speech_s, elapsed_s, elapsed_s / speech_s)
+            sound.write(wave)
+            if not samples:
+                _log_first_sound(time.perf_counter(), loaded_s, started_s)
+            samples += len(wave)
+    elapsed_s, speech_s = time.perf_counter() - loaded_s, samples / SAMPLE_RATE_HZ
+    name = out if isinstance(out, Path) else "stream"
+    log.info("%s: %.2f s of speech in %.2f s, real-time factor %.3f", name, speech_s, elapsed_s, elapsed_s / speech_s)
 
 
-def check_inputs(run: Path, text: str, references: Sequence[Path], out: Path, language: str | None) -> None:
-    """Check everything that can be checked without TensorFlow.
+def _log_first_sound(now_s: float, loaded_s: float, started_s: float) -> None:
+    log.info("first sound    after %.2f s, and %.1f s of loading", now_s - loaded_s, loaded_s - started_s)
+
+
+def check_inputs(
+    run: Path,
+    text: str,
+    references: Sequence[Path],
+    language: str | None,
+    vocoder: str | None,
+    iterations: int | None,
+) -> None:
+    """Check everything that is read and can be checked without TensorFlow.
 
     Raises:
         UserError: the first fault.
     """
+    if next(split_text(text), None) is None:
+        raise DataError(empty_text_message(text))
+    checkpoint = select_checkpoint(run)
+    metadata = read_metadata(checkpoint)
+    check_task(checkpoint, settings_of(checkpoint, metadata).model.task, "tts")
+    choose_language(language, metadata["languages"])
+    select_vocoder(run, metadata, vocoder, iterations)
+    for reference in references:
+        check_reference(reference)
+
+
+def check_output(out: Path) -> None:
+    """Raise ConfigError if a sound file cannot be written."""
     if out.suffix.lower() not in FORMATS:
         raise ConfigError(f"--out {out} has an unknown file name extension. Use one of {', '.join(FORMATS)}.")
     if out.is_dir():
         raise ConfigError(f"--out {out} is a folder. Give the name of a file.")
     if not out.parent.is_dir():
         raise ConfigError(f"--out {out} cannot be written: there is no folder {out.parent}. Make the folder first.")
-    if next(split_text(text), None) is None:
-        raise DataError(empty_text_message(text))
-    choose_language(language, trained_languages(run))
-    for reference in references:
-        check_reference(reference)
 
 
 @contextmanager

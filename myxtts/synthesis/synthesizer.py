@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import MEL_BANDS, SAMPLE_RATE_HZ
-from myxtts.audio.griffin_lim import ITERATIONS, griffin_lim_waves
 from myxtts.audio.mel import log_mel
+from myxtts.audio.vocoder import vocode
 from myxtts.config.schema import ModelConfig
 from myxtts.errors import DataError
 from myxtts.models.xtts import SynthesisOptions
@@ -25,7 +25,9 @@ from myxtts.text.sentences import Boundary, TextChunk, empty_text_message, split
 from myxtts.text.symbols import BEGIN_ID, END_ID, PADDING_ID
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.load_model import load_model
+from myxtts.training.load_vocoder import load_vocoder
 from myxtts.training.select_checkpoint import select_checkpoint, vocabulary_of
+from myxtts.training.select_vocoder import select_vocoder
 
 BATCH_CHUNKS = 8
 MAX_UNKNOWN_FRACTION = 0.25  # of the symbols of a chunk
@@ -43,22 +45,32 @@ class EncodedChunk(NamedTuple):
 class Synthesizer:
     """Speech synthesis with the weights of a run.
 
-        synthesizer = Synthesizer(Path("runs/demo"))
+        synthesizer = Synthesizer(Path("runs/demo"), vocoder=Path("runs/vocoder"))
         wave = synthesizer.synthesize("Good morning.", references=[Path("speaker.wav")])
 
     Args:
         run: folder of the run. The best checkpoint is used, or the newest if none was validated; averaged weights are
             used if the run has them.
         device: the device to compute on, which must be configured already.
+        vocoder: folder of a vocoder's run, or "griffin-lim"; by default the vocoder that the run names, or else
+            Griffin-Lim.
+        iterations: of Griffin-Lim; by default 30.
 
     Attributes:
         options: default SynthesisOptions, from the settings of the run. `dataclasses.replace` makes variants.
 
     Raises:
-        CheckpointError: there is no usable checkpoint.
+        CheckpointError: there is no usable checkpoint, or the vocoder cannot be used.
+        ConfigError: iterations were given for another vocoder than Griffin-Lim.
     """
 
-    def __init__(self, run: Path, device: str = "/CPU:0"):
+    def __init__(
+        self,
+        run: Path,
+        device: str = "/CPU:0",
+        vocoder: str | Path | None = None,
+        iterations: int | None = None,
+    ):
         checkpoint = select_checkpoint(run)
         metadata = read_metadata(checkpoint)
         settings = metadata["settings"]
@@ -67,9 +79,11 @@ class Synthesizer:
         self._reference_samples = int(settings["data"]["reference_seconds"] * SAMPLE_RATE_HZ)
         self._vocabulary = vocabulary_of(metadata)
         self._device = device
+        choice = select_vocoder(run, metadata, vocoder, iterations)
         self._network = load_model(checkpoint, metadata, device, task="tts")
-        self._warm_up()
         log.info("synthesizer    %s, step %d", run, metadata["step"])
+        self._vocoder = load_vocoder(choice, device)
+        self._warm_up()
 
     def synthesize(
         self,
@@ -77,10 +91,9 @@ class Synthesizer:
         references: Sequence[Path] = (),
         language: str | None = None,
         options: SynthesisOptions | None = None,
-        iterations: int = ITERATIONS,
     ) -> np.ndarray:
         """Return the concatenated waves of `synthesize_sentences`."""
-        return np.concatenate(list(self.synthesize_sentences(text, references, language, options, iterations)))
+        return np.concatenate(list(self.synthesize_sentences(text, references, language, options)))
 
     def synthesize_sentences(
         self,
@@ -88,12 +101,12 @@ class Synthesizer:
         references: Sequence[Path] = (),
         language: str | None = None,
         options: SynthesisOptions | None = None,
-        iterations: int = ITERATIONS,
     ) -> Iterator[np.ndarray]:
         """Synthesize a text of any length sentence by sentence.
 
-        The call itself reads the text and the references. Iterating synthesizes 8 sentences at a time, so memory does
-        not grow with the text. All sentences use the same seed.
+        The call itself reads the text and the references. Iterating synthesizes the first sentence alone, so that its
+        wave is there early, then 2, 4 and always 8 sentences at a time, so memory does not grow with the text. All
+        sentences use the same seed.
 
         Args:
             text: `split_text` documents how sentences and paragraphs are found.
@@ -101,7 +114,6 @@ class Synthesizer:
                 condition the model. Without references, the model uses its learned default condition.
             language: a language that the run was trained on; optional if there is only one.
             options: speed, pitch, energy, steps, guidance and seed; by default `self.options`.
-            iterations: number of Griffin-Lim iterations.
 
         Yields:
             The wave of each sentence with the pause before it, float32 [samples] in [-1, 1] at 22,050 Hz. Each
@@ -114,7 +126,7 @@ class Synthesizer:
         language = choose_language(language, languages)
         chunks = self._encode(text, language)
         reference = self._reference_mel(references)
-        return self._synthesize(chunks, reference, languages.index(language), options or self.options, iterations)
+        return self._synthesize(chunks, reference, languages.index(language), options or self.options)
 
     def _synthesize(
         self,
@@ -122,17 +134,16 @@ class Synthesizer:
         reference: np.ndarray,
         language: int,
         options: SynthesisOptions,
-        iterations: int,
     ) -> Iterator[np.ndarray]:
         previous = None
-        for first in range(0, len(chunks), BATCH_CHUNKS):
-            batch = chunks[first : first + BATCH_CHUNKS]
+        for first, end in growing_batches(len(chunks)):
+            batch = chunks[first:end]
             started_s = time.perf_counter()
             tokens = [chunk.tokens for chunk in batch]
-            waves = self._synthesize_batch(tokens, reference, language, options, iterations)
+            waves = self._synthesize_batch(tokens, reference, language, options)
             log.info(
                 "%s of %d: %.1f s of speech in %.1f s",
-                f"sentences {first + 1} to {first + len(batch)}" if len(batch) > 1 else f"sentence {first + 1}",
+                f"sentences {first + 1} to {end}" if len(batch) > 1 else f"sentence {first + 1}",
                 len(chunks),
                 sum(map(len, waves)) / SAMPLE_RATE_HZ,
                 time.perf_counter() - started_s,
@@ -148,7 +159,6 @@ class Synthesizer:
         reference: np.ndarray,
         language: int,
         options: SynthesisOptions,
-        iterations: int,
     ) -> list[np.ndarray]:
         """Return the waves of texts, int32 [N] each, with a reference log-mel, float32 [R, 80]."""
         rows = len(texts)
@@ -162,12 +172,12 @@ class Synthesizer:
                 tf.fill([rows], len(reference)),
                 options,
             )
-            return griffin_lim_waves(mel, frames, (options.seed, 0), iterations)
+            return vocode(self._vocoder, mel, frames, (options.seed, 0))
 
     def _warm_up(self) -> None:
         """Trace and optimise the graphs now, so that the first sentence does not wait for it."""
         tokens, no_reference = np.array([BEGIN_ID, END_ID], np.int32), np.zeros([0, MEL_BANDS], np.float32)
-        self._synthesize_batch([tokens], no_reference, 0, SynthesisOptions(), 1)
+        self._synthesize_batch([tokens], no_reference, 0, SynthesisOptions())
 
     def _encode(self, text: str, language: str) -> list[EncodedChunk]:
         """Encode all chunks of a text. Symbols that are unknown to the run are left out with a warning."""
@@ -196,6 +206,15 @@ class Synthesizer:
             with tf.device(self._device):
                 mels.append(log_mel(tf.constant(wave[None]))[0].numpy())
         return np.concatenate(mels)
+
+
+def growing_batches(count: int) -> Iterator[tuple[int, int]]:
+    """Yield the first index and the end of batches of 1, 2, 4 and then BATCH_CHUNKS of `count` chunks."""
+    first, size = 0, 1
+    while first < count:
+        end = min(first + size, count)
+        yield first, end
+        first, size = end, min(2 * size, BATCH_CHUNKS)
 
 
 def _unknown_symbols_message(number: int, chunk: TextChunk, known: int, total: int, unknown: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from myxtts.audio.spec_augment import spec_augment
+from myxtts.audio.vocoder import VocoderProtocol
 from myxtts.config.schema import Config
 from myxtts.data.features import FeatureExtractor, asr_extractor
 from myxtts.data.manifest import Vocabulary
@@ -24,6 +25,7 @@ class ASRTask:
     name = "asr"
     components: tuple[str, ...] = ("subsampling", "encoder", "output")
     supports_xla = False  # TensorFlow's CTC loss on sparse labels has no XLA kernel
+    augmentation = ""
 
     def has_small_operations(self, config: Config) -> bool:
         return False
@@ -41,6 +43,12 @@ class ASRTask:
                 frequency_bands=settings.frequency_mask_bands,
             )
         )
+
+    def segment_s(self, config: Config) -> None:
+        return None
+
+    def sample_extractor(self, config: Config) -> None:
+        return None
 
     def build(self, config: Config, vocabulary: Vocabulary, training: bool = True) -> keras.Model:
         settings: dict[str, Any] = {
@@ -71,6 +79,12 @@ class ASRTask:
         return partial(ErrorRateMetric, vocabulary.symbols)
 
     def sampler(
-        self, config: Config, vocabulary: Vocabulary, examples: Examples, folder: Path, tensorboard: TensorBoard
+        self,
+        config: Config,
+        vocabulary: Vocabulary,
+        examples: Examples,
+        folder: Path,
+        tensorboard: TensorBoard,
+        load_vocoder: Callable[[], VocoderProtocol],
     ) -> ASRSampler:
         return ASRSampler(examples, vocabulary.symbols, folder, tensorboard)

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 import keras
 
+from myxtts.audio.vocoder import VocoderProtocol
 from myxtts.config.schema import Config
 from myxtts.data.features import FeatureExtractor
 from myxtts.data.manifest import Vocabulary
@@ -28,12 +29,13 @@ class Examples(NamedTuple):
 
     Attributes:
         batch: features on the model device.
-        ids, texts: of its rows.
+        ids, texts, files: of its rows; the files are the recordings.
     """
 
     batch: dict
     ids: list[str]
     texts: list[str]
+    files: list[str]
 
 
 class Metric(Protocol):
@@ -55,11 +57,13 @@ class Task(Protocol):
         name: value of the setting `task`.
         components: groups of layers that --freeze names; the network's `component_layers` has the layers.
         supports_xla: whether XLA compiles the training step.
+        augmentation: flag of an augmentation that takes time on the data device; empty if the task has none.
     """
 
     name: str
     components: tuple[str, ...]
     supports_xla: bool
+    augmentation: str
 
     def has_small_operations(self, config: Config) -> bool:
         """Return whether training on 2 cores is faster with one thread for each operation (benchmarks/threads.py).
@@ -70,6 +74,14 @@ class Task(Protocol):
 
     def extractor(self, config: Config, training: bool) -> FeatureExtractor:
         """Return the batch contracts and the function from waves to features; augmentation is for training only."""
+        ...
+
+    def segment_s(self, config: Config) -> float | None:
+        """Return the duration of the segment of each utterance that a step takes; None if it takes whole utterances."""
+        ...
+
+    def sample_extractor(self, config: Config) -> FeatureExtractor | None:
+        """Return the extractor of the sampler's examples; None for that of validation."""
         ...
 
     def build(self, config: Config, vocabulary: Vocabulary, training: bool = True) -> keras.Model:
@@ -112,9 +124,19 @@ class Task(Protocol):
         ...
 
     def sampler(
-        self, config: Config, vocabulary: Vocabulary, examples: Examples, folder: Path, tensorboard: TensorBoard
+        self,
+        config: Config,
+        vocabulary: Vocabulary,
+        examples: Examples,
+        folder: Path,
+        tensorboard: TensorBoard,
+        load_vocoder: Callable[[], VocoderProtocol],
     ) -> Sampler:
-        """Return the sampler of some held-out utterances, which writes below `folder`."""
+        """Return the sampler of some held-out utterances, which writes below `folder`.
+
+        Args:
+            load_vocoder: loads the vocoder that the settings name.
+        """
         ...
 
 

@@ -1,11 +1,13 @@
 """Text to speech: text and a reference of a speaker in, log-mel out."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import keras
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
+from myxtts.audio.vocoder import VocoderProtocol
 from myxtts.config.schema import Config
 from myxtts.data.features import FeatureExtractor, tts_extractor
 from myxtts.data.manifest import Vocabulary
@@ -25,12 +27,19 @@ class TTSTask:
     name = "tts"
     components: tuple[str, ...] = ("reference_encoder", "text_encoder", "prosody", "decoder")
     supports_xla = True
+    augmentation = "--vtlp 0.1"
 
     def has_small_operations(self, config: Config) -> bool:
         return config.model.model_size == "tiny"
 
     def extractor(self, config: Config, training: bool) -> FeatureExtractor:
         return tts_extractor(config.data.vtlp if training else 0.0)
+
+    def segment_s(self, config: Config) -> None:
+        return None
+
+    def sample_extractor(self, config: Config) -> None:
+        return None
 
     def build(self, config: Config, vocabulary: Vocabulary, training: bool = True) -> keras.Model:
         model = config.model
@@ -67,6 +76,12 @@ class TTSTask:
         return None
 
     def sampler(
-        self, config: Config, vocabulary: Vocabulary, examples: Examples, folder: Path, tensorboard: TensorBoard
+        self,
+        config: Config,
+        vocabulary: Vocabulary,
+        examples: Examples,
+        folder: Path,
+        tensorboard: TensorBoard,
+        load_vocoder: Callable[[], VocoderProtocol],
     ) -> TTSSampler:
-        return TTSSampler(examples, synthesis_options(config.model), folder, tensorboard)
+        return TTSSampler(examples, synthesis_options(config.model), load_vocoder(), folder, tensorboard)

@@ -1,4 +1,4 @@
-"""Synthesized speech of a few held-out utterances, with pictures."""
+"""Synthesized speech of a few held-out utterances beside their recordings and copies of these, with pictures."""
 
 from pathlib import Path
 
@@ -6,11 +6,14 @@ import keras
 import soundfile
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.audio.griffin_lim import griffin_lim_waves
+from myxtts.audio.griffin_lim import GriffinLim
+from myxtts.audio.vocoder import VocoderProtocol, vocode
 from myxtts.batch import TTS_FEATURES, first_rows
 from myxtts.config.schema import ModelConfig
+from myxtts.data.audio_file import read_wave
 from myxtts.files import replaced_folder
 from myxtts.models.xtts import SynthesisOptions
+from myxtts.observe.html_report import sound_file
 from myxtts.observe.metrics import TensorBoard
 from myxtts.observe.plots import mel_and_alignment, png_bytes
 from myxtts.tasks.base import Examples
@@ -24,17 +27,34 @@ class TTSSampler:
     Args:
         examples: TTS_FEATURES; the first rows are synthesized, each with its own reference.
         options: how the texts are synthesized.
-        folder: gets `step-000500/` with a WAV and a PNG for each utterance.
-        tensorboard: gets the same sounds and pictures.
+        vocoder: computes the waves. A trained one is compared with Griffin-Lim.
+        folder: gets `step-000500/` with the sounds and a picture of each utterance: `1-NAME.wav` is synthesized, and
+            `observe.html_report` names the others, such as `1-NAME.recording.wav`.
+        tensorboard: gets the synthesized sounds and the pictures.
     """
 
-    def __init__(self, examples: Examples, options: SynthesisOptions, folder: Path, tensorboard: TensorBoard):
+    def __init__(
+        self,
+        examples: Examples,
+        options: SynthesisOptions,
+        vocoder: VocoderProtocol,
+        folder: Path,
+        tensorboard: TensorBoard,
+    ):
         count = min(UTTERANCES, len(examples.ids))
         self._batch = first_rows(examples.batch, TTS_FEATURES, count)
         self._ids, self._texts = examples.ids[:count], examples.texts[:count]
         self._folder = folder
-        self._options = options
-        self._tensorboard = tensorboard
+        self._options, self._tensorboard = options, tensorboard
+        griffin_lim = GriffinLim()
+        copied_by: dict[str, VocoderProtocol] = {"griffin-lim": griffin_lim}
+        self._synthesized_by: dict[str, VocoderProtocol] = {"": vocoder}
+        if vocoder.variables:
+            copied_by["vocoder"] = vocoder
+            self._synthesized_by["synthesized-griffin-lim"] = griffin_lim
+        mel, frames = self._batch["mel"], self._batch["frames"]
+        self._fixed = {"recording": [read_wave(file) for file in examples.files[:count]]}
+        self._fixed |= {kind: vocode(copier, mel, frames) for kind, copier in copied_by.items()}
 
     def __call__(self, model: keras.Model, step: int) -> None:
         batch = self._batch
@@ -47,19 +67,20 @@ class TTSSampler:
             self._options,
         )
         _, outputs = model(batch, training=False)
-        waves = griffin_lim_waves(mels, frames)
-        synthesized = zip(self._ids, self._texts, waves, mels.numpy(), frames.numpy(), strict=True)
+        synthesized = zip(self._ids, self._texts, mels.numpy(), frames.numpy(), strict=True)
         recorded = zip(batch["mel"].numpy(), batch["frames"].numpy(), outputs["path"].numpy(), strict=True)
+        sounds = self._fixed | {kind: vocode(by, mels, frames) for kind, by in self._synthesized_by.items()}
         with replaced_folder(self._folder / f"step-{step:06d}") as folder:
-            for number, (utterance, recording) in enumerate(zip(synthesized, recorded, strict=True), 1):
-                identity, text, wave, mel, length = utterance
+            for row, (utterance, recording) in enumerate(zip(synthesized, recorded, strict=True)):
+                identity, text, mel, length = utterance
                 recorded_mel, recorded_length, path = recording
                 picture = mel_and_alignment(recorded_mel[:recorded_length], mel[:length], path[:recorded_length], text)
-                name = f"{number}-{Path(identity).stem}"  # files of several folders may have the same stem
-                soundfile.write(folder / f"{name}.wav", wave, SAMPLE_RATE_HZ, subtype="PCM_16")
+                name = f"{row + 1}-{Path(identity).stem}"  # files of several folders may have the same stem
+                for kind, waves in sounds.items():
+                    soundfile.write(folder / sound_file(name, kind), waves[row], SAMPLE_RATE_HZ, subtype="PCM_16")
                 (folder / f"{name}.png").write_bytes(png_bytes(picture))
                 self._tensorboard.picture(step, f"mel_and_alignment/{name}", picture)
-                self._tensorboard.sound(step, f"spoken/{name}", wave)
+                self._tensorboard.sound(step, f"spoken/{name}", sounds[""][row])
 
 
 def synthesis_options(model: ModelConfig) -> SynthesisOptions:

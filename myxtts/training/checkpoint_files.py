@@ -2,6 +2,7 @@
 
 checkpoints/step-000500/
     model.npz  averages.npz  optimizer.npz    one array for each variable, by name
+    GROUP.npz                                 weights of a further loss group of the model, such as discriminators
     state.json                                the metadata: step, position, best so far, vocabulary, corpus, settings
 """
 
@@ -46,6 +47,11 @@ def checkpoint_of(folder: Path, step: int) -> Path:
 
 def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("step-"))
+
+
+def further_groups(checkpoint: Path) -> list[str]:
+    """Return the names of the loss groups whose weights a checkpoint has beside those of the network."""
+    return sorted({path.stem for path in checkpoint.glob("*.npz")}.difference(("model", "averages", "optimizer")))
 
 
 def latest(folder: Path) -> Path | None:

@@ -11,7 +11,9 @@ from myxtts.tasks.base import Examples
 from myxtts.tasks.registry import task_of
 from myxtts.training.checkpoint import Checkpoints
 from myxtts.training.hooks import Hook, Report, SyncWeights, Validate, WeightSyncProtocol, WriteSamples
+from myxtts.training.load_vocoder import load_vocoder
 from myxtts.training.run_folder import RunFolder
+from myxtts.training.select_vocoder import select_vocoder
 from myxtts.training.setup import TrainingSetup
 from myxtts.training.validation import Validation
 
@@ -47,10 +49,20 @@ def validation_hooks(
     validate: list[Hook] = [Validate(run.validate_every, validation, checkpoints.improves)]
     if not run.sample_every:
         return validate, []
-    with pipeline.open_feed(Position(), epochs=1) as feed:
+    extractor = task.sample_extractor(config)
+    of_samples = pipeline if extractor is None else setup.validation_pipeline(extractor)
+    with of_samples.open_feed(Position(), epochs=1) as feed:
         (first,) = next(feed)
     (batch,) = compile_hand_over(state.model.BATCH_FIELDS, [state.device])([first.features])
     rows, manifest = first.planned.rows, held_out.manifest
-    examples = Examples(batch, [manifest.ids[row] for row in rows], [manifest.texts[row] for row in rows])
-    sampler = task.sampler(config, vocabulary, examples, folder.samples, reporter.tensorboard)
+    columns = ([column[row] for row in rows] for column in (manifest.ids, manifest.texts, manifest.paths))
+    examples = Examples(batch, *columns)
+    sampler = task.sampler(
+        config,
+        vocabulary,
+        examples,
+        folder.samples,
+        reporter.tensorboard,
+        lambda: load_vocoder(select_vocoder(folder.path, setup.metadata), state.device),
+    )
     return validate, [WriteSamples(run.sample_every, sampler, folder.path)]

@@ -10,16 +10,18 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.config.schema import TrainingConfig
+from myxtts.config.schema import Config, TrainingConfig
 from myxtts.data.dataset import Corpus, whole_corpus_step
+from myxtts.data.manifest import Vocabulary
 from myxtts.data.plan_iterator import Position, planned_steps
 from myxtts.errors import TrainingError
-from myxtts.models.layers import parameter_count
+from myxtts.models.layers import parameter_count, weight_count
 from myxtts.placement.routes import Placement
 from myxtts.tasks.registry import task_of
 from myxtts.training.loop import NonFiniteLoss, StepOutOfMemory
 from myxtts.training.setup import TrainingSetup
 from myxtts.training.start import Start
+from myxtts.training.state import TrainingState
 
 log = logging.getLogger(__name__)
 
@@ -32,10 +34,13 @@ def log_start(setup: TrainingSetup, start: Start) -> None:
         folder = Path(setup.config.run.runs_dir, setup.config.run.run)
         log.info("new run        --resume finds no checkpoint in %s, so training starts at step 0", folder)
     if start.pretrained is not None:
-        log.info("start          %s", start.pretrained.describe(setup.corpora.vocabulary))
+        groups = [group.name for group in setup.state.groups[1:]]
+        log.info("start          %s", start.pretrained.describe(setup.corpora.vocabulary, groups))
     if setup.replicas.is_chief:
         if small := whole_corpus_step(setup.corpora.training, setup.config):
             log.warning("%s", small)
+        if long := long_segments(setup.config, setup.corpora.training):
+            log.warning("%s", long)
         for name, text in derived_numbers(setup).items():
             log.info("%-14s %s", name, text)
 
@@ -55,15 +60,14 @@ def derived_numbers(setup: TrainingSetup) -> dict[str, str]:
     per_replica = f"{replicas} replicas with {utterances / replicas:.1f} and {seconds / replicas:.1f}, each "
     return {
         "corpus": f"{len(samples)} utterances{held_out}, {audio_s / 60:.1f} min, "
-        f"{speakers} speaker{'s' * (speakers != 1)}, {len(vocabulary.symbols)} symbols, "
-        f"languages {' '.join(vocabulary.languages)}",
+        f"{speakers} speaker{'s' * (speakers != 1)}, {_describe_texts(vocabulary)}",
         "buckets": " ".join(f"{bound / SAMPLE_RATE_HZ:.2f}" for bound in plan.bounds) + " s",
         "padding": f"{100 * plan.padding:.1f} %",
-        "model": f"{task_of(config).describe(config)}, {parameter_count(setup.state.model):,} parameters, "
+        "model": f"{task_of(config).describe(config)}, {parameters_line(setup.state)}, "
         f"{training.precision}{'' if training.tf32 else ' without TF32'}",
         **setup.choices,
         "step": f"{utterances:.1f} utterances and {seconds:.1f} audio seconds in {per_replica * (replicas > 1)}"
-        f"{accumulation} x {rows} rows",
+        f"{accumulation} x {rows} rows{segments_of(config)}",
         "host memory": f"about {setup.memory}",
         "learning rate": f"{schedule.learning_rate(0):.2g} at first, {peak:.2g} at most, "
         f"{schedule.learning_rate(total - 1):.2g} at the end",
@@ -73,6 +77,31 @@ def derived_numbers(setup: TrainingSetup) -> dict[str, str]:
         f"{depth} in the feed (--prefetch-buffer-size), 1 to enter it and {accumulation + 1} that the step takes; on "
         f"the model device {2 + (accumulation > 1)}, one of them of the next step",
     }
+
+
+def segments_of(config: Config) -> str:
+    """Return what a step takes of each utterance, to be appended to the size of a step; empty for whole utterances."""
+    seconds = task_of(config).segment_s(config)
+    return "" if seconds is None else f", of each utterance a segment of {seconds:g} s"
+
+
+def long_segments(config: Config, corpus: Corpus) -> str:
+    """Return a sentence if most utterances are shorter than the segments of the task, else an empty string."""
+    segment_s, median_s = task_of(config).segment_s(config), float(np.median(corpus.manifest.samples)) / SAMPLE_RATE_HZ
+    if segment_s is None or segment_s <= median_s:
+        return ""
+    return (
+        f"each step takes segments of {segment_s:g} s, but half of the utterances are shorter than {median_s:.2g} s, "
+        "and the rest of their segments is silence. Lower --vocoder-segment-seconds."
+    )
+
+
+def parameters_line(state: TrainingState) -> str:
+    """Return `2,714,305 parameters`, and those of the groups that only training needs."""
+    count = parameter_count(state.model)
+    further = {group.name: weight_count(group.spec.variables) for group in state.groups[1:]}
+    network = f"{count - sum(further.values()):,} parameters"
+    return ", ".join([network, *(f"{count:,} of the {name}" for name, count in further.items())])
 
 
 def ending_setting(training: TrainingConfig, total_steps: int) -> str:
@@ -126,12 +155,19 @@ def explain_non_finite(
     )
 
 
+def _describe_texts(vocabulary: Vocabulary) -> str:
+    if not vocabulary.symbols.symbols:
+        return "texts are not used"
+    return f"{len(vocabulary.symbols)} symbols, languages {' '.join(vocabulary.languages)}"
+
+
 def describe_batch(error: StepOutOfMemory, corpus: Corpus) -> str:
     """Return the step and shape of the batch that did not fit, as a part of a message."""
     rows, samples, tokens = corpus.plan.shape(error.bucket)
+    texts = f" and {tokens} tokens" if tokens else ""
     return (
-        f" at step {error.step}, with a batch of {rows} utterances of up to {samples / SAMPLE_RATE_HZ:.1f} s and "
-        f"{tokens} tokens (bucket {error.bucket + 1} of {len(corpus.plan.bounds)})"
+        f" at step {error.step}, with a batch of {rows} utterances of up to {samples / SAMPLE_RATE_HZ:.1f} s"
+        f"{texts} (bucket {error.bucket + 1} of {len(corpus.plan.bounds)})"
     )
 
 
@@ -150,6 +186,7 @@ def explain_out_of_memory(
     return (
         f"out of memory{batch}: {error.message.splitlines()[0]} (the model is on {placement.routes[0].model}; limits: "
         f"{limits}). {again} a higher --model-gpu-memory or --data-gpu-memory; or {otherwise} a lower --batch-size "
-        "(and a higher --gradient-accumulation, which keeps the step's size), a lower --max-seconds or a smaller "
-        "--model-size, or with --precision mixed_bfloat16 or (text to speech) --gradient-checkpointing."
+        "(and a higher --gradient-accumulation, which keeps the step's size), a lower --max-seconds (for a vocoder "
+        "--vocoder-segment-seconds) or a smaller --model-size, or with --precision mixed_bfloat16 or (not for speech "
+        "recognition) --gradient-checkpointing."
     )

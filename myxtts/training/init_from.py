@@ -4,8 +4,8 @@ Rows of embeddings are matched by name: the vocabulary of the new run begins wit
 each symbol and language of the pretrained run keeps its weights, whether the new corpus has it or not.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ import numpy as np
 from myxtts.config.schema import Config
 from myxtts.data.manifest import Vocabulary
 from myxtts.errors import CheckpointError, ConfigError
+from myxtts.models.loss_groups import NETWORK, loss_groups_of
 from myxtts.tasks.registry import task_of
 from myxtts.text.symbols import FIRST_SYMBOL_ID, SymbolTable
-from myxtts.training.checkpoint_files import digest_of, read_arrays, read_metadata
+from myxtts.training.checkpoint_files import digest_of, further_groups, read_arrays, read_metadata
 from myxtts.training.select_checkpoint import INHERITED, select_checkpoint, settings_of, vocabulary_of, weights_file
 
 LISTED_NAMES = 12
@@ -32,12 +33,14 @@ class Pretrained:
         checkpoint: its best checkpoint, or the newest if none is best.
         metadata: of the checkpoint.
         weights: by name, the averaged ones if the run has them.
+        further: weights of the groups that only training needs, by group and name.
     """
 
     run: Path
     checkpoint: Path
     metadata: dict[str, Any]
     weights: dict[str, np.ndarray]
+    further: Mapping[str, dict[str, np.ndarray]] = field(default_factory=dict)
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -59,11 +62,12 @@ class Pretrained:
             "speakers": 0,
         }
 
-    def describe(self, vocabulary: Vocabulary) -> str:
-        """Return a line on what a run with this vocabulary keeps of the pretrained run."""
+    def describe(self, vocabulary: Vocabulary, groups: Sequence[str] = ()) -> str:
+        """Return a line on what a run with this vocabulary and further loss groups keeps of the pretrained run."""
         symbols = describe_rows("symbol", self.vocabulary.symbols.symbols, vocabulary.symbols.symbols)
         languages = describe_rows("language", self.vocabulary.languages, vocabulary.languages)
-        return f"{self.run} step {self.metadata['step']}: {symbols}, {languages}"
+        origins = (f", {name} {'kept' if name in self.further else 'from random weights'}" for name in groups)
+        return f"{self.run} step {self.metadata['step']}: {symbols}, {languages}{''.join(origins)}"
 
 
 def read_pretrained(run: Path, folder: Path) -> Pretrained:
@@ -84,7 +88,8 @@ def read_pretrained(run: Path, folder: Path) -> Pretrained:
         )
     checkpoint = select_checkpoint(run)
     metadata = read_metadata(checkpoint)
-    return Pretrained(run, checkpoint, metadata, read_arrays(weights_file(checkpoint, metadata)))
+    further = {name: read_arrays(checkpoint / f"{name}.npz") for name in further_groups(checkpoint)}
+    return Pretrained(run, checkpoint, metadata, read_arrays(weights_file(checkpoint, metadata)), further)
 
 
 def inherited_vocabulary(metadata: dict[str, Any]) -> Vocabulary | None:
@@ -158,6 +163,8 @@ def load_pretrained(
     A row that the pretrained run lacks becomes the mean of its named rows plus the network's own small random row
     (Hewitt 2021, "Initializing new word embeddings"): the next layers expect a row there, and new rows differ.
 
+    Weights of further loss groups, such as discriminators, are taken over where both have the group.
+
     Args:
         network: with initial weights from the seed of its run.
         vocabulary: of the new run; it begins with that of the pretrained run.
@@ -175,7 +182,8 @@ def load_pretrained(
         "symbols": (known.symbols.symbols, vocabulary.symbols.symbols, FIRST_SYMBOL_ID),
         "languages": (known.languages, vocabulary.languages, 0),
     }
-    variables = {v.path: v.value for v in network.variables}
+    groups = {name: {v.path: v.value for v in group.variables} for name, group in loss_groups_of(network).items()}
+    variables = groups.pop(NETWORK)
     shapes, row_variables = {path: tuple(v.shape) for path, v in variables.items()}, network.vocabulary_variables()
     for path, (table, axis) in row_variables.items():
         if table == "symbols" and new_symbols and path in frozen:
@@ -186,7 +194,7 @@ def load_pretrained(
             )
         known_names, _, special = rows_by_table[table]
         shapes[path] = (*shapes[path][:axis], special + len(known_names), *shapes[path][axis + 1 :])
-    check_shapes(pretrained, shapes)
+    check_shapes(pretrained.checkpoint, pretrained.weights, shapes)
     for path, variable in variables.items():
         weights = pretrained.weights[path]
         if path in row_variables:
@@ -194,15 +202,20 @@ def load_pretrained(
             initial = np.moveaxis(variable.numpy(), axis, 0)
             weights = np.moveaxis(extend_rows(np.moveaxis(weights, axis, 0), initial, *rows_by_table[table]), 0, axis)
         variable.assign(weights)
+    for name in groups.keys() & pretrained.further.keys():
+        further = pretrained.further[name]
+        check_shapes(pretrained.checkpoint, further, {path: tuple(v.shape) for path, v in groups[name].items()})
+        for path, variable in groups[name].items():
+            variable.assign(further[path])
 
 
-def check_shapes(pretrained: Pretrained, expected: dict[str, tuple[int, ...]]) -> None:
-    """Raise CheckpointError if the weights do not have the expected shapes, by name."""
-    shapes = {name: array.shape for name, array in pretrained.weights.items()}
+def check_shapes(checkpoint: Path, weights: Mapping[str, np.ndarray], expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise CheckpointError if the weights of a checkpoint do not have the expected shapes, by name."""
+    shapes = {name: array.shape for name, array in weights.items()}
     if shapes != expected:
         name = min(name for name in shapes.keys() | expected.keys() if shapes.get(name) != expected.get(name))
         raise CheckpointError(
-            f"a run cannot start from {pretrained.checkpoint}: its '{name}' has shape {shapes.get(name)}, and this "
+            f"a run cannot start from {checkpoint}: its '{name}' has shape {shapes.get(name)}, and this "
             f"version's has {expected.get(name)}. Use the version of MyXTTS that wrote it, or another --init-from."
         )
 

@@ -6,10 +6,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from myxtts.errors import CheckpointError
 from myxtts.tasks.registry import TASKS
 from myxtts.training.checkpoint import restore_variables
-from myxtts.training.select_checkpoint import settings_of, vocabulary_of, weights_file
+from myxtts.training.select_checkpoint import check_task, settings_of, vocabulary_of, weights_file
 
 
 def load_model(checkpoint: Path, metadata: dict[str, Any], device: str, task: str) -> keras.Model:
@@ -23,11 +22,7 @@ def load_model(checkpoint: Path, metadata: dict[str, Any], device: str, task: st
         CheckpointError: the weights are damaged, or belong to another task or architecture.
     """
     config = settings_of(checkpoint, metadata)
-    if config.model.task != task:
-        raise CheckpointError(
-            f"{checkpoint} cannot be used for the task {task}: it was trained for {config.model.task}. "
-            f"Give a run that was trained with --task {task}."
-        )
+    check_task(checkpoint, config.model.task, task)
     with tf.device(device):
         network = TASKS[task].build(config, vocabulary_of(metadata), training=False)
     restore_variables(weights_file(checkpoint, metadata), {v.path: v.value for v in network.variables})

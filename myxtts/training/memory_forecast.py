@@ -51,9 +51,12 @@ def forecast_memory(config: Config, plan: Plan, routes: Sequence[Route], paramet
     """
     data, task = config.data, task_of(config)
     extractor = task.extractor(config, training=True)
-    sizes = [_sizes(plan, bucket, reference_samples_of(data)) for bucket in range(len(plan.bounds))]
+    sizes = [
+        _sizes(plan, bucket, reference_samples_of(data)) | dict(extractor.sizes) for bucket in range(len(plan.bounds))
+    ]
     largest = max(sizes, key=lambda size: batch_bytes(extractor.inputs, size))
-    waves = largest["samples"] + largest["reference_samples"] * ("reference_pcm" in extractor.inputs)
+    waves = extractor.sizes.get("segment_samples", largest["samples"])
+    waves += largest["reference_samples"] * ("reference_pcm" in extractor.inputs)
     audio_s = largest["batch"] * waves / SAMPLE_RATE_HZ
     data_devices, models = {route.data for route in routes}, [route for route in routes if "CPU:" in route.model]
     on_host = [device for device in data_devices if "CPU:" in device]

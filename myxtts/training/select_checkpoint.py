@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from myxtts.audio.format import UNRECORDED_FORMAT
 from myxtts.config.schema import Config
 from myxtts.data.manifest import Vocabulary
 from myxtts.errors import CheckpointError
@@ -73,6 +74,23 @@ def vocabulary_of(metadata: Mapping[str, Any]) -> Vocabulary:
     return Vocabulary(
         SymbolTable.from_list(metadata["symbols"]), tuple(metadata["speakers"]), tuple(metadata["languages"])
     )
+
+
+def audio_format_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the audio format of a checkpoint. Versions that did not record it had a single one."""
+    recorded = metadata.get("audio_format", UNRECORDED_FORMAT)
+    return recorded if isinstance(recorded, dict) else {}
+
+
+def check_task(checkpoint: Path, trained: str, task: str) -> None:
+    """Raise CheckpointError if the task that a checkpoint was trained for is not the one that is needed."""
+    if trained == task:
+        return
+    if task == "tts" and trained == "vocoder":
+        advice = "A vocoder needs a voice in front of it: give the run of a voice, and this run with --vocoder"
+    else:
+        advice = f"Give a run that was trained with --task {task}"
+    raise CheckpointError(f"{checkpoint} cannot be used for the task {task}: it was trained for {trained}. {advice}.")
 
 
 def weights_file(checkpoint: Path, metadata: dict[str, Any]) -> Path:

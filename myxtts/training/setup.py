@@ -9,11 +9,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from myxtts.audio.format import frame_count
+from myxtts.audio.format import AUDIO_FORMAT, frame_count
 from myxtts.config.checks import check_xla
 from myxtts.config.schema import Config, PlacementConfig
 from myxtts.data.batch_plan import Plan
 from myxtts.data.dataset import Corpus, load_corpora
+from myxtts.data.features import FeatureExtractor
 from myxtts.data.manifest import Vocabulary
 from myxtts.data.pipeline import Pipeline
 from myxtts.data.plan_iterator import steps_left
@@ -34,7 +35,7 @@ from myxtts.training.loop import Schedule
 from myxtts.training.memory_forecast import MemoryForecast, check_memory, forecast_memory
 from myxtts.training.run_folder import check_same_corpus
 from myxtts.training.start import Start
-from myxtts.training.state import TrainingState, make_optimizer
+from myxtts.training.state import TrainingState, make_optimizers
 from myxtts.training.step import Step
 
 log = logging.getLogger(__name__)
@@ -178,14 +179,18 @@ class TrainingSetup:
             first_replica=replicas.first,
         )
 
-    def validation_pipeline(self) -> Pipeline:
-        """Make the pipeline of the held-out batches, on the first replica alone."""
+    def validation_pipeline(self, extractor: FeatureExtractor | None = None) -> Pipeline:
+        """Make the pipeline of the held-out batches, on the first replica alone.
+
+        Args:
+            extractor: by default that of validation.
+        """
         config, held_out = self.config, self.corpora.held_out
         assert held_out is not None
         return Pipeline(
             held_out,
             self.replicas.routes[:1],
-            task_of(config).extractor(config, training=False),
+            extractor or task_of(config).extractor(config, training=False),
             config.data,
             seed=config.training.seed,
             cache_folder=self.corpora.folder,
@@ -240,16 +245,16 @@ def tune(config: Config, state: TrainingState, plan: Plan) -> dict[str, str]:
 def build_state(
     config: Config, vocabulary: Vocabulary, replicas: Replicas, pretrained: Pretrained | None = None
 ) -> TrainingState:
-    """Build the model, with the weights of a pretrained run if there is one, its optimizer and averages."""
+    """Build the model, with the weights of a pretrained run if there is one, its optimizers and averages."""
     training = config.training
     keras.utils.set_random_seed(training.seed)
     with replicas.scope():
         network = task_of(config).build(config, vocabulary)
         if pretrained is not None:
             load_pretrained(pretrained, network, vocabulary, training.freeze)
-        optimizer = make_optimizer(training.weight_decay, training.precision)
+        optimizers = make_optimizers(network, training.weight_decay, training.precision)
         return TrainingState(
-            network, optimizer, averaged=training.ema_decay > 0, replicas=replicas, frozen=training.freeze
+            network, optimizers, averaged=training.ema_decay > 0, replicas=replicas, frozen=training.freeze
         )
 
 
@@ -279,6 +284,7 @@ def run_metadata(
         "languages": vocabulary.languages,
         "speakers": vocabulary.speakers,
         "corpus": corpus.manifest.fingerprint,
+        "audio_format": AUDIO_FORMAT,
         "ancestor": ancestor,
         "start": start,
     }

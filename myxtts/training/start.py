@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from myxtts.audio.format import AUDIO_FORMAT
 from myxtts.config.checks import check_worker_count
 from myxtts.config.schema import Config
 from myxtts.data.dataset import DEMO_FOLDER
@@ -14,6 +15,7 @@ from myxtts.training.checkpoint_files import latest, read_metadata
 from myxtts.training.init_from import Pretrained, check_freeze, inherit_settings, inherited_vocabulary, read_pretrained
 from myxtts.training.run_folder import RunFolder, check_same_settings
 from myxtts.training.select_checkpoint import settings_of
+from myxtts.training.select_vocoder import select_vocoder
 
 # Settings that may differ between the workers of a job: paths, and how batches are read.
 PER_MACHINE = {
@@ -45,8 +47,10 @@ def resolve_start(config: Config, folder: RunFolder) -> tuple[Config, Start]:
     Reads no corpus, so that a mistake is found at once; and no pretrained run if the run has a checkpoint of its own.
 
     Raises:
-        ConfigError, CheckpointError: the settings do not fit the checkpoint or the pretrained run.
+        ConfigError, CheckpointError: the settings do not fit the checkpoint or the pretrained run, or the vocoder
+            cannot be used.
     """
+    select_vocoder(folder.path, {"settings": config.model_dump(mode="json"), "audio_format": AUDIO_FORMAT})
     init_from = config.training.init_from
     checkpoint = latest(folder.checkpoints) if config.run.resume else None
     pretrained = None
@@ -71,6 +75,7 @@ def shared_settings(config: Config, start: Start) -> dict[str, str]:
     excluded: dict[str, Any] = {
         "placement": True,
         "data": PER_MACHINE,
+        "model": {"vocoder"},
         "training": {"init_from"},
         "run": {"runs_dir"},
     }

@@ -1,13 +1,15 @@
 """Everything that a run changes: weights, optimizer, averages, and the position in the plan."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from myxtts.data.plan_iterator import PlannedStep, Position
+from myxtts.models.loss_groups import NETWORK, LossGroup, loss_groups_of
 from myxtts.placement.audit import require_device
 from myxtts.placement.replicas import Replicas
 from myxtts.tf_internals import AdamWOnReducedGradients
@@ -15,20 +17,37 @@ from myxtts.tf_internals import AdamWOnReducedGradients
 UNDECAYED = ["bias", "gamma", "beta", "embeddings"]  # names of variables, without those of their layers
 
 
+@dataclass(frozen=True)
+class TrainedGroup:
+    """A loss group of the model, and its optimizer.
+
+    Attributes:
+        name: of the group, and of the archive of its variables in a checkpoint.
+        spec: losses and variables.
+        trained: the variables that are trained.
+        optimizer: of these.
+    """
+
+    name: str
+    spec: LossGroup
+    trained: list[keras.Variable]
+    optimizer: keras.optimizers.Optimizer
+
+
 class TrainingState:
-    """Model, optimizer, moving average and position of a run, all on the device of each replica.
+    """Model, optimizers, moving average and position of a run, all on the device of each replica.
 
     Build it inside `replicas.scope()`: Keras' optimizer would put its own counters elsewhere.
 
     Args:
         model: built, i.e. called once.
-        optimizer: from `make_optimizer`.
-        averaged: whether to keep a moving average of the weights.
+        optimizers: of each loss group of the model, from `make_optimizers`.
+        averaged: whether to keep a moving average of the weights of the network that inference uses.
         replicas: of the model; they have the same values after each step.
         frozen: components of the model, by its `component_layers()`, that keep their weights.
 
     Attributes:
-        trained: the model's variables that are not frozen; gradients, optimizer and averages cover these.
+        groups: the loss groups; a single one unless the model has `loss_groups`. The first is the network.
         bad_step: the first step with a non-finite loss or gradient; 0 if there is none.
         audio_s: seconds of speech trained on since the start or the fork.
         audio_s_since_sync: the same since the last sync with other jobs (local SGD).
@@ -41,13 +60,12 @@ class TrainingState:
     def __init__(
         self,
         model: keras.Model,
-        optimizer: keras.optimizers.Optimizer,
+        optimizers: Mapping[str, keras.optimizers.Optimizer],
         averaged: bool,
         replicas: Replicas,
         frozen: Collection[str] = (),
     ):
         self.model = model
-        self.optimizer = optimizer
         self.replicas = replicas
         components = model.component_layers() if frozen else {}
         layers = [layer for name in frozen for layer in components[name]]
@@ -55,11 +73,17 @@ class TrainingState:
         for layer in layers:
             if layer.non_trainable_variables:  # batch statistics, which stay as they are, too
                 layer.trainable = False
-        self.trained = [v for v in model.trainable_variables if v.path not in frozen_paths]
+        trained = {v.path for v in model.trainable_variables}.difference(frozen_paths)
+        self.groups = [
+            TrainedGroup(name, spec, [v for v in spec.variables if v.path in trained], optimizers[name])
+            for name, spec in loss_groups_of(model).items()
+        ]
         variables = ((v.path, replicas.local_results(v.value)[0]) for v in model.variables)
         require_device(self.device, variables)  # before Keras' optimizer fails with a message of its own
-        optimizer.build(self.trained)
-        self.averages = [tf.Variable(v.value, trainable=False) for v in self.trained] if averaged else []
+        for group in self.groups:
+            group.optimizer.build(group.trained)
+        averaged_variables = self.groups[0].trained if averaged else []
+        self.averages = [tf.Variable(v.value, trainable=False) for v in averaged_variables]
         self.bad_step = tf.Variable(0, dtype=tf.int64, trainable=False)
         self.step = 0
         self.audio_s = self.audio_s_since_sync = 0.0
@@ -73,13 +97,29 @@ class TrainingState:
             require_device(device, self._named_variables(replica))
 
     @property
+    def trained(self) -> list[keras.Variable]:
+        """The variables of all groups that are not frozen; gradients and optimizers cover these."""
+        return [v for group in self.groups for v in group.trained]
+
+    @property
+    def optimizer(self) -> keras.optimizers.Optimizer:
+        """Optimizer of the network: the only one unless the model has several loss groups."""
+        return self.groups[0].optimizer
+
+    @property
+    def weight_groups(self) -> list[str]:
+        """Those of `variables` that hold the weights of the model: the network's, and one for each further group."""
+        return [group.name for group in self.groups]
+
+    @property
     def device(self) -> str:
         """Device of the first replica, which validates and writes samples for all."""
         return self.replicas.device
 
     def _named_variables(self, replica: int) -> Iterator[tuple[str, tf.Variable]]:
         """Yield every variable of a replica of this process with its name."""
-        for v in (*self.model.variables, *self.optimizer.variables):
+        optimizers = [v for group in self.groups for v in group.optimizer.variables]
+        for v in (*self.model.variables, *optimizers):
             yield v.path, self.replicas.local_results(v.value)[replica]
         for v in (*self.averages, self.bad_step):
             yield "moving average", self.replicas.local_results(v)[replica]
@@ -93,16 +133,11 @@ class TrainingState:
 
     def variables(self) -> dict[str, dict[str, tf.Variable]]:
         """Return what a checkpoint holds: group -> name -> variable."""
-        groups = {
-            "model": {v.path: v.value for v in self.model.variables},
-            "optimizer": {v.path: v.value for v in self.optimizer.variables},
-        }
+        groups = {group.name: {v.path: v.value for v in group.spec.variables} for group in self.groups}
+        groups["optimizer"] = {v.path: v.value for group in self.groups for v in group.optimizer.variables}
         if self.averages:
-            weights = {
-                v.path: v.value for v in self.model.variables
-            }  # a variable that is not trained is its own average
-            averages = zip((v.path for v in self.trained), self.averages, strict=True)
-            groups["averages"] = weights | dict(averages)
+            averages = zip((v.path for v in self.groups[0].trained), self.averages, strict=True)
+            groups["averages"] = groups[NETWORK] | dict(averages)  # a variable that is not trained is its own average
         return groups
 
     def arrays(self, group: str) -> Iterator[tuple[str, np.ndarray]]:
@@ -113,7 +148,7 @@ class TrainingState:
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:
         """Give the model its averaged weights for the scope, as validation and samples need them."""
-        trained = [v.value for v in self.trained] if self.averages else []
+        trained = [v.value for v in self.groups[0].trained] if self.averages else []
         with tf.device(self.device):
             saved = [tf.identity(v) for v in trained]
             for variable, average in zip(trained, self.averages, strict=True):
@@ -125,13 +160,21 @@ class TrainingState:
                     variable.assign(weights)
 
 
-def make_optimizer(weight_decay: float, precision: str) -> keras.optimizers.Optimizer:
-    """Return AdamW (Loshchilov & Hutter 2019), with a scaled loss if the precision is mixed_float16.
+def make_optimizers(model: keras.Model, weight_decay: float, precision: str) -> dict[str, keras.optimizers.Optimizer]:
+    """Return AdamW (Loshchilov & Hutter 2019) for each loss group; with mixed_float16 each scales its own losses.
 
-    It expects gradients that are summed over all replicas. Each step sets the learning rate. Names are fixed because
+    They expect gradients that are summed over all replicas. Each step sets the learning rates. Names are fixed because
     checkpoints use them: Keras' default names count the optimizers of a process.
     """
-    # 0.99: the second moment follows within 100 steps, which short runs need; Adam's default of 0.999 takes 1,000.
-    optimizer = AdamWOnReducedGradients(1e-3, weight_decay=weight_decay, beta_1=0.9, beta_2=0.99, name="adamw")
-    optimizer.exclude_from_weight_decay(var_names=UNDECAYED)
-    return keras.optimizers.LossScaleOptimizer(optimizer, name="scaled") if precision == "mixed_float16" else optimizer
+    optimizers = {}
+    for name, group in loss_groups_of(model).items():
+        suffix = "" if name == NETWORK else f"_{name}"
+        # 0.99: the second moment follows within 100 steps, which short runs need; Adam's default of 0.999 takes 1,000.
+        optimizer = AdamWOnReducedGradients(
+            1e-3, weight_decay=weight_decay, beta_1=group.beta_1, beta_2=0.99, name=f"adamw{suffix}"
+        )
+        optimizer.exclude_from_weight_decay(var_names=UNDECAYED)
+        if precision == "mixed_float16":
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer, name=f"scaled{suffix}")
+        optimizers[name] = optimizer
+    return optimizers

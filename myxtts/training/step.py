@@ -6,6 +6,9 @@ runs. A copy of its own would be an eager operation, which blocks its caller unt
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import reduce
+from itertools import islice
 from typing import Any
 
 import keras
@@ -15,7 +18,7 @@ from myxtts.batch import tensor_specs
 from myxtts.data.hand_over import Batch, compile_hand_over, copied
 from myxtts.placement.audit import require_device
 from myxtts.training.schedule import Rates
-from myxtts.training.state import TrainingState
+from myxtts.training.state import TrainedGroup, TrainingState
 
 TABLE_STEPS = 1024  # whose rates are on the device
 
@@ -38,12 +41,16 @@ class Step:
     A microbatch has a batch for each replica of this process. Gradients are summed over microbatches and replicas.
     Since each loss is a share of the loss of the whole step, the sum is the gradient of one large batch.
 
+    One forward pass serves all loss groups of the model (`models.loss_groups`). The variables of a group receive the
+    gradient of the losses of that group alone, which has its own norm, clip, optimizer and loss scale, and all groups
+    are updated at the same time.
+
     A call creates no tensor on the model devices: it passes tensors that are there, and features on the data devices.
 
     Args:
         state: what the step changes. Its model's call returns (losses, outputs) for a batch with the contract
-            `model.BATCH_FIELDS`; `model.LOSS_NAMES` names the losses.
-        gradient_clip: largest global norm; 0 does not clip.
+            `model.BATCH_FIELDS`; its loss groups name the losses.
+        gradient_clip: largest global norm of the gradient of a group; 0 does not clip.
         accumulation: microbatches of a complete step.
         static_shapes: trace once for each shape instead of once for all shapes.
         compile_xla: compile with XLA; for one replica only.
@@ -59,6 +66,7 @@ class Step:
         self._state = state
         self._clip = gradient_clip
         self._variables = [v.value for v in state.trained]
+        self._rises = any(group.spec.rise_steps for group in state.groups)
         self._static_shapes = static_shapes
         replicas = state.replicas
         with replicas.scope():
@@ -66,7 +74,7 @@ class Step:
         self._no_losses = []
         for device in replicas.devices:
             with tf.device(device):
-                self._no_losses.append(tf.zeros([len(state.model.LOSS_NAMES)]))
+                self._no_losses.append(tf.zeros([len(self.loss_names)]))
         for replica, device in enumerate(replicas.devices):
             require_device(device, (("sum of gradients", replicas.local_results(v)[replica]) for v in self._sums))
         self._controls = Controls(state.device)
@@ -123,9 +131,10 @@ class Step:
         """
         batches, losses = list(first), self._no_losses
         with tf.device(self._state.device):
-            for features in following[:-1]:
-                batches, losses = self._concrete(self._accumulate, batches)(batches, list(features), losses)
             controls = self._controls.of_step(number, rates, stop)
+            for features in following[:-1]:
+                accumulate = self._concrete(self._accumulate, batches)
+                batches, losses = accumulate(batches, list(features), losses, *[controls] * self._rises)
             finish = self._concrete(self._finish, batches)
             batches, (outcome, steps_done) = finish(batches, list(following[-1]), losses, controls)
         self._controls.advance(steps_done)
@@ -138,7 +147,7 @@ class Step:
         if key not in self._traced:
             specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, list(batches)) if shapes else self._batch_specs
             losses = [tf.TensorSpec(zeros.shape, zeros.dtype) for zeros in self._no_losses]
-            controls = [CONTROLS_SPEC] * (function is self._finish)
+            controls = [CONTROLS_SPEC] * (function is self._finish or self._rises)
             self._traced[key] = function.get_concrete_function(specs, self._batch_specs, losses, *controls)
         return self._traced[key]
 
@@ -155,9 +164,18 @@ class Step:
         """Wait until the first model device has finished the step of an outcome."""
         outcome.numpy()
 
+    @property
+    def loss_names(self) -> list[str]:
+        """The losses of all groups."""
+        return [name for group in self._state.groups for name in group.spec.losses]
+
     def read(self, outcome: tf.Tensor) -> dict[str, float]:
-        """Return the losses, their sum and the gradient norm of an outcome by name; waits for the device."""
-        names = (*self._state.model.LOSS_NAMES, "loss", "gradient_norm")
+        """Return the losses, and each group's sum and gradient norm, of an outcome by name; waits for the device.
+
+        Sum and norm of the network are `loss` and `gradient_norm`; those of another group end in `_` and its name.
+        """
+        suffixes = ["", *(f"_{group.name}" for group in self._state.groups[1:])]
+        names = [*self.loss_names, *(name + suffix for suffix in suffixes for name in ("loss", "gradient_norm"))]
         return dict(zip(names, outcome.numpy()[:-1].tolist(), strict=True))
 
     @staticmethod
@@ -170,10 +188,10 @@ class Step:
         """How often the step was traced."""
         return self._finish.experimental_get_tracing_count()
 
-    def _add_microbatch(self, batches, losses_so_far):
+    def _add_microbatch(self, batches, losses_so_far, controls=None):
         """On all replicas: add the gradients of a microbatch; return the losses so far of each replica."""
-        replicas = self._state.replicas
-        arguments = replicas.per_replica(batches), replicas.per_replica(losses_so_far)
+        replicas, steps_done = self._state.replicas, controls and controls["steps_done"]
+        arguments = replicas.per_replica(batches), replicas.per_replica(losses_so_far), steps_done
         return list(replicas.local_results(replicas.strategy.run(self._accumulate_on_replica, arguments)))
 
     def _take_last_microbatch(self, batches, losses_so_far, controls):
@@ -182,9 +200,11 @@ class Step:
         learning_rate, ema_decay = (
             tf.gather(controls[name], steps_done % TABLE_STEPS) for name in ("learning_rate", "ema_decay")
         )
-        set_learning_rate(state.optimizer, learning_rate)
-        arguments = replicas.per_replica(batches), replicas.per_replica(losses_so_far)
-        outcome, is_finite = replicas.strategy.run(self._finish_on_replica, (*arguments, controls["stop"]))
+        for group in state.groups:
+            ratio = group.spec.learning_rate_ratio
+            set_learning_rate(group.optimizer, learning_rate if ratio == 1.0 else learning_rate * ratio)
+        arguments = replicas.per_replica(batches), replicas.per_replica(losses_so_far), steps_done, controls["stop"]
+        outcome, is_finite = replicas.strategy.run(self._finish_on_replica, arguments)
         outcome, is_finite = replicas.local_results(outcome)[0], replicas.local_results(is_finite)[0]
         self._update_moving_averages(ema_decay)
         first_bad = ~is_finite & (state.bad_step == 0)
@@ -192,38 +212,52 @@ class Step:
         return outcome, steps_done + 1
 
     def _update_moving_averages(self, decay):
-        """On all replicas: let the exponential moving averages follow the weights."""
+        """On all replicas: let the exponential moving averages follow the weights of the network."""
         state, strategy = self._state, self._state.replicas.strategy
 
         def follow(average, variable):
             average.assign_sub((1.0 - decay) * (average - variable))
 
-        for average, variable in zip(state.averages, self._variables, strict=bool(state.averages)):
-            strategy.extended.update(average, follow, (variable,), group=False)
+        for average, variable in zip(state.averages, state.groups[0].trained, strict=bool(state.averages)):
+            strategy.extended.update(average, follow, (variable.value,), group=False)
 
-    def _gradients(self, batch):
-        """On one replica: return the losses, float32 [losses], and the gradients of their (scaled) sum."""
-        # Only trained variables are watched, so that no gradient is computed for frozen layers before them.
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(self._variables)
-            by_name, _ = self._state.model(batch, training=True)
-            losses = tf.stack([by_name[name] for name in self._state.model.LOSS_NAMES])
-            scaled = self._state.optimizer.scale_loss(tf.reduce_sum(losses))
-        gradients = tape.gradient(scaled, self._variables)
+    def _gradients(self, batch, steps_done):
+        """On one replica: return the losses, float32 [losses], and the gradients of the (scaled) totals."""
+
+        def scaled_total(group, losses):
+            return group.optimizer.scale_loss(self._total(group, losses, steps_done))
+
+        state = self._state
+        losses, gradients = group_gradients(state.model, state.groups, batch, scaled_total)
         shapes = [variable.shape for variable in self._variables]  # some gradients have no static shape
-        return losses, [tf.ensure_shape(gradient, shape) for gradient, shape in zip(gradients, shapes, strict=True)]
+        gradients = [tf.ensure_shape(gradient, shape) for gradient, shape in zip(gradients, shapes, strict=True)]
+        return tf.concat(losses, axis=0) if len(losses) > 1 else losses[0], gradients
 
-    def _accumulate_on_replica(self, batch, losses_so_far):
+    def _by_group(self, values: Sequence) -> list[list]:
+        """Divide what belongs to the trained variables into a list for each group."""
+        remaining = iter(values)
+        return [list(islice(remaining, len(group.trained))) for group in self._state.groups]
+
+    @staticmethod
+    def _total(group: TrainedGroup, losses, steps_done):
+        """Return what the variables of a group minimise: the sum of its losses, float32 [losses]."""
+        spec = group.spec
+        if not spec.rise_steps:
+            return tf.reduce_sum(losses)
+        risen = tf.minimum(tf.cast(steps_done, tf.float32) / spec.rise_steps, 1.0)
+        return tf.reduce_sum(losses * tf.stack([risen if name in spec.rising else 1.0 for name in spec.losses]))
+
+    def _accumulate_on_replica(self, batch, losses_so_far, steps_done):
         """On one replica: add the gradients of a batch; return the losses so far."""
-        losses, gradients = self._gradients(batch)
+        losses, gradients = self._gradients(batch, steps_done)
         for total, gradient in zip(self._sums, gradients, strict=True):
             total.assign_add(gradient)
         return losses_so_far + losses
 
-    def _finish_on_replica(self, batch, losses_so_far, stop):
+    def _finish_on_replica(self, batch, losses_so_far, steps_done, stop):
         """On one replica: update the weights; return the outcome of all replicas and whether it is finite."""
-        optimizer = self._state.optimizer
-        losses, gradients = self._gradients(batch)
+        groups = self._state.groups
+        losses, gradients = self._gradients(batch, steps_done)
         losses += losses_so_far
         if self._sums:
             gradients = [total + gradient for total, gradient in zip(self._sums, gradients, strict=True)]
@@ -233,18 +267,30 @@ class Step:
         packed, *gradients = self._state.replicas.all_reduce_sum([packed, *gradients])
         losses, stop = packed[:-1], packed[-1]
 
-        scale = loss_scale(optimizer)
+        updates = [self._update(*pair) for pair in zip(groups, self._by_group(gradients), strict=True)]
+        figures, finite = [], []
+        for group, own, (norm, scale) in zip(groups, self._losses_by_group(losses), updates, strict=True):
+            loss = self._total(group, own, steps_done)
+            # A scaled loss overflows now and then: the optimizer skips that update and halves the scale. This is an
+            # error only when the scale falls below 1.
+            overflows = is_scaled(group.optimizer) & (scale >= 1.0)
+            finite.append(tf.math.is_finite(loss) & (tf.math.is_finite(norm) | overflows))
+            figures += [loss, norm / scale]
+        return tf.concat([losses, [*figures, stop]], axis=0), reduce(tf.logical_and, finite)
+
+    def _losses_by_group(self, losses) -> list:
+        """Divide losses, float32 [losses], into those of each group."""
+        counts = [len(group.spec.losses) for group in self._state.groups]
+        return tf.split(losses, counts) if len(counts) > 1 else [losses]
+
+    def _update(self, group: TrainedGroup, gradients) -> tuple:
+        """On one replica: update the variables of a group; return the norm of its scaled gradient, and the scale."""
+        scale = loss_scale(group.optimizer)
         norm = tf.linalg.global_norm(gradients)
         if self._clip:
             gradients, _ = tf.clip_by_global_norm(gradients, self._clip * scale, use_norm=norm)
-        optimizer.apply(gradients, self._state.trained)
-
-        loss = tf.reduce_sum(losses)
-        # A scaled loss overflows now and then: the optimizer skips that update and halves the scale. This is an
-        # error only when the scale falls below 1.
-        overflows = is_scaled(optimizer) & (scale >= 1.0)
-        is_finite = tf.math.is_finite(loss) & (tf.math.is_finite(norm) | overflows)
-        return tf.concat([losses, [loss, norm / scale, stop]], axis=0), is_finite
+        group.optimizer.apply(gradients, group.trained)
+        return norm, scale
 
 
 class Controls:
@@ -289,6 +335,30 @@ class Controls:
         self._steps_done, self._steps_done_there = self._steps_done + 1, steps_done
 
 
+def group_gradients(
+    model: keras.Model, groups: Sequence[TrainedGroup], batch: Batch, total: Callable[[TrainedGroup, Any], Any]
+) -> tuple[list, list]:
+    """Return the losses of each group, float32 [its losses], and the gradients of all trained variables.
+
+    A variable receives the gradient of its own group's total and of no other. There is one forward pass.
+
+    Args:
+        total: (group, its losses) -> what its variables minimise, a scalar.
+    """
+    variables = [[v.value for v in group.trained] for group in groups]
+    with ExitStack() as opened:
+        # Only trained variables are watched, so that no gradient is computed for frozen layers before them. A tape for
+        # each group: going back from the losses of discriminators, it ends at their input.
+        tapes = [opened.enter_context(tf.GradientTape(watch_accessed_variables=False)) for _ in groups]
+        for tape, own in zip(tapes, variables, strict=True):
+            tape.watch(own)
+        by_name, _ = model(batch, training=True)
+        losses = [tf.stack([by_name[name] for name in group.spec.losses]) for group in groups]
+        totals = [total(group, own) for group, own in zip(groups, losses, strict=True)]
+    gradients = [tape.gradient(goal, own) for tape, goal, own in zip(tapes, totals, variables, strict=True)]
+    return losses, [gradient for own in gradients for gradient in own]
+
+
 def is_scaled(optimizer: keras.optimizers.Optimizer) -> bool:
     """Whether the optimizer scales the loss, as mixed_float16 needs it."""
     return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
@@ -301,5 +371,9 @@ def loss_scale(optimizer: keras.optimizers.Optimizer):
 
 def set_learning_rate(optimizer: keras.optimizers.Optimizer, learning_rate: tf.Tensor) -> None:
     """Set the learning rate of the optimizer, or of the one inside a loss scale."""
-    inner = optimizer.inner_optimizer if is_scaled(optimizer) else optimizer
-    inner.learning_rate = learning_rate
+    unscaled(optimizer).learning_rate = learning_rate
+
+
+def unscaled(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """Return the optimizer inside a loss scale, or the optimizer itself."""
+    return optimizer.inner_optimizer if is_scaled(optimizer) else optimizer

@@ -75,7 +75,7 @@ class LocalReader:
 
     def _dataset(self, elements, device: str) -> tf.data.Dataset:
         def read(batch: dict) -> dict:
-            passed = {name: batch[name] for name in (*TOTALS, "batch_number")}
+            passed = {name: batch[name] for name in (*(TOTALS.keys() & self._fields.keys()), "batch_number")}
             padded = batch["padded_samples"]
             return passed | read_waves(batch, padded, self._fields, self._reference_samples, self._read_rows)
 

@@ -1,0 +1,129 @@
+"""Training runs that take a given time, for benchmarks: started by the commands that a user types, and resumable."""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from myxtts.errors import ConfigError
+
+RUNS = Path("runs")
+PROBE_REPORTS = 3  # the first one is ignored
+DUAL = ("--simulate-gpus", "2", "--data-gpu", "0", "--model-gpu", "1")
+
+
+@dataclass(frozen=True)
+class Target:
+    """Target of a figure.
+
+    Attributes:
+        name, unit: as shown; fractions are shown in %.
+        minimum, maximum: None without a limit on that side.
+    """
+
+    name: str
+    unit: str = ""
+    minimum: float | None = None
+    maximum: float | None = None
+
+    def __str__(self) -> str:
+        bounds = [f"≥ {self._format(self.minimum)}"] if self.minimum is not None else []
+        return " ".join([*bounds, f"≤ {self._format(self.maximum)}"] if self.maximum is not None else bounds)
+
+    def row(self, values: Sequence[float]) -> str:
+        value = median(values)
+        reached = (self.minimum is None or value >= self.minimum) and (self.maximum is None or value <= self.maximum)
+        several = f" ({', '.join(map(self._format, values))})" if len(values) > 1 else ""
+        verdict = ("yes" if reached else "no") if str(self) else "–"
+        return f"| {self.name} | {str(self) or '–'} | {self._format(value)}{several} | {verdict} |"
+
+    def _format(self, value: float) -> str:
+        return f"{100 * value:.1f} %" if self.unit == "%" else f"{value:.3g}{self.unit and ' ' + self.unit}"
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the arguments of a benchmark, and those after --, which are for train_main.py."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    return list(arguments[:end]), list(arguments[end + 1 :])
+
+
+def absolute(path: str) -> Path:
+    return Path(path).absolute()
+
+
+def check_unused_flags(runs: Iterable[Path], flags: Sequence[str]) -> None:
+    """Raise ConfigError if training flags are given for an existing run, which keeps its own settings."""
+    existing = [run.name for run in runs if settings_of(run).exists()]
+    if flags and existing:
+        raise ConfigError(
+            f"{' '.join(flags)} was given, but {', '.join(existing)} already exists and keeps its own settings. "
+            "Start another run with --name, or leave out the arguments after --."
+        )
+
+
+def run_script(script: str, *arguments: str) -> None:
+    """Run a script of this project; exit if it fails."""
+    process = subprocess.run([sys.executable, script, *arguments])
+    if process.returncode:
+        sys.exit(process.returncode)
+
+
+def settings_of(run: Path) -> Path:
+    return run / "config.yaml"
+
+
+def train_for(run: Path, minutes: float, probe_steps: int, common: Sequence[str]) -> None:
+    """Train a run whose steps take the given minutes, or resume it. A finished run is not trained again.
+
+    A short run measures the step time first, which gives the number of steps.
+
+    Args:
+        common: arguments of train_main.py, for both runs.
+    """
+    if settings_of(run).exists():
+        return run_script("train_main.py", "--config", str(settings_of(run)), "--resume")
+    probe = RUNS / f"{run.name}-probe-{int(time.time())}"
+    length = ("--max-steps", str(probe_steps), "--log-every", str(probe_steps // PROBE_REPORTS))
+    run_script("train_main.py", *common, "--run", probe.name, *length, "--checkpoint-every", "0")
+    step_s = median(line["step_s"] for line in metrics_of(probe)[1:])
+    shutil.rmtree(probe)
+    steps = max(round(60 * minutes / step_s), 1)
+    return run_script("train_main.py", *common, "--run", run.name, "--max-steps", str(steps))
+
+
+def metrics_of(run: Path) -> list[dict]:
+    """Return the training reports in order."""
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [line for line in map(json.loads, lines) if "step_s" in line]
+
+
+def training_figures(run: Path) -> dict[str, float]:
+    """Return the run's times from its own reports, which exclude the first step, because it is traced."""
+    reports = metrics_of(run)
+    steps, busy_s, wait_s, previous_step = 0, 0.0, 0.0, 1
+    for report in reports:
+        count = report["step"] - previous_step
+        steps, previous_step = steps + count, report["step"]
+        busy_s, wait_s = busy_s + count * report["step_s"], wait_s + count * report["wait_s"]
+    return {
+        "steps": reports[-1]["step"],
+        "steps_per_s": steps / busy_s,
+        "training_minutes": busy_s / 60,
+        "wait_share": wait_s / busy_s,
+    }
+
+
+def print_table(goals: dict[str, Target], figures: Sequence[dict]) -> None:
+    """Print the median of each figure over the runs, with the values of the runs, and whether it reaches its target."""
+    print("\n| figure | target | result | target reached |\n|---|---|---|---|")
+    for key, target in goals.items():
+        values = [run[key] for run in figures if key in run]
+        if values:
+            print(target.row(values))
+        else:
+            print(f"| {target.name} | {str(target) or '–'} | not measured | no |")

@@ -1,0 +1,221 @@
+"""Train a vocoder from scratch for some minutes, evaluate it and compare the figures with targets.
+
+    python benchmarks/vocoder.py --minutes 15 --seeds 0 1 2
+    python benchmarks/vocoder.py --minutes 5 15 45
+    python benchmarks/vocoder.py --minutes 30 --speakers 8 --languages en ka fa
+    python benchmarks/vocoder.py --minutes 15 --only measure
+    python benchmarks/vocoder.py --minutes 15 --name wide -- --model-size normal
+
+The corpus is made by espeak-ng: by default one English voice of 54 minutes. With several speakers, two more that are
+not in the training data are measured, too. Existing results are reused: the corpora under data/, and the runs under
+runs/, which continue where they were stopped. Arguments after -- are passed to train_main.py, and only to a new run:
+use another --name for another run. A new run is in dual placement on two simulated GPUs, and on real ones with
+`-- --simulate-gpus 0`.
+
+A short probe run measures the step time, which gives the number of steps that fit into the minutes; the learning rate
+schedule ends after these steps. The minutes exclude the first step, which is traced, and checkpoints; there are no
+validation and no samples. The table shows the actual time.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks._timed_runs import (
+    DUAL,
+    RUNS,
+    Target,
+    absolute,
+    check_unused_flags,
+    print_table,
+    run_script,
+    split_arguments,
+    train_for,
+    training_figures,
+)
+from myxtts.commands.console import report_errors
+from myxtts.commands.parser import bounded
+from myxtts.evaluation.report import METRICS
+
+ROOT = Path(__file__).resolve().parents[1]
+CONFIG = "configs/vocoder.yaml"
+NOTHING_ELSE = ("--validate-every", "0", "--sample-every", "0")
+PROBE_STEPS = 60
+UNSEEN_SPEAKERS = 2
+UNSEEN_UTTERANCES = 120
+SCORES = "pesq_wb", "stoi", "log_mel_error", "mel_cepstral_distortion", "log_f0_rmse", "voicing_error"
+NOT_WORSE = "log_mel_error", "mel_cepstral_distortion"  # than Griffin-Lim
+COLUMNS = "neural", "griffin_lim", "recordings"
+TRAINING = {
+    "wait_share": Target("wait share in dual placement", "%", maximum=0.01),
+    "steps": Target("steps"),
+    "steps_per_s": Target("steps per second"),
+    "training_minutes": Target("time of the steps", "min"),
+}
+
+
+class Corpus(NamedTuple):
+    """A corpus for training and, with several speakers, one of other speakers."""
+
+    folder: Path
+    unseen: Path | None
+
+
+def main() -> int:
+    options = parse()
+    os.chdir(ROOT)  # corpora, runs and the paths in a run's settings are relative to it
+    corpus = corpus_of(options)
+    runs = {
+        minutes: {seed: RUNS / f"{run_name(options)}-{minutes:g}min-seed{seed}" for seed in options.seeds}
+        for minutes in options.minutes
+    }
+    check_unused_flags([run for of_minutes in runs.values() for run in of_minutes.values()], options.train_flags)
+    if options.only != "measure":
+        make_corpora(corpus, options)
+    all_figures = {}
+    for minutes, of_minutes in runs.items():
+        figures = []
+        for seed, run in of_minutes.items():
+            if options.only != "measure":
+                common = ("--config", CONFIG, "--train-data", str(corpus.folder), *DUAL, *NOTHING_ELSE)
+                train_for(run, minutes, PROBE_STEPS, (*common, "--seed", str(seed), *options.train_flags))
+            if options.only != "train":
+                figures.append(
+                    {"run": run.name, "seed": seed, "scores": scores_of(run, corpus)} | training_figures(run)
+                )
+        if figures:
+            print_figures(figures, minutes, many=corpus.unseen is not None)
+            all_figures[f"{minutes:g}"] = figures
+    if all_figures:
+        out = options.json or RUNS / f"{run_name(options)}.json"
+        out.write_text(json.dumps(all_figures, indent=1) + "\n", encoding="utf-8")
+        print(f"\n{out}")
+    return 0
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n")[0], epilog="Arguments after -- are passed to train_main.py."
+    )
+    parser.add_argument(
+        "--minutes", type=bounded(float, 0.1, 1e5), nargs="+", default=[15.0], help="minutes of steps (default 15)"
+    )
+    parser.add_argument(
+        "--seeds", type=bounded(int, 0, 2**31 - 1), nargs="+", default=[0], help="one run for each; medians are shown"
+    )
+    parser.add_argument("--speakers", type=bounded(int, 1, 48), default=1, help="speakers to train on (default 1)")
+    parser.add_argument("--languages", nargs="+", default=["en"], help="languages of the corpus (default en)")
+    parser.add_argument(
+        "--utterances", type=bounded(int, 20), default=1100, help="utterances to train on (default 1100: 54 min of en)"
+    )
+    parser.add_argument("--only", choices=("train", "measure"), help="only train, or only measure existing runs")
+    parser.add_argument("--name", default="vocoder", help="first part of the names of the runs (default vocoder)")
+    parser.add_argument(
+        "--json", metavar="FILE", type=absolute, help="output file for the figures (default: beside the runs)"
+    )
+    arguments, train_flags = split_arguments(sys.argv[1:])
+    options = parser.parse_args(arguments)
+    options.train_flags = train_flags
+    if train_flags and options.only == "measure":
+        parser.error("arguments after -- are passed to train_main.py, which --only measure does not run")
+    return options
+
+
+def corpus_name(options: argparse.Namespace) -> str:
+    return "-".join([str(options.speakers), *options.languages])
+
+
+def run_name(options: argparse.Namespace) -> str:
+    return f"{options.name}-{corpus_name(options)}"
+
+
+def corpus_of(options: argparse.Namespace) -> Corpus:
+    folder = Path("data") / f"vocoder-{corpus_name(options)}-{options.utterances}"
+    return Corpus(folder, folder.with_name(f"{folder.name}-unseen") if options.speakers > 1 else None)
+
+
+def make_corpora(corpus: Corpus, options: argparse.Namespace) -> None:
+    speakers, languages = str(options.speakers), ("--languages", *options.languages)
+    script = "utilities/make_demo_corpus.py"
+    size = ("--utterances", str(options.utterances), "--speakers", speakers)
+    run_script(script, "--out", str(corpus.folder), *size, *languages)
+    if corpus.unseen:
+        others = ("--first-speaker", speakers, "--speakers", str(UNSEEN_SPEAKERS), "--seed", "1")
+        run_script(script, "--out", str(corpus.unseen), "--utterances", str(UNSEEN_UTTERANCES), *others, *languages)
+
+
+def scores_of(run: Path, corpus: Corpus) -> dict[str, dict]:
+    """Return the metrics of the held-out utterances and, with several speakers, of others, by what the table says."""
+    if not corpus.unseen:
+        return groups_of(evaluate(run), "")
+    seen, unseen = evaluate(run), evaluate(run, "--data", str(corpus.unseen))
+    return groups_of(seen, "seen speakers") | groups_of(unseen, "unseen speakers")
+
+
+def groups_of(score: dict, name: str) -> dict[str, dict]:
+    languages = {f"{name}, {language}": metrics for language, metrics in score["languages"].items()}
+    return {name: score["metrics"]} | languages
+
+
+def evaluate(run: Path, *flags: str) -> dict:
+    file = run / f"score{'-unseen' if flags else ''}.json"
+    run_script("utilities/evaluate.py", "--run", str(run), "--json", str(file), *flags)
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def print_figures(figures: Sequence[dict], minutes: float, many: bool) -> None:
+    """Print the scores, each the median over the runs with the values of the runs, and the figures of training."""
+    print(f"\n{', '.join(run['run'] for run in figures)}\n")
+    print("| score | target | neural | Griffin-Lim | recordings | target reached |\n|---|---|---|---|---|---|")
+    for group in figures[0]["scores"]:
+        keys = SCORES[:1] if "," in group else (*SCORES, "real_time_factor")  # a language has its PESQ only
+        for key in keys:
+            print(score_row(group, key, [run["scores"][group][key] for run in figures], minutes, many))
+    print_table(TRAINING, figures)
+
+
+def score_row(group: str, key: str, metrics: Sequence[dict], minutes: float, many: bool) -> str:
+    label, unit, factor, decimals = METRICS[key]
+    values = {column: [metric[column] for metric in metrics if metric[column] is not None] for column in COLUMNS}
+
+    def cell(of_column: Sequence[float]) -> str:
+        if not of_column:
+            return "–"
+        shown = [f"{factor * value:.{decimals}f}" for value in of_column]
+        return f"{factor * median(of_column):.{decimals}f}" + f" ({', '.join(shown)})" * (len(shown) > 1)
+
+    limit = limit_of(group, key, minutes, many)
+    if limit is None and key in NOT_WORSE:
+        limit = median(values["griffin_lim"])
+    target, verdict = "–", "–"
+    if limit is not None:
+        sign = "≥" if key == "pesq_wb" else "≤"
+        target = f"{sign} {limit:.2f}"
+        verdict = "not measured"
+        if values["neural"]:
+            difference = median(values["neural"]) - limit
+            verdict = "yes" if difference == 0 or (difference > 0) == (sign == "≥") else "no"
+    name = f"{group}: {label}" if group else label
+    return f"| {name}, {unit} | {target} | {' | '.join(map(cell, values.values()))} | {verdict} |"
+
+
+def limit_of(group: str, key: str, minutes: float, many: bool) -> float | None:
+    """Return the lowest PESQ or the highest real-time factor that is asked for; None without a target of its own."""
+    if key == "real_time_factor":
+        return 0.02
+    if key != "pesq_wb":
+        return None
+    if many:
+        return {"seen speakers": 3.2, "unseen speakers": 2.9}.get(group) if minutes >= 30 else None
+    return 3.7 if minutes >= 45 else 3.4 if minutes >= 15 else None
+
+
+if __name__ == "__main__":
+    sys.exit(report_errors(main))

@@ -1,0 +1,89 @@
+"""A fast STFT with three quarters of overlap, its inverse, and the gradients of both.
+
+Frames are made of whole hops, so that neither direction needs an index. The gradient of a real transform is a real
+transform: TensorFlow's own is a complex one, of twice the work.
+"""
+
+import numpy as np
+import tensorflow as tf
+
+OVERLAP = 4  # hops in a frame
+WINDOW_POWER = 1.5  # sum of the squared Hann windows at each sample
+
+
+def short_time_spectrum(wave, fft_samples: int):
+    """Compute the STFT with a Hann window and a hop of fft_samples / 4, without padding.
+
+    Args:
+        wave: float32 [batch, samples]; samples are a multiple of the hop.
+
+    Returns:
+        complex64 [batch, samples / hop - 3, fft_samples / 2 + 1].
+    """
+    hop = fft_samples // OVERLAP
+    hops = tf.reshape(wave, [tf.shape(wave)[0], -1, hop])
+    count = tf.shape(hops)[1] - OVERLAP + 1
+    frames = tf.concat([hops[:, i : i + count] for i in range(OVERLAP)], axis=2)
+    return _real_transform(frames * _hann(fft_samples))
+
+
+def inverse_short_time_spectrum(spectrum, fft_samples: int):
+    """Compute the least-squares inverse of `short_time_spectrum` (Griffin & Lim 1984).
+
+    The first and last three hops are in fewer than four frames, and fade.
+
+    Args:
+        spectrum: complex64 [batch, frames, fft_samples / 2 + 1].
+
+    Returns:
+        float32 [batch, (frames + 3) * hop].
+    """
+    hop = fft_samples // OVERLAP
+    frames = _inverse_real_transform(spectrum, fft_samples) * (_hann(fft_samples) / WINDOW_POWER)
+    parts = [
+        tf.pad(frames[:, :, i * hop : (i + 1) * hop], [[0, 0], [i, OVERLAP - 1 - i], [0, 0]]) for i in range(OVERLAP)
+    ]
+    return tf.reshape(tf.add_n(parts), [tf.shape(spectrum)[0], -1])
+
+
+def magnitude(spectrum, floor: float):
+    """Return sqrt(|spectrum|² + floor), whose gradient is finite everywhere."""
+    return tf.sqrt(tf.square(tf.math.real(spectrum)) + tf.square(tf.math.imag(spectrum)) + floor)
+
+
+def scaled(spectrum, gain):
+    """Multiply complex64 by float32 of the same shape."""
+    return tf.complex(tf.math.real(spectrum) * gain, tf.math.imag(spectrum) * gain)
+
+
+def _hann(samples: int) -> np.ndarray:
+    """Return the periodic Hann window, float32 [samples]."""
+    return np.hanning(samples + 1)[:-1].astype(np.float32)
+
+
+def _multiplicity(samples: int) -> np.ndarray:
+    """Return how many bins of the complex transform each bin of the real one stands for, complex64 [bins]."""
+    multiplicity = np.full(samples // 2 + 1, 2.0)
+    multiplicity[[0, -1]] = 1.0
+    return multiplicity.astype(np.complex64)
+
+
+@tf.custom_gradient
+def _real_transform(frames):
+    size = frames.shape[-1]
+
+    def gradient(upstream):
+        return tf.signal.irfft(upstream * (size / _multiplicity(size)), [size])
+
+    return tf.signal.rfft(frames, [size]), gradient
+
+
+def _inverse_real_transform(spectrum, size: int):
+    @tf.custom_gradient
+    def transform(spectrum):
+        def gradient(upstream):
+            return tf.signal.rfft(upstream, [size]) * (_multiplicity(size) / size)
+
+        return tf.signal.irfft(spectrum, [size]), gradient
+
+    return transform(spectrum)

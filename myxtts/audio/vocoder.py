@@ -1,0 +1,52 @@
+"""From log-mels to waves by a vocoder, trained or not."""
+
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+
+class VocoderProtocol(Protocol):
+    """What computes waves from log-mels: `GriffinLim`, or a trained run (`training.load_vocoder.TrainedVocoder`).
+
+    Attributes:
+        description: for the log, such as "runs/vocoder, step 4000".
+        metadata: for JSON files, such as {"run": "runs/vocoder", "step": 4000}.
+        variables: the weights that `synthesize` reads.
+    """
+
+    description: str
+    metadata: dict[str, Any]
+    variables: list[tf.Variable]
+
+    def synthesize(self, log_mel, seed):
+        """Compute waves on the current device, eagerly or as a part of a graph.
+
+        Args:
+            log_mel: float32 [batch, frames, 80].
+            seed: int32 [2], of all randomness.
+
+        Returns:
+            float32 [batch, frames * 256] in [-1, 1].
+        """
+        ...
+
+
+def vocode(vocoder: VocoderProtocol, log_mel, frames, seed: tuple[int, int] = (0, 0)) -> list[np.ndarray]:
+    """Return the waves of a batch of mels as NumPy arrays.
+
+    Each row is computed alone, without its padding, so padding changes no sample.
+
+    Args:
+        log_mel: float32 [batch, frames, 80].
+        frames: int32 [batch], the length of each row.
+        seed: the same for all rows.
+
+    Returns:
+        For each row, float32 [frames * 256].
+    """
+    seed_of_rows = tf.constant(seed, tf.int32)
+    return [
+        vocoder.synthesize(row[None, :length], seed_of_rows).numpy()[0]
+        for row, length in zip(tf.unstack(log_mel), np.asarray(frames), strict=True)
+    ]

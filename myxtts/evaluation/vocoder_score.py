@@ -1,0 +1,249 @@
+"""Metrics of a vocoder's run: its copies of recordings beside Griffin-Lim's and the recordings themselves."""
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+import soundfile
+
+from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ, frame_count
+from myxtts.audio.griffin_lim import GriffinLim
+from myxtts.audio.vocoder import VocoderProtocol
+from myxtts.cores import core_count
+from myxtts.data.manifest import Manifest, Vocabulary
+from myxtts.data.metadata_file import DEFAULT_SPEAKER
+from myxtts.evaluation.copy_metrics import (
+    CopyMetrics,
+    mean_copy_metrics,
+    measure_copies,
+    score_notes,
+    with_common_scores,
+)
+from myxtts.evaluation.held_out import evenly_spaced, load_other_corpus, load_run_corpora, read_row
+from myxtts.evaluation.options import EvaluationOptions, check_options
+from myxtts.evaluation.pictures import write_spectra
+from myxtts.evaluation.report import COLUMNS, ColumnScore, Metric, Metrics, metrics_by_group, output_folder, print_score
+from myxtts.evaluation.speech import acoustic_features, vocode_mels
+from myxtts.files import check_writable
+from myxtts.placement import devices
+from myxtts.training.checkpoint_files import read_metadata
+from myxtts.training.load_vocoder import TrainedVocoder
+from myxtts.training.select_checkpoint import select_checkpoint, settings_of, vocabulary_of
+from myxtts.training.select_vocoder import read_vocoder_run
+
+MAX_UTTERANCES = 50
+PLOTTED_UTTERANCES = 4
+SEEDS = (0, 1, 2)
+QUARTILES = (25, 50, 75)
+PICTURED = ("recordings", "neural", "griffin_lim")  # from the top down
+
+log = logging.getLogger(__name__)
+
+
+class Recording(NamedTuple):
+    """An utterance in whole frames: float32 [samples] at 22,050 Hz, with the names of its speaker and its language."""
+
+    id: str
+    wave: np.ndarray
+    speaker: str
+    language: str
+
+
+class Copies(NamedTuple):
+    """What a vocoder makes of recordings.
+
+    Attributes:
+        waves: of the first seed.
+        metrics: of each seed, of each recording.
+        real_time_factors: seconds of computing for a second of speech, one for each seed and recording.
+    """
+
+    waves: list[np.ndarray]
+    metrics: list[list[CopyMetrics]]
+    real_time_factors: list[float]
+
+
+def evaluate_vocoder(run: Path, checkpoint: str | None, options: EvaluationOptions) -> None:
+    """Measure a vocoder on GPU 0 or else on the CPU; print a table, and write JSON, sounds and pictures.
+
+    Raises:
+        UserError: the run, a corpus, an output or an option cannot be used.
+    """
+    check_options(run, "vocoder", options)
+    selected = select_checkpoint(run, checkpoint)
+    check_writable("--json", options.json_file)
+    folder = output_folder(run, selected, options)
+    placement = devices.configure_default()
+    print_score(score_vocoder(run, selected, options, placement.routes[0].model, folder), options.json_file)
+    log.info("pictures       %s", folder)
+
+
+def score_vocoder(run: Path, checkpoint: Path, options: EvaluationOptions, device: str, folder: Path) -> ColumnScore:
+    """Measure a checkpoint, and write sounds and pictures.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged, or its corpus has changed since.
+        DataError: a corpus is missing or cannot be used, nothing was held out, or a file cannot be read.
+    """
+    vocoder = TrainedVocoder(read_vocoder_run(run, checkpoint.name), device)
+    recordings, known_speakers = load_recordings(run, checkpoint, options, folder)
+    log.info("evaluation     %s, %d utterances", checkpoint, len(recordings))
+    seeds, waves = options.seeds or SEEDS, [recording.wave for recording in recordings]
+    mels = [features.mel for features in acoustic_features(waves, device)]
+    copies = {
+        "neural": copies_by(vocoder, waves, mels, seeds, device),
+        "griffin_lim": copies_by(GriffinLim(), waves, mels, seeds, device),
+        "recordings": Copies(waves, [measure_copies(waves, waves, device)], []),
+    }
+    metrics = common_metrics(copies)
+
+    def measure(rows: Sequence[int]) -> Metrics:
+        return metrics_of_rows(metrics, rows)
+
+    factors: Metric = {name: median(of.real_time_factors) for name, of in copies.items() if of.real_time_factors}
+    groups = {"languages": metrics_by_group([recording.language for recording in recordings], measure)}
+    familiarity = ["seen" if recording.speaker in known_speakers else "unseen" for recording in recordings]
+    groups["speakers"] = metrics_by_group(familiarity, measure)
+    for number, recording in enumerate(recordings[:PLOTTED_UTTERANCES]):
+        write_example(folder, number + 1, recording.id, {name: of.waves[number] for name, of in copies.items()})
+    source = f"utterances of {options.data}" if options.data else "held-out utterances"
+    return ColumnScore(
+        run=str(run),
+        checkpoint=checkpoint.name,
+        utterances=len(recordings),
+        columns=tuple(copies),
+        metrics=measure(range(len(recordings))) | {"real_time_factor": factors},
+        groups=groups,
+        notes=(
+            *condition_notes(recordings, source, seeds, device),
+            speaker_note(familiarity, recordings),
+            *score_notes(metrics["recordings"][0]),
+        ),
+        details={
+            "seeds": list(seeds),
+            "cores": core_count(),
+            "by_seed": {name: [mean_copy_metrics(of_seed) for of_seed in of] for name, of in metrics.items()},
+            **utterance_details(recordings, metrics),
+        },
+    )
+
+
+def load_recordings(
+    run: Path, checkpoint: Path, options: EvaluationOptions, folder: Path
+) -> tuple[list[Recording], set[str]]:
+    """Return the utterances to measure, evenly spaced in their corpus, and the speakers that the run was trained on."""
+    metadata = read_metadata(checkpoint)
+    if options.data is None:
+        _, corpus, manifest = load_run_corpora(checkpoint, metadata, run)
+        vocabulary = vocabulary_of(metadata)
+        known_speakers = {vocabulary.speakers[speaker] for speaker in np.unique(corpus.manifest.speaker)}
+    else:
+        config = settings_of(checkpoint, metadata)
+        manifest, vocabulary = load_other_corpus(options.data, options.audio_root, config, metadata, folder)
+        known_speakers = set(metadata["speakers"]) - {DEFAULT_SPEAKER}
+    rows = evenly_spaced(np.arange(len(manifest)), options.utterances or MAX_UTTERANCES)
+    return [recording_of(manifest, vocabulary, row) for row in rows.tolist()], known_speakers
+
+
+def recording_of(manifest: Manifest, vocabulary: Vocabulary, row: int) -> Recording:
+    wave = read_row(manifest, row)
+    speaker, language = vocabulary.speakers[manifest.speaker[row]], vocabulary.languages[manifest.language[row]]
+    return Recording(manifest.ids[row], wave[: frame_count(len(wave)) * HOP_SAMPLES], speaker, language)
+
+
+def copies_by(
+    vocoder: VocoderProtocol, waves: list[np.ndarray], mels: list[np.ndarray], seeds: Sequence[int], device: str
+) -> Copies:
+    """Return the copies of recordings with each seed, made one at a time, and the time that each took."""
+    vocode_mels(vocoder, mels[:1], device)  # traces and warms up
+    first: list[np.ndarray] = []
+    metrics, factors = [], []
+    for seed in seeds:
+        copies = []
+        for mel in mels:
+            started_s = time.perf_counter()
+            copies += vocode_mels(vocoder, [mel], device, (seed, 0))
+            factors.append((time.perf_counter() - started_s) * SAMPLE_RATE_HZ / len(copies[-1]))
+        metrics.append(measure_copies(waves, copies, device))
+        first = first or copies
+    return Copies(first, metrics, factors)
+
+
+def common_metrics(copies: Mapping[str, Copies]) -> dict[str, list[list[CopyMetrics]]]:
+    """Return the metrics of each column and seed, with scores only where all of these have them."""
+    flat = {(name, seed): metrics for name, of in copies.items() for seed, metrics in enumerate(of.metrics)}
+    common = with_common_scores(flat)
+    return {name: [common[name, seed] for seed in range(len(of.metrics))] for name, of in copies.items()}
+
+
+def metrics_of_rows(metrics: Mapping[str, Sequence[Sequence[CopyMetrics]]], rows: Sequence[int]) -> Metrics:
+    """Return, for each column, the median over seeds of the means over some utterances."""
+    by_column = {
+        column: medians([mean_copy_metrics([of_seed[row] for row in rows]) for of_seed in seeds])
+        for column, seeds in metrics.items()
+    }
+    return {key: {column: values[key] for column, values in by_column.items()} for key in by_column["neural"]}
+
+
+def medians(items: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
+    """Return the median of each key; None where no item has a value."""
+    values = {key: [value for item in items if (value := item[key]) is not None] for key in items[0]}
+    return {key: median(of_key) if of_key else None for key, of_key in values.items()}
+
+
+def utterance_details(
+    recordings: Sequence[Recording], metrics: Mapping[str, Sequence[Sequence[CopyMetrics]]]
+) -> dict[str, Any]:
+    """Return the medians over seeds of every utterance, and their quartiles over utterances, by column."""
+    by_utterance = {
+        column: [medians([mean_copy_metrics([copy]) for copy in of_seeds]) for of_seeds in zip(*seeds, strict=True)]
+        for column, seeds in metrics.items()
+    }
+    return {
+        "quartiles": {column: quartiles(values) for column, values in by_utterance.items()},
+        "utterance_metrics": [
+            {"id": recording.id, "speaker": recording.speaker, "language": recording.language}
+            | {column: values[row] for column, values in by_utterance.items()}
+            for row, recording in enumerate(recordings)
+        ],
+    }
+
+
+def quartiles(items: Sequence[Mapping[str, float | None]]) -> dict[str, list[float] | None]:
+    """Return the 25th, 50th and 75th percentile of each key."""
+    values = {key: [value for item in items if (value := item[key]) is not None] for key in items[0]}
+    return {key: np.percentile(of_key, QUARTILES).tolist() if of_key else None for key, of_key in values.items()}
+
+
+def condition_notes(recordings: Sequence[Recording], source: str, seeds: Sequence[int], device: str) -> list[str]:
+    """Return notes on what was measured, and how."""
+    audio_s = sum(len(recording.wave) for recording in recordings) / SAMPLE_RATE_HZ
+    cores = core_count()
+    return [
+        f"{len(recordings)} {source}, {audio_s:.1f} s of speech; each figure is the median over the seeds "
+        f"{', '.join(map(str, seeds))} of the mean over utterances",
+        "the vocoders copy the recordings from their log-mels; the column recordings is their own 16-bit samples",
+        f"the real-time factor is the median of {len(recordings) * len(seeds)} times from mel to wave, one utterance "
+        f"at a time, on {device} with {cores} core{'s' * (cores > 1)}, after a warm-up",
+    ]
+
+
+def speaker_note(familiarity: Sequence[str], recordings: Sequence[Recording]) -> str:
+    """Return a note on how many utterances are of speakers seen in training."""
+    seen = familiarity.count("seen")
+    if any(recording.speaker == DEFAULT_SPEAKER for recording in recordings) and not seen:
+        return "the corpus does not name its speakers, so speakers seen in training are not distinguished"
+    return f"{seen} utterances are of speakers seen in training, {len(familiarity) - seen} of other speakers"
+
+
+def write_example(folder: Path, number: int, identity: str, waves: Mapping[str, np.ndarray]) -> None:
+    """Write `<number>-<id>.<column>.wav` for each column, and their spectra as one picture."""
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"{number}-{Path(identity).stem}"
+    for column, wave in waves.items():
+        soundfile.write(folder / f"{name}.{column}.wav", wave, SAMPLE_RATE_HZ, subtype="PCM_16")
+    write_spectra(folder / f"{name}.png", {COLUMNS[column]: waves[column] for column in PICTURED}, identity)

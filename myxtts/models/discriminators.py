@@ -1,0 +1,235 @@
+"""Discriminators of a vocoder: which of two waves is a recording?
+
+Multi-period (HiFi-GAN, Kong, Kim & Bae 2020): every p-th sample side by side, for some primes p.
+Multi-resolution (UnivNet, Jang et al. 2021): magnitudes of the STFT at some resolutions.
+
+Both are smaller than in the papers (3.0 million weights, where HiFi-GAN has 41 million for its periods alone), so that
+they fit beside a small network. Shape legend: B batch, S samples, P period, T frames, F bins, C channels.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+from myxtts.audio.spectral import OVERLAP, magnitude, short_time_spectrum
+from myxtts.models.layers import CompositeLayer, sum_over
+
+PERIODS = (2, 3, 5, 7, 11)  # primes, so that the samples of two periods overlap as little as possible
+PERIOD_CHANNELS = (32, 64, 128, 256, 256)
+PERIOD_KERNEL, PERIOD_STRIDE = 5, 3
+RESOLUTIONS = (512, 1024, 2048)  # samples of a frame
+RESOLUTION_CHANNELS = 32
+RESOLUTION_STRIDES = (1, 2, 2, 2, 1)  # over bins
+POWER_FLOOR = 1e-9
+SLOPE = 0.1  # of the leaky ReLU
+MIN_FEATURE = 1e-4
+
+
+class AdversarialSettings(NamedTuple):
+    """How a network is trained against discriminators.
+
+    Attributes:
+        adversarial_weight, feature_matching_weight: of these losses of the network.
+        warmup_steps: steps over which they rise from 0 to these weights, while the discriminators learn.
+        learning_rate_ratio: learning rate of the discriminators divided by that of the network.
+    """
+
+    adversarial_weight: float
+    feature_matching_weight: float
+    warmup_steps: int
+    learning_rate_ratio: float
+
+
+class Discriminators(CompositeLayer):
+    """All discriminators, and the losses of both sides.
+
+    Attributes:
+        LOSS_NAMES: the losses of the discriminators.
+        NETWORK_LOSSES: those of the network that generates.
+    """
+
+    LOSS_NAMES = ("discriminator_real", "discriminator_generated")
+    NETWORK_LOSSES = ("adversarial", "feature_matching")
+
+    def __init__(self, **kwargs):
+        # Waves stay float32 in mixed precision; the convolutions cast their own inputs.
+        super().__init__(autocast=False, **kwargs)
+        periods = [PeriodDiscriminator(period, name=f"period_{period}") for period in PERIODS]
+        resolutions = [ResolutionDiscriminator(size, name=f"resolution_{size}") for size in RESOLUTIONS]
+        self.judges = [*periods, *resolutions]
+
+    def call(self, real, generated):
+        """Return the losses of each row, means over the discriminators: float32 [B, S] twice -> float32 [B] each.
+
+        discriminator_real, discriminator_generated: hinge losses of the discriminators (Lim & Ye 2017), 1 each while
+        they tell nothing.
+        adversarial: hinge loss of the network that generates: how far its waves are from being taken for recordings.
+        feature_matching: distance of the discriminators' hidden layers between both waves, relative to the size of
+        those of the recording (EnCodec, Défossez et al. 2022).
+
+        The gradients of the first two belong to the discriminators' variables, and of the others to the network's.
+        """
+        by_judge = [self._losses_of(judge, real, generated) for judge in self.judges]
+        return {name: tf.add_n([losses[name] for losses in by_judge]) / len(by_judge) for name in by_judge[0]}
+
+    @staticmethod
+    def _losses_of(judge, real, generated):
+        # Two passes: together, the way back to the network would lead through the recordings as well.
+        real_score, real_features = judge(real)
+        score, features = judge(generated)
+        pairs = list(zip(real_features, features, strict=True))
+        return {
+            "discriminator_real": mean_of_rows(tf.nn.relu(1.0 - real_score)),
+            "discriminator_generated": mean_of_rows(tf.nn.relu(1.0 + score)),
+            "adversarial": mean_of_rows(tf.nn.relu(1.0 - score)),
+            "feature_matching": tf.add_n([relative_distance(*pair) for pair in pairs]) / len(pairs),
+        }
+
+
+def hidden_values(samples: int) -> int:
+    """Return the number of values in the hidden layers of all discriminators for a wave."""
+    return sum(judge.hidden_values(samples) for judge in Discriminators().judges)
+
+
+class Judge(CompositeLayer):
+    """A stack of 2-D convolutions. A subclass has `picture`, which makes a picture of a wave.
+
+    Args:
+        channels: of each hidden layer.
+        kernels, strides: of each hidden layer.
+        last_kernel: of the layer that scores.
+    """
+
+    def __init__(
+        self,
+        channels: Sequence[int],
+        kernels: Sequence[tuple[int, int]],
+        strides: Sequence[tuple[int, int]],
+        last_kernel: tuple[int, int],
+        **kwargs,
+    ):
+        super().__init__(autocast=False, **kwargs)
+        self.convs = [
+            WeightNormConv(*settings, name=f"conv_{i}")
+            for i, settings in enumerate(zip(channels, kernels, strides, strict=True))
+        ]
+        self.out = WeightNormConv(1, last_kernel, (1, 1), name="out")
+
+    def picture(self, wave):
+        """float32 [B, S] -> [B, height, width, 1]."""
+        raise NotImplementedError
+
+    def hidden_values(self, samples: int) -> int:
+        """Return the number of values in all hidden layers for a wave."""
+        height, width = self.picture_size(samples)
+        total = 0
+        for conv in self.convs:
+            height, width = -(-height // conv.strides[0]), -(-width // conv.strides[1])
+            total += height * width * conv.channels
+        return total
+
+    def picture_size(self, samples: int) -> tuple[int, int]:
+        """Return height and width of the picture of a wave."""
+        raise NotImplementedError
+
+    def call(self, wave):
+        """float32 [B, S] -> scores float32 [B, …], and the output of each hidden layer."""
+        x, features = self.picture(wave), []
+        for conv in self.convs:
+            x = leaky_relu(conv(x))
+            features.append(x)
+        return tf.cast(self.out(x), tf.float32), features
+
+
+class PeriodDiscriminator(Judge):
+    """Sees every p-th sample; its convolutions never mix samples that are no multiple of p samples apart."""
+
+    def __init__(self, period: int, **kwargs):
+        count = len(PERIOD_CHANNELS)
+        strides = [(PERIOD_STRIDE, 1)] * (count - 1) + [(1, 1)]
+        super().__init__(PERIOD_CHANNELS, [(PERIOD_KERNEL, 1)] * count, strides, (3, 1), **kwargs)
+        self.period = period
+
+    def picture_size(self, samples: int) -> tuple[int, int]:
+        return samples // self.period, self.period
+
+    def picture(self, wave):
+        """float32 [B, S] -> [B, S / p, p, 1]; up to p - 1 samples at the end are left out."""
+        rows = tf.shape(wave)[1] // self.period
+        return tf.reshape(wave[:, : rows * self.period], [tf.shape(wave)[0], rows, self.period, 1])
+
+
+class ResolutionDiscriminator(Judge):
+    """Sees the magnitudes of an STFT."""
+
+    def __init__(self, fft_samples: int, **kwargs):
+        count = len(RESOLUTION_STRIDES)
+        kernels = [(3, 9)] * (count - 1) + [(3, 3)]
+        strides = [(1, stride) for stride in RESOLUTION_STRIDES]
+        super().__init__([RESOLUTION_CHANNELS] * count, kernels, strides, (3, 3), **kwargs)
+        self.fft_samples = fft_samples
+        self.norm = float(np.sqrt(np.square(np.hanning(fft_samples)).sum()))  # makes noise as loud at all resolutions
+
+    def picture_size(self, samples: int) -> tuple[int, int]:
+        return samples * OVERLAP // self.fft_samples - OVERLAP + 1, self.fft_samples // 2 + 1
+
+    def picture(self, wave):
+        """float32 [B, S] -> [B, T, F, 1]; less than a hop at the end is left out."""
+        hop = self.fft_samples // OVERLAP
+        whole = tf.shape(wave)[1] // hop * hop
+        spectrum = short_time_spectrum(wave[:, :whole], self.fft_samples)
+        return (magnitude(spectrum, POWER_FLOOR) / self.norm)[:, :, :, None]
+
+
+class WeightNormConv(layers.Layer):
+    """2-D convolution with weight normalisation (Salimans & Kingma 2016): kernel = gamma · v / ‖v‖ for each output.
+
+    The kernel is computed in float32, whose squares do not overflow.
+    """
+
+    def __init__(self, channels: int, kernel: tuple[int, int], strides: tuple[int, int], **kwargs):
+        super().__init__(**kwargs)
+        self.channels, self.kernel_size, self.strides = channels, kernel, strides
+
+    def build(self, shape):
+        fan = (*self.kernel_size, shape[-1], self.channels)
+        self.kernel = self.add_weight(shape=fan, initializer="he_normal", autocast=False, name="kernel")
+        # Keeps the variance through a ReLU, as He et al. (2015) do by the kernel itself.
+        root_2 = keras.initializers.Constant(2**0.5)
+        self.gamma = self.add_weight(shape=(self.channels,), initializer=root_2, autocast=False, name="gamma")
+        self.bias = self.add_weight(shape=(self.channels,), initializer="zeros", autocast=False, name="bias")
+
+    def call(self, x):
+        """[B, height, width, C] -> [B, height / stride, width / stride, channels]."""
+        kernel = tf.convert_to_tensor(self.kernel)
+        gain = self.gamma * tf.math.rsqrt(tf.reduce_sum(tf.square(kernel), [0, 1, 2]) + 1e-12)
+        kernel = tf.cast(kernel * gain, self.compute_dtype)
+        x = tf.nn.conv2d(tf.cast(x, self.compute_dtype), kernel, self.strides, "SAME")
+        return tf.nn.bias_add(x, tf.cast(self.bias, self.compute_dtype))
+
+
+@tf.custom_gradient
+def leaky_relu(x):
+    """Return x where it is positive, else SLOPE · x.
+
+    Its gradient depends on the output alone: TensorFlow's own keeps x as well, and hinders Grappler from fusing it with
+    the convolution before ("remapper failed").
+    """
+    y = tf.nn.leaky_relu(x, SLOPE)
+    return y, lambda upstream: tf.raw_ops.LeakyReluGrad(gradients=upstream, features=y, alpha=SLOPE)
+
+
+def relative_distance(real, generated):
+    """Return the mean absolute difference of features over the mean of the real ones: [B, H, W, C] -> float32 [B]."""
+    real, generated = tf.cast(real, tf.float32), tf.cast(generated, tf.float32)
+    return mean_of_rows(tf.abs(real - generated)) / (mean_of_rows(tf.abs(real)) + MIN_FEATURE)
+
+
+def mean_of_rows(x):
+    """Return the mean of each row: float32 [B, H, W, C] -> [B]."""
+    size = tf.cast(tf.shape(x)[1] * tf.shape(x)[2], tf.float32) * float(x.shape[3])
+    return sum_over(x, [1, 2, 3]) / size

@@ -1,0 +1,51 @@
+"""Groups of losses, each of which trains variables of its own with an optimizer of its own: a GAN has two."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import keras
+
+NETWORK = "model"  # the first group of every model: the network that inference uses
+
+
+class LossGroup(NamedTuple):
+    """The losses of a group and the variables that they train.
+
+    Attributes:
+        losses: names, in the order of reports. The model returns them in training; without training it may leave out
+            those that are not in its LOSS_NAMES.
+        variables: of the model, trained or not. They receive the gradient of these losses and of no others.
+        rising: losses whose weight rises linearly to 1 over the first `rise_steps` steps.
+        learning_rate_ratio: learning rate divided by that of the network.
+        beta_1: decay of the first moment in Adam.
+    """
+
+    losses: tuple[str, ...]
+    variables: Sequence[keras.Variable]
+    rising: tuple[str, ...] = ()
+    rise_steps: int = 0
+    learning_rate_ratio: float = 1.0
+    beta_1: float = 0.9
+
+
+def loss_groups_of(model: keras.Model) -> dict[str, LossGroup]:
+    """Return the groups of a model by name: those of its `loss_groups()`, or one with all its losses and variables.
+
+    The first group is NETWORK. Its variables are those of the network that inference uses. All other groups are needed
+    in training only.
+
+    Raises:
+        ValueError: the groups are not a partition of the model's variables.
+    """
+    if not hasattr(model, "loss_groups"):
+        return {NETWORK: LossGroup(model.LOSS_NAMES, model.variables)}
+    groups: Mapping[str, LossGroup] = model.loss_groups()
+    grouped = [variable.path for group in groups.values() for variable in group.variables]
+    if next(iter(groups)) != NETWORK or sorted(grouped) != sorted(variable.path for variable in model.variables):
+        raise ValueError(f"the loss groups {', '.join(groups)} are not a partition of the variables of {model.name}")
+    return dict(groups)
+
+
+def network_variables(model: keras.Model) -> list[keras.Variable]:
+    """Return the variables of the network that inference uses, without those that are needed in training only."""
+    return list(loss_groups_of(model)[NETWORK].variables)

@@ -1,0 +1,378 @@
+"""The vocoder: log-mel spectrogram in, wave out.
+
+log-mel ┬> pitch head ─> F0, phase ─> pulse train ┐
+        │                              noise ─────┴> STFT ─> filters ─> sum ─> inverse STFT ─> mel projections ─> wave
+        └> blocks ─────────────────────────────────────────────┘
+
+A harmonic-plus-noise model in the STFT domain. docs/reference/model.md has the sources.
+
+In training the pulses have the phase of the recording, so that the wave can be compared with it sample by sample. In
+synthesis the pitch head estimates the phase from the mel: a window of 46 ms holds few periods of a low voice, and the
+mel depends slightly on where they are.
+Shape legend: B batch, T frames, C channels, R filters in a frame, F bins of a filter.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+from myxtts.audio.excitation import interpolate_unvoiced, pulse_train, smoothed_phasor
+from myxtts.audio.format import FFT_SAMPLES, HOP_SAMPLES, LOG_FLOOR, MEL_BANDS, PAD_SAMPLES
+from myxtts.audio.mel import SILENCE, inverse_mel_filters, mel_filters
+from myxtts.audio.pitch import F0_MAX_HZ, F0_MIN_HZ
+from myxtts.audio.spectral import OVERLAP, inverse_short_time_spectrum, magnitude, scaled, short_time_spectrum
+from myxtts.batch import CONTEXT_FRAMES, VOCODER_FEATURES
+from myxtts.models.discriminators import AdversarialSettings, Discriminators
+from myxtts.models.layers import CompositeLayer, Dense, sum_over
+from myxtts.models.loss_groups import NETWORK, LossGroup
+from myxtts.models.spectral_loss import complex_stft_loss, mean_over, multi_resolution_stft_loss
+from myxtts.seeds import fold_in
+
+FILTER_SAMPLES = 512  # window of the filters, half that of the mel: they change more often than the mel
+FILTERS_PER_FRAME = OVERLAP * HOP_SAMPLES // FILTER_SAMPLES
+BINS = FILTER_SAMPLES // 2 + 1
+EDGE_SAMPLES = (OVERLAP - 1) * FILTER_SAMPLES // (2 * OVERLAP)  # before the first and after the last hop
+WINDOW_NORM = float(np.sqrt(np.square(np.hanning(FILTER_SAMPLES)).sum()))  # of the spectrum of noise of unit variance
+ENVELOPE_OFFSET = 0.5 * float(np.log(FILTER_SAMPLES / FFT_SAMPLES)) - float(
+    np.log(2.0)
+)  # rough: the network corrects it
+SOURCE_FLOOR = 1e-2
+NOISE_LEVEL = -1.0  # of the noise filter before training, in nepers
+MAX_LOG_GAIN, MIN_LOG_GAIN = 6.0, -14.0
+MAX_PROJECTION = 3.0  # nepers by which a projection changes a band
+KERNEL_SIZE = 5
+PITCH_BINS = 96
+MAX_FLUCTUATION = 3.0
+PITCH_NEIGHBOURS = 3  # bins on each side of the likeliest, over which F0 is averaged
+ADVERSARIAL_BETA_1 = 0.8  # of Adam against discriminators (HiFi-GAN, Kong et al. 2020)
+PHASE_WINDOW_FRAMES = 25  # 0.29 s, in which an error of F0 of 0.3 % turns the phase of a low voice by 0.1 cycles
+TRAINED_PROJECTIONS, PROJECTIONS = 1, 3  # in training and in synthesis
+MEL_WEIGHT, PITCH_WEIGHT, VOICING_WEIGHT, PHASE_WEIGHT = 2.0, 0.3, 0.2, 0.5
+
+
+@dataclass(frozen=True)
+class VocoderSize:
+    """Dimensions of the network."""
+
+    channels: int
+    blocks: int
+    pitch_channels: int
+    pitch_blocks: int
+
+
+SIZES = {
+    "tiny": VocoderSize(channels=192, blocks=5, pitch_channels=160, pitch_blocks=5),
+    "small": VocoderSize(channels=288, blocks=6, pitch_channels=192, pitch_blocks=5),
+    "normal": VocoderSize(channels=384, blocks=8, pitch_channels=256, pitch_blocks=6),
+    "big": VocoderSize(channels=512, blocks=12, pitch_channels=320, pitch_blocks=8),
+}
+
+
+class Vocoder(keras.Model):
+    """The vocoder network.
+
+    Args:
+        size: dimensions, see SIZES.
+        gradient_checkpointing: recompute the blocks' activations in the backward pass instead of keeping them.
+        adversarial: train against discriminators, too.
+
+    Attributes:
+        BATCH_FIELDS: the contract of a batch, see `myxtts.batch`.
+        LOSS_NAMES: the losses that `call` returns, in order; in training, discriminators add their own.
+    """
+
+    BATCH_FIELDS = VOCODER_FEATURES
+    LOSS_NAMES = ("spectral", "complex", "mel", "pitch", "voicing", "phase")
+
+    def __init__(
+        self, size: VocoderSize, gradient_checkpointing: bool = False, adversarial: AdversarialSettings | None = None
+    ):
+        # Signals stay float32 in mixed precision; the layers cast their own inputs.
+        super().__init__(name="vocoder", autocast=False)
+        self.gradient_checkpointing = gradient_checkpointing
+        self.pitch_head = PitchHead(size.pitch_channels, size.pitch_blocks, name="pitch_head")
+        self.mel_in = layers.Conv1D(size.channels, 7, padding="same", name="mel_in")
+        self.magnitude_in = Dense(size.channels, name="magnitude_in")
+        self.source_in = Dense(size.channels, name="source_in")
+        self.blocks = [FilterBlock(size.channels, name=f"block_{i}") for i in range(size.blocks)]
+        self.out_norm = layers.LayerNormalization(name="out_norm")
+        small = keras.initializers.RandomNormal(stddev=0.002)
+        self.filters = Dense(4 * FILTERS_PER_FRAME * BINS, kernel_initializer=small, name="filters")
+        self.adversarial = adversarial
+        self.discriminators = Discriminators(name="discriminators") if adversarial else None
+
+    def vocabulary_variables(self) -> dict[str, tuple[str, int]]:
+        """Return no variables: none has a row for each vocabulary entry."""
+        return {}
+
+    def component_layers(self) -> dict[str, list[layers.Layer]]:
+        """Return the layers of each component that --freeze names."""
+        filters = [self.mel_in, self.magnitude_in, self.source_in, *self.blocks, self.out_norm, self.filters]
+        return {"pitch_head": [self.pitch_head], "filter": filters}
+
+    def loss_groups(self) -> dict[str, LossGroup]:
+        """Return the groups of losses, see `LossGroup`: one, or two with discriminators."""
+        if self.discriminators is None or self.adversarial is None:
+            return {NETWORK: LossGroup(self.LOSS_NAMES, self.variables)}
+        judged = {v.path for v in self.discriminators.variables}
+        network = [v for v in self.variables if v.path not in judged]
+        rising = Discriminators.NETWORK_LOSSES
+        return {
+            NETWORK: LossGroup(
+                (*self.LOSS_NAMES, *rising),
+                network,
+                rising,
+                self.adversarial.warmup_steps,
+                beta_1=ADVERSARIAL_BETA_1,
+            ),
+            "discriminators": LossGroup(
+                Discriminators.LOSS_NAMES,
+                self.discriminators.variables,
+                learning_rate_ratio=self.adversarial.learning_rate_ratio,
+                beta_1=ADVERSARIAL_BETA_1,
+            ),
+        }
+
+    def build(self, shape):
+        """Create no variables; see `CompositeLayer`."""
+
+    def call(self, batch, training=False):
+        """Compute the losses of a batch of VOCODER_FEATURES, as fractions of the whole step's losses.
+
+        Their sum over all batches and replicas of a step is the mean over that step's frames: a row counts as many
+        times as its utterance has frames. Empty rows add nothing. The CONTEXT_FRAMES at the ends do not count.
+
+        Returns:
+            Losses, float32 scalars, weighted: `spectral` and `complex`, see `multi_resolution_stft_loss` and
+            `complex_stft_loss`; `mel`, the mean absolute error of the log-mel; `pitch` and `voicing`, cross-entropies
+            of the pitch head; `phase`, the squared error of its phasor. In training with discriminators also theirs,
+            see `Discriminators`; the vocoder's are weighted.
+            Outputs: `wave` float32 [B, T * 256].
+        """
+        mel, target, weight = batch["mel"], batch["wave"], tf.cast(batch["frames"], tf.float32) / batch["step_frames"]
+        harmonic = pulse_train(interpolate_unvoiced(batch["f0_hz"]), batch["pulse_phasor"])
+        wave = self._generate(mel, harmonic, batch["seed"], TRAINED_PROJECTIONS)
+        context, samples = CONTEXT_FRAMES, CONTEXT_FRAMES * HOP_SAMPLES
+        mel_error = tf.abs(log_mel_of(wave) - mel)[:, context:-context]
+        estimate, true = wave[:, samples:-samples], target[:, samples:-samples]
+        pitch, voicing, phase = self.pitch_head.losses_of(mel, batch["f0_hz"], batch["pulse_phasor"])
+        by_row = {
+            "spectral": multi_resolution_stft_loss(estimate, true),
+            "complex": complex_stft_loss(estimate, true),
+            "mel": MEL_WEIGHT * mean_over(mel_error),
+            "pitch": PITCH_WEIGHT * pitch,
+            "voicing": VOICING_WEIGHT * voicing,
+            "phase": PHASE_WEIGHT * phase,
+        }
+        if training and self.adversarial is not None:
+            by_row |= self._adversarial_losses(true, estimate)
+        return {name: tf.reduce_sum(loss * weight) for name, loss in by_row.items()}, {"wave": wave}
+
+    def _adversarial_losses(self, real, generated):
+        """Return the losses of both sides: float32 [B, S] twice -> float32 [B] by name."""
+        assert self.discriminators is not None and self.adversarial is not None
+        by_row = self.discriminators(real, generated)
+        weights = self.adversarial.adversarial_weight, self.adversarial.feature_matching_weight
+        names = Discriminators.NETWORK_LOSSES
+        return by_row | {name: weight * by_row[name] for name, weight in zip(names, weights, strict=True)}
+
+    @tf.function(
+        input_signature=(
+            tf.TensorSpec([None, None, MEL_BANDS], tf.float32, "log_mel"),
+            tf.TensorSpec([2], tf.int32, "seed"),
+        )
+    )
+    def synthesize(self, log_mel, seed):
+        """Compute the waves of log-mels: float32 [B, T, 80], int32 [2] -> float32 [B, T * 256] in [-1, 1].
+
+        Silence is added around the mel as around the segments of training. The noise is a function of the seed and
+        of B and T.
+        """
+        context, samples = CONTEXT_FRAMES, CONTEXT_FRAMES * HOP_SAMPLES
+        silence = tf.fill([tf.shape(log_mel)[0], context, MEL_BANDS], SILENCE)  # tf.pad reads the value on the host
+        mel = tf.concat([silence, log_mel, silence], axis=1)
+        f0_hz, voicing, phasor = self.pitch_head.estimate(mel)
+        harmonic = pulse_train(f0_hz, smoothed_phasor(voicing[:, :, None] * phasor, f0_hz, PHASE_WINDOW_FRAMES))
+        wave = self._generate(mel, harmonic, seed, PROJECTIONS)[:, samples:-samples]
+        return wave / tf.maximum(tf.reduce_max(tf.abs(wave), axis=1, keepdims=True), 1.0)
+
+    def _generate(self, mel, harmonic, seed, projections: int):
+        """Return the wave of a log-mel [B, T, 80] and a harmonic source: float32 [B, T * 256]."""
+        noise = tf.random.stateless_normal(tf.shape(harmonic), fold_in(seed, "noise"))
+        harmonic, noise = (source_spectrum(source) for source in (harmonic, noise))
+        envelope = log_envelope(mel)
+        gain, real, imaginary, noise_gain = self._filters(mel, envelope, harmonic)
+        gain, noise_gain = (
+            tf.exp(tf.clip_by_value(correction + envelope, MIN_LOG_GAIN, MAX_LOG_GAIN))
+            for correction in (gain, noise_gain + NOISE_LEVEL)
+        )
+        real += 1.0  # no change of phase before training
+        gain *= tf.math.rsqrt(tf.square(real) + tf.square(imaginary) + 1e-6)
+        spectrum = harmonic * tf.complex(gain * real, gain * imaginary) + scaled(noise, noise_gain)
+        wave = inverse_short_time_spectrum(spectrum, FILTER_SAMPLES)[:, EDGE_SAMPLES:-EDGE_SAMPLES]
+        for _ in range(projections):
+            wave = project(wave, mel)
+        return wave
+
+    def _filters(self, mel, envelope, harmonic):
+        """Return the log gain, real and imaginary part of the filters, and that of the noise: [B, T * R, F] each."""
+        source, envelope = (
+            tf.reshape(x, [tf.shape(mel)[0], -1, FILTERS_PER_FRAME * BINS])
+            for x in (tf.math.log(tf.abs(harmonic) + SOURCE_FLOOR), envelope)
+        )
+        x = self.mel_in(normalised(mel)) + self.magnitude_in(normalised(envelope)) + self.source_in(source)
+        for block in self.blocks:
+            x = keras.remat(block)(x) if self.gradient_checkpointing else block(x)
+        parts = tf.split(tf.cast(self.filters(self.out_norm(x)), tf.float32), 4, axis=2)
+        return [tf.reshape(part, tf.shape(harmonic)) for part in parts]
+
+
+class FilterBlock(CompositeLayer):
+    """Residual convolution and two dense layers (ConvNeXt, Liu et al. 2022, with a full convolution)."""
+
+    def __init__(self, channels: int, **kwargs):
+        super().__init__(**kwargs)
+        self.conv = layers.Conv1D(channels, KERNEL_SIZE, padding="same", name="conv")
+        self.norm = layers.LayerNormalization(name="norm")
+        self.expand = Dense(2 * channels, activation="gelu", name="expand")
+        self.out = Dense(channels, kernel_initializer=keras.initializers.RandomNormal(stddev=0.02), name="out")
+
+    def call(self, x):
+        """[B, T, C] -> [B, T, C]."""
+        return x + self.out(self.expand(self.norm(self.conv(x))))
+
+
+class PitchHead(CompositeLayer):
+    """Estimates F0, voicing and the phase of the pulses from a log-mel.
+
+    F0 is a distribution over bins (CREPE, Kim et al. 2018). The phase is a phasor, fitted to one of unit length by
+    least squares, so that it becomes shorter where the mel does not tell the phase.
+    """
+
+    def __init__(self, channels: int, blocks: int, **kwargs):
+        super().__init__(**kwargs)
+        self.conv_in = layers.Conv1D(channels, 5, padding="same", name="conv_in")
+        self.norms = [layers.LayerNormalization(name=f"norm_{i}") for i in range(blocks)]
+        self.convs = [
+            layers.Conv1D(channels, 3, padding="same", activation="gelu", name=f"conv_{i}") for i in range(blocks)
+        ]
+        self.outs = [Dense(channels, name=f"out_{i}") for i in range(blocks)]
+        self.out_norm = layers.LayerNormalization(name="out_norm")
+        self.out = Dense(PITCH_BINS + 3, name="out")
+
+    def call(self, mel):
+        """Return logits of the bins [B, T, PITCH_BINS] and of voicing [B, T], and the phasor [B, T, 2]: float32."""
+        x = self.conv_in(tf.concat([normalised(mel), fluctuation(mel)], axis=2))
+        for norm, conv, out in zip(self.norms, self.convs, self.outs, strict=True):
+            x = x + out(conv(norm(x)))
+        out = tf.cast(self.out(self.out_norm(x)), tf.float32)
+        return out[:, :, :PITCH_BINS], out[:, :, PITCH_BINS], out[:, :, PITCH_BINS + 1 :]
+
+    def estimate(self, mel):
+        """Return F0 in Hz, also where nothing is voiced, the probability of voicing, and the phasor.
+
+        Returns:
+            float32 [B, T], [B, T] and [B, T, 2].
+        """
+        logits, voicing, phasor = self(mel)
+        distance = np.arange(PITCH_BINS) - tf.argmax(logits, axis=2)[:, :, None]
+        near = tf.nn.softmax(tf.where(tf.abs(distance) <= PITCH_NEIGHBOURS, logits, -1e9))
+        return tf.exp(sum_over(near * pitch_centres(), 2)), tf.sigmoid(voicing), phasor
+
+    def losses_of(self, mel, f0_hz, pulse_phasor):
+        """Return the losses of pitch, voicing and phase, float32 [B] each.
+
+        Pitch and voicing are cross-entropies, and phase is a squared error. Pitch and phase are means over voiced
+        frames, or 0 without any; voicing is a mean over all.
+        """
+        logits, voicing, phasor = self(mel)
+        voiced = tf.cast(f0_hz > 0.0, tf.float32)
+        distance = tf.math.log(tf.maximum(f0_hz, F0_MIN_HZ))[:, :, None] - pitch_centres()
+        width = 1.5 * (pitch_centres()[1] - pitch_centres()[0])
+        near = tf.nn.relu(1.0 - tf.abs(distance) / width)
+        target = near / tf.reduce_sum(near, axis=2, keepdims=True)
+        pitch = tf.nn.softmax_cross_entropy_with_logits(target, logits)
+        phase = sum_over(tf.square(phasor - pulse_phasor), 2)
+        voicing = tf.nn.sigmoid_cross_entropy_with_logits(voiced, voicing)
+        count = tf.maximum(sum_over(voiced, 1), 1.0)
+        return sum_over(voiced * pitch, 1) / count, mean_over(voicing[:, :, None]), sum_over(voiced * phase, 1) / count
+
+
+@cache
+def pitch_centres() -> np.ndarray:
+    """Return the natural logarithms of the frequencies at the centres of the bins, float32 [PITCH_BINS]."""
+    return np.linspace(np.log(F0_MIN_HZ), np.log(F0_MAX_HZ), PITCH_BINS, dtype=np.float32)
+
+
+def normalised(log):
+    """Scale log magnitudes to about unit variance."""
+    return 0.2 * log + 1.0
+
+
+def fluctuation(mel):
+    """Return how much each frame differs from the mean of its neighbours: float32 [B, T, 80] -> [B, T, 80].
+
+    This is where the phase of the pulses shows. With it the pitch head learns the phase in a third of the steps.
+    """
+    ends = tf.concat([mel[:, :1], mel, mel[:, -1:]], axis=1)
+    return tf.clip_by_value(4.0 * mel - 2.0 * (ends[:, :-2] + ends[:, 2:]), -MAX_FLUCTUATION, MAX_FLUCTUATION)
+
+
+def source_spectrum(source):
+    """Return the STFT of a source of unit power, with about unit magnitude: float32 [B, T * 256] -> [B, T * R, F]."""
+    spectrum = short_time_spectrum(tf.pad(source, [[0, 0], [EDGE_SAMPLES, EDGE_SAMPLES]]), FILTER_SAMPLES)
+    return spectrum / WINDOW_NORM
+
+
+def log_envelope(mel):
+    """Return rough log magnitudes of a log-mel by the pseudo-inverse (FreeV, Lv et al. 2024).
+
+    No bin is below the quietest band, and bins above the last filter continue it. The filters of a frame are equal.
+
+    Returns:
+        float32 [B, T * R, F].
+    """
+    inverse = inverse_mel_filters()[:, :: FFT_SAMPLES // FILTER_SAMPLES]
+    floor = tf.maximum(tf.exp(tf.reduce_min(mel, axis=2, keepdims=True)), LOG_FLOOR)
+    envelope = tf.math.log(tf.maximum(_times(tf.exp(mel), inverse), floor)) + ENVELOPE_OFFSET
+    above = envelope[:, :, -1:] + tf.zeros([BINS - inverse.shape[1]])
+    return tf.repeat(tf.concat([envelope, above], axis=2), FILTERS_PER_FRAME, axis=1)
+
+
+def log_mel_of(wave):
+    """Return the log-mel of waves in float32, for losses: [B, T * 256] -> [B, T, 80]."""
+    return _mel_and_spectrum(wave)[0]
+
+
+def project(wave, mel):
+    """Move a wave towards a log-mel: multiply its STFT by the interpolated ratio of the mel to the wave's own mel."""
+    own_mel, spectrum = _mel_and_spectrum(wave)
+    correction = tf.clip_by_value(mel - own_mel, -MAX_PROJECTION, MAX_PROJECTION)
+    gain = tf.exp(_times(correction, _interpolation()))
+    projected = inverse_short_time_spectrum(scaled(spectrum, gain), FFT_SAMPLES)
+    return projected[:, PAD_SAMPLES:-PAD_SAMPLES]
+
+
+def _mel_and_spectrum(wave):
+    padded = tf.pad(wave, [[0, 0], [PAD_SAMPLES, PAD_SAMPLES]], mode="REFLECT")
+    spectrum = short_time_spectrum(padded, FFT_SAMPLES)
+    return tf.math.log(tf.maximum(_times(magnitude(spectrum, 1e-12), mel_filters()), LOG_FLOOR)), spectrum
+
+
+@cache
+def _interpolation() -> np.ndarray:
+    """Return the weights of the bands in each bin, which add up to 1 where there is a filter: float32 [bands, bins]."""
+    total = mel_filters().sum(axis=1, keepdims=True)
+    return (mel_filters() / np.maximum(total, 1e-12)).T.astype(np.float32)
+
+
+def _times(x, matrix: np.ndarray):
+    """Multiply the last axis: [B, T, N] and [N, M] -> [B, T, M]; see `layers.Dense`."""
+    rows = tf.matmul(tf.reshape(x, [-1, matrix.shape[0]]), matrix)
+    product = tf.reshape(rows, tf.concat([tf.shape(x)[:2], [matrix.shape[1]]], axis=0))
+    product.set_shape([*x.shape[:2], matrix.shape[1]])
+    return product

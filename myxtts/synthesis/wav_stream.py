@@ -1,0 +1,67 @@
+"""WAV into a pipe or an open file, while the length is unknown. No TensorFlow."""
+
+import fcntl
+import io
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import BinaryIO
+
+import numpy as np
+import soundfile
+
+from myxtts.audio.format import SAMPLE_RATE_HZ
+
+UNKNOWN = 0xFFFFFFFF  # bytes, as FFmpeg writes them into a pipe: readers go on until the end of the stream
+BYTES = 2  # of a sample
+HEADER_BYTES = 44
+
+
+class WavStream:
+    """Writes waves as one WAV; each wave leaves at once. The samples equal those of a file that soundfile writes."""
+
+    def __init__(self, pipe: BinaryIO):
+        self._pipe = pipe
+        self._written = 0
+
+    def write(self, wave: np.ndarray) -> None:
+        """Write a wave, float32 [samples] in [-1, 1]; the first one after the header."""
+        raw = io.BytesIO()
+        soundfile.write(raw, wave, SAMPLE_RATE_HZ, format="RAW", subtype="PCM_16", endian="LITTLE")
+        remaining = memoryview((b"" if self._written else wav_header()) + raw.getvalue())
+        while remaining:  # the stdout of PYTHONUNBUFFERED may take a part
+            written = self._pipe.write(remaining)
+            self._written += written
+            remaining = remaining[written:]
+        self._pipe.flush()
+
+    def end(self) -> None:
+        """Write the length into the header, if the sound is in a file that allows it."""
+        if self._written and _can_overwrite(self._pipe):
+            self._pipe.seek(-self._written, os.SEEK_CUR)
+            self._pipe.write(wav_header(self._written - HEADER_BYTES))
+            self._pipe.seek(0, os.SEEK_END)
+            self._pipe.flush()
+
+
+@contextmanager
+def wav_stream(pipe: BinaryIO) -> Iterator[WavStream]:
+    """Open a WavStream, which ends with the block; after an error the sound so far remains, with an unknown length."""
+    stream = WavStream(pipe)
+    yield stream
+    stream.end()
+
+
+def wav_header(data_bytes: int = UNKNOWN) -> bytes:
+    """Return the header of a WAV, 16 bits, mono (Multimedia Programming Interface and Data Specifications 1.0)."""
+    pcm, channels = 1, 1
+    form = struct.pack("<HHIIHH", pcm, channels, SAMPLE_RATE_HZ, SAMPLE_RATE_HZ * BYTES, BYTES, 8 * BYTES)
+    riff_bytes = min(data_bytes + HEADER_BYTES - 8, UNKNOWN)
+    fields = (b"RIFF", riff_bytes, b"WAVE", b"fmt ", len(form), form, b"data", data_bytes)
+    return b"".join(field if isinstance(field, bytes) else struct.pack("<I", field) for field in fields)
+
+
+def _can_overwrite(pipe: BinaryIO) -> bool:
+    """Return whether the start of a stream can be written again: not in a pipe, nor after `>>`."""
+    return pipe.seekable() and not fcntl.fcntl(pipe.fileno(), fcntl.F_GETFL) & os.O_APPEND

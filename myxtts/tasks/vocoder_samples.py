@@ -1,0 +1,78 @@
+"""Copy synthesis of a few held-out utterances: sounds and pictures of the recording, the vocoder and Griffin-Lim."""
+
+from pathlib import Path
+
+import keras
+import numpy as np
+import soundfile
+import tensorflow as tf
+
+from myxtts.audio.format import DECIBELS_PER_NEPER, HOP_SAMPLES, SAMPLE_RATE_HZ
+from myxtts.audio.griffin_lim import GriffinLim
+from myxtts.audio.mel import log_mel
+from myxtts.audio.vocoder import vocode
+from myxtts.batch import CONTEXT_FRAMES, VOCODER_FEATURES, first_rows
+from myxtts.files import replaced_folder
+from myxtts.models.vocoder import log_mel_of
+from myxtts.observe.html_report import sound_file
+from myxtts.observe.metrics import TensorBoard
+from myxtts.observe.plots import mels, png_bytes
+from myxtts.tasks.base import Examples
+
+UTTERANCES = 4
+SEED = (0, 0)  # of the vocoder's noise and of Griffin-Lim's phases
+
+
+class LogMelError:
+    """Mean absolute error of the log-mels of vocoded segments; see `tasks.base.Metric`. Utterances count equally."""
+
+    def __init__(self) -> None:
+        self._errors_db: list[float] = []
+
+    def update(self, batch: dict, outputs: dict) -> None:
+        error = np.abs(log_mel_of(outputs["wave"]).numpy() - batch["mel"].numpy())
+        by_row = error[:, CONTEXT_FRAMES:-CONTEXT_FRAMES].mean(axis=(1, 2)) * DECIBELS_PER_NEPER
+        self._errors_db += by_row[batch["frames"].numpy() > 0].tolist()
+
+    def result(self) -> dict[str, float]:
+        return {"log_mel_error_db": float(np.mean(self._errors_db))}
+
+
+class VocoderSampler:
+    """Turns the log-mels of the same held-out utterances back into waves at each call; see `tasks.base.Sampler`.
+
+    Args:
+        examples: VOCODER_FEATURES of whole utterances; the first rows are used.
+        folder: gets `step-000500/` with a PNG and three WAVs for each utterance, such as `1-NAME.recording.wav`.
+        tensorboard: gets the same sounds and pictures.
+    """
+
+    def __init__(self, examples: Examples, folder: Path, tensorboard: TensorBoard):
+        count = min(UTTERANCES, len(examples.ids))
+        batch = first_rows(examples.batch, VOCODER_FEATURES, count)
+        self._names = [f"{number}-{Path(name).stem}" for number, name in enumerate(examples.ids[:count], 1)]
+        frames = batch["frames"].numpy()
+        self._mels = [mel[:length] for mel, length in zip(tf.unstack(batch["mel"]), frames, strict=True)]
+        waves = batch["wave"].numpy()
+        self._recordings = [wave[: length * HOP_SAMPLES] for wave, length in zip(waves, frames, strict=True)]
+        self._griffin_lim = vocode(GriffinLim(), batch["mel"], batch["frames"], SEED)
+        self._folder, self._tensorboard = folder, tensorboard
+
+    def __call__(self, model: keras.Model, step: int) -> None:
+        seed = tf.constant(SEED)
+        with replaced_folder(self._folder / f"step-{step:06d}") as folder:
+            rows = zip(self._names, self._recordings, self._mels, self._griffin_lim, strict=True)
+            for name, recording, mel, griffin_lim in rows:
+                vocoded = model.synthesize(mel[None], seed).numpy()[0]
+                self._write(
+                    folder, step, name, {"recording": recording, "vocoder": vocoded, "griffin-lim": griffin_lim}
+                )
+
+    def _write(self, folder: Path, step: int, name: str, waves: dict[str, np.ndarray]) -> None:
+        """Write the sounds of an utterance, and their log-mels as one picture."""
+        for kind, wave in waves.items():
+            soundfile.write(folder / sound_file(name, kind), wave, SAMPLE_RATE_HZ, subtype="PCM_16")
+            self._tensorboard.sound(step, f"{kind}/{name}", wave)
+        picture = mels({kind: log_mel(wave[None])[0].numpy() for kind, wave in waves.items()}, name)
+        (folder / f"{name}.png").write_bytes(png_bytes(picture))
+        self._tensorboard.picture(step, f"mels/{name}", picture)

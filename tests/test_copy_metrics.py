@@ -1,0 +1,119 @@
+"""Metrics of copies of recordings: signals with known answers."""
+
+import re
+import unittest
+from pathlib import Path
+from unittest import mock
+
+from tests.two_devices import MODEL
+
+# isort: split
+
+import numpy as np
+
+from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.evaluation.acoustic_metrics import MCD_FACTOR
+from myxtts.evaluation.copy_metrics import (
+    frame_distortion_db,
+    in_16_bits,
+    log_mel_error_db,
+    mean_copy_metrics,
+    measure_copies,
+)
+from myxtts.evaluation.perceptual import MAX_PESQ_S, PACKAGES, pesq_wb, stoi
+
+ROOT = Path(__file__).parents[1]
+
+
+def vowels(seconds: float = 1.5) -> np.ndarray:
+    """Return a vowel that goes from 100 to 140 Hz and back while its timbre changes, and some noise; float32."""
+    position = np.arange(round(seconds * SAMPLE_RATE_HZ)) / (seconds * SAMPLE_RATE_HZ)
+    phase = 2 * np.pi * np.cumsum(100 + 40 * np.sin(np.pi * position)) / SAMPLE_RATE_HZ
+    wave = sum(np.sin(k * phase) * np.exp(-((k - 4 - 6 * position) ** 2) / 20) for k in range(1, 21))
+    return (0.05 * wave + noise(len(wave), 0.005)).astype(np.float32)
+
+
+def noise(samples: int, level: float) -> np.ndarray:
+    return np.random.default_rng(0).normal(0.0, level, samples)
+
+
+class CopyMetricsTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.wave = vowels()
+        copies = [cls.wave, 2 * cls.wave, *(cls.wave + noise(len(cls.wave), level) for level in (0.01, 0.05))]
+        copies = [copy.astype(np.float32) for copy in copies]
+        measured = measure_copies([cls.wave] * len(copies), copies, MODEL)
+        cls.same, cls.louder, cls.noisy, cls.noisier = (mean_copy_metrics([metrics]) for metrics in measured)
+
+    def test_a_wave_is_the_best_copy_of_itself(self):
+        best = {"log_mel_error": 0.0, "mel_cepstral_distortion": 0.0, "log_f0_rmse": 0.0, "voicing_error": 0.0}
+        self.assertEqual(self.same, self.same | best)
+        self.assertAlmostEqual(self.same["pesq_wb"], 4.644, places=3)  # the highest value of P.862.2
+        self.assertAlmostEqual(self.same["stoi"], 1.0, places=6)
+
+    def test_double_amplitude_is_an_error_of_6_db_and_no_distortion(self):
+        self.assertAlmostEqual(self.louder["log_mel_error"], 20 * np.log10(2), delta=0.01)
+        self.assertAlmostEqual(self.louder["mel_cepstral_distortion"], 0.0, delta=0.01)
+        self.assertAlmostEqual(self.louder["log_f0_rmse"], 0.0, delta=1e-3)
+        self.assertAlmostEqual(self.louder["pesq_wb"], self.same["pesq_wb"], delta=0.02)  # it equalizes levels
+
+    def test_noise_makes_every_score_worse(self):
+        for score in ("pesq_wb", "stoi"):
+            self.assertGreater(self.same[score], self.noisy[score])
+            self.assertGreater(self.noisy[score], self.noisier[score])
+        for error in ("log_mel_error", "mel_cepstral_distortion"):
+            self.assertLess(self.noisy[error], self.noisier[error])
+
+    def test_frames_of_silence_have_no_log_mel_error(self):
+        recorded, copied = np.zeros((2, 4, 80), np.float32)
+        recorded[2:] = copied[2:] = -11.5
+        copied[1] += 1.0  # one of two loud frames is e times as loud
+        copied[3] += 3.0
+        self.assertAlmostEqual(log_mel_error_db(recorded, copied), 20 / np.log(10) / 2, places=5)
+
+    def test_frames_are_compared_with_the_frame_of_the_same_time(self):
+        # c3 is 0.5 higher in the second frame; the warping path of `align` would compare it with another frame.
+        recorded = np.stack([np.zeros(80), np.zeros(80)])
+        ripple = 0.5 * np.cos(np.pi * 3 * (np.arange(80) + 0.5) / 80)
+        np.testing.assert_allclose(
+            frame_distortion_db(recorded, recorded + [[0], [1]] * ripple), [0, MCD_FACTOR * 0.5], atol=1e-9
+        )
+
+    def test_a_copy_of_whole_frames_is_compared_with_the_same_part_of_the_recording(self):
+        (metrics,) = measure_copies([self.wave], [self.wave[: len(self.wave) // 256 * 256]], MODEL)
+        self.assertEqual(metrics.mel_error_db, 0.0)
+
+    def test_copies_are_compared_as_16_bit_samples(self):
+        np.testing.assert_array_equal(in_16_bits(np.float32([-2, 0.1 / 32768, 1])), np.float32([-1, 0, 32767 / 32768]))
+
+    def test_pesq_and_stoi_of_short_long_and_silent_recordings_are_not_defined(self):
+        silence, short = np.zeros_like(self.wave), self.wave[:3000]
+        for recording, copy in ((silence, self.wave), (self.wave, silence), (short, short)):
+            self.assertIsNone(pesq_wb(recording, copy))
+        for recording in (silence, short, np.pad(self.wave[:6000], (0, 9000))):
+            self.assertIsNone(stoi(recording, recording))
+        # 55 stretches of speech with pauses, for which the package has no room: it would end the process.
+        period = np.concatenate([self.wave[:4700], silence[:4700]])
+        many = np.tile(period, 55)
+        self.assertGreater(len(many), MAX_PESQ_S * SAMPLE_RATE_HZ)
+        self.assertIsNone(pesq_wb(many, many))
+        self.assertIsNotNone(pesq_wb(*[np.tile(period, 46)] * 2))
+
+    def test_without_the_packages_everything_else_is_measured(self):
+        with mock.patch("myxtts.evaluation.perceptual.find_spec", return_value=None):
+            (metrics,) = measure_copies([self.wave], [self.wave], MODEL)
+        self.assertEqual((metrics.scores, metrics.mcd_db), ({}, 0.0))
+
+    def test_the_extra_and_the_requirements_file_name_the_packages_of_the_scores(self):
+        extra = re.search(
+            r"^evaluation = \[(.+?)\]", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE
+        )
+        lines = (ROOT / "requirements-evaluation.txt").read_text(encoding="utf-8").splitlines()
+        required = [line.split("#")[0].strip() for line in lines if not line.startswith("#")]
+        self.assertEqual(re.findall(r'"(.+?)"', extra[1]), required)
+        self.assertEqual([item.split(">=")[0] for item in required], list(PACKAGES.values()))
+
+
+if __name__ == "__main__":
+    unittest.main()

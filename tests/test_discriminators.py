@@ -1,0 +1,247 @@
+"""Discriminators of a vocoder, and the second stage of its training: train, resume, export."""
+
+import contextlib
+import json
+import shutil
+import unittest
+from unittest import mock
+
+import numpy as np
+import tensorflow as tf
+
+from myxtts.config.checks import check_settings
+from myxtts.config.schema import Config, ModelConfig, TrainingConfig, VocoderConfig
+from myxtts.errors import ConfigError
+from myxtts.models import discriminators
+from myxtts.models.discriminators import (
+    SLOPE,
+    AdversarialSettings,
+    Discriminators,
+    PeriodDiscriminator,
+    ResolutionDiscriminator,
+    WeightNormConv,
+    leaky_relu,
+    relative_distance,
+)
+from myxtts.placement.audit import audit
+from myxtts.placement.copies import find_copies
+from myxtts.placement.kernels import has_gpu_kernels
+from myxtts.synthesis.export import vocoder_export, write_export
+from myxtts.tasks.vocoder import VocoderTask
+from myxtts.training.checkpoint_files import read_metadata
+from myxtts.training.select_vocoder import VocoderRun
+from myxtts.training.step import Step
+from tests.tiny import arrays_of, on_device, take_step, training_state
+from tests.tiny_vocoder import build, small_vocoders, vocoder_features, vocoder_run
+from tests.two_devices import MODEL
+
+SETTINGS = AdversarialSettings(0.1, 0.5, warmup_steps=4, learning_rate_ratio=2.0)
+
+
+def few_discriminators() -> contextlib.AbstractContextManager:
+    """Return a context in which there is one small discriminator of each kind, also for runs."""
+    small = {"PERIODS": (3,), "PERIOD_CHANNELS": (4, 4), "RESOLUTIONS": (512,), "RESOLUTION_CHANNELS": 4}
+    return mock.patch.multiple(discriminators, **small)
+
+
+class Layers(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.random = np.random.default_rng(0)
+
+    def wave(self, rows=2, samples=4096):
+        return tf.constant(self.random.normal(0.0, 0.1, (rows, samples)), tf.float32)
+
+    def test_length_of_a_kernel_is_its_gamma(self):
+        conv = WeightNormConv(2, (1, 1), (1, 1))
+        x = tf.constant(self.random.normal(size=(1, 3, 3, 4)), tf.float32)
+        conv(x)
+        conv.kernel.assign(100.0 * conv.kernel)
+        conv.gamma.assign([2.0, 3.0])
+        conv.bias.assign([0.0, 1.0])
+        kernel = conv.kernel.numpy()[0, 0]
+        expected = x.numpy() @ (kernel / np.linalg.norm(kernel, axis=0) * [2.0, 3.0]) + [0.0, 1.0]
+        np.testing.assert_allclose(conv(x), expected, rtol=1e-5, atol=1e-5)
+
+    def test_leaky_relu_has_the_gradient_of_its_definition(self):
+        x = tf.constant([-2.0, -0.5, 0.5, 3.0])
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = leaky_relu(x)
+        np.testing.assert_allclose(y, [-2 * SLOPE, -0.5 * SLOPE, 0.5, 3.0])
+        np.testing.assert_allclose(tape.gradient(y, x), [SLOPE, SLOPE, 1.0, 1.0])
+
+    def test_a_period_keeps_its_samples_apart(self):
+        judge, wave = PeriodDiscriminator(3), self.wave(1, 400)
+        picture = judge.picture(wave).numpy()
+        self.assertEqual(picture.shape, (1, *judge.picture_size(400), 1))
+        np.testing.assert_array_equal(picture[0, :5, 1, 0], wave[0, 1:16:3])
+        scores, _ = judge(wave)
+        other, _ = judge(wave + tf.constant([0.0, 0.0, 1.0] * 133 + [0.0]))  # every third sample
+        np.testing.assert_array_equal(scores[:, :, :2], other[:, :, :2])
+        self.assertGreater(np.abs(scores - other)[:, :, 2].min(), 0.0)
+
+    def test_a_resolution_sees_magnitudes_alone(self):
+        judge, wave = ResolutionDiscriminator(512), self.wave()
+        self.assertEqual(tuple(judge.picture(wave).shape[1:3]), judge.picture_size(4096))
+        np.testing.assert_allclose(judge.picture(wave), judge.picture(-wave), rtol=1e-6)
+
+    def test_a_resolution_sees_noise_of_unit_power_at_unit_power(self):
+        for size in (512, 2048):
+            power = np.square(ResolutionDiscriminator(size).picture(10.0 * self.wave(4, 16384)))
+            self.assertAlmostEqual(power.mean(), 1.0, delta=0.1)
+
+    def test_hidden_values_are_those_of_the_layers(self):
+        wave = self.wave(1)
+        for judge in (PeriodDiscriminator(5), ResolutionDiscriminator(1024)):
+            _, features = judge(wave)
+            self.assertEqual(sum(int(tf.size(x)) for x in features), judge.hidden_values(4096))
+
+    def test_relative_distance_does_not_depend_on_the_scale(self):
+        real, other = (tf.constant(self.random.normal(size=(2, 3, 4, 5)), tf.float32) for _ in range(2))
+        distance = relative_distance(real, other).numpy()
+        np.testing.assert_allclose(relative_distance(100 * real, 100 * other), distance, rtol=1e-3)
+        expected = np.abs(real - other).mean(axis=(1, 2, 3)) / np.abs(real).mean(axis=(1, 2, 3))
+        np.testing.assert_allclose(distance, expected, rtol=1e-3)
+
+    def test_losses_are_the_hinge_of_the_scores(self):
+        class Known:
+            """Scores 0.5 and 3 for recordings, -0.25 and -4 for others."""
+
+            def __call__(self, wave):
+                scores = tf.where(wave[:, :1] > 0.0, [[0.5, 3.0]], [[-0.25, -4.0]])[:, :, None, None]
+                return scores, [wave[:, :, None, None]]
+
+        real = tf.fill([1, 8], 2.0)
+        losses = Discriminators._losses_of(Known(), real, -real)
+        expected = {"discriminator_real": 0.25, "discriminator_generated": 0.375, "adversarial": 3.125}
+        for name, value in (expected | {"feature_matching": 2.0}).items():
+            np.testing.assert_allclose(losses[name], [value], rtol=1e-3, err_msg=name)
+
+
+class SecondStageStep(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        with few_discriminators():
+            cls.state = training_state(build("mixed_float16", adversarial=SETTINGS), "mixed_float16")
+            cls.step = Step(cls.state, 1.0, 1, static_shapes=False, compile_xla=False)
+            cls.batch = on_device(vocoder_features([30, 20]))
+            cls.outcome = cls.step.read(take_step(cls.step, [[cls.batch]], 1, 1e-3, 0.9))
+            cls.functions = cls.step.functions([cls.batch])
+
+    def test_both_sides_train_and_report_their_losses_and_norms(self):
+        self.assertEqual(int(self.state.bad_step), 0)
+        self.assertEqual([int(group.optimizer.iterations) for group in self.state.groups], [1, 1])
+        names = [*self.state.model.LOSS_NAMES, "adversarial", "feature_matching"]
+        names += ["discriminator_real", "discriminator_generated", "loss", "gradient_norm"]
+        self.assertEqual(list(self.outcome), [*names, "loss_discriminators", "gradient_norm_discriminators"])
+        self.assertTrue(np.isfinite([*self.outcome.values()]).all())
+        total = self.outcome["discriminator_real"] + self.outcome["discriminator_generated"]
+        self.assertAlmostEqual(self.outcome["loss_discriminators"], total, 5)
+        # The first step has no adversarial weight.
+        spectral = sum(self.outcome[name] for name in self.state.model.LOSS_NAMES)
+        self.assertAlmostEqual(self.outcome["loss"] / spectral, 1.0, 5)
+
+    def test_validation_and_inference_take_no_discriminator(self):
+        with tf.device(MODEL):
+            losses, _ = self.state.model(self.batch, training=False)
+        self.assertEqual(tuple(losses), self.state.model.LOSS_NAMES)
+        names = {v.path for v in build().variables}
+        self.assertEqual(set(self.state.variables()["model"]), names)
+        self.assertEqual(set(self.state.variables()["averages"]), names)
+
+    @unittest.skipUnless(has_gpu_kernels(), "this build of TensorFlow has no GPU kernels to look up")
+    def test_a_gpu_runs_every_operation_and_never_waits_for_a_shape(self):
+        for function in self.functions:
+            self.assertEqual(audit(function).host_only, ())
+            # The loss scale of float16 decides on the host whether to update.
+            waits = [copy for copy in find_copies(function) if copy.to_host and copy.source.startswith("models/")]
+            self.assertEqual(waits, [])
+
+
+class Settings(unittest.TestCase):
+    def test_memory_of_discriminators_is_forecast(self):
+        sizes = {"batch": 16, "segment_frames": 64, "segment_samples": 64 * 256}
+        task, model = VocoderTask(), ModelConfig(task="vocoder", model_size="tiny")
+        without, judged = (
+            task.activation_bytes(Config(model=model, vocoder=VocoderConfig(discriminators=flag)), sizes)
+            for flag in (False, True)
+        )
+        self.assertAlmostEqual((judged - without) / 2**30, 1.3, delta=0.2)  # GiB
+
+    def test_discriminators_need_a_trained_vocoder(self):
+        config = Config(model=ModelConfig(task="vocoder"), vocoder=VocoderConfig(discriminators=True))
+        with self.assertRaisesRegex(ConfigError, "name its run with --init-from"):
+            check_settings(config)
+        check_settings(config.model_copy(update={"training": TrainingConfig(init_from="runs/vocoder")}))
+
+
+class SecondStageRun(unittest.TestCase):
+    """In dual placement. Two replicas with loss groups are in test_loss_groups."""
+
+    @classmethod
+    def setUpClass(cls):
+        first = vocoder_run()
+        cls.workspace = first.workspace
+        flags = f"--task vocoder --text-frontend phonemes --discriminators --init-from {first.folder}".split()
+        flags += ["--validation-fraction", "0.25", "--vocoder-segment-seconds", "0.2"]
+        cls.flags = [*flags, "--adversarial-warmup-steps", "3"]
+        with small_vocoders(), few_discriminators():
+            dual = ["--data-gpu", "0", "--model-gpu", "1", "--max-steps", "4", "--checkpoint-every", "2"]
+            cls.whole = cls.train("gan", *dual, "--validate-every", "4")
+            assert cls.whole.code == 0, cls.whole
+            shutil.copytree(cls.workspace.run_dir("gan"), cls.workspace.run_dir("gan_resumed"))
+            shutil.rmtree(cls.checkpoint("gan_resumed", 4))
+            cls.resumed = cls.train("gan_resumed", *dual, "--validate-every", "4", "--resume")
+
+    @classmethod
+    def train(cls, name, *flags):
+        return cls.workspace.train(name, *cls.flags, *flags)
+
+    @classmethod
+    def checkpoint(cls, name, step):
+        return cls.workspace.run_dir(name) / f"checkpoints/step-{step:06d}"
+
+    def test_the_vocoder_is_kept_and_the_discriminators_start_from_random_weights(self):
+        self.assertEqual(self.whole.code, 0, self.whole)
+        self.assertIn("discriminators from random weights", self.whole.out + self.whole.err)
+        self.assertRegex(self.whole.out + self.whole.err, r"parameters, [\d,]+ of the discriminators")
+
+    def test_a_resumed_run_repeats_an_uninterrupted_one_bit_for_bit(self):
+        self.assertEqual(self.resumed.code, 0, self.resumed)
+        expected, result = (dict(arrays_of(self.checkpoint(name, 4))) for name in ("gan", "gan_resumed"))
+        self.assertTrue(any(name.startswith("discriminators/") for name in expected))
+        self.assertEqual(list(result), list(expected))
+        for name, array in expected.items():
+            np.testing.assert_array_equal(result[name], array, name)
+
+    def test_validation_goes_by_the_losses_of_the_first_stage(self):
+        metrics = (self.workspace.run_dir("gan") / "metrics.jsonl").read_text().splitlines()
+        lines = [json.loads(line) for line in metrics]
+        names = {name for name in lines[-1] if name.startswith("validation_")}
+        self.assertFalse({"validation_adversarial", "validation_feature_matching"} & names)
+        self.assertIn("validation_spectral", names)
+        self.assertIn("adversarial", lines[-1])
+        self.assertIn("loss discriminators", self.whole.out + self.whole.err)
+
+    def test_the_exported_vocoder_has_no_discriminators(self):
+        checkpoint = self.checkpoint("gan", 4)
+        source = VocoderRun(self.workspace.run_dir("gan"), checkpoint, read_metadata(checkpoint))
+        out = self.workspace.folder / "export"
+        with small_vocoders(), tf.device(MODEL):
+            write_export(vocoder_export(source, MODEL), out)
+        saved = [
+            shape for name, shape in tf.train.list_variables(str(out / "variables/variables")) if "weights" in name
+        ]
+        weights = [tuple(array.shape) for name, array in arrays_of(checkpoint) if name.startswith("averages/")]
+        self.assertEqual(sorted(map(tuple, saved)), sorted(weights))
+
+    def test_discriminators_cannot_be_turned_off_within_a_run(self):
+        with small_vocoders():
+            finished = self.workspace.train("gan", *[f for f in self.flags if f != "--discriminators"], "--resume")
+        self.assertEqual(finished.code, 2, finished)
+        self.assertIn("discriminators", finished.err)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,109 @@
+"""The vocoder of a voice: which one is used, and which are refused. Runs without weights are enough."""
+
+import contextlib
+import json
+import os
+import tempfile
+import unittest
+from pathlib import Path
+
+from myxtts.audio.format import AUDIO_FORMAT, UNRECORDED_FORMAT
+from myxtts.config.schema import Config, ModelConfig
+from myxtts.errors import CheckpointError, ConfigError, UserError
+from myxtts.training.checkpoint_files import FORMAT, read_metadata
+from myxtts.training.select_vocoder import select_vocoder
+
+
+class SelectVocoder(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        self.enterContext(contextlib.chdir(self.folder))
+        for name in ("vocoder", "other"):
+            self.write(f"runs/{name}", task="vocoder")
+        self.voice = self.write("runs/voice")
+
+    def write(self, run: str, *, audio_format: object = AUDIO_FORMAT, **model) -> Path:
+        """Write a run of one checkpoint without weights."""
+        checkpoint = self.folder / run / "checkpoints" / "step-000007"
+        checkpoint.mkdir(parents=True, exist_ok=True)
+        settings = Config(model=ModelConfig(**model)).model_dump(mode="json")
+        state = {"format": FORMAT, "best": None, "step": 7, "settings": settings}
+        recorded = {"audio_format": audio_format} if audio_format else {}
+        (checkpoint / "state.json").write_text(json.dumps(state | recorded))
+        return Path(run)
+
+    def select(self, *requested, voice: str = "runs/voice"):
+        return select_vocoder(Path(voice), read_metadata(Path(voice, "checkpoints/step-000007")), *requested)
+
+    def assert_refused(self, error: type[UserError], *expected: str, requested=(), voice: str = "runs/voice"):
+        with self.assertRaises(error) as caught:
+            self.select(*requested, voice=voice)
+        for words in expected:
+            self.assertIn(words, str(caught.exception))
+
+    def test_the_requested_vocoder_goes_before_the_named_one_and_griffin_lim_is_last(self):
+        self.assertEqual(self.select(), (None, None, " (no --vocoder was given)"))
+        self.assertEqual(self.select("griffin-lim", 60), (None, 60, ""))
+        self.assertEqual(self.select("runs/other").trained.run, Path("runs/other"))
+        self.write("runs/voice", vocoder="runs/vocoder")
+        self.assertEqual(self.select().trained.run, Path("runs/vocoder"))
+        self.assertEqual(self.select().trained.checkpoint, Path("runs/vocoder/checkpoints/step-000007"))
+        self.assertEqual(self.select(Path("runs/other")).trained.run, Path("runs/other"))
+        self.assertEqual(self.select("griffin-lim"), (None, None, ""))
+
+    def test_iterations_are_for_griffin_lim_only(self):
+        self.assertEqual(self.select(None, 5).iterations, 5)
+        self.assert_refused(
+            ConfigError, "--iterations 5 was given", "--vocoder runs/vocoder was given", requested=("runs/vocoder", 5)
+        )
+        self.write("runs/voice", vocoder="runs/vocoder")
+        self.assert_refused(ConfigError, "runs/voice has the setting vocoder runs/vocoder", requested=(None, 5))
+
+    def test_a_missing_run_is_an_error_and_never_griffin_lim(self):
+        self.assert_refused(
+            CheckpointError,
+            *("--vocoder runs/vocodr was given", "there is no such folder", "Did you mean runs/vocoder?"),
+            requested=("runs/vocodr",),
+        )
+        self.write("runs/voice", vocoder="runs/gone")
+        self.assert_refused(CheckpointError, "runs/voice has the setting vocoder runs/gone", "--vocoder griffin-lim")
+        (self.folder / "runs/begun").mkdir()
+        (self.folder / "runs/begun/config.yaml").touch()
+        self.assert_refused(CheckpointError, "the run ended before its first", requested=("runs/begun",))
+
+    def test_a_vocoder_beside_a_voice_of_another_folder_is_suggested(self):
+        self.write("runs/voice", vocoder="runs/vocoder")
+        (self.folder / "elsewhere").mkdir()
+        os.chdir(self.folder / "elsewhere")
+        voice = self.folder / "runs" / "voice"
+        self.assert_refused(
+            CheckpointError,
+            *("relative to the working folder", f"Did you mean --vocoder {self.folder / 'runs' / 'vocoder'}?"),
+            voice=str(voice),
+        )
+
+    def test_a_run_of_another_task_is_refused_by_its_task(self):
+        for task in ("tts", "asr"):
+            self.write("runs/other", task=task)
+            self.assert_refused(CheckpointError, f"trained with --task {task}", requested=("runs/other",))
+
+    def test_another_audio_format_is_refused_by_names_and_values(self):
+        self.write("runs/other", task="vocoder", audio_format=AUDIO_FORMAT | {"hop_samples": 300, "high_hz": 11_025.0})
+        self.assert_refused(
+            CheckpointError,
+            *("takes mels with hop_samples 300, high_hz 11025.0", "makes mels with hop_samples 256, high_hz 8000.0"),
+            requested=("runs/other",),
+        )
+        self.write("runs/other", task="vocoder", audio_format=["unusable"])
+        self.assert_refused(CheckpointError, "sample_rate_hz None", requested=("runs/other",))
+
+    def test_a_checkpoint_without_an_audio_format_has_the_only_one_of_earlier_versions(self):
+        self.write("runs/other", task="vocoder", audio_format=None)
+        self.assertNotIn("audio_format", self.select("runs/other").trained.metadata)
+        self.assertEqual(AUDIO_FORMAT, UNRECORDED_FORMAT)
+
+
+if __name__ == "__main__":
+    unittest.main()

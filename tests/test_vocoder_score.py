@@ -1,0 +1,178 @@
+"""Evaluation of a vocoder: the program on a run with initial weights, and how its figures are summarised."""
+
+import contextlib
+import io
+import json
+import tempfile
+import unittest
+from pathlib import Path
+from unittest import mock
+
+from tests.two_devices import MODEL
+
+# isort: split
+
+import keras
+import numpy as np
+import soundfile
+
+from myxtts.commands import evaluate
+from myxtts.config.schema import Config, DataConfig, ModelConfig
+from myxtts.data.dataset import load_corpora
+from myxtts.errors import ConfigError, DataError
+from myxtts.evaluation.copy_metrics import CopyMetrics, score_notes, with_common_scores
+from myxtts.evaluation.evaluate import evaluate_run
+from myxtts.evaluation.options import EvaluationOptions
+from myxtts.evaluation.vocoder_score import medians, metrics_of_rows, quartiles
+from myxtts.tasks.length_rules import length_rule_of
+from myxtts.tasks.registry import task_of
+from myxtts.training.checkpoint import Checkpoints
+from myxtts.training.setup import run_metadata
+from tests.sine_corpus import sine, write_sound
+from tests.test_copy_metrics import vowels
+from tests.tiny import replicas_on, training_state
+from tests.tiny_vocoder import small_vocoders
+
+SPEAKERS = ("s0", "s1")
+
+
+def write_vowels(folder: Path, speakers=SPEAKERS, languages=("en",)) -> Path:
+    """Write a corpus of 4 utterances for each speaker and language, and a short one at the end; return its metadata."""
+    folder.mkdir()
+    lines = ["path,speaker,language"]
+    for number in range(4 * len(speakers) * len(languages)):
+        write_sound(folder / f"u{number}.wav", vowels(0.8 + 0.05 * number), subtype="PCM_16")
+        speaker, language = speakers[number % len(speakers)], languages[number // len(speakers) % len(languages)]
+        lines.append(f"u{number}.wav,{speaker},{language}")
+    write_sound(folder / "short.wav", sine(200.0, 0.31), subtype="PCM_16")
+    lines.append(f"short.wav,{speakers[0]},{languages[0]}")
+    (folder / "corpus.csv").write_text("\n".join(lines), encoding="utf-8")
+    return folder / "corpus.csv"
+
+
+def untrained_run(folder: Path, corpus: Path) -> Path:
+    """Save the initial weights of the smallest vocoder as a run; a third of the corpus is held out."""
+    config = Config(
+        data=DataConfig(train_data=str(corpus), validation_fraction=0.34),
+        model=ModelConfig(task="vocoder", model_size="tiny"),
+    )
+    loaded, _, vocabulary = load_corpora(config, folder, length_rule_of(config))
+    keras.utils.set_random_seed(0)
+    with replicas_on(MODEL).scope():
+        network = task_of(config).build(config, vocabulary)
+    metadata = run_metadata(config, loaded, vocabulary, None, None)
+    Checkpoints(folder / "checkpoints", 1, metadata).save(training_state(network))
+    return folder
+
+
+class VocoderEvaluation(unittest.TestCase):
+    """The command on a run, and on another corpus of two languages and one more speaker."""
+
+    @classmethod
+    def setUpClass(cls):
+        temporary = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(temporary.cleanup)
+        cls.folder = Path(temporary.name)
+        for context in (small_vocoders(), mock.patch("myxtts.placement.devices.configure")):
+            cls.enterClassContext(context)
+        cls.run_folder = untrained_run(cls.folder / "vocoder", write_vowels(cls.folder / "train"))
+        cls.table, cls.score = cls.evaluate("score.json", "--seeds", "0", "1")
+        other = write_vowels(cls.folder / "other", ("s1", "new"), ("en", "ka"))
+        cls.other_table, cls.other_score = cls.evaluate(
+            "other.json", "--seeds", "5", "--data", str(other), "--utterances", "6"
+        )
+
+    @classmethod
+    def evaluate(cls, name: str, *flags: str) -> tuple[str, dict]:
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output):
+            evaluate.main(["--run", str(cls.run_folder), "--json", str(cls.folder / name), *flags])
+        return output.getvalue(), json.loads((cls.folder / name).read_text(encoding="utf-8"))
+
+    def test_the_table_has_the_vocoder_griffin_lim_and_the_recordings(self):
+        self.assertIn("| metric | neural | Griffin-Lim | recordings | unit |", self.table)
+        metrics = self.score["metrics"]
+        self.assertAlmostEqual(metrics["pesq_wb"]["recordings"], 4.644, places=3)
+        self.assertEqual(metrics["log_mel_error"]["recordings"], 0.0)
+        self.assertLess(metrics["log_mel_error"]["griffin_lim"], metrics["log_mel_error"]["neural"])  # it is untrained
+        self.assertGreater(metrics["real_time_factor"]["neural"], 0.0)
+        self.assertIsNone(metrics["real_time_factor"]["recordings"])
+
+    def test_the_seeds_and_the_cores_are_named(self):
+        self.assertRegex(self.table, r"the median over the seeds 0, 1 of the mean over utterances")
+        self.assertRegex(self.table, r"median of 6 times from mel to wave, one utterance at a time, on /.* core")
+        self.assertEqual(self.score["seeds"], [0, 1])
+        self.assertNotEqual(*self.score["by_seed"]["griffin_lim"])
+        medians_of_seeds = [seed["log_mel_error"] for seed in self.score["by_seed"]["neural"]]
+        self.assertAlmostEqual(self.score["metrics"]["log_mel_error"]["neural"], np.median(medians_of_seeds))
+
+    def test_every_utterance_and_the_quartiles_are_in_the_json(self):
+        values = [utterance["neural"]["log_mel_error"] for utterance in self.score["utterance_metrics"]]
+        self.assertEqual(len(values), self.score["utterances"])
+        self.assertEqual(
+            self.score["quartiles"]["neural"]["log_mel_error"], np.percentile(values, (25, 50, 75)).tolist()
+        )
+
+    def test_speakers_and_languages_have_rows_of_their_own(self):
+        for group in ("en: ", "ka: ", "seen speakers: ", "unseen speakers: "):
+            self.assertIn(f"| {group}PESQ-WB |", self.other_table)
+        self.assertEqual(list(self.other_score["speakers"]), ["seen", "unseen"])
+        speakers = [utterance["speaker"] for utterance in self.other_score["utterance_metrics"]]
+        note = f"{speakers.count('s1')} utterances are of speakers seen in training, {speakers.count('new')} of other"
+        self.assertIn(note, self.other_table)
+        self.assertNotIn("seen speakers: ", self.table)
+
+    def test_sounds_and_pictures_of_the_first_utterances_are_written(self):
+        folder = self.run_folder / "evaluation" / "step-000000"
+        self.assertEqual(len(list(folder.glob("*.png"))), 3)
+        (copy,), (recording,) = (folder.glob(f"1-*.{column}.wav") for column in ("neural", "recordings"))
+        self.assertEqual(soundfile.info(copy).frames, soundfile.info(recording).frames)
+
+    def test_options_of_other_tasks_and_an_empty_corpus_are_rejected(self):
+        options = EvaluationOptions(guidance=2.0, vocoder="griffin-lim")
+        with self.assertRaisesRegex(
+            ConfigError, "--guidance, --vocoder was given, but .* is a vocoder, and only .* voice"
+        ):
+            evaluate_run(self.run_folder, None, options)
+        (self.folder / "empty").mkdir()
+        with self.assertRaises(DataError):
+            evaluate_run(self.run_folder, None, EvaluationOptions(data=self.folder / "empty"))
+
+
+def copy_with(error: float, **scores: float) -> CopyMetrics:
+    return CopyMetrics(error, error, np.full(2, error), np.array([True, False]), scores)
+
+
+class SummaryTest(unittest.TestCase):
+    def test_a_figure_is_the_median_over_seeds_of_the_mean_over_utterances(self):
+        seeds = [[copy_with(error), copy_with(error + 2.0)] for error in (1.0, 7.0, 2.0)]
+        metrics = metrics_of_rows({"neural": seeds}, range(2))
+        self.assertEqual(metrics["log_mel_error"]["neural"], 3.0)  # of 2, 8 and 3
+        self.assertEqual(metrics_of_rows({"neural": seeds}, [1])["mel_cepstral_distortion"]["neural"], 4.0)
+        self.assertEqual(metrics["voicing_error"]["neural"], 0.5)
+        self.assertIsNone(metrics["pesq_wb"]["neural"])
+
+    def test_medians_and_quartiles_leave_out_what_is_not_measured(self):
+        items = [{"a": value, "b": None} for value in (1.0, 2.0, 9.0, None)]
+        self.assertEqual(medians(items), {"a": 2.0, "b": None})
+        self.assertEqual(quartiles(items), {"a": [1.5, 2.0, 5.5], "b": None})
+
+    def test_an_utterance_without_a_score_in_one_column_has_it_in_none(self):
+        columns = {
+            "neural": [copy_with(0.0, pesq_wb=2.0, stoi=0.9), copy_with(0.0, stoi=0.8)],
+            "griffin_lim": [copy_with(0.0, pesq_wb=3.0, stoi=0.9), copy_with(0.0, pesq_wb=4.0, stoi=0.7)],
+        }
+        common = with_common_scores(columns)
+        self.assertEqual(
+            [copy.scores for copy in common["griffin_lim"]], [{"pesq_wb": 3.0, "stoi": 0.9}, {"stoi": 0.7}]
+        )
+        (note,) = score_notes(common["griffin_lim"])
+        self.assertIn("PESQ-WB is without 1 of 2 utterances: it needs 0.25 to 20 s with speech", note)
+
+    def test_a_note_has_the_command_that_installs_what_is_missing(self):
+        with mock.patch("myxtts.evaluation.perceptual.find_spec", return_value=None):
+            self.assertEqual(score_notes([]), ["to measure PESQ-WB and STOI, install: pip install pesq pystoi"])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -368,7 +368,7 @@ def open_feed(stack: ExitStack, machine: Machine, batches: Iterator[tuple]) -> R
     """Return a feed of a machine's batches that had time to fill up; `stack` closes it."""
     with mock.patch("myxtts.data.feed.queue.Queue", lambda depth: VirtualQueue(depth, machine.time)):
         feed = Feed(batches, machine.workload.depth)
-    replica_feed = stack.enter_context(ReplicaFeed([feed], [range(machine.workload.replicas)]))
+    replica_feed = stack.enter_context(ReplicaFeed([[feed]], [range(machine.workload.replicas)]))
     stack.callback(machine.time.stop)
     machine.time.sleep(START_DELAY_S)
     return replica_feed

@@ -102,13 +102,14 @@ class Clock:
 
     Args:
         now: returns seconds of the same clock as the producer's times.
+        producers: that make the batches together, over which the producer's times are averaged.
 
     Attributes:
         pauses_s: seconds of all pauses so far, by kind.
     """
 
-    def __init__(self, now: Callable[[], float] = time.perf_counter):
-        self._now = now
+    def __init__(self, now: Callable[[], float] = time.perf_counter, producers: int = 1):
+        self._now, self._producers = now, producers
         self._last_s: dict[str, float] = {}  # when each producer finished its newest batch
         self._pauses: deque[tuple[float, float]] = deque(maxlen=64)  # usually more than a feed runs ahead
         self._reported = NOTHING
@@ -145,8 +146,7 @@ class Clock:
             audio_s, padded_s: seconds of speech of its batches, without and with padding.
             batches: times of its batches, in order for each producer.
         """
-        batches = list(batches)
-        share = 1.0 / max(len({times.producer for times in batches}), 1)
+        share = 1.0 / self._producers
         self._steps += 1
         self._audio_s += audio_s
         self._padded_s += padded_s

@@ -111,7 +111,7 @@ def train_on(
         if weight_sync is not None and weight_sync.is_due(state) and weight_sync.sync(state, stop.due):
             save(state, None)  # the sync that a stopped run owed
 
-        clock = Clock()
+        clock = Clock(producers=len(pipeline.producers))
         with explained(setup, placement, folder.checkpoints):
             loop.train(state, step, feed, schedule, hooks, save, clock, stop)
         if replicas.is_chief:

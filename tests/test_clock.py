@@ -135,6 +135,16 @@ class ClockTest(unittest.TestCase):
         self.step(batches=[Times(1_103.0, 1_103.0, 1_104.0)])
         self.assertEqual(self.clock.report().blocked_s, 3.0)
 
+    def test_times_of_producers_that_take_turns_are_means_over_them(self):
+        clock = Clock(self.time, producers=2)
+        turns = ("/GPU:0", 0.0), ("/GPU:1", 2.0), ("/GPU:0", 4.0), ("/GPU:1", 6.0)
+        for device, began_s in turns:  # each waits 1 s, makes a batch in 2 s, and is blocked for 1 s
+            self.time.advance(2.0)
+            clock.finish_step(3.0, 4.0, [Times(began_s, began_s + 1.0, began_s + 3.0, device)])
+        metrics = clock.report().metrics()
+        self.assertEqual([metrics[f"{name}_s"] for name in ("step", "read", "produce")], [2.0, 0.5, 1.0])
+        self.assertEqual(metrics["blocked_s"], 0.25)  # twice 1 s by two producers in four steps
+
     def test_bottleneck_is_the_stage_that_the_others_wait_for(self):
         cases = {
             "step": {"wait_s": 0.04, "read_s": 0.9},  # the model hardly waits, regardless of the producer

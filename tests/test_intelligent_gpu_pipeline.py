@@ -11,8 +11,9 @@ import threading
 import unittest
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import closing
-from itertools import islice
+from contextlib import closing, nullcontext
+from functools import cache
+from itertools import cycle, islice
 from pathlib import Path
 from unittest.mock import Mock, patch
 
@@ -32,20 +33,22 @@ import tensorflow as tf
 from myxtts.audio.format import HOP_SAMPLES, LOG_FLOOR, SAMPLE_RATE_HZ, frame_count
 from myxtts.batch import TTS_FEATURES, TTS_INPUTS, check_batch
 from myxtts.config.schema import DataConfig
-from myxtts.data import features
+from myxtts.data import features, producer
 from myxtts.data.features import tts_extractor
 from myxtts.data.feed import Feed
 from myxtts.data.pipeline import Pipeline, ReplicaFeed
 from myxtts.data.plan_iterator import PlannedBatch, Position, planned_batches
-from myxtts.data.producer import ProducedBatch, produced_batches, trace_produce
+from myxtts.data.producer import ProducedBatch, ProduceFunction, produced_batches, trace_produce
 from myxtts.data.readers.base import ReadBatches, ReadRows
 from myxtts.data.readers.local import LocalReader
 from myxtts.errors import DataError, PlacementError
 from myxtts.placement.audit import require_device
+from myxtts.placement.routes import Route
 from tests.sine_corpus import frequency, pitch_of, planned_corpus, write_corpus
 
 TIMEOUT_S = 30.0  # for operations that take milliseconds or block for ever
 ROUTE = TWO.routes[0]
+TWO_PRODUCERS, THREE_PRODUCERS = (Route(DATA, MODEL, further) for further in ((MODEL,), (MODEL, DATA)))
 PLAIN = tts_extractor()
 BEGINNING = Position()
 
@@ -288,6 +291,12 @@ def host(produced: ProducedBatch) -> dict[str, np.ndarray]:
     return {name: tensor.numpy() for name, tensor in produced.features.items()}
 
 
+@cache
+def traced_once(device: str) -> ProduceFunction:
+    """Return `trace_produce` of PLAIN, cached."""
+    return trace_produce(device, PLAIN)
+
+
 class PipelineCase(unittest.TestCase):
     """A corpus of 13 sinusoids by three speakers: two buckets, batches of three, two batches per step."""
 
@@ -305,9 +314,11 @@ class PipelineCase(unittest.TestCase):
     def tearDown(self):
         self.assertEqual(producers(), [])
 
-    def pipeline(self, **settings) -> Pipeline:
-        data = self.SETTINGS.model_copy(update=settings)
-        return Pipeline(self.corpus, [ROUTE], PLAIN, data, seed=self.SEED, cache_folder=self.folder / "cache")
+    def pipeline(self, route: Route = ROUTE, **settings) -> Pipeline:
+        data, cache = self.SETTINGS.model_copy(update=settings), self.folder / "cache"
+        cached = patch.object(producer, "trace_produce", lambda device, _: traced_once(device))
+        with cached if route.further_data else nullcontext():
+            return Pipeline(self.corpus, [route], PLAIN, data, seed=self.SEED, cache_folder=cache)
 
     @classmethod
     def planned(cls, epochs: int = 1, reference_samples: int = 11_008) -> Iterator[PlannedBatch]:
@@ -328,8 +339,8 @@ class PipelineCase(unittest.TestCase):
         """Return planned batches with TTS_INPUTS of silence on a device."""
         return self.reader(silence).read(planned, device)
 
-    def epoch(self, start=BEGINNING, epochs=1, mean_over="step", **settings) -> list[ProducedBatch]:
-        with self.pipeline(**settings).open_feed(start, epochs, mean_over) as feed:
+    def epoch(self, start=BEGINNING, epochs=1, mean_over="step", route=ROUTE, **settings) -> list[ProducedBatch]:
+        with self.pipeline(route, **settings).open_feed(start, epochs, mean_over) as feed:
             return [produced_batch for (produced_batch,) in feed]
 
     def assert_same(self, received: list[ProducedBatch], expected: list[ProducedBatch]):
@@ -481,6 +492,27 @@ class PipelineTest(PipelineCase):
                 ]
                 self.assert_same(self.epoch(start, epochs=2), expected)
 
+    def test_producers_that_take_turns_make_the_batches_of_one(self):
+        for route in (TWO_PRODUCERS, THREE_PRODUCERS):
+            received = self.epoch(epochs=2, route=route)
+            self.assert_same(received, self.delivered)
+            turns = list(islice(cycle(route.data_devices), len(received)))
+            self.assertEqual([batch.times.producer for batch in received], turns)
+            for batch, device in zip(received, turns, strict=True):
+                require_device(device, batch.features.items())
+
+    def test_producers_take_turns_from_any_position_also_if_some_have_no_batch(self):
+        for start in (Position(0, 1), Position(1, self.steps - 1)):  # the last step has two batches
+            expected = [batch for batch in self.delivered if batch.planned.step.position >= start]
+            self.assert_same(self.epoch(start, epochs=2, route=THREE_PRODUCERS), expected)
+
+    def test_feeds_of_several_producers_can_be_closed_at_any_batch(self):
+        pipeline = self.pipeline(TWO_PRODUCERS)
+        for taken in range(4):
+            with pipeline.open_feed(Position()) as feed:
+                self.assert_same([batch for _ in range(taken) for batch in next(feed)], self.first_epoch[:taken])
+            self.assertEqual(producers(), [])
+
     def test_next_positions_traverse_the_epochs(self):
         ends = [produced_batch.planned.step for produced_batch in self.delivered if produced_batch.planned.last]
         positions = [Position(epoch, step) for epoch in (0, 1) for step in range(self.steps)]
@@ -506,7 +538,7 @@ class PipelineTest(PipelineCase):
             return result
 
         planned = [produced_batch.planned for produced_batch in self.first_epoch]
-        batches = produced_batches(self.silent(planned), [ROUTE], PLAIN, watched)
+        batches = produced_batches(self.silent(planned), DATA, PLAIN, watched)
         with Feed(batches, depth=2) as feed:
             next(feed)
             self.assertTrue(enough.wait(TIMEOUT_S))  # this one, two in the feed, and one in production
@@ -539,7 +571,7 @@ class PipelineTest(PipelineCase):
                 timeouts_s.append(timeout_s)
                 return 2.0
 
-        self.assertEqual(ReplicaFeed([Waiting(), Waiting()], [[0], [1]]).wait_until_full(5.0), 4.0)
+        self.assertEqual(ReplicaFeed([[Waiting()], [Waiting()]], [[0], [1]]).wait_until_full(5.0), 4.0)
         self.assertEqual(timeouts_s, [5.0, 3.0])
 
     def test_every_operation_that_produces_features_is_bound_to_the_device(self):
@@ -551,7 +583,7 @@ class PipelineTest(PipelineCase):
 
     def test_a_batch_on_the_wrong_device_is_rejected(self):
         planned = [self.first_epoch[0].planned]
-        batches = produced_batches(self.silent(planned, MODEL), [ROUTE], PLAIN, trace_produce(DATA, PLAIN))
+        batches = produced_batches(self.silent(planned, MODEL), DATA, PLAIN, trace_produce(DATA, PLAIN))
         with self.assertRaisesRegex(PlacementError, f"must be on {DATA}, but found .* on {MODEL}"):
             next(batches)
 
@@ -656,9 +688,11 @@ class ReferenceTest(PipelineCase):
 class DamagedCorpusTest(PipelineCase):
     """A file that changes after the manifest was made is named in an error at its batch."""
 
-    def assert_named_at_its_batch(self, change: Callable[[Path], None], reason: str, row: int = 7, **settings):
+    def assert_named_at_its_batch(
+        self, change: Callable[[Path], None], reason: str, row: int = 7, route: Route = ROUTE, **settings
+    ):
         path = Path(self.manifest.paths[row])
-        pipeline = self.pipeline(**settings)
+        pipeline = self.pipeline(route, **settings)
         planned = list(
             planned_batches(
                 self.corpus.plan, self.manifest, Position(), seed=self.SEED, reference_samples=11_008, epochs=1
@@ -690,6 +724,10 @@ class DamagedCorpusTest(PipelineCase):
 
     def test_a_missing_file_is_named_at_its_batch(self):
         self.assert_named_at_its_batch(os.remove, "No such file", self.latest)
+
+    def test_a_missing_file_is_named_at_its_batch_whoever_makes_it(self):
+        for route in (TWO_PRODUCERS, THREE_PRODUCERS):
+            self.assert_named_at_its_batch(os.remove, "No such file", self.latest, route)
 
     def test_a_missing_file_is_named_at_its_batch_by_soundfile(self):
         self.assert_named_at_its_batch(os.remove, "No such file", self.latest, use_tf_native_loading=False)

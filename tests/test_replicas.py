@@ -329,6 +329,14 @@ class RunTest(unittest.TestCase):
         for name, array in self.arrays("own", 3).items():
             np.testing.assert_array_equal(array, self.arrays("fed", 3)[name], name)
 
+    def test_producers_that_take_turns_feed_both_replicas(self):
+        flags = ("--batch-size", "2", "--max-steps", "3", "--model-gpus", "2", "3")
+        for name, data in (("one", ("--data-gpu", "0")), ("turns", ("--data-gpus", "0", "1"))):
+            finished = self.workspace.train(name, *data, *flags)
+            self.assertEqual(finished.code, 0, finished.err)
+        for name, array in self.arrays("one", 3).items():
+            np.testing.assert_array_equal(array, self.arrays("turns", 3)[name], name)
+
     def test_scale_learning_rate(self):
         flags = ("--model-gpus", "0", "1", "--batch-size", "2", "--max-steps", "2", "--warmup-steps", "0")
         for name, more, expected in (("plain", (), 1e-3), ("scaled", ("--scale-learning-rate",), 2e-3)):

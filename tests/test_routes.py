@@ -13,7 +13,7 @@ def plan(gpus=0, **settings):
 
 
 def routes(gpus=0, **settings):
-    return [(route.data, route.model) for route in plan(gpus, **settings).routes]
+    return [(*route.data_devices, route.model) for route in plan(gpus, **settings).routes]
 
 
 class RouteTest(unittest.TestCase):
@@ -34,6 +34,9 @@ class RouteTest(unittest.TestCase):
             ("dual", {"data_gpu": 0, "model_gpus": (1,)}),
             ("dual, 3 replicas", {"data_gpu": 0, "model_gpus": (1, 2, 3)}),
             ("dual, 2 replicas", {"data_gpu": 0, "model_gpus": (0, 1)}),
+            ("dual", {"data_gpus": (0,), "model_gpu": 1}),
+            ("dual, 2 producers", {"data_gpus": (0, 1), "model_gpu": 2}),
+            ("dual, 2 producers, 2 replicas", {"data_gpus": (0, 1), "model_gpus": (2, 3)}),
             ("replicated", {"model_gpus": (0, 1)}),
         ):
             self.assertEqual(plan(4, **settings).name, name, settings)
@@ -42,6 +45,13 @@ class RouteTest(unittest.TestCase):
         self.assertEqual(routes(4, data_gpu=0, model_gpus=(3, 1)), [("/GPU:0", "/GPU:2"), ("/GPU:0", "/GPU:1")])
         self.assertEqual(routes(4, model_gpus=(3, 1)), [("/GPU:1", "/GPU:1"), ("/GPU:0", "/GPU:0")])
         self.assertEqual(routes(2, data_gpu=0, model_gpus=(0, 1)), [("/GPU:0", "/GPU:0"), ("/GPU:0", "/GPU:1")])
+
+    def test_several_data_gpus_feed_every_replica_in_the_order_given(self):
+        self.assertEqual(routes(4, data_gpus=(3, 0), model_gpu=1), [("/GPU:2", "/GPU:0", "/GPU:1")])
+        feeding_two = [("/GPU:0", "/GPU:1", "/GPU:2"), ("/GPU:0", "/GPU:1", "/GPU:3")]
+        self.assertEqual(routes(4, data_gpus=(0, 1), model_gpus=(2, 3)), feeding_two)
+        self.assertEqual(routes(2, data_gpus=(0, 1), model_gpu=1), [("/GPU:0", "/GPU:1", "/GPU:1")])
+        self.assertEqual(plan(2, data_gpus=(0,), model_gpu=1), plan(2, data_gpu=0, model_gpu=1))
 
     def test_logical_gpus_are_numbered_by_physical_index(self):
         for data, model in itertools.product(range(5), repeat=2):
@@ -98,6 +108,10 @@ class MemoryLimitTest(unittest.TestCase):
         self.assertEqual(self.limits(**settings), [("/GPU:0", 0, 8192), ("/GPU:1", 0, 16384), ("/GPU:2", 2, 16384)])
         self.assertEqual(routes(4, **settings), [("/GPU:0", "/GPU:1"), ("/GPU:0", "/GPU:2")])
 
+    def test_each_data_gpu_has_the_limit(self):
+        settings = {"data_gpus": (0, 2), "model_gpu": 1, "data_gpu_memory": 1000, "model_gpu_memory": 2000}
+        self.assertEqual(self.limits(**settings), [("/GPU:0", 0, 1000), ("/GPU:1", 1, 2000), ("/GPU:2", 2, 1000)])
+
     def test_unsplit_gpu_with_both_roles_has_the_model_limit(self):
         self.assertEqual(self.limits(enable_memory_isolation=True), [("/GPU:0", 0, 16384)])
         self.assertEqual(
@@ -111,8 +125,8 @@ class MemoryLimitTest(unittest.TestCase):
 
 def advice(simulated):
     return (
-        "A run without --data-gpu, --model-gpu and --model-gpus (data_gpu, model_gpu and model_gpus in a file of "
-        "--config) trains on one device; "
+        "A run without --data-gpu, --data-gpus, --model-gpu and --model-gpus (data_gpu, data_gpus, model_gpu and "
+        "model_gpus in a file of --config) trains on one device; "
         f"--simulate-gpus {simulated} tries the pipeline on the CPU."
     )
 
@@ -135,9 +149,13 @@ class ErrorTest(unittest.TestCase):
             self.error_of(2, data_gpu=0, model_gpus=(1, 5)),
             f"model GPU 5 was requested, but TensorFlow sees 2 GPUs (0 to 1). {advice(6)}",
         )
+        self.assertEqual(
+            self.error_of(2, data_gpus=(0, 2), model_gpu=1),
+            f"data GPU 2 was requested, but TensorFlow sees 2 GPUs (0 to 1). {advice(3)}",
+        )
 
     def test_missing_replica_gpu_names_the_flag_that_was_given(self):
-        self.assertIn("--model-gpus (data_gpu", self.error_of(0, model_gpus=(0, 1)))
+        self.assertIn("--model-gpus (data_gpu, data_gpus", self.error_of(0, model_gpus=(0, 1)))
 
     def test_missing_simulated_gpu_is_rejected(self):
         self.assertEqual(
@@ -156,14 +174,24 @@ class ErrorTest(unittest.TestCase):
         )
         self.assertEqual(self.error_of(2, data_gpu=0), f"--data-gpu was given without --model-gpu. {rest}")
         self.assertEqual(self.error_of(2, model_gpu=1), f"--model-gpu was given without --data-gpu. {rest}")
+        self.assertEqual(self.error_of(2, data_gpus=(0, 1)), f"--data-gpus was given without --model-gpu. {rest}")
 
-    def test_model_gpu_with_model_gpus_is_rejected(self):
+    def test_one_gpu_and_a_list_for_the_same_role_are_rejected(self):
         self.assertEqual(
             self.error_of(4, data_gpu=0, model_gpu=1, model_gpus=(1, 2)),
             "--model-gpu 1 and --model-gpus 1 2 were both given. Use one of the two.",
         )
 
+        self.assertEqual(
+            self.error_of(4, data_gpu=0, data_gpus=(0, 1), model_gpu=2),
+            "--data-gpu 0 and --data-gpus 0 1 were both given. Use one of the two.",
+        )
+
     def test_gpu_given_twice_is_rejected(self):
+        self.assertEqual(
+            self.error_of(4, data_gpus=(0, 0), model_gpu=1),
+            "--data-gpus 0 0 names a GPU twice. Each producer needs its own GPU.",
+        )
         self.assertEqual(
             self.error_of(4, model_gpus=(1, 2, 1)),
             "--model-gpus 1 2 1 names a GPU twice. Each replica needs its own GPU.",

@@ -45,16 +45,20 @@ class PlacementConfig(Section):
     """`auto` measures some steps and uses the placement with the highest predicted throughput."""
     data_gpu: GpuIndex | None = None
     """Physical GPU that makes batches. Requires model_gpu or model_gpus."""
+    data_gpus: tuple[GpuIndex, ...] = ()
+    """Physical GPUs that make batches in turn, for producing that takes longer than training. Requires model_gpu or
+    model_gpus."""
     model_gpu: GpuIndex | None = None
-    """Physical GPU that trains the model. Requires data_gpu."""
+    """Physical GPU that trains the model. Requires data_gpu or data_gpus."""
     model_gpus: tuple[GpuIndex, ...] = ()
-    """Physical GPUs that train one replica of the model each. Each makes its own batches unless data_gpu is set."""
+    """Physical GPUs that train one replica of the model each. Each makes its own batches unless data_gpu or data_gpus
+    is set."""
     simulate_gpus: Annotated[int, Field(ge=0, le=64)] = 0
     """Split the CPU into this number of logical devices and use them as GPUs; 0 uses real GPUs."""
     enable_memory_isolation: bool = False
     """Give each GPU a fixed memory limit instead of letting its memory grow as needed."""
     data_gpu_memory: MemoryMib | None = None
-    """Memory limit of the data GPU in MiB; turns on memory isolation, with which the default is 8192."""
+    """Memory limit of each data GPU in MiB; turns on memory isolation, with which the default is 8192."""
     model_gpu_memory: MemoryMib | None = None
     """Memory limit of each model GPU in MiB; turns on memory isolation, with which the default is 16384."""
     intra_op_threads: ThreadCount = "auto"

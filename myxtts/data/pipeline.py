@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -12,7 +13,7 @@ from myxtts.data.dataset import Corpus
 from myxtts.data.features import FeatureExtractor
 from myxtts.data.feed import Feed
 from myxtts.data.manifest import Manifest
-from myxtts.data.plan_iterator import Position
+from myxtts.data.plan_iterator import Position, Turn
 from myxtts.data.producer import Producer, ReplicaBatches
 from myxtts.data.readers.base import Reader
 from myxtts.data.readers.cache import open_cache, rows_from_cache
@@ -27,7 +28,7 @@ class Pipeline:
 
     Args:
         corpus: manifest and plan; the plan counts the replicas of all processes.
-        routes: data device and model device of each replica of this process.
+        routes: data devices and model device of each replica of this process.
         extractor: the task's batch contracts and features.
         data: the settings of reading.
         seed: source of the batches' randomness.
@@ -54,30 +55,40 @@ class Pipeline:
         reference_samples = reference_samples_of(data)
         reader = make_reader(corpus.manifest, extractor.inputs, reference_samples, data, cache_folder)
         self._depth = data.prefetch_buffer_size
-        routes_of: dict[str, list[int]] = {}  # data device -> indices of its routes
+        routes_of: dict[tuple[str, ...], list[int]] = {}  # data devices that take turns -> indices of their routes
         for index, route in enumerate(routes):
-            routes_of.setdefault(route.data, []).append(index)
+            routes_of.setdefault(route.data_devices, []).append(index)
         self._indices = list(routes_of.values())
-        self.producers = [
-            Producer(
-                corpus,
-                reader,
-                extractor,
-                routes=[routes[index] for index in indices],
-                replicas=[first_replica + index for index in indices],
-                seed=seed,
-                reference_samples=reference_samples,
-                synchronize=synchronize,
-            )
-            for indices in self._indices
+        self._groups = [
+            [
+                Producer(
+                    corpus,
+                    reader,
+                    extractor,
+                    device=device,
+                    replicas=[first_replica + index for index in indices],
+                    turn=Turn(number, len(data_devices)),
+                    seed=seed,
+                    reference_samples=reference_samples,
+                    synchronize=synchronize,
+                )
+                for number, device in enumerate(data_devices)
+            ]
+            for data_devices, indices in routes_of.items()
         ]
+        self.producers = [producer for group in self._groups for producer in group]
 
     def open_feed(
         self, start: Position, epochs: int | None = None, mean_over: Literal["step", "epoch"] = "step"
     ) -> "ReplicaFeed":
         """Return a feed of the batches from a position on; see `planned_batches` for the arguments."""
-        feeds = [Feed(producer.replica_batches(start, epochs, mean_over), self._depth) for producer in self.producers]
-        return ReplicaFeed(feeds, self._indices)
+        return ReplicaFeed(
+            [
+                [Feed(producer.replica_batches(start, epochs, mean_over), self._depth) for producer in group]
+                for group in self._groups
+            ],
+            self._indices,
+        )
 
 
 def reference_samples_of(data: DataConfig) -> int:
@@ -107,20 +118,22 @@ def make_reader(
 class ReplicaFeed:
     """The feeds of all producers as one: the next batch of each replica, in the order of the routes.
 
+    An error of a producer is raised in place of its batch, after the batches of the other producers before it.
+
     Args:
-        feeds: each gives the batches of some replicas.
-        indices: for each feed the routes that its batches belong to.
+        groups: the feeds of producers that take turns; each feed of a group gives batches of the same replicas.
+        indices: for each group the routes that its batches belong to.
     """
 
-    def __init__(self, feeds: Sequence[Feed[ReplicaBatches]], indices: Sequence[Sequence[int]]):
-        self._feeds = feeds
-        by_feed = [index for of_feed in indices for index in of_feed]
-        self._order = sorted(range(len(by_feed)), key=by_feed.__getitem__)
+    def __init__(self, groups: Sequence[Sequence[Feed[ReplicaBatches]]], indices: Sequence[Sequence[int]]):
+        self._groups, self._taken = groups, 0
+        by_group = [index for of_group in indices for index in of_group]
+        self._order = sorted(range(len(by_group)), key=by_group.__getitem__)
         self._opened = ExitStack()
 
     def __enter__(self) -> "ReplicaFeed":
         with ExitStack() as opened:
-            for feed in self._feeds:
+            for feed in chain.from_iterable(self._groups):
                 opened.enter_context(feed)
             self._opened = opened.pop_all()
         return self
@@ -132,13 +145,18 @@ class ReplicaFeed:
         return self
 
     def __next__(self) -> ReplicaBatches:
-        batches = [batch for feed in self._feeds for batch in next(feed)]
+        batches = [batch for feed in self._next_feeds() for batch in next(feed)]
+        self._taken += 1
         return tuple(batches[index] for index in self._order)
+
+    def _next_feeds(self) -> list[Feed[ReplicaBatches]]:
+        """Return the feeds whose turn it is, one of each group."""
+        return [feeds[self._taken % len(feeds)] for feeds in self._groups]
 
     @property
     def is_ready(self) -> bool:
         """Whether the next batches can be taken without waiting."""
-        return all(feed.is_ready for feed in self._feeds)
+        return all(feed.is_ready for feed in self._next_feeds())
 
     def wait_until_full(self, timeout_s: float) -> float:
         """Wait until each feed has been full once or has ended, at most `timeout_s`.
@@ -147,6 +165,6 @@ class ReplicaFeed:
             The seconds waited.
         """
         waited_s = 0.0
-        for feed in self._feeds:
+        for feed in chain.from_iterable(self._groups):
             waited_s += feed.wait_until_full(timeout_s - waited_s)
         return waited_s

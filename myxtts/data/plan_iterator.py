@@ -33,6 +33,21 @@ class Position(NamedTuple):
         return Position(self.epoch, 0, (*self.history, (previous_replicas, self.step))) if self.step else self
 
 
+class Turn(NamedTuple):
+    """Which microbatches one of several producers makes, counted from the position where the feed begins.
+
+    Attributes:
+        number: of the producer, from 0; microbatch n is made by number n mod `producers`.
+        producers: that take turns.
+    """
+
+    number: int = 0
+    producers: int = 1
+
+
+ALL_TURNS = Turn()
+
+
 class PlannedStep(NamedTuple):
     """One optimizer step over all replicas.
 
@@ -123,8 +138,11 @@ def planned_batches(
     epochs: int | None = None,
     mean_over: Literal["step", "epoch"] = "step",
     replicas: Sequence[int] = (0,),
+    turn: Turn = ALL_TURNS,
 ) -> Iterator[PlannedBatch]:
     """Yield the batches of some replicas from a position on: by step, then by microbatch, then by replica.
+
+    A batch is the same whoever makes it, and whatever the turns are.
 
     Args:
         start, epochs: see `planned_steps`.
@@ -133,7 +151,9 @@ def planned_batches(
         mean_over: what the losses are averaged over; with `epoch` the losses of all batches add up to the mean of
             the corpus.
         replicas: numbers of the replicas within the plan.
+        turn: which microbatches to yield.
     """
+    microbatches = count()
     for epoch_plan, number, step in planned_steps(plan, start, epochs):
         averaged_rows = step.utterances if mean_over == "step" else epoch_plan.order
         totals = {
@@ -143,6 +163,8 @@ def planned_batches(
         shape = plan.shape(step.bucket)
         shares = [epoch_plan.batches(number, replica) for replica in replicas]
         for microbatch in range(step.microbatches):
+            if next(microbatches) % turn.producers != turn.number:
+                continue
             for replica, share in zip(replicas, shares, strict=True):
                 rows, references = share[microbatch]
                 # The same batches draw the same numbers, whether one replica accumulates them or several share them.

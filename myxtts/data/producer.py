@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from itertools import cycle
 from typing import Literal, NamedTuple
 
 import tensorflow as tf
@@ -12,10 +11,9 @@ from myxtts.batch import check_batch, tensor_specs
 from myxtts.clock import Times
 from myxtts.data.dataset import Corpus
 from myxtts.data.features import FeatureExtractor
-from myxtts.data.plan_iterator import PlannedBatch, Position, planned_batches
+from myxtts.data.plan_iterator import ALL_TURNS, PlannedBatch, Position, Turn, planned_batches
 from myxtts.data.readers.base import ReadBatches, Reader, Waves
 from myxtts.placement.audit import require_device
-from myxtts.placement.routes import Route
 
 
 class Produced(NamedTuple):
@@ -47,20 +45,20 @@ ReplicaBatches = tuple[ProducedBatch, ...]
 
 
 class Producer:
-    """Makes batches on one data device for the replicas that it feeds, in turn.
+    """Makes batches on one data device for the replicas that it feeds: all of them, or in turn with other producers.
 
     Args:
         corpus: manifest and plan.
         reader: reads the planned batches.
         extractor: the task's batch contracts and features.
-        routes: of the replicas; all start at the same data device.
-        replicas: numbers of these replicas among all processes.
+        device: the data device.
+        replicas: numbers of the replicas that it feeds among those of all processes.
+        turn: which of their microbatches it makes.
         seed: source of the batches' randomness.
         reference_samples: longest stretch of a reference.
         synchronize: see `produced_batches`.
 
     Attributes:
-        device: the data device.
         produce: compiled function from waves to features on this device.
     """
 
@@ -70,22 +68,27 @@ class Producer:
         reader: Reader,
         extractor: FeatureExtractor,
         *,
-        routes: Sequence[Route],
+        device: str,
         replicas: Sequence[int],
+        turn: Turn,
         seed: int,
         reference_samples: int,
         synchronize: bool = False,
     ):
         self._corpus, self._reader, self._extractor = corpus, reader, extractor
-        self._routes, self._replicas, self._seed = routes, replicas, seed
+        self._replicas, self._turn, self._seed = replicas, turn, seed
         self._reference_samples, self._synchronize = reference_samples, synchronize
-        self.device = routes[0].data
-        self.produce = trace_produce(self.device, extractor)
+        self.device = device
+        self.produce = trace_produce(device, extractor)
 
     def planned(
-        self, start: Position, epochs: int | None = None, mean_over: Literal["step", "epoch"] = "step"
+        self,
+        start: Position,
+        epochs: int | None = None,
+        mean_over: Literal["step", "epoch"] = "step",
+        turn: Turn = ALL_TURNS,
     ) -> Iterator[PlannedBatch]:
-        """Plan the batches from a position on; see `planned_batches`."""
+        """Plan the batches from a position on, by default those of all producers; see `planned_batches`."""
         return planned_batches(
             self._corpus.plan,
             self._corpus.manifest,
@@ -95,23 +98,28 @@ class Producer:
             epochs=epochs,
             mean_over=mean_over,
             replicas=self._replicas,
+            turn=turn,
         )
 
     def read(
-        self, start: Position, epochs: int | None = None, mean_over: Literal["step", "epoch"] = "step"
+        self,
+        start: Position,
+        epochs: int | None = None,
+        mean_over: Literal["step", "epoch"] = "step",
+        turn: Turn = ALL_TURNS,
     ) -> ReadBatches:
-        """Plan, read and upload: stages A to C."""
-        return self._reader.read(self.planned(start, epochs, mean_over), self.device)
+        """Plan, read and upload: stages A to C, by default for the batches of all producers."""
+        return self._reader.read(self.planned(start, epochs, mean_over, turn), self.device)
 
     def replica_batches(
         self, start: Position, epochs: int | None = None, mean_over: Literal["step", "epoch"] = "step"
     ) -> Iterator[ReplicaBatches]:
-        """Make batches on the data device, one for each replica at a time."""
+        """Make the batches of this producer's turn on the data device, one for each replica at a time."""
         with (
-            closing(self.read(start, epochs, mean_over)) as read,
-            closing(produced_batches(read, self._routes, self._extractor, self.produce, self._synchronize)) as batches,
+            closing(self.read(start, epochs, mean_over, self._turn)) as read,
+            closing(produced_batches(read, self.device, self._extractor, self.produce, self._synchronize)) as batches,
         ):
-            yield from zip(*[batches] * len(self._routes), strict=True)
+            yield from zip(*[batches] * len(self._replicas), strict=True)
 
 
 def trace_produce(device: str, extractor: FeatureExtractor) -> ProduceFunction:
@@ -133,7 +141,7 @@ def trace_produce(device: str, extractor: FeatureExtractor) -> ProduceFunction:
 
 def produced_batches(
     read: Iterable[tuple[PlannedBatch, Waves]],
-    routes: Sequence[Route],
+    device: str,
     extractor: FeatureExtractor,
     produce: ProduceFunction,
     synchronize: bool = False,
@@ -146,26 +154,26 @@ def produced_batches(
 
     Args:
         read: planned batches with their waves on the data device.
-        routes: the batches are for them in turn; all start at the same data device.
+        device: the data device.
         extractor: has the contracts of the batches.
         produce: `trace_produce` of the extractor.
         synchronize: wait until the data device has finished each batch, so that the times are true on a GPU.
 
     Raises:
-        TypeError, PlacementError: the first batch of a route breaks its contract or is on another device.
+        TypeError, PlacementError: the first batch breaks its contract or is on another device.
     """
     began_s = time.perf_counter()
-    for number, (route, (planned, waves)) in enumerate(zip(cycle(routes), read, strict=False)):
+    for number, (planned, waves) in enumerate(read):
         read_s = time.perf_counter()
-        with tf.device(route.data):  # places the results; tf.device is per thread
+        with tf.device(device):  # places the results; tf.device is per thread
             features, element = produce(waves)
         if synchronize:
             element.numpy()
-        times = Times(began_s, read_s, time.perf_counter(), route.data)
-        if number < len(routes):
+        times = Times(began_s, read_s, time.perf_counter(), device)
+        if number == 0:
             check_batch(waves, extractor.inputs, "reading")
             check_batch(features, extractor.features, "producing")
-            require_device(route.data, waves.items())
-            require_device(route.data, features.items())
+            require_device(device, waves.items())
+            require_device(device, features.items())
         yield ProducedBatch(planned, features, times)
         began_s = time.perf_counter()

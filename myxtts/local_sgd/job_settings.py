@@ -41,7 +41,8 @@ def check_launcher_settings(config: Config) -> None:
     """Raise ConfigError or PlacementError for settings that the launcher sets itself or several jobs cannot have."""
     placement, training, local_sgd = config.placement, config.training, config.local_sgd
     given = [name for name in ("data_gpu", "model_gpu", "data_gpu_memory") if getattr(placement, name) is not None]
-    given += ["model_gpus"] * bool(placement.model_gpus) + ["placement auto"] * (placement.placement == "auto")
+    given += [name for name in ("data_gpus", "model_gpus") if getattr(placement, name)]
+    given += ["placement auto"] * (placement.placement == "auto")
     if given:
         raise PlacementError(
             f"{_flag(given[0])} was given, but each job has a single GPU, which makes its batches and trains on them. "

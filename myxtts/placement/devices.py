@@ -133,7 +133,7 @@ def simulation_warning(placement: Placement, names: Sequence[str]) -> str:
 
 
 def _flags_of_real_gpus(placement: Placement, count: int) -> str:
-    names = {name for route in placement.routes for name in (route.data, route.model)}
+    names = {name for route in placement.routes for name in (*route.data_devices, route.model)}
     if max(device.physical or 0 for device in placement.devices if device.name in names) < count:
         return "--simulate-gpus 0"
     if len(placement.routes) == 1:
@@ -158,5 +158,7 @@ def describe(placement: Placement) -> list[str]:
         if placement.simulated and device.memory_mib is not None:
             memory += " (not applied: the device is simulated)"
         lines.append(f"  device       {source} is {device.name}, {memory}")
-    lines += [f"  route        batches made on {route.data}, trained on {route.model}" for route in placement.routes]
+    for route in placement.routes:
+        turns = f"{' and '.join(route.data_devices)} in turn" if route.further_data else route.data
+        lines.append(f"  route        batches made on {turns}, trained on {route.model}")
     return lines

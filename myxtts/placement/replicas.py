@@ -150,9 +150,14 @@ def open_replicas(
         return
     models = [route.model for route in placement.routes]
     check_worker_devices(placement, models)
-    # In a function, /GPU:0 could be the GPU of any worker.
-    prefix = f"/job:worker/replica:0/task:{cluster.index}/device:"
-    routes = tuple(Route(prefix + route.data[1:], prefix + route.model[1:]) for route in placement.routes)
+
+    def qualified(device: str) -> str:  # in a function, /GPU:0 could be the GPU of any worker
+        return f"/job:worker/replica:0/task:{cluster.index}/device:{device[1:]}"
+
+    routes = tuple(
+        Route(qualified(route.data), qualified(route.model), tuple(map(qualified, route.further_data)))
+        for route in placement.routes
+    )
     with worker_group(cluster, len(models) if placement.on_gpu else 0, settings) as strategy:
         yield Replicas(strategy, routes, first=cluster.index * len(models))
 

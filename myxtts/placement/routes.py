@@ -1,7 +1,7 @@
 """Routes: which device makes batches and which device trains on them. No TensorFlow, no I/O.
 
-A route is a pair (data device → model device). A placement is a tuple of routes, one for each replica of the model. The
-same code runs all placements.
+A route is a pair (data device → model device), where several data devices may take turns. A placement is a tuple of
+routes, one for each replica of the model. The same code runs all placements.
 """
 
 from collections.abc import Sequence
@@ -16,10 +16,27 @@ DEFAULT_MODEL_MEMORY_MIB = 16384
 
 @dataclass(frozen=True)
 class Route:
-    """Devices, such as `/GPU:0`, that make batches (`data`) and train on them (`model`)."""
+    """Devices, such as `/GPU:0`, that make batches and train on them.
+
+    Attributes:
+        data: makes batches; the first of several devices that make them in turn.
+        model: trains on them.
+        further_data: the others of these devices, in the order of their turns.
+    """
 
     data: str
     model: str
+    further_data: tuple[str, ...] = ()
+
+    @property
+    def data_devices(self) -> tuple[str, ...]:
+        """All devices that make batches, in the order of their turns."""
+        return self.data, *self.further_data
+
+    @property
+    def is_between_devices(self) -> bool:
+        """Whether batches travel from one device to another."""
+        return any(device != self.model for device in self.data_devices)
 
 
 @dataclass(frozen=True)
@@ -81,22 +98,37 @@ def plan_routes(settings: PlacementConfig, gpu_count: int) -> Placement:
         _check_limits_without_gpu(settings)
         cpu = LogicalDevice("/CPU:0", None)
         return Placement("single", (Route(cpu.name, cpu.name),), (cpu,), False, *threads)
-    model_gpus = model_gpus or (0,)
-    data_gpus = model_gpus if settings.data_gpu is None else (settings.data_gpu,) * len(model_gpus)
-    _check_gpus_exist(settings, data_gpus, model_gpus, count)
+    model_gpus, data_gpus = model_gpus or (0,), named_data_gpus(settings)
+    _check_gpus_exist(settings, data_gpus or model_gpus, model_gpus, count)
 
     limit_of = _limits(settings)
-    data_role = "model" if settings.data_gpu is None or limit_of["data"] is None else "data"
-    data_slots = [(gpu, data_role) for gpu in data_gpus]
+    data_slots = [(gpu, "model" if limit_of["data"] is None else "data") for gpu in data_gpus]
     model_slots = [(gpu, "model") for gpu in model_gpus]
     slots = {*data_slots, *model_slots}
     if settings.simulate_gpus:  # unused ones, too, so that /CPU:2 is simulated GPU 2
         slots |= {(gpu, "model") for gpu in set(range(count)).difference(data_gpus, model_gpus)}
     kind = "/CPU" if settings.simulate_gpus else "/GPU"
     name_of = {slot: f"{kind}:{i}" for i, slot in enumerate(sorted(slots))}
-    routes = tuple(Route(name_of[d], name_of[m]) for d, m in zip(data_slots, model_slots, strict=True))
+    routes = tuple(_route([name_of[slot] for slot in data_slots], name_of[slot]) for slot in model_slots)
     devices = tuple(LogicalDevice(name_of[slot], slot[0], limit_of[slot[1]]) for slot in sorted(slots))
     return Placement(_name(routes), routes, devices, bool(settings.simulate_gpus), *threads)
+
+
+def named_data_gpus(settings: PlacementConfig) -> tuple[int, ...]:
+    """Return the GPUs that make the batches of all replicas; empty where each replica makes its own."""
+    return settings.data_gpus or (() if settings.data_gpu is None else (settings.data_gpu,))
+
+
+def named_gpus(settings: PlacementConfig) -> tuple[int, ...]:
+    """Return all GPUs that the settings name: those that make batches, and then those that train."""
+    model = () if settings.model_gpu is None else (settings.model_gpu,)
+    return *named_data_gpus(settings), *model, *settings.model_gpus
+
+
+def _route(data: Sequence[str], model: str) -> Route:
+    """Return the route from these data devices, or from the model device if there is none."""
+    first, *further = data or (model,)
+    return Route(first, model, tuple(further))
 
 
 def hidden_gpus_warning(simulated: int, found: str, to_do: str) -> str:
@@ -118,31 +150,36 @@ def _limits(settings: PlacementConfig) -> dict[str, int | None]:
 
 
 def _name(routes: tuple[Route, ...]) -> str:
-    if all(route.data == route.model for route in routes):
+    if not any(route.is_between_devices for route in routes):
         return "single" if len(routes) == 1 else "replicated"
-    return "dual" if len(routes) == 1 else f"dual, {len(routes)} replicas"
+    producers = f", {len(routes[0].data_devices)} producers" * bool(routes[0].further_data)
+    return f"dual{producers}" + f", {len(routes)} replicas" * (len(routes) > 1)
 
 
 def _check_contradictions(settings: PlacementConfig) -> None:
-    data, model, models = settings.data_gpu, settings.model_gpu, settings.model_gpus
+    data, model, models = named_data_gpus(settings), settings.model_gpu, settings.model_gpus
     if settings.placement == "auto":
         raise PlacementError(
             "--placement auto was given, but only `myxtts train` supports it, which measures before it trains. "
             "Name the devices with --data-gpu and --model-gpu, or leave it out."
         )
-    if model is not None and models:
-        raise PlacementError(
-            f"--model-gpu {model} and --model-gpus {_list(models)} were both given. Use one of the two."
-        )
-    if (data is None) != (model is None) and not models:
-        given, missing = ("--data-gpu", "--model-gpu") if model is None else ("--model-gpu", "--data-gpu")
+    for role, one, several in (("data", settings.data_gpu, settings.data_gpus), ("model", model, models)):
+        if one is not None and several:
+            raise PlacementError(
+                f"--{role}-gpu {one} and --{role}-gpus {_list(several)} were both given. Use one of the two."
+            )
+    if (not data) != (model is None) and not models:
+        data_flag = "--data-gpus" if settings.data_gpus else "--data-gpu"
+        given, missing = (data_flag, "--model-gpu") if model is None else ("--model-gpu", "--data-gpu")
         raise PlacementError(
             f"{given} was given without {missing}. Give both to make batches on one GPU and train on another "
             "(the same index twice for one GPU), or neither to train on GPU 0."
         )
     if len(set(models)) < len(models):
         raise PlacementError(f"--model-gpus {_list(models)} names a GPU twice. Each replica needs its own GPU.")
-    if settings.data_gpu_memory is not None and data is None:
+    if len(set(data)) < len(data):
+        raise PlacementError(f"--data-gpus {_list(data)} names a GPU twice. Each producer needs its own GPU.")
+    if settings.data_gpu_memory is not None and not data:
         raise PlacementError("--data-gpu-memory was given without --data-gpu. Name the GPU that makes the batches.")
 
 
@@ -166,11 +203,10 @@ def _existing_gpus(settings: PlacementConfig, count: int) -> str:
 
 
 def _advice(settings: PlacementConfig) -> str:
-    highest = max(gpu for gpu in (settings.data_gpu, settings.model_gpu, *settings.model_gpus) if gpu is not None)
     return (
-        "A run without --data-gpu, --model-gpu and --model-gpus (data_gpu, model_gpu and model_gpus in a file of "
-        "--config) trains on one device; "
-        f"--simulate-gpus {max(highest + 1, 2)} tries the pipeline on the CPU."
+        "A run without --data-gpu, --data-gpus, --model-gpu and --model-gpus (data_gpu, data_gpus, model_gpu and "
+        "model_gpus in a file of --config) trains on one device; "
+        f"--simulate-gpus {max(*named_gpus(settings), 1) + 1} tries the pipeline on the CPU."
     )
 
 

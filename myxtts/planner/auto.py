@@ -69,7 +69,7 @@ def _gpu_count() -> int:
 def check_no_named_gpus(placement: PlacementConfig) -> None:
     named = [
         f"--{name.replace('_', '-')}"
-        for name in ("data_gpu", "model_gpu", "model_gpus", "data_gpu_memory")
+        for name in ("data_gpu", "data_gpus", "model_gpu", "model_gpus", "data_gpu_memory")
         if getattr(placement, name) not in (None, ())
     ]
     if named:

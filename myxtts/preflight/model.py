@@ -242,7 +242,8 @@ def device_roles(placement: Placement) -> dict[str, str]:
     """Return the devices of the routes by name, with their roles."""
     roles: dict[str, list[str]] = {}
     for route in placement.routes:
-        roles.setdefault(route.data, []).append("batches")
+        for device in route.data_devices:
+            roles.setdefault(device, []).append("batches")
         roles.setdefault(route.model, []).append("model")
     return {device: " and ".join(dict.fromkeys(device_roles)) for device, device_roles in roles.items()}
 

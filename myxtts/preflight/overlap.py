@@ -145,7 +145,8 @@ def record_timeline(trial: Trial, steps: int) -> Timeline:
     producing: list[Span] = []
     training: list[Span] = []
     losses = []
-    clock, traces_before = Clock(), trial.step.traces
+    producers = trial.pipeline.producers
+    clock, traces_before = Clock(producers=len(producers)), trial.step.traces
     with trial.pipeline.open_feed(Position()) as feed:
         ahead, first = loop.LookAhead(feed, trial.step, clock), None
         for number in range(steps):
@@ -161,7 +162,7 @@ def record_timeline(trial: Trial, steps: int) -> Timeline:
             losses.append(metrics["loss"])
             planned = taken.microbatches[0][0].planned.step
             clock.finish_step(planned.audio_s, planned.padded_s, taken.times)
-            first_producer = [batch for batch in taken.times if batch.producer == trial.pipeline.producers[0].device]
+            first_producer = [batch for batch in taken.times if batch.producer == producers[0].device]
             making += [(batch.began_s, batch.produced_s) for batch in first_producer]
             producing += [(batch.read_s, batch.produced_s) for batch in first_producer]
     return Timeline(making, producing, training, losses, clock.report(), trial.step.traces - traces_before)

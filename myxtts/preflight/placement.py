@@ -7,7 +7,7 @@ import tensorflow as tf
 from myxtts.config.schema import Config, PlacementConfig
 from myxtts.errors import PlacementError
 from myxtts.placement.audit import require_device
-from myxtts.placement.routes import LogicalDevice, Placement
+from myxtts.placement.routes import LogicalDevice, Placement, named_data_gpus, named_gpus
 from myxtts.preflight.checks import Check, failed_by, required
 from myxtts.training.setup import configure_devices
 
@@ -34,7 +34,7 @@ def check_placement(config: Config) -> Generator[Check, None, Placement | None]:
             describe(match, placement) if match else "no such device",
             "This is a defect of the program: report it with this output.",
         )
-    roles = [("data device", route.data) for route in placement.routes]
+    roles = [("data device", device) for route in placement.routes for device in route.data_devices]
     roles += [("model device", route.model) for route in placement.routes]
     for role, name in dict.fromkeys(roles):
         yield check_matrix_product(role, name, placement)
@@ -51,9 +51,10 @@ def check_placement(config: Config) -> Generator[Check, None, Placement | None]:
 
 
 def describe_request(placement: PlacementConfig) -> str:
-    gpus = placement.model_gpus or (() if placement.model_gpu is None else (placement.model_gpu,))
+    data = named_data_gpus(placement)
+    gpus = named_gpus(placement)[len(data) :]
     model = f"model on GPU {' '.join(map(str, gpus))}" if gpus else "model on GPU 0, or on the CPU without a GPU"
-    return model if placement.data_gpu is None else f"batches on GPU {placement.data_gpu}, {model}"
+    return f"batches on GPU {' '.join(map(str, data))}, {model}" if data else model
 
 
 def existing_devices(placement: Placement) -> list[LogicalDevice]:

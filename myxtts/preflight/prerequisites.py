@@ -13,7 +13,7 @@ from packaging.version import Version
 from myxtts.config.schema import Config, PlacementConfig
 from myxtts.errors import ConfigError, PlacementError
 from myxtts.placement.gpu_memory import DriverUnavailable, check_limits, limits_of, read_memory
-from myxtts.placement.routes import plan_routes
+from myxtts.placement.routes import named_gpus, plan_routes
 from myxtts.preflight import nvidia
 from myxtts.preflight.checks import Check, failed_by, recommended, required
 from myxtts.preflight.gpu_software import check_gpu_software
@@ -40,7 +40,7 @@ def check_prerequisites(config: Config) -> Iterator[Check]:
 
 def required_gpus(placement: PlacementConfig) -> int:
     """Return how many physical GPUs the settings need; 0 if GPUs are simulated or none is named."""
-    gpus = [gpu for gpu in (placement.data_gpu, placement.model_gpu, *placement.model_gpus) if gpu is not None]
+    gpus = named_gpus(placement)
     return 0 if placement.simulate_gpus or not gpus else max(gpus) + 1
 
 

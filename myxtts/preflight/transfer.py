@@ -1,4 +1,4 @@
-"""Section 4: integrity, rate and path of copies between the two devices of a route."""
+"""Section 4: integrity, rate and path of copies between the devices of a route."""
 
 import time
 from collections.abc import Iterator
@@ -23,15 +23,21 @@ REPETITIONS = 5
 
 def check_transfer(trial: Trial, placement: Placement) -> Iterator[Check]:
     for route, batch in zip(placement.routes, trial.batches, strict=True):
-        if route.data == route.model:
-            expected = "no copies: one device makes batches and trains"
-            yield required(True, "copies", expected, f"{route.data} is the data device and the model device")
-            continue
-        yield check_integrity(route)
-        yield check_rate(route.data, route.model, placement.simulated)
-        yield check_rate(route.model, route.data, placement.simulated)
-        yield check_batch_copy(route, batch, trial.step_s)
-        yield check_peer_access(placement, route)
+        for data in route.data_devices:
+            yield from check_copies(Route(data, route.model), batch, trial.step_s, placement)
+
+
+def check_copies(route: Route, batch: dict[str, tf.Tensor], step_s: float, placement: Placement) -> Iterator[Check]:
+    """Check the copies of a route with one data device."""
+    if route.data == route.model:
+        expected = "no copies: one device makes batches and trains"
+        yield required(True, "copies", expected, f"{route.data} is the data device and the model device")
+        return
+    yield check_integrity(route)
+    yield check_rate(route.data, route.model, placement.simulated)
+    yield check_rate(route.model, route.data, placement.simulated)
+    yield check_batch_copy(route, batch, step_s)
+    yield check_peer_access(placement, route)
 
 
 def check_integrity(route: Route) -> Check:

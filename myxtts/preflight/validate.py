@@ -5,7 +5,7 @@ from pathlib import Path
 
 from myxtts.config.schema import Config
 from myxtts.errors import UserError
-from myxtts.placement.routes import Placement, plan_routes
+from myxtts.placement.routes import Placement, named_gpus, plan_routes
 from myxtts.preflight.checks import Check, Report, failed_by
 from myxtts.preflight.corpus import check_corpus, check_rejected, load_run_corpora
 from myxtts.preflight.model import check_model
@@ -70,7 +70,7 @@ def train_briefly(
 def with_default_routes(config: Config) -> Config:
     """Return the settings, with batches on GPU 0 and the model on GPU 1 if they name no GPU."""
     placement = config.placement
-    if (placement.data_gpu, placement.model_gpu, placement.model_gpus) != (None, None, ()):
+    if named_gpus(placement):
         return config
     return config.model_copy(update={"placement": placement.model_copy(update={"data_gpu": 0, "model_gpu": 1})})
 

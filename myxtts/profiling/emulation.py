@@ -8,7 +8,7 @@ import numpy as np
 from myxtts.config.schema import Config
 from myxtts.errors import ConfigError
 from myxtts.observe.assessment import gpus_of
-from myxtts.placement.routes import Placement, plan_routes, single_route
+from myxtts.placement.routes import Placement, named_gpus, plan_routes, single_route
 from myxtts.planner.emulator import EmulatedRun, emulate, precise_sleep
 from myxtts.planner.simulator import QueueDepths
 from myxtts.planner.stage_times import STAGES, StageTimes
@@ -67,7 +67,7 @@ def warm_up_batches(depths: QueueDepths) -> int:
 
 def emulated_placement(config: Config) -> Placement:
     settings = config.placement
-    named = [gpu for gpu in (settings.data_gpu, settings.model_gpu, *settings.model_gpus) if gpu is not None]
+    named = named_gpus(settings)
     gpus = max(settings.simulate_gpus, 2, *(gpu + 1 for gpu in named))
     dual = {} if named else {"data_gpu": 0, "model_gpu": 1}
     placement = plan_routes(settings.model_copy(update={"simulate_gpus": gpus, **dual}), gpu_count=0)

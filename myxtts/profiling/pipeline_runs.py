@@ -28,14 +28,14 @@ from myxtts.training.stop_request import StopRequest
 def run_untraced(run: ProfiledRun, pipeline: Pipeline, steps: int) -> float:
     """Return the seconds of the measured steps in the training loop."""
     with pipeline.open_feed(Position()) as feed:
-        return _train(run, run.step, feed, steps)["step_s"] * steps
+        return _train(run, run.step, feed, steps, len(pipeline.producers))["step_s"] * steps
 
 
 def run_traced(run: ProfiledRun, pipeline: Pipeline, steps: int) -> TracedRun:
     """Run the same steps, wait for each, and record the times of all stages."""
     recorder = SpanRecorder(run.step)
     with pipeline.open_feed(Position()) as feed:
-        metrics = _train(run, recorder, recorder.recorded(feed), steps)
+        metrics = _train(run, recorder, recorder.recorded(feed), steps, len(pipeline.producers))
     start_s, end_s = np.array(recorder.start_s[-steps:]), np.array(recorder.end_s[-steps - 1 :])
     return TracedRun(
         duration_s=metrics["step_s"] * steps,
@@ -47,9 +47,11 @@ def run_traced(run: ProfiledRun, pipeline: Pipeline, steps: int) -> TracedRun:
     )
 
 
-def _train(run: ProfiledRun, step: loop.StepFunction, feed: loop.BatchFeed, steps: int) -> dict[str, float]:
+def _train(
+    run: ProfiledRun, step: loop.StepFunction, feed: loop.BatchFeed, steps: int, producers: int
+) -> dict[str, float]:
     """Return the loop's metrics of `steps` steps after WARM_UP of them."""
-    state, collect, clock = run.setup.state, CollectMetrics(), Clock()
+    state, collect, clock = run.setup.state, CollectMetrics(), Clock(producers=producers)
     # The loop excludes its first step from all reports, so the second call begins with the last step of the warm-up.
     for total_steps in (state.step + WARM_UP - 1, state.step + WARM_UP + steps):
         schedule = replace(

@@ -58,7 +58,8 @@ def forecast_memory(config: Config, plan: Plan, routes: Sequence[Route], paramet
     waves = extractor.sizes.get("segment_samples", largest["samples"])
     waves += largest["reference_samples"] * ("reference_pcm" in extractor.inputs)
     audio_s = largest["batch"] * waves / SAMPLE_RATE_HZ
-    data_devices, models = {route.data for route in routes}, [route for route in routes if "CPU:" in route.model]
+    data_devices = {device for route in routes for device in route.data_devices}
+    models = [route for route in routes if "CPU:" in route.model]
     on_host = [device for device in data_devices if "CPU:" in device]
     audio = len(data_devices) * (data.num_workers + data.buffer_size) + len(on_host) * data.prefetch_buffer_size
     # Ready, being made, taken by the step, and the first one of the next step. Copies on the CPU share their memory.

@@ -23,7 +23,7 @@ from myxtts.errors import CheckpointError, ConfigError, DataError
 from myxtts.models.layers import parameter_count
 from myxtts.placement import devices
 from myxtts.placement.replicas import Replicas
-from myxtts.placement.routes import Placement, plan_routes
+from myxtts.placement.routes import Placement, named_gpus, plan_routes
 from myxtts.placement.xla import xla_failure
 from myxtts.tasks.length_rules import length_rule_of
 from myxtts.tasks.registry import task_of
@@ -66,7 +66,7 @@ def configure_devices(config: Config, cluster: Cluster | None = None) -> Placeme
 def log_unused_gpus(settings: PlacementConfig, gpu_count: int) -> None:
     """Log that a run without a choice of GPUs uses one of several. This is no mistake: others may use the machine."""
     count = settings.simulate_gpus or gpu_count
-    if count > 1 and settings.model_gpu is None and not settings.model_gpus:
+    if count > 1 and not named_gpus(settings):
         log.info("GPUs           1 of %d is used; --placement auto measures which are worth using", count)
 
 
@@ -144,7 +144,7 @@ class TrainingSetup:
     @property
     def between_devices(self) -> bool:
         """Whether batches travel from one device to another."""
-        return any(route.data != route.model for route in self.replicas.routes)
+        return any(route.is_between_devices for route in self.replicas.routes)
 
     @property
     def can_replicate(self) -> bool:

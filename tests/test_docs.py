@@ -26,7 +26,7 @@ COMING_FROM = DOCS / "guides" / "coming_from.md"
 FOREIGN_FLAGS = {"--logdir", "--no-deps", "--wheel-dir", "--times"}  # of tensorboard, pip and tests.run
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-FLAG = re.compile(r"(?<![\w-])--[a-z][a-z_-]*")
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*")
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 SCRIPT = r"(?:train_main|validate_dual_gpu_pipeline|utilities/\w+|benchmarks/\w+)\.py"
 COMMAND = re.compile(

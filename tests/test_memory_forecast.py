@@ -5,7 +5,7 @@ from unittest import mock
 
 import numpy as np
 
-from myxtts.config.schema import Config, DataConfig, ModelConfig, TrainingConfig
+from myxtts.config.schema import AugmentationConfig, Config, DataConfig, ModelConfig, TrainingConfig
 from myxtts.data.batch_plan import Plan
 from myxtts.errors import ConfigError
 from myxtts.placement.routes import Route
@@ -63,6 +63,15 @@ class Parts(unittest.TestCase):
         self.assertGreater(step(), step(segment_seconds=0.25))
         self.assertGreater(step(), step(precision="mixed_bfloat16"))
         self.assertGreater(step(), step(gradient_checkpointing=True))
+
+    def test_a_lower_speed_needs_memory_for_more_frames(self):
+        def features(speed):
+            model, augmentation = ModelConfig(task="asr"), AugmentationConfig(speed_perturbation=speed)
+            parts = forecast(CPUS[:1], model=model, augmentation=augmentation).parts_mib
+            return parts["for 6 batches of features"] * 2**20 / 6 - (TEXT + ROWS * 4)
+
+        self.assertAlmostEqual(features(0.0), ROWS * 40 * 80 * 4)
+        self.assertAlmostEqual(features(0.2), ROWS * 50 * 80 * 4)
 
 
 class TooMuch(unittest.TestCase):

@@ -254,9 +254,15 @@ class CommandTest(RecogniserCase):
             cached_transcribers("myxtts.evaluation.asr_score"),
             contextlib.redirect_stdout(io.StringIO()) as output,
         ):
-            evaluate_asr(self.run_folder, None, EvaluationOptions(json_file=file))
+            options = EvaluationOptions(json_file=file, noise_snr_db=(0.0,), rt60=(0.3,))
+            evaluate_asr(self.run_folder, None, options)
         self.assertIn("3 held-out utterances", output.getvalue())
-        self.assertEqual(json.loads(file.read_text(encoding="utf-8"))["overall"]["utterances"], 3)
+        document = json.loads(file.read_text(encoding="utf-8"))
+        self.assertEqual(document["overall"]["utterances"], 3)
+        self.assertEqual(list(document["distorted"]), ["room, RT60 0.3 s", "noise, SNR 0 dB"])
+        self.assertRegex(output.getvalue(), r"\| noise, SNR 0 dB \| 3 \| [\d.]+ \| [\d.]+ \|\n")
+        rates = [document["overall"], *document["distorted"].values()]
+        self.assertEqual(len({rate["character_error_rate"] for rate in rates}), 3)
 
 
 class RateTest(unittest.TestCase):

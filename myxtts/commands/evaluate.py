@@ -50,6 +50,20 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
         type=bounded(int, 0, 2**31 - 1),
         help="seeds of the noise of a vocoder's run and of the phases of Griffin-Lim; by default 0 1 2",
     )
+    parser.add_argument(
+        "--noise-snr-db",
+        metavar="DB",
+        nargs="+",
+        type=bounded(float, -30.0, 100.0),
+        help="signal-to-noise ratios at which a recogniser is measured, too, in fixed noises unlike those of training",
+    )
+    parser.add_argument(
+        "--rt60",
+        metavar="SECONDS",
+        nargs="+",
+        type=bounded(float, 0.05, 10.0),
+        help="reverberation times at which a recogniser is measured, too, in fixed rooms unlike those of training",
+    )
     parser.add_argument("--json", dest="json_file", metavar="FILE", type=Path, help="write the figures as JSON")
     parser.add_argument("--out", type=Path, help="folder for pictures; by default RUN/evaluation/CHECKPOINT")
     return parser.parse(argv)
@@ -57,7 +71,8 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
 
 def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     options = vars(parse(argv, prog))
-    options["seeds"] = options["seeds"] and tuple(options["seeds"])
+    for name in ("seeds", "noise_snr_db", "rt60"):
+        options[name] = options[name] and tuple(options[name])
     if options["audio_root"] is not None and options["data"] is None:
         raise ConfigError("--audio-root is the folder of a corpus' audio, but there is no --data. Leave it out.")
     from myxtts.evaluation.evaluate import evaluate_run  # imports TensorFlow, which takes seconds

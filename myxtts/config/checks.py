@@ -3,16 +3,25 @@
 import json
 
 from myxtts.config.address import service_address
-from myxtts.config.schema import Config, DataConfig, LocalSGDConfig, ModelConfig, TrainingConfig, VocoderConfig
+from myxtts.config.schema import (
+    AugmentationConfig,
+    Config,
+    DataConfig,
+    LocalSGDConfig,
+    ModelConfig,
+    TrainingConfig,
+    VocoderConfig,
+)
 from myxtts.config.settings import SETTINGS
 from myxtts.errors import ConfigError, PlacementError
 
 UNUSED = {
-    "tts": tuple(VocoderConfig.model_fields),
+    "tts": (*VocoderConfig.model_fields, "speed_perturbation"),
     "asr": tuple(VocoderConfig.model_fields),
     "vocoder": (
         *("segment_seconds", "vtlp", "dropout", "reference_dropout", "cfg_dropout", "reference_seconds", "ode_steps"),
         "guidance",
+        *AugmentationConfig.model_fields,
     ),
 }
 """Settings that have no effect on a task. For `asr`, not all that exist: its old runs may have recorded some."""
@@ -25,6 +34,7 @@ def check_settings(config: Config) -> None:
         ConfigError: settings contradict each other.
     """
     _check_data(config.data)
+    _check_augmentation(config.augmentation)
     _check_model(config.model)
     _check_unused(config)
     _check_training(config.training, config.data)
@@ -86,6 +96,14 @@ def _check_data(data: DataConfig) -> None:
         raise ConfigError(
             f"--data-service and {flag} were both given, but the workers of the service read the files themselves, "
             f"by TensorFlow's own operations. Leave out {flag} or --data-service."
+        )
+
+
+def _check_augmentation(augmentation: AugmentationConfig) -> None:
+    if augmentation.noise_min_snr_db > augmentation.noise_max_snr_db:
+        raise ConfigError(
+            f"noise_min_snr_db ({augmentation.noise_min_snr_db:g}) must not be above noise_max_snr_db "
+            f"({augmentation.noise_max_snr_db:g})."
         )
 
 

@@ -199,9 +199,13 @@ SETTINGS: Names = (
     ("static_shapes use_static_shapes pad_to_fixed_length", "{enable_static_shapes}"),
     ("disable_static_shapes", "static shapes are off unless {enable_static_shapes} turns them on"),
     (
-        "augment augmentation data_augmentation use_noise_augment enable_pitch_shift enable_noise_mixing speed_perturb",
-        "{vtlp=0.1} for other voices; {time_masks} and {frequency_masks} are for a recogniser",
+        "augment augmentation data_augmentation enable_pitch_shift",
+        "{vtlp=0.1} for other voices; {time_masks}, {frequency_masks} and {noise_probability} are for a recogniser",
     ),
+    ("use_noise_augment noise_augment enable_noise_mixing noise_prob noise_apply_prob", "{noise_probability=0.5}"),
+    ("noise_db_range", "{noise_min_snr_db=0} and {noise_max_snr_db=20}"),
+    ("rir_scp rir_apply_prob reverb_prob", "{reverb_probability=0.5}, with synthetic rooms"),
+    ("speed_perturb speed_perturb_factors", "{speed_perturbation=0.1}"),
     ("specaug spec_augment use_spec_augment enable_spec_aug", "{time_masks} and {frequency_masks}"),
     (
         "sample_rate sampling_rate sr n_mels num_mels mel_channels n_fft fft_size filter_length hop_length hop_size "
@@ -488,8 +492,8 @@ SECTIONS: Names = (
     ),
     ("text tokenizer characters phonemizer", "{data:} with {text_frontend} and {language}"),
     (
-        "augmentation augment specaug spec_augment",
-        "{data:} with {vtlp}, and {asr:} with {time_masks} and {frequency_masks}",
+        "augment specaug spec_augment",
+        "{data:} with {vtlp}, {asr:} with {time_masks} and {frequency_masks}, and {augmentation:} for waves",
     ),
     (
         "checkpoint checkpoints checkpointing log logging logger output exp_manager callbacks experiment eval "

@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Period = Annotated[int, Field(ge=0, le=1_000_000_000)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+Probability = Annotated[float, Field(ge=0.0, le=1.0)]
+Decibels = Annotated[float, Field(ge=-30.0, le=100.0)]
 GpuIndex = Annotated[int, Field(ge=0, le=1023)]
 MemoryMib = Annotated[int, Field(ge=256, le=1_000_000)]
 MIN_SECONDS, MAX_SECONDS = 0.05, 120.0  # bounds of the length of an utterance
@@ -118,6 +120,32 @@ class DataConfig(Section):
     """Trace the training step once per bucket with static shapes, instead of once with symbolic shapes."""
     model_start_delay: Annotated[float, Field(ge=0.0, le=3600.0)] = 2.0
     """Maximum time in seconds that the first step waits for the feed to fill."""
+
+
+class AugmentationConfig(Section):
+    """Random distortions of waves in training: of the utterances for `asr`, and of the references for `tts`."""
+
+    reverb_probability: Probability = 0.0
+    """Fraction of the utterances that get the reverberation of a random synthetic room."""
+    reverb_max_rt60: Annotated[float, Field(ge=0.1, le=3.0)] = 0.6
+    """Longest reverberation time in seconds, in which the sound of the room falls by 60 dB; the shortest is 0.1."""
+    noise_probability: Probability = 0.0
+    """Fraction of the utterances that get noise."""
+    noise_min_snr_db: Decibels = 0.0
+    """Lowest signal-to-noise ratio in dB."""
+    noise_max_snr_db: Decibels = 20.0
+    """Highest signal-to-noise ratio in dB."""
+    babble_fraction: Probability = 0.3
+    """Fraction of these noises that are babble, a sum of the other utterances of the batch. The others are stationary,
+    with a spectrum from white to brown."""
+    equaliser_probability: Probability = 0.0
+    """Fraction of the utterances that pass an equaliser of three random peaks of up to 9 dB."""
+    band_limit_probability: Probability = 0.0
+    """Fraction of the utterances that lose their low frequencies, their high ones, or both, as on a telephone."""
+    codec_probability: Probability = 0.0
+    """Fraction of the utterances that are quantised as by a codec: mu-law with 4 to 8 bits."""
+    speed_perturbation: Annotated[float, Field(ge=0.0, le=0.2)] = 0.0
+    """Largest change of the speed of an utterance, pitch included, for `asr`: 0.1 is a factor from 0.9 to 1.1."""
 
 
 class ModelConfig(Section):
@@ -278,6 +306,7 @@ class Config(Section):
 
     placement: PlacementConfig = PlacementConfig()
     data: DataConfig = DataConfig()
+    augmentation: AugmentationConfig = AugmentationConfig()
     model: ModelConfig = ModelConfig()
     asr: ASRConfig = ASRConfig()
     vocoder: VocoderConfig = VocoderConfig()

@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import tensorflow as tf
 
+from myxtts.audio.augmentation import augment, perturb_speed
 from myxtts.audio.excitation import pulse_phasor
 from myxtts.audio.format import HOP_SAMPLES, MEL_BANDS, PAD_SAMPLES, frame_count
 from myxtts.audio.mel import SILENCE, log_mel, log_mel_of_frames, warped_mel_filters
@@ -22,10 +23,13 @@ from myxtts.batch import (
     VOCODER_INPUTS,
     Field,
 )
+from myxtts.config.schema import AugmentationConfig
 from myxtts.matmul import float32_matmul
+from myxtts.placement.host import on_host
 from myxtts.seeds import fold_in
 
 VTLP_COSINES = 9  # spectral gain curve over the mel bands, the constant included
+NO_AUGMENTATION = AugmentationConfig()
 MARGIN_HOPS = 3  # on each side of a segment's samples: more than its first and last mel and F0 look at (1.5, 2.7)
 
 
@@ -37,22 +41,28 @@ class FeatureExtractor:
         inputs, features: contracts of the batches before and after `produce`.
         produce: TensorFlow function from a batch of `inputs` to a batch of `features`.
         sizes: the named dimensions that `produce` decides, whatever the batch.
+        max_stretch: factor by which `produce` lengthens the longest utterances, and with them `frames`.
     """
 
     inputs: dict[str, Field]
     features: dict[str, Field]
     produce: Callable[[dict], dict]
     sizes: Mapping[str, int] = field(default_factory=dict)
+    max_stretch: float = 1.0
 
 
-def tts_extractor(vtlp: float = 0.0) -> FeatureExtractor:
+def tts_extractor(vtlp: float = 0.0, augmentation: AugmentationConfig = NO_AUGMENTATION) -> FeatureExtractor:
     """Return the extractor of `tts_features`."""
-    return FeatureExtractor(TTS_INPUTS, TTS_FEATURES, partial(tts_features, vtlp=vtlp))
+    return FeatureExtractor(TTS_INPUTS, TTS_FEATURES, partial(tts_features, vtlp=vtlp, augmentation=augmentation))
 
 
-def asr_extractor(mask: Callable | None = None) -> FeatureExtractor:
+def asr_extractor(
+    mask: Callable | None = None, augmentation: AugmentationConfig = NO_AUGMENTATION, subsampling: int = 1
+) -> FeatureExtractor:
     """Return the extractor of `asr_features`."""
-    return FeatureExtractor(ASR_INPUTS, ASR_FEATURES, partial(asr_features, mask=mask))
+    produce = partial(asr_features, mask=mask, augmentation=augmentation, subsampling=subsampling)
+    max_stretch = 1.0 / (1.0 - augmentation.speed_perturbation)
+    return FeatureExtractor(ASR_INPUTS, ASR_FEATURES, produce, max_stretch=max_stretch)
 
 
 def vocoder_extractor(segment_frames: int, at_random: bool) -> FeatureExtractor:
@@ -138,26 +148,56 @@ def cut_out(waves: dict, first, length, margin_hops: int):
     return tf.gather(whole, index, batch_dims=1), inside
 
 
-def asr_features(waves: dict, mask: Callable | None = None) -> dict:
+def asr_features(
+    waves: dict,
+    mask: Callable | None = None,
+    augmentation: AugmentationConfig = NO_AUGMENTATION,
+    subsampling: int = 1,
+) -> dict:
     """Compute ASR_FEATURES from ASR_INPUTS: log-mel spectrograms.
 
     Args:
         mask: (mel, frames, seed) -> masked mel, such as `spec_augment`.
+        augmentation: distortions of the waves; `speed_perturbation` changes `frames`.
+        subsampling: of the network; a higher speed leaves each text the frames that CTC needs after it.
     """
-    frames = frame_count(waves["samples"])
-    mel = log_mel(tf.cast(waves["pcm"], tf.float32) / 32768.0, waves["samples"])
+    wave, samples, seed = tf.cast(waves["pcm"], tf.float32) / 32768.0, waves["samples"], waves["seed"]
+    if augmentation.speed_perturbation:
+        fewest = fewest_samples(waves["tokens"], waves["token_count"], subsampling)
+        wave, samples = perturb_speed(wave, samples, fewest, fold_in(seed, "speed"), augmentation.speed_perturbation)
+    wave = augment(wave, samples, seed, augmentation)
+    frames = frame_count(samples)
+    mel = log_mel(wave, samples)
     if mask is not None:
-        mel = mask(mel, frames, waves["seed"])
+        mel = mask(mel, frames, seed)
     return {name: waves[name] for name in TEXT} | {"mel": mel, "frames": frames}
 
 
-def tts_features(waves: dict, vtlp: float = 0.0) -> dict:
+def fewest_samples(tokens, token_count, subsampling: int):
+    """Return the samples that CTC needs for each text, as `manifest.LengthRule` counts them.
+
+    Args:
+        tokens, token_count: int32 [batch, tokens] and [batch], in host memory.
+
+    Returns:
+        int32 [batch], in host memory.
+    """
+    with on_host():
+        equal = tf.cast(tokens[:, 1:] == tokens[:, :-1], tf.int32)
+        inside = tf.sequence_mask(token_count - 1, tf.shape(equal)[1], tf.int32)
+        needed = token_count + tf.reduce_sum(equal * inside, axis=1)
+        return ((needed - 1) * subsampling + 1) * HOP_SAMPLES
+
+
+def tts_features(waves: dict, vtlp: float = 0.0, augmentation: AugmentationConfig = NO_AUGMENTATION) -> dict:
     """Compute TTS_FEATURES from TTS_INPUTS: log-mel spectrograms and F0.
 
     Args:
         vtlp: largest warp, see `vtlp_warp`; 0 turns it off.
+        augmentation: distortions of the references. The targets stay as they are.
     """
     target, reference = (tf.cast(waves[name], tf.float32) / 32768.0 for name in ("pcm", "reference_pcm"))
+    reference = augment(reference, waves["reference_samples"], waves["seed"], augmentation)
     f0_hz, _ = f0(target, waves["samples"])
     filters = None
     if vtlp:

@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ import numpy as np
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.data.manifest import Manifest
 from myxtts.evaluation.held_out import evenly_spaced, load_other_corpus, load_run_corpora, read_row
+from myxtts.evaluation.noise import Distortion, distortions
 from myxtts.evaluation.options import EvaluationOptions, check_options
 from myxtts.evaluation.report import output_folder, print_score
 from myxtts.files import check_writable
@@ -47,6 +48,7 @@ class ASRScore:
 
     Attributes:
         languages, speakers: error rates of each, if there are several.
+        distorted: error rates in noise and in rooms, by what they are.
         notes: the conditions of the measurement.
     """
 
@@ -55,6 +57,7 @@ class ASRScore:
     overall: ErrorRates
     languages: dict[str, ErrorRates]
     speakers: dict[str, ErrorRates]
+    distorted: dict[str, ErrorRates]
     real_time_factor: float
     notes: tuple[str, ...]
     transcripts: tuple[Transcript, ...]
@@ -64,6 +67,7 @@ class ASRScore:
         rows = {"all": self.overall}
         rows |= {f"language {name}": rates for name, rates in self.languages.items()}
         rows |= {f"speaker {name}": rates for name, rates in self.speakers.items()}
+        rows |= self.distorted
         lines = ["| | utterances | character error rate, % | word error rate, % |", "|---|---|---|---|"]
         lines += [
             f"| {name} | {rates.utterances} | {100 * rates.character_error_rate:.2f} | "
@@ -98,11 +102,17 @@ def evaluate_asr(run: Path, checkpoint: str | None, options: EvaluationOptions) 
         manifest, vocabulary = load_other_corpus(options.data, options.audio_root, config, metadata, folder)
         speakers, source = vocabulary.speakers, f"utterances of {options.data}"
     count = options.utterances or len(manifest)
-    print_score(score_asr(transcriber, manifest, speakers, count, source), options.json_file)
+    distorted = distortions(options.noise_snr_db or (), options.rt60 or ())
+    print_score(score_asr(transcriber, manifest, speakers, count, source, distorted), options.json_file)
 
 
 def score_asr(
-    transcriber: Transcriber, manifest: Manifest, speakers: Sequence[str], count: int, source: str
+    transcriber: Transcriber,
+    manifest: Manifest,
+    speakers: Sequence[str],
+    count: int,
+    source: str,
+    distorted: Mapping[str, Distortion],
 ) -> ASRScore:
     """Measure at most `count` utterances, evenly spaced in a manifest.
 
@@ -110,13 +120,14 @@ def score_asr(
         manifest: has the languages of the transcriber.
         speakers: names of the manifest's speakers.
         source: description of the utterances, for the notes.
+        distorted: distortions to measure them in, too, by name.
 
     Raises:
         DataError: a file cannot be read.
     """
-    rows = evenly_spaced(np.arange(len(manifest)), count)
+    rows = evenly_spaced(np.arange(len(manifest)), count).tolist()
     started_s = time.perf_counter()
-    hypotheses = list(transcriber.transcribe(read_row(manifest, row) for row in rows.tolist()))
+    hypotheses = list(transcriber.transcribe(read_row(manifest, row) for row in rows))
     elapsed_s, audio_s = time.perf_counter() - started_s, float(manifest.samples[rows].sum()) / SAMPLE_RATE_HZ
     transcripts = []
     for row, hypothesis in zip(rows, hypotheses, strict=True):
@@ -124,12 +135,19 @@ def score_asr(
         reference = transcriber.normalise_reference(manifest.texts[row], language)
         speaker = speakers[manifest.speaker[row]]
         transcripts.append(Transcript(manifest.ids[row], speaker, language, reference, hypothesis))
+
+    def distorted_rates(distort: Distortion) -> ErrorRates:
+        waves = (distort(read_row(manifest, row), index) for index, row in enumerate(rows))
+        results = zip(transcripts, transcriber.transcribe(waves), strict=True)
+        return error_rates_of([transcript._replace(hypothesis=text) for transcript, text in results])
+
     return ASRScore(
         run=str(transcriber.run),
         checkpoint=transcriber.checkpoint.name,
         overall=error_rates_of(transcripts),
         languages=error_rates_by("language", transcripts),
         speakers=error_rates_by("speaker", transcripts),
+        distorted={name: distorted_rates(distort) for name, distort in distorted.items()},
         real_time_factor=elapsed_s / audio_s,
         notes=(
             f"{len(rows)} {source}, {audio_s:.1f} s of speech, {transcriber.decoding}",

@@ -18,6 +18,7 @@ class EvaluationOptions:
         vocoder: of synthesis, as --vocoder takes it; by default the run's.
         asr_run: run of a recogniser that transcribes the synthesized speech.
         beam_width: of a recogniser's beam search; 0 decodes greedily.
+        noise_snr_db, rt60: signal-to-noise ratios and reverberation times (s) that a recogniser is measured at, too.
         seeds: of a vocoder's noise and of Griffin-Lim's phases, in the evaluation of a vocoder; by default 0, 1 and 2.
         json_file: file for the metrics.
         out: folder for plots and the list of unusable rows; by default a folder of the run.
@@ -31,6 +32,8 @@ class EvaluationOptions:
     vocoder: str | None = None
     asr_run: Path | None = None
     beam_width: int = 0
+    noise_snr_db: tuple[float, ...] | None = None
+    rt60: tuple[float, ...] | None = None
     seeds: tuple[int, ...] | None = None
     json_file: Path | None = None
     out: Path | None = None
@@ -42,6 +45,8 @@ FLAGS = {
     "guidance": ("--guidance", "tts"),
     "vocoder": ("--vocoder", "tts"),
     "asr_run": ("--asr", "tts"),
+    "noise_snr_db": ("--noise-snr-db", "asr"),
+    "rt60": ("--rt60", "asr"),
     "seeds": ("--seeds", "vocoder"),
 }
 RUN_NAMES = {"tts": "a voice", "asr": "a recogniser", "vocoder": "a vocoder"}

@@ -25,24 +25,25 @@ class ASRTask:
     name = "asr"
     components: tuple[str, ...] = ("subsampling", "encoder", "output")
     supports_xla = False  # TensorFlow's CTC loss on sparse labels has no XLA kernel
-    augmentation = ""
+    augmentation = "--noise-probability 0.5"
 
     def has_small_operations(self, config: Config) -> bool:
         return False
 
     def extractor(self, config: Config, training: bool) -> FeatureExtractor:
-        settings = config.asr
-        if not training or not (settings.time_masks or settings.frequency_masks):
+        if not training:
             return asr_extractor()
-        return asr_extractor(
-            partial(
+        settings = config.asr
+        mask: Callable | None = None
+        if settings.time_masks or settings.frequency_masks:
+            mask = partial(
                 spec_augment,
                 time_masks=settings.time_masks,
                 time_fraction=settings.time_mask_fraction,
                 frequency_masks=settings.frequency_masks,
                 frequency_bands=settings.frequency_mask_bands,
             )
-        )
+        return asr_extractor(mask, config.augmentation, settings.subsampling)
 
     def segment_s(self, config: Config) -> None:
         return None

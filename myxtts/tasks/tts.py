@@ -33,7 +33,7 @@ class TTSTask:
         return config.model.model_size == "tiny"
 
     def extractor(self, config: Config, training: bool) -> FeatureExtractor:
-        return tts_extractor(config.data.vtlp if training else 0.0)
+        return tts_extractor(config.data.vtlp, config.augmentation) if training else tts_extractor()
 
     def segment_s(self, config: Config) -> None:
         return None

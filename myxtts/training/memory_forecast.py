@@ -1,6 +1,7 @@
 """Forecast of the host memory that a run takes for batches and steps, from its settings and its plan alone."""
 
 from collections.abc import Sequence
+from math import ceil
 from typing import NamedTuple
 
 from myxtts.audio.format import SAMPLE_RATE_HZ, frame_count
@@ -52,7 +53,8 @@ def forecast_memory(config: Config, plan: Plan, routes: Sequence[Route], paramet
     data, task = config.data, task_of(config)
     extractor = task.extractor(config, training=True)
     sizes = [
-        _sizes(plan, bucket, reference_samples_of(data)) | dict(extractor.sizes) for bucket in range(len(plan.bounds))
+        _sizes(plan, bucket, reference_samples_of(data), extractor.max_stretch) | dict(extractor.sizes)
+        for bucket in range(len(plan.bounds))
     ]
     largest = max(sizes, key=lambda size: batch_bytes(extractor.inputs, size))
     waves = extractor.sizes.get("segment_samples", largest["samples"])
@@ -89,10 +91,11 @@ def check_memory(forecast: MemoryForecast) -> None:
     )
 
 
-def _sizes(plan: Plan, bucket: int, reference_samples: int) -> dict[str, int]:
+def _sizes(plan: Plan, bucket: int, reference_samples: int, max_stretch: float) -> dict[str, int]:
     """Return the named dimensions of the batch contracts for the batches of a bucket."""
     rows, samples, tokens = plan.shape(bucket)
+    frames = frame_count(ceil(samples * max_stretch))
     return {
-        **{"batch": rows, "samples": samples, "tokens": tokens, "frames": frame_count(samples)},
+        **{"batch": rows, "samples": samples, "tokens": tokens, "frames": frames},
         **{"reference_samples": reference_samples, "reference_frames": frame_count(reference_samples)},
     }

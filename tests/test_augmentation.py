@@ -1,0 +1,276 @@
+"""Augmentation: distortions of signals with known answers, and what a batch keeps."""
+
+import unittest
+
+import numpy as np
+import tensorflow as tf
+
+from myxtts.audio.augmentation import (
+    MARGIN_SAMPLES,
+    Draws,
+    _channel,
+    augment,
+    band_pass_gain,
+    equaliser_gain,
+    impulse_response,
+    mu_law,
+    noise_gain,
+    perturb_speed,
+)
+from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
+from myxtts.audio.mel import log_mel
+from myxtts.batch import ASR_FEATURES, check_batch
+from myxtts.config.checks import check_settings
+from myxtts.config.schema import AugmentationConfig, Config
+from myxtts.data.features import asr_extractor, fewest_samples, tts_extractor, tts_features
+from myxtts.data.manifest import LengthRule
+from myxtts.data.producer import trace_produce
+from myxtts.errors import ConfigError
+from myxtts.placement.audit import audit
+from myxtts.placement.copies import find_copies
+from myxtts.placement.kernels import has_gpu_kernels
+from myxtts.seeds import fold_in
+from myxtts.tasks.asr import ASRTask
+from tests.test_batch_contract import tones
+from tests.two_devices import DATA
+
+SAMPLES = np.array([6000, 4000, 2000, 0], np.int32)
+SEED = (1, 2)
+ALL = AugmentationConfig(
+    reverb_probability=0.5,
+    reverb_max_rt60=0.2,
+    noise_probability=0.5,
+    equaliser_probability=0.5,
+    band_limit_probability=0.5,
+    codec_probability=0.5,
+)
+
+
+def waves(padded: int = 6000) -> np.ndarray:
+    """Return rows of different tones with garbage behind their ends, float32 [4, padded]."""
+    tones = [0.3 * np.sin(2 * np.pi * hz * np.arange(padded) / SAMPLE_RATE_HZ) for hz in (200, 300, 500, 700)]
+    return np.stack(tones).astype(np.float32)
+
+
+def augmented(rows=None, samples=SAMPLES, seed=SEED, **settings) -> np.ndarray:
+    settings = AugmentationConfig(**settings) if settings else ALL
+    with tf.device(DATA):
+        rows = tf.constant(waves() if rows is None else rows)
+        return augment(rows, tf.constant(samples), tf.constant(seed), settings).numpy()
+
+
+def real(rows: np.ndarray) -> np.ndarray:
+    return np.where(np.arange(rows.shape[1]) < SAMPLES[:, None], rows, 0.0)
+
+
+def energy(rows: np.ndarray) -> np.ndarray:
+    return np.square(rows, dtype=np.float64).sum(axis=-1)
+
+
+def constants(*values: float) -> tuple[tf.Tensor, ...]:
+    return tuple(tf.constant([[value]], tf.float32) for value in values)
+
+
+class BatchTest(unittest.TestCase):
+    def test_nothing_is_changed_if_all_is_off(self):
+        rows = tf.constant(waves())
+        self.assertIs(augment(rows, tf.constant(SAMPLES), tf.constant(SEED), AugmentationConfig()), rows)
+
+    def test_padding_is_silent_and_all_values_are_finite(self):
+        for seed in range(4):
+            rows = augmented(seed=(seed, 0))
+            np.testing.assert_array_equal(rows, real(rows))
+            self.assertTrue(np.isfinite(rows).all())
+            self.assertTrue((energy(rows[:3]) > 0.0).all())
+
+    def test_the_seed_decides_and_rows_differ(self):
+        rows = np.repeat(waves()[:1], 4, axis=0)
+        first = augmented(rows, noise_probability=1.0, babble_fraction=0.0)
+        np.testing.assert_array_equal(first, augmented(rows, noise_probability=1.0, babble_fraction=0.0))
+        other = augmented(rows, seed=(1, 3), noise_probability=1.0, babble_fraction=0.0)
+        self.assertFalse(np.array_equal(first[0], other[0]))
+        self.assertFalse(np.array_equal(first[0, :2000], first[1, :2000]))
+
+    def test_what_lies_behind_a_row_does_not_matter(self):
+        np.testing.assert_array_equal(augmented(), augmented(real(waves())))
+
+    def test_probabilities_are_fractions_of_the_rows(self):
+        rows, samples = np.repeat(waves(500)[:1], 400, axis=0), np.full(400, 500, np.int32)
+        for kind in ("reverb", "noise", "equaliser", "band_limit", "codec"):
+            changed = augmented(rows, samples, **{f"{kind}_probability": 0.25})
+            fraction = (np.abs(changed - rows).max(axis=1) > 1e-5).mean()
+            self.assertAlmostEqual(fraction, 0.25, delta=0.07, msg=kind)
+
+
+class NoiseTest(unittest.TestCase):
+    def test_noise_has_the_drawn_ratio_to_speech(self):
+        for babble in (0.0, 1.0):
+            rows = augmented(noise_probability=1.0, noise_min_snr_db=5.0, noise_max_snr_db=5.0, babble_fraction=babble)
+            noise = energy(rows - real(waves()))[:3]
+            np.testing.assert_allclose(10 * np.log10(energy(real(waves()))[:3] / noise), 5.0, atol=0.01)
+
+    def test_babble_is_a_sum_of_the_other_rows(self):
+        rows = augmented(noise_probability=1.0, babble_fraction=1.0)
+        speech = real(waves()).astype(np.float64)
+        for row in range(3):
+            others = np.delete(speech[:3], row, axis=0)[:, : SAMPLES[row]]
+            noise = (rows - speech)[row, : SAMPLES[row]]
+            weights, *_ = np.linalg.lstsq(others.T, noise, rcond=None)
+            np.testing.assert_allclose(weights @ others, noise, atol=1e-5)
+
+    def test_a_row_alone_gets_coloured_noise(self):
+        rows = augmented(waves()[:1], SAMPLES[:1], noise_probability=1.0, babble_fraction=1.0)
+        self.assertGreater(energy(rows - waves()[:1])[0], 0.0)
+
+    def test_the_amplitude_of_brown_noise_halves_with_each_octave_and_that_of_white_noise_stays(self):
+        gain = noise_gain(tf.constant([0.0, 50.0, 100.0, 200.0]), tf.constant([[0.0], [1.0]]))
+        np.testing.assert_allclose(gain, [[1, 1, 1, 1], [1, 1, 0.5, 0.25]], rtol=1e-5)
+
+
+class RoomTest(unittest.TestCase):
+    def test_the_tail_falls_by_60_db_in_the_reverberation_time(self):
+        noise = tf.random.stateless_normal([1, 9000], SEED)
+        response = impulse_response(noise, *constants(0.3, 6.0), tf.constant([[True]])).numpy()[0]
+        self.assertEqual(response[0], 1.0)
+        self.assertAlmostEqual(-10 * np.log10(energy(response[1:])), 6.0, places=3)
+        levels_db = 10 * np.log10(energy(response[1:6601].reshape(-1, 300)))
+        slope_db, _ = np.polyfit(np.arange(len(levels_db)) * 300 / SAMPLE_RATE_HZ, levels_db, 1)
+        self.assertAlmostEqual(slope_db * 0.3, -60.0, delta=2.0)
+
+    def test_a_click_stays_where_it_is_and_rings_only_afterwards(self):
+        click = np.zeros((4, 6000), np.float32)
+        click[:, 1000] = 1.0
+        rows = augmented(click, reverb_probability=1.0)
+        np.testing.assert_allclose(rows[:3, :1000], 0.0, atol=1e-6)
+        np.testing.assert_allclose(rows[:3, 1000], 1.0, atol=1e-5)
+        self.assertTrue((energy(rows[:2, 1001:]) > 0.01).all())
+
+    def test_a_row_without_a_room_is_unchanged(self):
+        response = impulse_response(tf.ones([1, 9]), *constants(0.3, 0.0), tf.constant([[False]]))
+        np.testing.assert_array_equal(response, [[1] + 8 * [0]])
+
+
+class ChannelTest(unittest.TestCase):
+    def test_a_sine_gets_the_gain_of_its_frequency(self):
+        settings = {"equaliser_probability": 1.0, "band_limit_probability": 1.0}
+        rows = augmented(np.tile(waves()[1], (4, 1)), np.full(4, 6000, np.int32), **settings)
+        draws = Draws(fold_in(tf.constant(SEED), "augmentation"), 4)
+        gain = _channel(draws, tf.constant([300.0]), AugmentationConfig(**settings)).numpy()[:, 0]
+        middle = slice(2000, 4000)
+        measured = np.sqrt(energy(rows[:, middle]) / energy(waves()[1, middle]))
+        np.testing.assert_allclose(measured, gain, rtol=0.02)
+        self.assertGreater(np.ptp(gain), 0.1)
+
+    def test_a_peak_has_its_gain_at_its_centre_and_less_at_one_deviation(self):
+        centre, octaves, gain_db = constants(1000.0, 1.0, 6.0)
+        gain = equaliser_gain(tf.constant([0.0, 1000.0, 2000.0]), centre, gain_db, octaves)
+        np.testing.assert_allclose(20 * np.log10(gain), [[0.0, 6.0, 6.0 * np.exp(-0.5)]], atol=1e-4)
+
+    def test_band_limits_have_3_db_at_their_edges_and_36_db_an_octave(self):
+        gain = band_pass_gain(tf.constant([0.0, 150.0, 300.0, 1000.0, 3400.0, 6800.0]), *constants(300.0, 3400.0))
+        np.testing.assert_allclose(20 * np.log10(gain[0, 1:]), [-36.12, -3.01, 0.0, -3.01, -36.12], atol=0.01)
+        np.testing.assert_array_equal(band_pass_gain(tf.constant([0.0, 5000.0]), *constants(0.0, np.inf)), [[1, 1]])
+
+    def test_no_filter_reaches_around_the_end_of_the_transform(self):
+        # The longest filters, at the lowest and the narrowest frequencies, of a click at the end.
+        gain = band_pass_gain(tf.range(32769.0) * SAMPLE_RATE_HZ / 65536, *constants(60.0, 2500.0)).numpy()[0]
+        response = np.abs(np.fft.irfft(gain))
+        self.assertLess(response[MARGIN_SAMPLES:-MARGIN_SAMPLES].max(), 1e-4 * response[0])
+
+
+class CodecTest(unittest.TestCase):
+    def test_mu_law_has_the_levels_of_its_bits(self):
+        ramp = np.linspace(-1.1, 1.1, 40_001, dtype=np.float32)
+        for bits in (4, 8):
+            quantised = mu_law(ramp[None], *constants(bits)).numpy()[0]
+            self.assertEqual(len(np.unique(quantised)), 2**bits - 1)
+            np.testing.assert_allclose(quantised[[0, 20_000, -1]], [-1, 0, 1], atol=1e-6)
+            np.testing.assert_allclose(mu_law(quantised[None], *constants(bits))[0], quantised, atol=1e-6)
+            np.testing.assert_allclose(quantised, -quantised[::-1], atol=1e-6)
+
+    def test_8_bits_have_an_error_of_2_percent_at_most(self):
+        wave = np.linspace(0.05, 1.0, 1000, dtype=np.float32)
+        np.testing.assert_allclose(mu_law(wave[None], *constants(8))[0], wave, rtol=0.0235)
+
+
+class SpeedTest(unittest.TestCase):
+    LIMIT = 0.1
+
+    def changed(self, fewest=0, seed=SEED, limit=LIMIT):
+        with tf.device(DATA):
+            fewest = tf.fill([4], fewest)
+            rows, samples = perturb_speed(tf.constant(waves()), tf.constant(SAMPLES), fewest, tf.constant(seed), limit)
+        return rows.numpy(), samples.numpy()
+
+    def test_the_pitch_of_a_tone_is_multiplied_and_its_length_divided_by_the_speed(self):
+        rows, samples = self.changed()
+        self.assertEqual(rows.shape, (4, 6667))
+        self.assertEqual(samples[3], 0)
+        speeds = SAMPLES[:3] / samples[:3]
+        self.assertTrue((np.abs(speeds - 1.0) <= 0.1001).all() and np.ptp(speeds) > 0.01, speeds)
+        for row, hz, speed, length in zip(rows, (200, 300, 500), speeds, samples, strict=False):
+            expected = 0.3 * np.sin(2 * np.pi * hz * speed * np.arange(length) / SAMPLE_RATE_HZ)
+            np.testing.assert_allclose(row[10 : length - 10], expected[10:-10], atol=1e-3)
+            np.testing.assert_array_equal(row[length:], 0.0)
+
+    def test_speeds_cover_the_range_and_depend_on_the_seed(self):
+        speeds = np.concatenate([SAMPLES[:3] / self.changed(seed=(seed, 0))[1][:3] for seed in range(20)])
+        self.assertLess(speeds.min(), 0.92)
+        self.assertGreater(speeds.max(), 1.08)
+        self.assertGreater(len(np.unique(speeds)), 50)  # of 60; lengths are whole numbers
+
+    def test_no_row_becomes_shorter_than_the_fewest_samples(self):
+        for seed in range(5):
+            rows, samples = self.changed(fewest=5000, seed=(seed, 0))
+            self.assertGreaterEqual(samples[0], 5000)
+            self.assertTrue((samples[1:] >= SAMPLES[1:]).all())
+            unchanged = samples == SAMPLES
+            np.testing.assert_allclose(rows[unchanged, :6000], real(waves())[unchanged], atol=1e-6)
+
+    def test_the_fewest_samples_are_those_of_the_length_rule(self):
+        texts = ["aab", "abcabc", "aaaa", "", "a"]
+        tokens = np.array([[ord(letter) for letter in text.ljust(6, "\0")] for text in texts], np.int32)
+        counts = np.array([len(text) for text in texts], np.int32)
+        for subsampling in (1, 2, 4):
+            rule = LengthRule(ctc=True, subsampling=subsampling)
+            needed = [rule.frames_needed(list(text)) * HOP_SAMPLES for text in texts]
+            np.testing.assert_array_equal(fewest_samples(tokens, counts, subsampling), needed)
+
+
+class TaskTest(unittest.TestCase):
+    def test_a_recogniser_learns_from_distorted_waves_and_is_validated_on_the_recordings(self):
+        batch = {name: value for name, value in tones().items() if not name.startswith("reference")}
+        plain = log_mel(batch["pcm"].astype(np.float32) / 32768, batch["samples"])
+        config = Config(augmentation=ALL.model_copy(update={"speed_perturbation": 0.2}))
+        with tf.device(DATA):
+            batch = {name: tf.constant(value) for name, value in batch.items()}
+            features = ASRTask().extractor(config, training=True).produce(batch)
+            np.testing.assert_array_equal(ASRTask().extractor(config, training=False).produce(batch)["mel"], plain)
+            default = asr_extractor().produce(batch)["mel"]
+        np.testing.assert_array_equal(default, plain)
+        check_batch(features, ASR_FEATURES, "producing")
+        self.assertEqual(features["mel"].shape[1], 50)  # 40 frames, at 0.8 times the speed
+        self.assertFalse((features["frames"].numpy()[:3] == batch["samples"].numpy()[:3] // 256).all())
+
+    def test_of_a_voice_only_the_reference_is_distorted(self):
+        plain, features = tts_features(tones()), tts_features(tones(), augmentation=ALL)
+        for name in plain:
+            self.assertEqual(np.array_equal(plain[name], features[name]), name != "reference", name)
+
+    def test_the_lowest_ratio_must_not_be_above_the_highest(self):
+        with self.assertRaisesRegex(ConfigError, r"noise_min_snr_db \(30\) must not be above noise_max_snr_db \(20\)"):
+            check_settings(Config(augmentation=AugmentationConfig(noise_min_snr_db=30.0)))
+
+    @unittest.skipUnless(has_gpu_kernels(), "this build of TensorFlow has no GPU kernels to look up")
+    def test_every_operation_has_a_gpu_kernel_and_no_value_returns_to_the_host(self):
+        speed = ALL.model_copy(update={"speed_perturbation": 0.1})
+        for extractor, to_gpu in ((tts_extractor(augmentation=ALL), 21), (asr_extractor(augmentation=speed), 19)):
+            function = trace_produce(DATA, extractor)
+            copies = find_copies(function)
+            self.assertEqual(audit(function).host_only, ())
+            self.assertEqual([copy for copy in copies if copy.to_host], [])
+            self.assertLessEqual(len(copies), to_gpu)
+
+
+if __name__ == "__main__":
+    unittest.main()

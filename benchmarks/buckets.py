@@ -30,6 +30,7 @@ from myxtts.config.schema import Config, DataConfig
 from myxtts.data.batch_plan import Plan
 from myxtts.data.dataset import DEMO_FOLDER, ensure_demo_corpus, load_corpora
 from myxtts.data.plan_iterator import Position, planned_steps
+from myxtts.placement.routes import Route
 from myxtts.planner.emulator import real_time_priority
 from myxtts.planner.simulator import DEFAULT_DEPTHS, simulate
 from myxtts.planner.stage_times import StageTimes
@@ -92,7 +93,7 @@ def cells(
     arguments: argparse.Namespace, replicas: int, buckets: int, planned: Plan, independent: Plan
 ) -> Iterator[str]:
     """Yield the cells of a row of the table."""
-    routes = [(str(device), str(device)) for device in range(replicas)]
+    routes = [Route(str(device), str(device)) for device in range(replicas)]
     usual_s = np.mean(padded_s(independent, independent.steps_per_epoch))
     workloads = [workload_of(arguments, plan, arguments.steps * replicas, usual_s) for plan in (planned, independent)]
     yield from (str(replicas), str(buckets), *(f"{workload.padding:.1%}" for workload in workloads))

@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded
 from myxtts.errors import ConfigError
+from myxtts.placement.routes import Route
 from myxtts.planner.emulator import emulate, precise_sleep, real_time_priority
 from myxtts.planner.simulator import QueueDepths
 from myxtts.planner.stage_times import StageTimes, gamma_times
@@ -97,7 +98,7 @@ def overlapped_s(produce: np.ndarray, consume: np.ndarray, depth: int) -> float:
     """Return the seconds from producing the first batch to consuming the last; the feed starts empty."""
     nothing = np.zeros(len(produce))
     stages = StageTimes(nothing, produce, nothing, consume)
-    return emulate([("producer", "consumer")], stages, QueueDepths(feed=depth)).result.duration_s
+    return emulate([Route("producer", "consumer")], stages, QueueDepths(feed=depth)).result.duration_s
 
 
 def serial_s(produce: np.ndarray, consume: np.ndarray) -> float:

@@ -12,7 +12,7 @@ alone shows where each part of a large installation saturates.
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
@@ -23,9 +23,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded
 from myxtts.placement.arithmetic import ring_all_reduce_s
+from myxtts.placement.routes import Route
 from myxtts.planner.emulator import Span, emulate, real_time_priority
 from myxtts.planner.planner import Prediction, candidate_placements, predict_all
-from myxtts.planner.simulator import DeviceRoutes, QueueDepths, simulate
+from myxtts.planner.simulator import QueueDepths, simulate
 from myxtts.planner.stage_times import STAGES, StageTimes
 
 TRANSFER_S = 0.5e-3
@@ -183,7 +184,7 @@ def compare(prediction: Prediction, case: Case, max_runs: int) -> Comparison:
 
 
 def emulate_runs(
-    routes: DeviceRoutes, times: StageTimes, depths: QueueDepths, all_reduce_s: float, max_runs: int
+    routes: Sequence[Route], times: StageTimes, depths: QueueDepths, all_reduce_s: float, max_runs: int
 ) -> Runs:
     """Run until MIN_RUNS undisturbed runs agree within MAX_SPREAD, at most `max_runs` times."""
     all_s: list[float] = []
@@ -219,7 +220,7 @@ class Installation(NamedTuple):
     variation: float = 0.25
     link_s: float = 0.28e-3  # 3.5 MB of PCM (16 utterances of 5 s) over 100 Gbit/s
 
-    def batches_per_s(self, routes: DeviceRoutes, read_s: float = 0.0, link_s: float = 0.0) -> float:
+    def batches_per_s(self, routes: Sequence[Route], read_s: float = 0.0, link_s: float = 0.0) -> float:
         times_s = read_s, self.produce_s, self.transfer_s, self.step_s
         times = StageTimes.constant(STEPS * len(routes), *times_s, variation=self.variation)
         reduce_s = ring_all_reduce_s(self.all_reduce_s, len(routes))
@@ -259,16 +260,16 @@ def scaling_table(max_devices: int) -> Iterator[str]:
     yield "| limit | " + " | ".join(limits) + " |"
 
 
-def replicated_routes(devices: int) -> list[tuple[str, str]]:
+def replicated_routes(devices: int) -> list[Route]:
     """Return routes of replicas that make their own batches."""
-    return [(str(device), str(device)) for device in range(devices)]
+    return [Route(str(device), str(device)) for device in range(devices)]
 
 
-def grouped_routes(devices: int, group: int) -> list[tuple[str, str]]:
+def grouped_routes(devices: int, group: int) -> list[Route]:
     """Return routes where the first of each group makes the batches of the others; a group of one makes its own."""
-    routes = [(str(device - device % group), str(device)) for device in range(devices) if device % group]
+    routes = [Route(str(device - device % group), str(device)) for device in range(devices) if device % group]
     last_alone = devices % group == 1 or group == 1
-    return [*routes, (str(devices - 1), str(devices - 1))] if last_alone else routes
+    return [*routes, Route(str(devices - 1), str(devices - 1))] if last_alone else routes
 
 
 if __name__ == "__main__":

@@ -69,6 +69,17 @@ class AssessmentTest(unittest.TestCase):
             equal = replace(EQUAL, mean_s=stages(*stage_s), all_reduce_s=20.0)
             self.assertEqual(equal.recommended, [])
 
+    def test_producers_that_take_turns_are_compared_with_as_many_replicas(self):
+        turns = replace(EQUAL, mean_s=stages(40.0, 0.0, 20.0), gpus=(0, 1, 2))
+        self.assertEqual(turns.placements_s, {"single": 60.0, "dual": 20.0, "replicas": 20.0})
+        self.assertEqual(turns.recommended, [])
+        self.assertIn("2 data devices busy 100 %", turns.line)
+        self.assertIn("3.00 x single, 1.00 x three replicas without their all-reduce", turns.line)
+        faster = replace(turns, mean_s=stages(10.0, 0.0, 20.0))
+        limit = "if the all-reduce of its step takes less than 30 s"  # (10 + 20 + 30) / 3 = 20
+        self.assertEqual(faster.recommended[0], f"--model-gpus 0 1 2 {limit}")
+        self.assertEqual(replace(faster, all_reduce_s=3.0).placements_s["replicas"], (10.0 + 20.0 + 4.0) / 3)
+
     def test_single_placement_says_what_a_second_device_would_bring(self):
         self.assertEqual(SINGLE.placements_s, {"single": 40.0, "dual": 30.0, "replicas": 20.0})
         self.assertEqual(SINGLE.gains, {"dual": 40 / 30, "replicas": 2.0})
@@ -143,6 +154,12 @@ class RunTest(unittest.TestCase):
         assessed = run(placement(DUAL, simulated=2), wait_s=200.0, read_s=150.0)
         self.assertEqual(assessed.mean_s["read"], 25.0)
         self.assertIn("faster reading", assessed.line)
+
+    def test_producers_that_take_turns_have_their_mean_time_in_the_clock(self):
+        turns = PlacementConfig(data_gpus=(0, 1), model_gpu=2)
+        assessed = run(placement(turns, gpus=3))  # 10 s a step and producer: each makes every other batch in 20 s
+        self.assertEqual((assessed.gpus, assessed.data_busy, assessed.mean_s["produce"]), ((0, 1, 2), 0.4, 20.0))
+        self.assertEqual(assessed.placements_s, {"single": 45.0, "dual": 25.0, "replicas": 15.0})
 
     def test_replicas_are_not_compared_but_their_utilisation_is_known(self):
         models = PlacementConfig(data_gpu=0, model_gpus=(1, 2))

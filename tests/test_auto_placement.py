@@ -66,6 +66,12 @@ class RankPlacementsTest(unittest.TestCase):
         self.assertEqual(best.candidate.flags, "--model-gpus 0 1")
         self.assertAlmostEqual(best.batches_per_s, 2 / 0.020, delta=0.2)  # drawn independently: 2 / 0.025
 
+    def test_two_producers_win_if_producing_takes_twice_as_long_as_the_step(self):
+        best = self.best(1, 40, 2, 20, 4, gpus=3)
+        self.assertEqual(best.candidate.flags, "--data-gpus 0 1 --model-gpu 2")
+        self.assertAlmostEqual(best.batches_per_s, 1 / 0.020, delta=0.2)
+        self.assertNotIn("producers", self.best(1, 10, 2, 20, 4, gpus=3).candidate.name)
+
     def test_xla_allows_one_replica_only(self):
         ranked = rank_placements(profile(1, 5, 2, 22), 4, Config(training=TrainingConfig(compile="xla")))
         self.assertEqual({prediction.candidate.replicas for prediction in ranked}, {1})
@@ -89,6 +95,12 @@ class ChoosePlacementTest(unittest.TestCase):
         self.assertIn("R 2, P 5, T 2, C 22, A 3", lines)
         self.assertIn("a step of 2 replicas has 2 times the utterances", lines)
         self.assertIn("placement auto these devices share the cores of one CPU", lines)
+
+    def test_several_producers_can_be_chosen(self):
+        config = Config(placement=PlacementConfig(placement="auto", simulate_gpus=3))
+        with mock.patch.object(auto, "measure_in_subprocess", lambda measure, config: profile(1, 40, 2, 20, 4)):
+            chosen = choose_placement(config, not_called).placement
+        self.assertEqual(chosen, PlacementConfig(data_gpus=(0, 1), model_gpus=(2,), simulate_gpus=3))
 
     def test_single_device_needs_no_measurement(self):
         config = Config(placement=PlacementConfig(placement="auto", simulate_gpus=1))

@@ -233,6 +233,9 @@ class LongWaitTest(unittest.TestCase):
         self.assertEqual(list(map(flags_of, dual)), ["--data-gpu 0 --model-gpu 1"])
         self.assertEqual(candidates("produce", DataConfig(), single=True, devices=1), [])
         self.assertEqual(candidates("produce", DataConfig(), single=False, devices=2), [])
+        for producers, flags in ((1, ["--data-gpus 0 1 --model-gpu 2"]), (2, [])):
+            further = candidates("produce", DataConfig(), single=False, devices=3, producers=producers)
+            self.assertEqual(list(map(flags_of, further)), flags)
         (message,) = self.warnings_for([(200, 0.5)], bottleneck="produce")
         self.assertIn("Only a faster device is known to help", message)
 

@@ -18,7 +18,7 @@ from myxtts.commands import train
 from myxtts.commands.console import report_errors
 from myxtts.errors import ConfigError, PlacementError
 from myxtts.placement.arithmetic import analytic_bound, ring_all_reduce_s
-from myxtts.placement.routes import plan_routes
+from myxtts.placement.routes import Route, plan_routes
 from myxtts.planner.emulator import emulate, parse_emulation, precise_sleep
 from myxtts.planner.planner import MemoryBudget, candidate_placements, format_table, predict_all
 from myxtts.planner.simulator import QueueDepths, RunResult, simulate
@@ -31,8 +31,9 @@ from myxtts.planner.stage_times import (
     sample_stage_times,
 )
 
-SINGLE, DUAL = [("0", "0")], [("0", "1")]
-REPLICATED = [("0", "0"), ("1", "1")]
+SINGLE, DUAL = [Route("0", "0")], [Route("0", "1")]
+REPLICATED = [Route("0", "0"), Route("1", "1")]
+TURNS = [Route("0", "2", ("1",))]  # two producers
 
 
 def stages(produce_s, step_s, transfer_s=0.0, read_s=0.0) -> StageTimes:
@@ -90,26 +91,37 @@ class SimulationTest(unittest.TestCase):
         self.assertEqual(outcome.busy_s, {"0": 6 * (1 + 2), "1": 6 * (5 + 3)})
 
     def test_one_producer_for_three_replicas_makes_three_batches_per_step(self):
-        routes = [("0", model) for model in "123"]
+        routes = [Route("0", model) for model in "123"]
         self.assertAlmostEqual(seconds(routes, stages(2, 3, transfer_s=1)), 4 * 3 * 2 + 3 + 3)
         self.assertAlmostEqual(seconds(routes, stages(0.5, 3), all_reduce_s=1), 2 * 1.5 + 4 * (3 + 1))
 
     def test_data_device_copies_one_batch_at_a_time(self):
-        routes = [("0", model) for model in "123"]
+        routes = [Route("0", model) for model in "123"]
         self.assertAlmostEqual(seconds(routes, stages(0, 3, transfer_s=2)), 4 * 3 * 2 + 3)
-        self.assertAlmostEqual(seconds([("0", "1"), ("2", "3")], stages(0, 1, transfer_s=2)), 6 * 2 + 1)
+        self.assertAlmostEqual(seconds([Route("0", "1"), Route("2", "3")], stages(0, 1, transfer_s=2)), 6 * 2 + 1)
 
     def test_two_producers_for_four_replicas_are_two_pairs(self):
-        routes = [("0", "2"), ("0", "3"), ("1", "4"), ("1", "5")]
+        routes = [Route("0", "2"), Route("0", "3"), Route("1", "4"), Route("1", "5")]
         self.assertAlmostEqual(seconds(routes, stages(2, 3)), 3 * 2 * 2 + 2 * 3)
 
+    def test_producers_that_take_turns_share_the_batches(self):
+        outcome = simulate(TURNS, stages(4, 2, transfer_s=1))
+        # Two batches at a time are ready, the last two at 24. Step 9 begins when batch 10 is there and has handed over.
+        self.assertAlmostEqual(outcome.duration_s, 24 + 3 * 2)
+        self.assertEqual(outcome.busy_s, {"0": 24, "1": 24, "2": 24})
+        self.assertAlmostEqual(seconds(TURNS, stages(1, 3)), 1 + 12 * 3)
+        self.assertAlmostEqual(seconds([Route("0", "2", ("1",)), Route("0", "3", ("1",))], stages(3, 1)), 3 * 6 + 3)
+
+    def test_transfers_of_producers_that_take_turns_do_not_overlap(self):
+        self.assertAlmostEqual(seconds(TURNS, stages(0, 1, transfer_s=3)), 12 * 3 + 1)
+
     def test_data_device_that_also_trains_does_one_thing_at_a_time(self):
-        outcome = simulate([("0", "0"), ("0", "1")], stages(1, 3))
+        outcome = simulate([Route("0", "0"), Route("0", "1")], stages(1, 3))
         self.assertAlmostEqual(outcome.busy_s["0"], 12 + 18)
         self.assertGreaterEqual(outcome.duration_s, 30)
 
     def test_replicas_wait_for_the_slowest(self):
-        routes = [("0", "1"), ("2", "3")]
+        routes = [Route("0", "1"), Route("2", "3")]
         self.assertAlmostEqual(seconds(routes, stages(0, [1, 4, 5, 2])), 4 + 5)
 
     def test_readers_run_in_parallel_and_deliver_in_order(self):
@@ -122,8 +134,12 @@ class SimulationTest(unittest.TestCase):
     def test_each_data_device_has_its_own_readers(self):
         for routes, expected_s in (
             (REPLICATED, 6 * 4 + 2),
-            ([("0", "1"), ("0", "2")], 12 * 4 + 2),
-            ([("0", "1"), ("0", "2"), ("3", "3")], 8 * 4 + 2),  # each round waits for the two that are read for 0
+            (TURNS, 6 * 4 + 3),
+            ([Route("0", "1"), Route("0", "2")], 12 * 4 + 2),
+            (
+                [Route("0", "1"), Route("0", "2"), Route("3", "3")],
+                8 * 4 + 2,
+            ),  # each round waits for the two that are read for 0
         ):
             with self.subTest(routes=routes):
                 self.assertAlmostEqual(seconds(routes, stages(0, 1, read_s=4), QueueDepths(workers=1)), expected_s)
@@ -135,7 +151,7 @@ class SimulationTest(unittest.TestCase):
         self.assertAlmostEqual(seconds(DUAL, stages(0, 1, read_s=1), QueueDepths(workers=8), link_s=2), 1 + 12 * 2 + 2)
 
     def test_batches_beyond_the_last_step_are_left_out(self):
-        outcome = simulate([("0", model) for model in "12345"], stages(1, 1))
+        outcome = simulate([Route("0", model) for model in "12345"], stages(1, 1))
         self.assertEqual((outcome.steps, outcome.batches), (2, 10))
 
     def test_utilisation_is_the_mean_busy_fraction_of_model_devices(self):
@@ -147,15 +163,17 @@ class SimulationTest(unittest.TestCase):
         devices = [str(device) for device in range(1024)]
         times = StageTimes.constant(20 * 1024, 0.0, 0.002, 0.0, 0.02, variation=0.25)
         start_s = time.process_time()
-        outcome = simulate(list(zip(devices, devices, strict=True)), times)
+        outcome = simulate([Route(device, device) for device in devices], times)
         self.assertLess(time.process_time() - start_s, 5.0)  # 0.4 s on 2 cores
         self.assertEqual(outcome.batches, 20 * 1024)
 
     def test_impossible_arguments_are_rejected(self):
         times = stages(1, 1)
-        for routes in ([], [("0", "1"), ("2", "1")], [("0", str(model)) for model in range(13)]):
+        for routes in ([], [Route("0", "1"), Route("2", "1")], [Route("0", str(model)) for model in range(13)]):
             with self.subTest(routes=len(routes)), self.assertRaises(ValueError):
                 simulate(routes, times)
+        with self.assertRaisesRegex(ValueError, "0 takes turns with others for some"):
+            simulate([Route("0", "2", ("1",)), Route("0", "3")], times)
         with self.assertRaises(ValueError):
             QueueDepths(feed=0)
 
@@ -211,6 +229,7 @@ class PlannerTest(unittest.TestCase):
                 ("replicated", "--model-gpus 0 1 2"),
                 ("dual", "--data-gpu 0 --model-gpu 1"),
                 ("dual, 2 replicas", "--data-gpu 0 --model-gpus 1 2"),
+                ("dual, 2 producers", "--data-gpus 0 1 --model-gpu 2"),
                 ("dual, 2 replicas, data GPU trains too", "--data-gpu 0 --model-gpus 0 1"),
                 ("dual, 3 replicas, data GPU trains too", "--data-gpu 0 --model-gpus 0 1 2"),
             ],
@@ -233,6 +252,16 @@ class PlannerTest(unittest.TestCase):
                     expected = "dual" if of_batch_s > crossing_s else "replicated"
                     self.assertEqual(best.candidate.name, expected)
 
+    def test_second_producer_is_chosen_where_producing_takes_longer_than_the_step(self):
+        slow, fast = (
+            predict_all(candidate_placements(3), StageTimes.constant(1200, 0.0, produce_s, 0.0, 1.0), all_reduce_s=0.1)
+            for produce_s in (2.0, 0.5)
+        )
+        self.assertEqual(slow[0].candidate.flags, "--data-gpus 0 1 --model-gpu 2")
+        self.assertNotIn("dual, 2 producers", [prediction.candidate.name for prediction in fast])  # one would be idle
+        formulas = {p.candidate.name: p.formula for p in predict_all(candidate_placements(4), stages(4, 1))}
+        self.assertEqual(formulas["dual, 3 producers"], "max(P / 3, C) = max(1333, 1000) = 1333 ms")
+
     def test_tie_on_equally_many_gpus_goes_to_the_smaller_step(self):
         # P = C and A = 0: except for filling the queues, both take 1 s per batch.
         ranked = predict_all(candidate_placements(2), StageTimes.constant(4000, 0.0, 1, 0.0, 1))
@@ -253,8 +282,11 @@ class PlannerTest(unittest.TestCase):
             tuple(SINGLE): "P + C = 40 ms",
             tuple(DUAL): "max(P, T, C) = max(20, 2, 20) = 20 ms",
             tuple(REPLICATED): "(P + C + A) / 2 = 44 / 2 = 22 ms",
-            (("0", "1"), ("0", "2")): "max(2 P, 2 T, C + A) / 2 = max(40, 4, 24) / 2 = 20 ms",
-            (("0", "0"), ("0", "1")): "max(2 P + C + A, T) / 2 = max(64, 2) / 2 = 32 ms",
+            (Route("0", "1"), Route("0", "2")): "max(2 P, 2 T, C + A) / 2 = max(40, 4, 24) / 2 = 20 ms",
+            tuple(TURNS): "max(P / 2, T, C) = max(10, 2, 20) = 20 ms",
+            (Route("0", "2", ("1",)), Route("0", "3", ("1",))): "max(P, 2 T, C + A) / 2 = max(20, 4, 24) / 2 = 12 ms",
+            (Route("0", "1", ("1",)),): "max(P / 2, P / 2 + C, T / 2) = max(10, 30, 1) = 30 ms",
+            (Route("0", "0"), Route("0", "1")): "max(2 P + C + A, T) / 2 = max(64, 2) / 2 = 32 ms",
         }
         for routes, expected in formulas.items():
             with self.subTest(expected=expected):
@@ -265,7 +297,7 @@ class PlannerTest(unittest.TestCase):
         read = {"read": 0.09, "produce": 0.02, "transfer": 0.0, "step": 0.02}
         self.assertEqual(analytic_bound(DUAL, read, 2)[0], "max(P, C, R / 2) = max(20, 20, 45) = 45 ms")
         self.assertEqual(analytic_bound(REPLICATED, read, 2)[0], "max(P + C, R / 2) / 2 = max(40, 45) / 2 = 22.5 ms")
-        mixed = analytic_bound([("0", "1"), ("0", "2"), ("3", "3")], read, 2)[0]
+        mixed = analytic_bound([Route("0", "1"), Route("0", "2"), Route("3", "3")], read, 2)[0]
         self.assertEqual(mixed, "max(2 P, P + C, 2 R / 2, R / 2) / 3 = max(40, 40, 90, 45) / 3 = 30 ms")
 
     def test_deep_queues_reach_the_bound_if_times_do_not_vary(self):
@@ -295,6 +327,7 @@ class PlannerTest(unittest.TestCase):
             "--data-gpu 0 --model-gpu 2",
             "--data-gpu 1 --model-gpus 2 0",
             "--data-gpu 2 --model-gpus 2 0",
+            "--data-gpus 0 1 --model-gpu 2",
         }
         self.assertEqual(fitting, expected)
 
@@ -307,7 +340,8 @@ class PlannerTest(unittest.TestCase):
         candidates = candidate_placements(4)
         lines = format_table(predict_all(candidates, StageTimes.constant(400, 0.0, 1, 0.0, 4)), candidates)
         self.assertRegex(lines[-1], "^best: replicated, .*--model-gpus 0 1 2 3")
-        self.assertEqual(len(lines), 1 + len(candidates) + 1)
+        useful = [candidate for candidate in candidates if candidate.producers == 1]
+        self.assertEqual(len(lines), 1 + len(useful) + 1)
 
     def test_sampled_stages_have_their_own_statistics(self):
         sample = sample_stage_times({"produce": StageStatistics(2.0, 0.5), "step": StageStatistics(3.0)}, 100)
@@ -446,7 +480,7 @@ class EmulationTest(unittest.TestCase):
             return any(start_s < end_s for (_, end_s, _), (start_s, _, _) in itertools.pairwise(reads))
 
         self.assertTrue(read_together(REPLICATED))
-        self.assertFalse(read_together([("0", "1"), ("0", "2")]))
+        self.assertFalse(read_together([Route("0", "1"), Route("0", "2")]))
 
     def test_dual_produces_a_batch_while_the_previous_one_trains(self):
         spans = {(span.stage, span.batch): span for span in emulate(DUAL, stages(0.01, [0.01] * 8)).spans}
@@ -454,8 +488,17 @@ class EmulationTest(unittest.TestCase):
         overlapping = [produce for produce, step in pairs if produce.start_s < step.end_s]
         self.assertGreaterEqual(len(overlapping), 3)  # a delayed thread may miss some
 
+    def test_producers_that_take_turns_work_at_the_same_time(self):
+        outcome, spans, _ = emulate(TURNS, stages(0.01, [0.001] * 8))
+        by_batch = {span.batch: span for span in spans if span.stage == "produce"}
+        self.assertEqual([by_batch[batch].device for batch in range(8)], ["0", "1"] * 4)
+        together = [by_batch[batch + 1].start_s < by_batch[batch].end_s for batch in range(7)]
+        self.assertGreaterEqual(sum(together), 3)  # a delayed thread may miss some
+        self.assertEqual([span.batch for span in spans if span.stage == "step"], list(range(8)))
+        self.assertEqual(outcome.steps, 8)
+
     def test_device_does_one_thing_at_a_time(self):
-        for routes in (SINGLE, REPLICATED, [("0", "0"), ("0", "1")]):
+        for routes in (SINGLE, REPLICATED, [Route("0", "0"), Route("0", "1")]):
             spans = [span for span in emulate(routes, stages(0.002, 0.003)).spans if span.stage in ("produce", "step")]
             for device in "01":
                 periods = sorted((span.start_s, span.end_s) for span in spans if span.device == device)
@@ -486,7 +529,7 @@ class EmulationTest(unittest.TestCase):
                 raise KeyboardInterrupt
 
         before = threading.active_count()
-        for routes, read_s in ((SINGLE, 0.0), (DUAL, 0.0), (REPLICATED, 0.0), (SINGLE, 0.005)):
+        for routes, read_s in ((SINGLE, 0.0), (DUAL, 0.0), (REPLICATED, 0.0), (SINGLE, 0.005), (TURNS, 0.005)):
             times = StageTimes.constant(1000, read_s, 0.001, 0.0, 0.01)
             stopping = mock.patch("myxtts.planner.emulator.precise_sleep", sleep_until_stopped)
             with self.subTest(routes=routes), stopping, self.assertRaises(KeyboardInterrupt):

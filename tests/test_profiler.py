@@ -112,6 +112,14 @@ class AnalysisTest(unittest.TestCase):
                 self.assertEqual(analysis.bottleneck, stage)
                 self.assertRegex(analysis.reason, rf"^{stage}: per batch in isolation, [a-z ]* takes 600\.0 ms; ")
 
+    def test_producers_that_take_turns_share_reading_and_producing(self):
+        analysis = analyze(measured(read=0.6, produce=0.8, gpus=(0, 1, 2)), DataConfig())
+        np.testing.assert_allclose([analysis.rates[stage] for stage in STAGES], [10 / 0.3, 10 / 0.4, 200, 20])
+        self.assertEqual((analysis.bottleneck, round(analysis.ceiling, 9)), ("step", 20.0))
+        self.assertAlmostEqual(analysis.serial, 10 / 1.35)
+        self.assertIn("producing takes 800.0 ms on each of 2 data devices", analysis.reason)
+        self.assertEqual(analyze(measured(produce=1.2, gpus=(0, 1, 2)), DataConfig()).bottleneck, "produce")
+
     def test_stage_without_time_has_no_rate(self):
         analysis = analyze(measured(read=0.0, transfer=0.0), DataConfig())
         self.assertEqual((analysis.rates["read"], analysis.variations["transfer"]), (None, 0.0))
@@ -142,6 +150,11 @@ class RecommendationTest(unittest.TestCase):
         self.assertEqual(self.gains(**times, single_device=True)["--data-gpu 0 --model-gpu 1"], 1.0)
         self.assertEqual(self.gains(**times, single_device=True, devices=1), {})
         self.assertEqual(self.gains(**times, single_device=False), {})
+
+    def test_another_producer_halves_the_time_where_producing_takes_twice_as_long_as_the_step(self):
+        times = {"read": 0.01, "produce": 1.0, "transfer": 0.0}
+        self.assertEqual(self.gains(**times, devices=3), {"--data-gpus 0 1 --model-gpu 2": 1.0})
+        self.assertEqual(self.gains(**times, devices=3, gpus=(0, 1, 2)), {})
 
     def test_model_that_never_waits_gains_nothing_from_faster_batches(self):
         self.assertEqual(self.gains(), {})
@@ -289,6 +302,7 @@ class EmulatedProfileTest(unittest.TestCase):
 
     def test_warm_up_is_as_long_as_the_queues_are_deep(self):
         self.assertEqual(warm_up_batches(QueueDepths()), 21)
+        self.assertEqual(warm_up_batches(QueueDepths(), producers=2), 41)
         self.assertEqual(warm_up_batches(QueueDepths(feed=10, uploaded=10, host=30, workers=6)), 61)
 
     def test_emulated_devices_need_not_exist_and_default_to_two(self):
@@ -297,12 +311,14 @@ class EmulatedProfileTest(unittest.TestCase):
             "--data-gpu 5 --model-gpu 6": (5, 6),
             "--model-gpus 3": (3, 3),
             "--simulate-gpus 4": (0, 1),
+            "--data-gpus 4 0 --model-gpu 2": (4, 0, 2),
         }
-        for flags, (data, model) in cases.items():
+        for flags, (*data, model) in cases.items():
             with self.subTest(flags=flags):
                 config, _ = profile_command.parse(flags.split())
                 (route,) = emulated_placement(config).routes
-                self.assertEqual((route.data, route.model), (f"/CPU:{data}", f"/CPU:{model}"))
+                devices = tuple(f"/CPU:{number}" for number in (*data, model))
+                self.assertEqual((*route.data_devices, route.model), devices)
 
     def test_user_errors_are_reported_before_the_measurement(self):
         cases = {

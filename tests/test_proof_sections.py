@@ -37,9 +37,9 @@ class PlacementsTest(unittest.TestCase):
     def test_placements_that_need_more_gpus_say_so(self):
         missing = {gpus: [case.name for case in placements.cases_of(scope(gpus)) if case.problem] for gpus in (1, 2, 3)}
         self.assertEqual(
-            missing[1], ["dual", "2 replicas", "dual, the other way round", "dual, 2 replicas"]
+            missing[1], ["dual", "2 replicas", "dual, the other way round", "dual, 2 replicas", "dual, 2 producers"]
         )  # all but single and split
-        self.assertEqual(missing[2], ["dual, 2 replicas"])
+        self.assertEqual(missing[2], ["dual, 2 replicas", "dual, 2 producers"])
         self.assertEqual(missing[3], [])
         self.assertEqual(placements.cases_of(scope(3))[-1].flags, ["--model-gpus", "0", "1", "2"])
 
@@ -48,7 +48,7 @@ class PlacementsTest(unittest.TestCase):
             runnable = [case for case in placements.cases_of(scope(gpus, simulated=True)) if not case.problem]
             placed = [plan_routes(PlacementConfig(**case.settings), gpu_count=0) for case in runnable]
             self.assertEqual({len(placement.devices) for placement in placed}, {gpus})
-            self.assertEqual(len(placed), {1: 1, 2: 5, 3: 7}[gpus])
+            self.assertEqual(len(placed), {1: 1, 2: 5, 3: 8}[gpus])
 
     def test_wait_period_and_prediction_are_held_against_their_limits(self):
         for claim, good, bad in (
@@ -68,7 +68,8 @@ class PlacementsTest(unittest.TestCase):
 
     def test_predictions_follow_the_arithmetic(self):
         profile = stages(produce_s=0.03, step_s=0.1)
-        for settings, expected_s in (({}, 0.13), ({"data_gpu": 0, "model_gpu": 1}, 0.1)):
+        turns = {"data_gpus": (0, 1), "model_gpu": 2}
+        for settings, expected_s in (({}, 0.13), ({"data_gpu": 0, "model_gpu": 1}, 0.1), (turns, 0.1)):
             predicted_s, bound_s = placements.predicted_and_bound_s(profile, Config(), Case("", settings))
             self.assertAlmostEqual(bound_s, expected_s, delta=0.002)
             self.assertAlmostEqual(predicted_s, expected_s, delta=0.002)

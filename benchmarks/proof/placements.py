@@ -13,7 +13,7 @@ from benchmarks.proof.section import Figure, Scope, SectionResult, table
 from myxtts.commands import train
 from myxtts.config.schema import Config, PlacementConfig
 from myxtts.errors import UserError
-from myxtts.placement.routes import plan_routes
+from myxtts.placement.routes import named_gpus, plan_routes
 from myxtts.planner.auto import MEASURED_STEPS, SIMULATED_STEPS, measure_in_subprocess
 from myxtts.planner.planner import Candidate, predict
 from myxtts.planner.simulator import QueueDepths
@@ -157,6 +157,7 @@ def cases_of(scope: Scope) -> list[Case]:
         Case("2 replicas", {"model_gpus": (0, 1)}),
         Case("dual, the other way round", {"data_gpu": 1, "model_gpu": 0}),
         Case("dual, 2 replicas", {"data_gpu": 0, "model_gpus": (1, 2)}),
+        Case("dual, 2 producers", {"data_gpus": (0, 1), "model_gpu": 2}),
     ]
     if scope.small:
         cases = [case for case in cases if case.settings.get("data_gpu") != 1]  # as the case before it
@@ -164,7 +165,7 @@ def cases_of(scope: Scope) -> list[Case]:
         cases.append(Case(f"{scope.gpus} replicas", {"model_gpus": tuple(range(scope.gpus))}))
     for case in cases:
         numbers = [case.settings.get("data_gpu", 0), case.settings.get("model_gpu", 0)]
-        needed = 1 + max(*numbers, *case.settings.get("model_gpus", ()))
+        needed = 1 + max(*numbers, *case.settings.get("data_gpus", ()), *case.settings.get("model_gpus", ()))
         if scope.simulated:  # a split GPU has two logical devices, and all runs need the same number of them
             needed += case.is_split
             case.settings["simulate_gpus"] = scope.gpus - case.is_split
@@ -283,7 +284,7 @@ def measure_stages(config: Config, steps: int) -> StageProfile:
 def predicted_and_bound_s(stages: StageProfile, config: Config, case: Case) -> tuple[float, float]:
     """Return the seconds of a step of a placement: predicted by the planner, and by arithmetic."""
     data, settings = config.data, PlacementConfig(**case.settings)
-    candidate = Candidate(settings, plan_routes(settings, gpu_count=case.replicas + 1))
+    candidate = Candidate(settings, plan_routes(settings, gpu_count=max(named_gpus(settings), default=0) + 1))
     depths = QueueDepths.from_settings(data.prefetch_buffer_size, data.buffer_size, data.num_workers)
     times = resample_steps(stages.per_reader(data.num_workers), stages.bucket, case.replicas, SIMULATED_STEPS)
     prediction = predict(candidate, times, depths, stages.all_reduce_s if case.replicas > 1 else 0.0)

@@ -16,7 +16,7 @@ WAIT_STEPS = 200
 UNEVEN_SHARE = 0.05  # of a step: if the producer is blocked so long, too, stages are not slow but uneven
 
 
-def candidates(stage: str, data: DataConfig, single: bool, devices: int) -> list[dict[str, Any]]:
+def candidates(stage: str, data: DataConfig, single: bool, devices: int, producers: int = 1) -> list[dict[str, Any]]:
     """Return changes of settings that may help, each on its own; the profiler measures what they gain.
 
     Args:
@@ -24,8 +24,10 @@ def candidates(stage: str, data: DataConfig, single: bool, devices: int) -> list
             other by turns.
         data: the present settings.
         single: whether batches are made on the device that trains.
-        devices: GPUs, real or simulated.
+        devices: GPUs, real or simulated, that a placement with one replica may use.
+        producers: data devices of the present placement.
     """
+    further = {"data_gpus": tuple(range(producers + 1)), "model_gpu": producers + 1}
     workers = min(2 * data.num_workers, core_count())
     changes: dict[str, list[dict[str, Any]]] = {
         "read": [
@@ -33,7 +35,10 @@ def candidates(stage: str, data: DataConfig, single: bool, devices: int) -> list
             {} if data.cache_dataset else {"cache_dataset": True},
             {} if data.use_tf_native_loading else {"use_tf_native_loading": True},
         ],
-        "produce": [{"data_gpu": 0, "model_gpu": 1} if single and devices > 1 else {}],
+        "produce": [
+            {"data_gpu": 0, "model_gpu": 1} if single and devices > 1 else {},
+            further if not single and devices > producers + 1 else {},
+        ],
         "transfer": [{} if single else {"data_gpu": 0, "model_gpu": 0}],
         "step": [
             {} if data.enable_static_shapes else {"enable_static_shapes": True},
@@ -48,9 +53,13 @@ def candidates(stage: str, data: DataConfig, single: bool, devices: int) -> list
 
 
 def flags_of(change: dict[str, Any]) -> str:
-    """Return settings as the command line takes them: `--num-workers 4`, `--cache-dataset`."""
-    flags = {name: SETTINGS[name].flag for name in change}
-    return " ".join(flags[name] if value is True else f"{flags[name]} {value}" for name, value in change.items())
+    """Return settings as the command line takes them: `--num-workers 4`, `--cache-dataset`, `--data-gpus 0 1`."""
+    words: list[str] = []
+    for name, value in change.items():
+        words.append(SETTINGS[name].flag)
+        if value is not True:
+            words += map(str, value if isinstance(value, tuple) else (value,))
+    return " ".join(words)
 
 
 class LongWait:
@@ -59,12 +68,12 @@ class LongWait:
     Args:
         step: steps done before.
         data: the settings of reading.
-        single, devices: see `candidates`.
+        single, devices, producers: see `candidates`.
     """
 
-    def __init__(self, step: int, data: DataConfig, single: bool, devices: int):
+    def __init__(self, step: int, data: DataConfig, single: bool, devices: int, producers: int = 1):
         self._step = step
-        self._settings = data, single, devices
+        self._settings = data, single, devices, producers
         self._waited_steps, self._has_warned = 0, False
 
     def __call__(self, step: int, metrics: dict[str, Any]) -> None:

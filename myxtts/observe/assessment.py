@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from myxtts.clock import NO_WAIT, Interval, format_duration
 from myxtts.config.scripts import command_line
-from myxtts.placement.arithmetic import analytic_bound
-from myxtts.placement.routes import Placement
+from myxtts.placement.arithmetic import analytic_bound, ring_all_reduce_s
+from myxtts.placement.routes import Placement, Route
 
 
 class Target(NamedTuple):
@@ -29,7 +29,6 @@ ALWAYS_BUSY = 0.95  # above, the producer hardly ever finds the feed full
 MIN_GAIN = 1.10  # of dual over single placement; below, the second device does more in a run of its own
 TIE = 0.99  # of two times, the other is longer if this fraction of it is; a smaller difference changes no advice
 
-ROUTES = {"single": (("0", "0"),), "dual": (("0", "1"),), "replicas": (("0", "0"), ("1", "1"))}
 SHARED_CORES = "these devices share the cores of one CPU, so two GPUs may gain more or less"
 SHARED_GPU = "these devices share one GPU, so two GPUs may gain more or less"
 
@@ -42,17 +41,18 @@ def grade(model_busy: float, step_variation: float = 0.0) -> str:
 
 @dataclass(frozen=True)
 class Assessment:
-    """A placement with one replica, compared with the others on two equal devices. Fractions are from 0 to 1.
+    """A placement with one replica, compared with the others on as many equal devices. Fractions are from 0 to 1.
 
     Attributes:
         interval_s: from the end of a step to the end of the next.
-        mean_s: seconds of a step by stage, to read by all readers together (0 where it is not known to limit); empty
-            where a stage is unknown.
+        mean_s: seconds of a step by stage, to read by all readers of a data device together (0 where it is not known to
+            limit); empty where a stage is unknown.
         model_busy: utilisation of the model device.
-        data_busy: utilisation of the data device; None where one device makes batches and trains.
+        data_busy: utilisation of the data device, or the mean of several; None where one device makes batches and
+            trains.
         step_variation: coefficient of variation of the step's time; 0 where it is unknown.
         all_reduce_s: A of two replicas; None where it was not measured.
-        gpus: numbers of the data GPU and the model GPU, or in single placement of the GPU and another one.
+        gpus: numbers of the data GPUs and the model GPU, or in single placement of the GPU and another one.
         second_device: there is another device that a single placement could use.
         can_replicate: the settings allow replicas.
         augmentation: flag that gives the data device more work; empty if the task has none.
@@ -66,7 +66,7 @@ class Assessment:
     data_busy: float | None
     step_variation: float = 0.0
     all_reduce_s: float | None = None
-    gpus: tuple[int, int] = (0, 1)
+    gpus: tuple[int, ...] = (0, 1)
     second_device: bool = True
     can_replicate: bool = True
     augmentation: str = ""
@@ -93,21 +93,38 @@ class Assessment:
         """Seconds of a step in each placement: of the present one as measured, of the others in proportion.
 
         The proportions are those of the arithmetic on the times of the stages. A measured step is longer than by
-        arithmetic, where stages vary or share hardware, and so would be a step of the others. `replicas` is half of a
-        step of two replicas, which trains on two batches. Without a measured all-reduce it is a lower bound.
+        arithmetic, where stages vary or share hardware, and so would be a step of the others. `replicas` is a share of
+        a step of replicas on the same devices, which trains on a batch for each. Without a measured all-reduce it is a
+        lower bound.
         """
         if not self.mean_s:
             return {}
-        by_arithmetic = {
-            name: analytic_bound(routes, self.mean_s, 1, self.all_reduce_s or 0.0)[1] for name, routes in ROUTES.items()
-        }
-        measured_ratio = self.interval_s / self._arithmetic_s
-        return {name: seconds * measured_ratio for name, seconds in by_arithmetic.items()}
+        measured_ratio = self.interval_s / self._arithmetic_s(self._present)
+        return {name: self._arithmetic_s(name) * measured_ratio for name in self._routes}
 
     @property
-    def _arithmetic_s(self) -> float:
-        """Seconds of a step in the present placement by arithmetic."""
-        return analytic_bound(ROUTES["dual" if self.is_dual else "single"], self.mean_s, 1)[1]
+    def _present(self) -> str:
+        """The name of the present placement in `_routes`."""
+        return "dual" if self.is_dual else "single"
+
+    @cached_property
+    def _routes(self) -> dict[str, list[Route]]:
+        """The placements that are compared: on one of the devices, with one that trains, and with a replica on each."""
+        *data, model = map(str, self.gpus)
+        return {
+            "single": [Route(model, model)],
+            "dual": [Route(data[0], model, tuple(data[1:]))],
+            "replicas": [Route(device, device) for device in dict.fromkeys((*data, model))],
+        }
+
+    def _arithmetic_s(self, name: str, without: str = "") -> float:
+        """Return the seconds of a step in a placement by arithmetic.
+
+        Args:
+            without: a stage that takes no time.
+        """
+        routes, mean_s = self._routes[name], {s: seconds * (s != without) for s, seconds in self.mean_s.items()}
+        return analytic_bound(routes, mean_s, 1, ring_all_reduce_s(self.all_reduce_s or 0.0, len(routes)))[1]
 
     @property
     def gains(self) -> dict[str, float]:
@@ -118,35 +135,35 @@ class Assessment:
 
     @property
     def break_even_s(self) -> float:
-        """The all-reduce of a step with which two replicas are as fast as the present placement."""
-        replicas_s = analytic_bound(ROUTES["replicas"], self.mean_s, 1)[1]
-        return max(2.0 * (self._arithmetic_s - replicas_s), 0.0)
+        """The all-reduce of a step, of all replicas, with which they are as fast as the present placement."""
+        replicas_s = analytic_bound(self._routes["replicas"], self.mean_s, 1)[1]
+        return max(len(self._routes["replicas"]) * (self._arithmetic_s(self._present) - replicas_s), 0.0)
 
     @property
     def recommended(self) -> list[str]:
         """Placements and changes that use two devices better; empty where the present one is right, or unknown."""
         if not self.mean_s:
             return []
-        without_reading = {**self.mean_s, "read": 0.0}
-        if (
-            self.mean_s["read"]
-            > TIE * analytic_bound(ROUTES["dual" if self.is_dual else "single"], without_reading, 1)[1]
-        ):
+        if self.mean_s["read"] / self._producers > TIE * self._arithmetic_s(self._present, without="read"):
             return ["faster reading first, such as a higher --num-workers, or --cache-dataset"]
         return self._instead_of_dual() if self.is_dual else self._instead_of_single()
 
     def _instead_of_dual(self) -> list[str]:
-        data, model = self.gpus
         changes = []
         if self.second_device and self.can_replicate and self.placements_s["replicas"] < TIE * self.interval_s:
-            changes.append(f"--model-gpus {data} {model}{self._if_all_reduce}")
+            changes.append(f"--model-gpus {' '.join(map(str, dict.fromkeys(self.gpus)))}{self._if_all_reduce}")
         if self.gains["single"] < MIN_GAIN:
             changes.append("single placement, nearly as fast on one device")
-        if TIE * max(self.mean_s["produce"], self.mean_s["transfer"]) > self.mean_s["step"]:
+        if TIE * max(self.mean_s["produce"] / self._producers, self.mean_s["transfer"]) > self.mean_s["step"]:
             changes.append("a larger --model-size, which is free until its step takes as long as making a batch")
         elif self.augmentation and (self.data_busy or 0.0) < DATA_BUSY[0]:
             changes.append(f"more work for the data device, such as {self.augmentation}")
         return changes
+
+    @property
+    def _producers(self) -> int:
+        """Number of data devices."""
+        return len(self.gpus) - 1 if self.is_dual else 1
 
     def _instead_of_single(self) -> list[str]:
         gpu, other = self.gpus
@@ -174,7 +191,9 @@ class Assessment:
             return f"gain of a second device unknown: {self.unknown}"
         without = "" if self.all_reduce_s is not None else " without their all-reduce"
         if self.is_dual:
-            return f"{self.gains['single']:.2f} x single, {self.gains['replicas']:.2f} x two replicas{without}"
+            count = len(self._routes["replicas"])
+            replicas = {2: "two", 3: "three"}.get(count, str(count))
+            return f"{self.gains['single']:.2f} x single, {self.gains['replicas']:.2f} x {replicas} replicas{without}"
         return (
             f"a second device would bring at most {self.gains['dual']:.2f} x as data device, "
             f"{self.gains['replicas']:.2f} x as a replica{without.replace('their', 'the')}"
@@ -185,7 +204,8 @@ class Assessment:
         """The grade in one line, for the end of a profile and of a run."""
         busy = [f"model device busy {100 * self.model_busy:.0f} % ({self.grade_text})"]
         if self.data_busy is not None:
-            busy.append(f"data device busy {100 * self.data_busy:.0f} % ({data_busy_text(self.data_busy)})")
+            devices = "data device" if self._producers == 1 else f"{self._producers} data devices"
+            busy.append(f"{devices} busy {100 * self.data_busy:.0f} % ({data_busy_text(self.data_busy)})")
         text = f"{', '.join(busy)}; {self.comparison}."
         if self.recommended:
             text += f" Recommended: {'; or '.join(self.recommended)}."
@@ -230,11 +250,13 @@ def assess_run(
         can_replicate, augmentation: see `Assessment`.
     """
     route = placement.routes[0]
-    steps, is_dual = max(total.steps, 1), route.data != route.model
-    produce_s, interval_s, wait_s = total.produce_s / steps, total.busy_s / steps, total.wait_s / steps
-    data_busy = min(produce_s / interval_s, 1.0) if is_dual and interval_s else None
+    steps, is_dual, producers = max(total.steps, 1), route.is_between_devices, len(route.data_devices)
+    interval_s, wait_s = total.busy_s / steps, total.wait_s / steps
+    # The clock's times of producers that take turns are means over them, and each makes a part of the batches.
+    produce_s, waited_s = producers * total.produce_s / steps, producers * total.read_s / steps
+    data_busy = min(produce_s / producers / interval_s, 1.0) if is_dual and interval_s else None
     unknown = _unknown_reason(replicas, placement.on_gpu, data_busy, total.wait_share)
-    read_s = total.read_s / steps + produce_s if total.bottleneck == "read" else 0.0
+    read_s = waited_s + produce_s if total.bottleneck == "read" else 0.0
     step_s = interval_s - wait_s if is_dual else max(interval_s - produce_s, 0.0)  # one device does one after the other
     means = {"read": read_s, "produce": produce_s, "transfer": 0.0, "step": step_s}
     return Assessment(
@@ -265,19 +287,19 @@ def _unknown_reason(replicas: int, on_gpu: bool, data_busy: float | None, wait_s
     return ""
 
 
-def gpus_of(placement: Placement) -> tuple[int, int]:
-    """Return the numbers of the data GPU and the model GPU, or in single placement of the GPU and another one."""
+def gpus_of(placement: Placement) -> tuple[int, ...]:
+    """Return the numbers of the data GPUs and the model GPU, or in single placement of the GPU and another one."""
     physical = {device.name: device.physical or 0 for device in placement.devices}
-    data, model = (physical[name] for name in (placement.routes[0].data, placement.routes[0].model))
-    return (data, model) if data != model else (model, 0 if model else 1)
+    route = placement.routes[0]
+    *data, model = (physical[name] for name in (*route.data_devices, route.model))
+    return (*data, model) if data != [model] else (model, 0 if model else 1)
 
 
 def shared_hardware(placement: Placement) -> str:
     """Return a note where the devices of a route share hardware, so that neither has its full speed."""
     if not placement.on_gpu:
         return SHARED_CORES
-    is_dual = placement.routes[0].data != placement.routes[0].model
-    return SHARED_GPU if is_dual and not has_two_devices(placement) else ""
+    return SHARED_GPU if placement.routes[0].is_between_devices and not has_two_devices(placement) else ""
 
 
 def has_two_devices(placement: Placement) -> bool:

@@ -1,9 +1,9 @@
 """The throughput of a placement by arithmetic on mean stage times. No TensorFlow."""
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 
-DeviceRoutes = Sequence[tuple[str, str]]  # (data device, model device) of each replica
+from myxtts.placement.routes import Route
 
 LETTERS = {"read": "R", "produce": "P", "transfer": "T", "step": "C"}  # of the stages in formulas
 
@@ -17,13 +17,14 @@ def ring_all_reduce_s(two_replicas_s: float, replicas: int) -> float:
 
 
 def analytic_bound(
-    routes: DeviceRoutes, mean_s: Mapping[str, float], workers: int, all_reduce_s: float = 0.0
+    routes: Sequence[Route], mean_s: Mapping[str, float], workers: int, all_reduce_s: float = 0.0
 ) -> tuple[str, float]:
     """Return the mean seconds per batch where no time varies and all queues are deep: the busiest resource decides.
 
     Resources are each device, the stream of each data device that copies batches to other devices (TensorFlow has one
     for each GPU that sends), and the readers of each data device. R, P, T, C and A are the seconds to read, produce,
-    transfer, train on (consume) and all-reduce.
+    transfer, train on (consume) and all-reduce. Of k data devices that take turns, each makes a k-th of the batches.
+    Their transfers do not overlap, since each begins with the step before its own.
 
     Args:
         mean_s: of a batch, by stage: read (by one worker), produce, transfer, step.
@@ -34,12 +35,7 @@ def analytic_bound(
     """
     replicas = len(routes)
     seconds = {letter: mean_s[stage] for stage, letter in LETTERS.items()} | {"A": all_reduce_s}
-    loads_s = {
-        _format_sum(counts): sum(n * seconds[letter] for letter, n in counts.items())
-        for counts in _resource_loads(routes, seconds)
-    }
-    for n in Counter(data for data, _ in routes).values() if seconds["R"] else ():
-        loads_s[f"{_format_term(n, 'R')} / {workers}"] = n * seconds["R"] / workers
+    loads_s = dict(_resource_loads(routes, seconds, workers))
     bound_s = max(loads_s.values()) / replicas
     numbers = [f"{1e3 * load_s:.4g}" for load_s in loads_s.values()]
     if len(loads_s) == 1 and replicas == 1:
@@ -50,24 +46,33 @@ def analytic_bound(
     return f"{formula}{divisor} = {values}{divisor} = {1e3 * bound_s:.4g} ms", bound_s
 
 
-def _resource_loads(routes: DeviceRoutes, seconds: dict[str, float]) -> Iterator[dict[str, int]]:
-    """Yield how often each stage runs on each device and copy stream in a step; without stages that take no time."""
-    models = {model for _, model in routes}
-    step = {"C": 1} | ({"A": 1} if len(routes) > 1 and seconds["A"] else {})
-    data_devices = dict.fromkeys(data for data, _ in routes)
-    for device in data_devices:
-        consumers = [model for data, model in routes if data == device]
-        transfers = len([model for model in consumers if model != device])
-        yield {"P": len(consumers)} | (step if device in models else {})
-        if transfers and seconds["T"]:
-            yield {"T": transfers}
-    if not models & set(data_devices):
-        yield step
+def _resource_loads(routes: Sequence[Route], seconds: Mapping[str, float], workers: int) -> Iterator[tuple[str, float]]:
+    """Yield each resource's load in a step, in words and in seconds; without stages that take no time."""
+    models = {route.model for route in routes}
+    step = {letter: Fraction(1) for letter in ("C", "A") if letter == "C" or (len(routes) > 1 and seconds["A"])}
+    groups: dict[tuple[str, ...], list[str]] = {}  # data devices that take turns -> the model devices that they feed
+    for route in routes:
+        groups.setdefault(route.data_devices, []).append(route.model)
+    for data_devices, fed in groups.items():
+        made = Fraction(len(fed), len(data_devices))  # by each data device
+        for device in data_devices:
+            yield _load({"P": made} | (step if device in models else {}), seconds)
+        sent = [model for device in data_devices for model in fed if model != device]  # in as many steps as devices
+        if sent and seconds["T"]:
+            yield _load({"T": Fraction(len(sent), len(data_devices))}, seconds)
+    if not models & {device for data_devices in groups for device in data_devices}:
+        yield _load(step, seconds)
+    for data_devices, fed in groups.items() if seconds["R"] else ():
+        yield _load({"R": Fraction(len(fed), len(data_devices))}, seconds, workers)
 
 
-def _format_sum(counts: dict[str, int]) -> str:
-    return " + ".join(_format_term(n, letter) for letter, n in counts.items())
+def _load(counts: Mapping[str, Fraction], seconds: Mapping[str, float], divisor: int = 1) -> tuple[str, float]:
+    text = " + ".join(_format_term(n, letter, divisor) for letter, n in counts.items())
+    return text, sum(float(n) * seconds[letter] for letter, n in counts.items()) / divisor
 
 
-def _format_term(n: int, letter: str) -> str:
-    return letter if n == 1 else f"{n} {letter}"
+def _format_term(n: Fraction, letter: str, divisor: int) -> str:
+    """Return n times a letter, divided: `2 P`, `P / 2`, `2 R / 2`."""
+    product = letter if n.numerator == 1 else f"{n.numerator} {letter}"
+    divisor *= n.denominator
+    return product if divisor == 1 else f"{product} / {divisor}"

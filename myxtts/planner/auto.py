@@ -14,7 +14,7 @@ from myxtts.config.schema import Config, PlacementConfig
 from myxtts.distributed.cluster import find_cluster
 from myxtts.errors import PlacementError, TrainingError, UserError
 from myxtts.observe.assessment import SHARED_CORES
-from myxtts.planner.planner import Prediction, candidate_placements, format_table, predict, rank
+from myxtts.planner.planner import Prediction, candidate_placements, format_table, predict, rank, without_idle_producers
 from myxtts.planner.simulator import QueueDepths
 from myxtts.planner.stage_times import STAGES, StageProfile, resample_steps
 from myxtts.training.run_folder import RunFolder
@@ -57,7 +57,7 @@ def choose_placement(config: Config, measure: MeasureStages) -> Config:
             "placement auto a step of %d replicas has %d times the utterances: --batch-size is per replica",
             *(best.replicas,) * 2,
         )
-    return with_placement(config, data_gpu=best.settings.data_gpu, model_gpus=best.settings.model_gpus)
+    return with_placement(config, data_gpus=best.settings.data_gpus, model_gpus=best.settings.model_gpus)
 
 
 def _gpu_count() -> int:
@@ -101,15 +101,16 @@ def rank_placements(profile: StageProfile, gpus: int, config: Config) -> list[Pr
     times = profile.per_reader(data.num_workers)
     depths = QueueDepths.from_settings(data.prefetch_buffer_size, data.buffer_size, data.num_workers)
     max_replicas = 1 if config.training.compile == "xla" else gpus
+    all_reduce_s = all_reduce_per_batch_s(profile, config)
+    allowed = [candidate for candidate in candidate_placements(gpus) if candidate.replicas <= max_replicas]
     return rank(
         predict(
             candidate,
             resample_steps(times, profile.bucket, candidate.replicas, SIMULATED_STEPS),
             depths,
-            all_reduce_per_batch_s(profile, config),
+            all_reduce_s,
         )
-        for candidate in candidate_placements(gpus)
-        if candidate.replicas <= max_replicas
+        for candidate in without_idle_producers(allowed, times.mean_s(), depths, all_reduce_s)
     )
 
 

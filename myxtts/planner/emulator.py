@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from queue import Queue
@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 from myxtts.data.feed import Feed
 from myxtts.errors import ConfigError
-from myxtts.planner.simulator import DEFAULT_DEPTHS, BatchAssignment, DeviceRoutes, QueueDepths, RunResult
+from myxtts.placement.routes import Route
+from myxtts.planner.simulator import DEFAULT_DEPTHS, BatchAssignment, QueueDepths, RunResult
 from myxtts.planner.stage_times import MAX_STAGE_S, MAX_VARIATION, STAGES, StageTimes
 
 # On a busy 2-core machine `time.sleep` returns 65 to 88 µs late in the median. With its last part spent in a loop it
@@ -127,7 +128,7 @@ def real_time_priority() -> Iterator[None]:
 
 
 def emulate(
-    routes: DeviceRoutes,
+    routes: Sequence[Route],
     times: StageTimes,
     depths: QueueDepths = DEFAULT_DEPTHS,
     all_reduce_s: float = 0.0,
@@ -231,15 +232,17 @@ class _Emulator:
         with ExitStack() as stack:
             in_parallel: Callable = map
             if replicas > 1:
-                in_parallel = stack.enter_context(ThreadPoolExecutor(replicas + len(assignment.transfers))).map
+                in_parallel = stack.enter_context(ThreadPoolExecutor(replicas + len(assignment.feeds))).map
             self._start_s = time.perf_counter()
             take: dict[str, Callable[[], None] | None] = dict.fromkeys(assignment.feeds)
             if self._times.read_s.any():
                 for data in assignment.feeds:
                     readers = _ReaderPool(assignment.batches_from(data), self._depths, self._read)
                     take[data] = stack.enter_context(readers).take
-            producers = [self._produce(data, take[data]) for data in assignment.feeds]
-            feeds = [stack.enter_context(Feed(producer, self._depths.feed)) for producer in producers]
+            producers = {data: self._produce(data, take[data]) for data in assignment.feeds}
+            feeds = {
+                data: stack.enter_context(Feed(producer, self._depths.feed)) for data, producer in producers.items()
+            }
             queued = stack.enter_context(Feed(self._hand_over(feeds, in_parallel), depth=1, thread_name="host"))
             stack.callback(self._started.release, assignment.steps)  # no thread keeps waiting in an interrupted run
             for device in self._device.values():
@@ -266,22 +269,23 @@ class _Emulator:
                 self._device[model].release()
             idle_since_s = self._now_s()
 
-    def _hand_over(self, feeds: list[Feed], in_parallel: Callable) -> Iterator[int]:
+    def _hand_over(self, feeds: Mapping[str, Feed], in_parallel: Callable) -> Iterator[int]:
         """Yield each step when its batches are transferred and those of the next step are taken; the host's thread."""
-        steps, senders = self._assignment.steps, list(self._assignment.transfers)
-        in_parallel = in_parallel if len(senders) > 1 else map
+        assignment, steps = self._assignment, self._assignment.steps
         for step in range(steps):
-            for feed in feeds:
-                next(feed)
+            for data in assignment.data_devices(step):
+                next(feeds[data])
             if step:
                 yield step - 1
                 self._started.acquire()
-            list(in_parallel(self._transfer, senders, [step] * len(senders)))
+            transfers = assignment.transfers(step)
+            each = in_parallel if len(transfers) > 1 else map
+            list(each(self._transfer, [step] * len(transfers), transfers.values()))
         yield steps - 1
 
-    def _transfer(self, data: str, step: int) -> None:
+    def _transfer(self, step: int, routes: Sequence[int]) -> None:
         assignment = self._assignment
-        for route in assignment.transfers[data]:
+        for route in routes:
             batch = assignment.batch(step, route)
             self._work("transfer", batch, self._times.transfer_s[batch], assignment.model_devices[route])
 
@@ -291,7 +295,7 @@ class _Emulator:
 
     def _produce(self, data: str, take: Callable[[], None] | None) -> Iterator[int]:
         assignment, times = self._assignment, self._times
-        for step in range(assignment.steps):
+        for step in assignment.steps_of(data):
             for route in assignment.feeds[data]:
                 batch = assignment.batch(step, route)
                 if take:

@@ -1,12 +1,12 @@
 """All placements that a number of GPUs allows, with the throughput that the simulator predicts. No TensorFlow."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from myxtts.config.schema import PlacementConfig
 from myxtts.errors import PlacementError
 from myxtts.placement.arithmetic import analytic_bound, ring_all_reduce_s
-from myxtts.placement.routes import Placement, plan_routes
+from myxtts.placement.routes import Placement, Route, named_data_gpus, plan_routes
 from myxtts.planner.simulator import DEFAULT_DEPTHS, QueueDepths, RunResult, simulate
 from myxtts.planner.stage_times import StageTimes
 
@@ -43,16 +43,22 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        shared = self.settings.data_gpu in self.settings.model_gpus and len(self.settings.model_gpus) > 1
+        models = self.settings.model_gpus
+        shared = not set(named_data_gpus(self.settings)).isdisjoint(models) and len(models) > 1
         return self.placement.name + (", data GPU trains too" if shared else "")
 
     @property
-    def routes(self) -> tuple[tuple[str, str], ...]:
-        return tuple((route.data, route.model) for route in self.placement.routes)
+    def routes(self) -> tuple[Route, ...]:
+        return self.placement.routes
 
     @property
     def replicas(self) -> int:
         return len(self.placement.routes)
+
+    @property
+    def producers(self) -> int:
+        """Data devices that take turns for each replica."""
+        return len(self.placement.routes[0].data_devices)
 
     @property
     def gpus(self) -> int:
@@ -61,13 +67,12 @@ class Candidate:
     @property
     def flags(self) -> str:
         """Flags of `myxtts train` that select this placement."""
-        data, models = self.settings.data_gpu, self.settings.model_gpus
-        if data is None and models == (0,):
+        data, models = named_data_gpus(self.settings), self.settings.model_gpus
+        if not data and models == (0,):
             return "none"
-        model_flag = f"--model-gpu {models[0]}" if len(models) == 1 else f"--model-gpus {' '.join(map(str, models))}"
-        if data is None and len(models) == 1:
-            data = models[0]
-        return model_flag if data is None else f"--data-gpu {data} {model_flag}"
+        if not data and len(models) == 1:
+            data = models
+        return " ".join(_flag(role, gpus) for role, gpus in (("data", data), ("model", models)) if gpus)
 
 
 @dataclass(frozen=True)
@@ -107,8 +112,29 @@ def predict_all(
         times: the same sequence of batches for all placements.
         all_reduce_s: between two replicas; see `ring_all_reduce_s`.
     """
-    fitting = (candidate for candidate in candidates if not candidate.memory_shortage)
-    return rank(predict(candidate, times, depths, all_reduce_s) for candidate in fitting)
+    fitting = [candidate for candidate in candidates if not candidate.memory_shortage]
+    useful = without_idle_producers(fitting, times.mean_s(), depths, all_reduce_s)
+    return rank(predict(candidate, times, depths, all_reduce_s) for candidate in useful)
+
+
+def without_idle_producers(
+    candidates: Iterable[Candidate], mean_s: Mapping[str, float], depths: QueueDepths, all_reduce_s: float
+) -> list[Candidate]:
+    """Return the candidates without those whose last producer gains nothing, by the arithmetic on mean times.
+
+    Args:
+        mean_s: see `analytic_bound`.
+    """
+
+    def bound_s(routes: Sequence[Route]) -> float:
+        return analytic_bound(routes, mean_s, depths.workers, ring_all_reduce_s(all_reduce_s, len(routes)))[1]
+
+    useful = []
+    for candidate in candidates:
+        fewer = [replace(route, further_data=route.further_data[:-1]) for route in candidate.routes]
+        if candidate.producers == 1 or bound_s(candidate.routes) < (1.0 - TIE_TOLERANCE) * bound_s(fewer):
+            useful.append(candidate)
+    return useful
 
 
 def rank(predictions: Iterable[Prediction]) -> list[Prediction]:
@@ -139,18 +165,23 @@ def candidate_placements(gpus: int, memory: MemoryBudget | None = None) -> list[
     return [_candidate(data, models, gpus, memory) for data, models in _role_assignments(gpus, memory)]
 
 
-def _role_assignments(gpus: int, memory: MemoryBudget | None) -> Iterator[tuple[int | None, tuple[int, ...]]]:
-    """Yield (data GPU, model GPUs); the data GPU is None where each replica makes its own batches."""
+def _flag(role: str, gpus: Sequence[int]) -> str:
+    return f"--{role}-gpu{'s' * (len(gpus) > 1)} {' '.join(map(str, gpus))}"
+
+
+def _role_assignments(gpus: int, memory: MemoryBudget | None) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Yield (data GPUs, model GPUs); there are no data GPUs where each replica makes its own batches."""
     produce_mib, replica_mib = (memory.produce_mib, memory.replica_mib) if memory else (0.0, 0.0)
     both_mib = produce_mib + replica_mib
     for replicas in range(1, gpus + 1):
-        yield None, _assign_gpus([both_mib] * replicas, gpus, memory)
-    for replicas in range(1, gpus):
-        data, *models = _assign_gpus([produce_mib] + [replica_mib] * replicas, gpus, memory)
-        yield data, tuple(models)
+        yield (), _assign_gpus([both_mib] * replicas, gpus, memory)
+    for producers in range(1, gpus):
+        for replicas in range(1, gpus - producers + 1):
+            assigned = _assign_gpus([produce_mib] * producers + [replica_mib] * replicas, gpus, memory)
+            yield assigned[:producers], assigned[producers:]
     for replicas in range(2, gpus + 1):
         shared = _assign_gpus([both_mib] + [replica_mib] * (replicas - 1), gpus, memory)
-        yield shared[0], shared
+        yield shared[:1], shared
 
 
 def _assign_gpus(needs_mib: list[float], gpus: int, memory: MemoryBudget | None) -> tuple[int, ...]:
@@ -163,15 +194,15 @@ def _assign_gpus(needs_mib: list[float], gpus: int, memory: MemoryBudget | None)
     return tuple(by_role[role] for role in range(len(needs_mib)))
 
 
-def _candidate(data: int | None, models: tuple[int, ...], gpus: int, memory: MemoryBudget | None) -> Candidate:
-    settings = PlacementConfig(data_gpu=data, model_gpus=models)
+def _candidate(data: tuple[int, ...], models: tuple[int, ...], gpus: int, memory: MemoryBudget | None) -> Candidate:
+    settings = PlacementConfig(data_gpus=data, model_gpus=models)
     shortage = _memory_shortage(data, models, memory) if memory else ""
     return Candidate(settings, plan_routes(settings, gpus), shortage)
 
 
-def _memory_shortage(data: int | None, models: tuple[int, ...], memory: MemoryBudget) -> str:
-    for gpu in sorted({*models, *(() if data is None else (data,))}):
-        produces, trains = gpu == data or (data is None and gpu in models), gpu in models
+def _memory_shortage(data: tuple[int, ...], models: tuple[int, ...], memory: MemoryBudget) -> str:
+    for gpu in sorted({*models, *data}):
+        produces, trains = gpu in (data or models), gpu in models
         needs_mib = {"to produce": memory.produce_mib * produces, "to train": memory.replica_mib * trains}
         need_mib = sum(needs_mib.values())
         if need_mib > memory.limits_mib[gpu]:

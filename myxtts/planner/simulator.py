@@ -5,13 +5,13 @@ queue. The simulation resumes them in the order of simulated time.
 """
 
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
-from myxtts.placement.arithmetic import DeviceRoutes
+from myxtts.placement.routes import Route
 from myxtts.planner.stage_times import StageTimes
 
 TOKEN = object()  # in the queue of a free device
@@ -81,7 +81,7 @@ class RunResult:
 
 
 def simulate(
-    routes: DeviceRoutes,
+    routes: Sequence[Route],
     times: StageTimes,
     depths: QueueDepths = DEFAULT_DEPTHS,
     all_reduce_s: float = 0.0,
@@ -90,7 +90,8 @@ def simulate(
     """Simulate a run of these batches along the routes.
 
     Routes take batches in turn. Each data device has its own readers, which deliver in order, and one producer, which
-    makes a batch for each of its routes and then puts all of them into its feed. The host takes the batches of a step
+    makes a batch for each of its routes and then puts all of them into its feed; of several data devices of a route,
+    each does so for every k-th step. The host takes the batches of a step
     from all feeds and queues the step before it, which hands them over: their transfer begins when that step begins,
     and the host goes on when it is done. A data device copies one batch at a time, also while it produces. All model
     devices step, and then reduce their gradients. A device does one thing at a time, in the order of requests; a model
@@ -102,7 +103,8 @@ def simulate(
         link_s: per batch on a link that all readers share, one batch at a time.
 
     Raises:
-        ValueError: no routes, a model device twice, or fewer batches than routes.
+        ValueError: no routes, a model device twice, fewer batches than routes, or two routes that share some but not
+            all of their data devices.
     """
     assignment = BatchAssignment(routes, len(times))
     simulation = _Simulation(assignment, times, depths, all_reduce_s, link_s)
@@ -116,12 +118,11 @@ class BatchAssignment:
     Attributes:
         steps: steps of all replicas together.
         feeds: route numbers of each data device, in the order of the data devices' first routes.
-        transfers: those of them that lead to another device, for each data device that has some.
     """
 
-    def __init__(self, routes: DeviceRoutes, batches: int):
-        self.routes = tuple((data, model) for data, model in routes)
-        self.model_devices = tuple(model for _, model in self.routes)
+    def __init__(self, routes: Sequence[Route], batches: int):
+        self.routes = tuple(routes)
+        self.model_devices = tuple(route.model for route in self.routes)
         if not self.routes or len(set(self.model_devices)) < len(self.routes):
             raise ValueError(f"at least one route is needed, each with a model device of its own: {self.routes}")
         self.steps = batches // len(self.routes)
@@ -129,20 +130,42 @@ class BatchAssignment:
             raise ValueError(f"{batches} batches are not enough for one step on {len(self.routes)} routes")
         self.batches = self.steps * len(self.routes)
         self.feeds: dict[str, list[int]] = {}
-        for route, (data, _) in enumerate(self.routes):
-            self.feeds.setdefault(data, []).append(route)
-        self.transfers: dict[str, list[int]] = {}
-        for route, (data, model) in enumerate(self.routes):
-            if data != model:
-                self.transfers.setdefault(data, []).append(route)
-        self.devices = tuple(dict.fromkeys(device for route in self.routes for device in route))
+        self._turns: dict[str, tuple[int, int]] = {}  # number of each data device among those that take turns
+        for number, route in enumerate(self.routes):
+            for turn, data in enumerate(route.data_devices):
+                self.feeds.setdefault(data, []).append(number)
+                if self._turns.setdefault(data, (turn, len(route.data_devices))) != (turn, len(route.data_devices)):
+                    raise ValueError(
+                        f"data device {data} takes turns with others for some of its routes only: {routes}"
+                    )
+        self._transfers = {
+            data: [number for number in numbers if self.routes[number].model != data]
+            for data, numbers in self.feeds.items()
+        }
+        self.devices = tuple(
+            dict.fromkeys(device for route in self.routes for device in (*route.data_devices, route.model))
+        )
+
+    def steps_of(self, data: str) -> range:
+        """Return the steps whose batches a data device makes."""
+        first, producers = self._turns[data]
+        return range(first, self.steps, producers)
+
+    def data_devices(self, step: int) -> list[str]:
+        """Return the data devices that make the batches of a step."""
+        return [data for data, (turn, producers) in self._turns.items() if step % producers == turn]
+
+    def transfers(self, step: int) -> dict[str, list[int]]:
+        """Return the routes on which batches of a step travel to another device, for each data device that sends."""
+        routes = {data: self._transfers[data] for data in self.data_devices(step)}
+        return {data: numbers for data, numbers in routes.items() if numbers}
 
     def batch(self, step: int, route: int) -> int:
         return step * len(self.routes) + route
 
     def batches_from(self, data: str) -> list[int]:
         """Return the batches that a data device makes, in order."""
-        return [self.batch(step, route) for step in range(self.steps) for route in self.feeds[data]]
+        return [self.batch(step, route) for step in self.steps_of(data) for route in self.feeds[data]]
 
     def result(self, duration_s: float, wait_s: float, blocked_s: float, busy_s: dict[str, float]) -> RunResult:
         return RunResult(duration_s, self.steps, self.batches, wait_s, blocked_s, busy_s, self.model_devices)
@@ -184,7 +207,7 @@ class _Simulation:
         self._device = {device: _Queue(1, TOKEN) for device in assignment.devices}
         self._read = {data: _Queue(depths.host + depths.uploaded) for data in assignment.feeds}
         self._feed = {data: _Queue(depths.feed) for data in assignment.feeds}
-        self._queued, self._handed = _Queue(), _Queue(1 + len(assignment.transfers))
+        self._queued, self._handed = _Queue(), _Queue(1 + len(assignment.feeds))
         self._link = _Queue(1, TOKEN)
         columns = (times.read_s, times.produce_s, times.transfer_s, times.step_s)
         read_s, produce_s, transfer_s, step_s = (column.tolist() for column in columns)
@@ -259,7 +282,7 @@ class _Simulation:
 
     def _producer(self, data: str, produce_s: list[float]) -> Process:
         assignment, device = self._assignment, self._device[data]
-        for step in range(assignment.steps):
+        for step in assignment.steps_of(data):
             for _ in assignment.feeds[data]:
                 batch = yield self._read[data]
                 yield device
@@ -272,22 +295,22 @@ class _Simulation:
 
     def _host(self, transfer_s: list[float]) -> Process:
         """Queue each step when its batches are transferred and those of the next step are taken."""
-        feeds, steps = self._assignment.feeds, self._assignment.steps
+        assignment, steps = self._assignment, self._assignment.steps
         for step in range(steps):
-            for data in feeds:
+            for data in assignment.data_devices(step):
                 yield self._feed[data]
             if step:
                 yield self._queued, step - 1
             else:
                 self._hand_over(step, transfer_s)
-            for _ in range(self._handed.bound):
+            for _ in range(1 + len(assignment.transfers(step))):
                 yield self._handed
         yield self._queued, steps - 1
 
     def _hand_over(self, step: int, transfer_s: list[float]) -> None:
         """Begin the transfers of a step, and tell the host that the step before it has begun."""
         self._put(self._handed, TOKEN)
-        for routes in self._assignment.transfers.values():
+        for routes in self._assignment.transfers(step).values():
             self._resume(self._transfer([transfer_s[self._assignment.batch(step, route)] for route in routes]))
 
     def _transfer(self, times_s: list[float]) -> Process:

@@ -14,6 +14,7 @@ import numpy as np
 from myxtts.config.schema import DataConfig
 from myxtts.observe.advice import candidates, flags_of
 from myxtts.observe.assessment import Assessment
+from myxtts.placement.routes import Route
 from myxtts.planner.emulator import Span
 from myxtts.planner.simulator import QueueDepths, simulate
 from myxtts.planner.stage_times import STAGES, StageTimes, coefficient_of_variation, read_s_per_worker
@@ -92,11 +93,22 @@ class Measurement:
     single_device: bool
     devices: int
     trials: Trials = field(default_factory=Trials)
-    gpus: tuple[int, int] = (0, 1)
+    gpus: tuple[int, ...] = (0, 1)
     all_reduce_s: float | None = None
     can_replicate: bool = True
     augmentation: str = ""
     note: str = ""
+
+    @property
+    def route(self) -> Route:
+        """The route from the data devices to the model device, with their numbers as names."""
+        *data, model = map(str, self.gpus)
+        return Route(model, model) if self.single_device else Route(data[0], model, tuple(data[1:]))
+
+    @property
+    def producers(self) -> int:
+        """Number of data devices, which take turns."""
+        return len(self.route.data_devices)
 
 
 class Recommendation(NamedTuple):
@@ -112,8 +124,10 @@ class Analysis:
     """Results of a profile. Rates are work per second; fractions are from 0 to 1.
 
     Attributes:
-        rates: by stage, in isolation; None where a stage takes no time.
-        mean_s, variations: by stage, seconds per batch and their coefficient of variation (deviation over mean).
+        rates: by stage, in isolation, of all devices that have it; None where a stage takes no time.
+        mean_s, variations: by stage, seconds per batch on one device and their coefficient of variation (deviation over
+            mean).
+        producers: number of data devices.
         ceiling: the rate of the slowest stage.
         achieved: the rate of all stages together, untraced.
         serial: the rate of producing, transfer and step one after the other, while reading runs ahead.
@@ -128,6 +142,7 @@ class Analysis:
     rates: dict[str, float | None]
     mean_s: dict[str, float]
     variations: dict[str, float]
+    producers: int
     ceiling: float
     achieved: float
     efficiency: float
@@ -162,7 +177,9 @@ class Analysis:
     def reason(self) -> str:
         """The bottleneck in one sentence."""
         names = {"read": "reading on the host", "produce": "producing", "transfer": "the transfer", "step": "the step"}
-        times = {stage: f"{name} takes {1e3 * self.mean_s[stage]:.1f} ms" for stage, name in names.items()}
+        each = f" on each of {self.producers} data devices" * (self.producers > 1)
+        on = {"read": each.replace(" on ", " for "), "produce": each, "transfer": "", "step": ""}
+        times = {stage: f"{name} takes {1e3 * self.mean_s[stage]:.1f} ms{on[stage]}" for stage, name in names.items()}
         others = "; ".join(text for stage, text in times.items() if stage != self.bottleneck and self.mean_s[stage])
         return f"{self.bottleneck}: per batch in isolation, {times[self.bottleneck]}; {others}."
 
@@ -171,7 +188,9 @@ def analyze(measurement: Measurement, data: DataConfig) -> Analysis:
     """Analyse a measurement of a run with the settings `data`."""
     work, isolated, traced = measurement.work.sum(), measurement.isolated, measurement.traced
     total_s = {stage: float(isolated[stage].sum()) for stage in STAGES}
-    slowest_s = max(total_s.values())
+    # Data devices that take turns read and produce several batches at a time.
+    shared_s = {stage: s / measurement.producers if stage in ("read", "produce") else s for stage, s in total_s.items()}
+    slowest_s = max(shared_s.values())
     serial_s = max(total_s["read"], total_s["produce"] + total_s["transfer"] + total_s["step"])
     durations_s = measurement.untraced_s or [run.duration_s for run in traced]
     duration_s = float(np.mean(durations_s))
@@ -181,9 +200,10 @@ def analyze(measurement: Measurement, data: DataConfig) -> Analysis:
     utilisation, variation = sum(run.busy_s for run in traced) / traced_s, coefficient_of_variation(step_s)
     noise = float(np.ptp(durations_s) / duration_s)
     return Analysis(
-        rates={stage: float(work / total_s[stage]) if total_s[stage] else None for stage in STAGES},
+        rates={stage: float(work / shared_s[stage]) if shared_s[stage] else None for stage in STAGES},
         mean_s={stage: total_s[stage] / len(measurement.work) for stage in STAGES},
         variations={stage: coefficient_of_variation(isolated[stage]) for stage in STAGES},
+        producers=measurement.producers,
         ceiling=float(work / slowest_s),
         achieved=float(work / duration_s),
         efficiency=slowest_s / duration_s,
@@ -201,7 +221,7 @@ def analyze(measurement: Measurement, data: DataConfig) -> Analysis:
         wait_fraction=sum(run.wait_s for run in traced) / traced_s,
         blocked_fraction=sum(run.blocked_s for run in traced) / traced_s,
         padding=1.0 - float(work / measurement.padded_work.sum()),
-        bottleneck=max(("step", "read", "produce", "transfer"), key=total_s.__getitem__),  # the first of equals
+        bottleneck=max(("step", "read", "produce", "transfer"), key=shared_s.__getitem__),  # the first of equals
         recommendations=recommend(measurement, data, max(noise, MIN_GAIN)),
         assessment=assess(measurement, duration_s, utilisation, variation),
     )
@@ -210,12 +230,12 @@ def analyze(measurement: Measurement, data: DataConfig) -> Analysis:
 def assess(measurement: Measurement, duration_s: float, utilisation: float, variation: float) -> Assessment:
     """Compare the placement with others; its times are those of a step, of the batches that the step accumulates."""
     steps, dual = len(measurement.step_bucket), not measurement.single_device
-    traced_s = sum(run.duration_s for run in measurement.traced)
+    available_s = measurement.producers * sum(run.duration_s for run in measurement.traced)
     return Assessment(
         interval_s=duration_s / steps,
         mean_s={stage: float(measurement.isolated[stage].sum()) / steps for stage in STAGES},
         model_busy=utilisation,
-        data_busy=min(sum(run.produce_s for run in measurement.traced) / traced_s, 1.0) if dual else None,
+        data_busy=min(sum(run.produce_s for run in measurement.traced) / available_s, 1.0) if dual else None,
         step_variation=variation,
         all_reduce_s=measurement.all_reduce_s,
         gpus=measurement.gpus,
@@ -239,7 +259,9 @@ def recommend(measurement: Measurement, data: DataConfig, min_gain: float) -> li
     """Return changes of settings that gain more than `min_gain` in a simulation of the pipeline, the best first."""
     stages = (*STAGES, "variation")
     changes = [
-        change for stage in stages for change in candidates(stage, data, measurement.single_device, measurement.devices)
+        change
+        for stage in stages
+        for change in candidates(stage, data, measurement.single_device, measurement.devices, measurement.producers)
     ]
     current = _PipelineModel.of(measurement, data)
     current_rate = current.rate()
@@ -260,16 +282,15 @@ class _PipelineModel:
     times: StageTimes
     work: np.ndarray
     depths: QueueDepths
-    route: tuple[str, str]
+    route: Route
 
     @classmethod
     def of(cls, measurement: Measurement, data: DataConfig) -> "_PipelineModel":
         length = measurement.padded_work / measurement.padded_work.mean()  # reading takes longer for longer speech
         read_s = read_s_per_worker(measurement.isolated.read_s, data.num_workers) * length
         times = replace(measurement.isolated, read_s=read_s)
-        route = ("0", "0" if measurement.single_device else "1")
         depths = QueueDepths.from_settings(data.prefetch_buffer_size, data.buffer_size, data.num_workers)
-        return cls(times, measurement.work, depths, route)
+        return cls(times, measurement.work, depths, measurement.route)
 
     def rate(self) -> float:
         """Return the work per second without the start, when the queues are empty."""
@@ -302,8 +323,11 @@ def _apply_change(
             return replace(current, depths=replace(depths, feed=depth, uploaded=depth)), "simulated"
         case {"buffer_size": depth}:
             return replace(current, depths=replace(depths, host=depth)), "simulated"
+        case {"data_gpus": (data_gpu, *further), "model_gpu": model_gpu}:
+            route = Route(str(data_gpu), str(model_gpu), tuple(map(str, further)))
+            return replace(current, route=route), "simulated"
         case {"data_gpu": data_gpu, "model_gpu": model_gpu}:
-            changed = replace(current, route=(str(data_gpu), str(model_gpu)))
+            changed = replace(current, route=Route(str(data_gpu), str(model_gpu)))
             return (changed, "at most") if measurement.single_device else (changed.scaled("transfer", 0.0), "simulated")
         case {"enable_static_shapes": _} if trials.static_shapes_ratio is not None:
             return current.scaled("step", trials.static_shapes_ratio), "measured"

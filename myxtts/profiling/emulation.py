@@ -34,12 +34,12 @@ def measure_emulation(stage_times: dict[str, Any], config: Config, steps: int) -
     placement, data = emulated_placement(config), config.data
     route = placement.routes[0]
     depths = QueueDepths.from_settings(data.prefetch_buffer_size, data.buffer_size, data.num_workers)
-    warm_up = warm_up_batches(depths)
+    warm_up = warm_up_batches(depths, len(route.data_devices))
     try:
         times = StageTimes.constant(warm_up + steps, **stage_times, seed=SEED)
     except ValueError as error:
         raise ConfigError(f"{error}. Raise --num-steps, or lower variation= in --emulate.") from error
-    single_device = route.data == route.model
+    single_device = not route.is_between_devices
     isolated = StageTimes(
         read_s=measure_sleep(times.read_s[warm_up:]) / data.num_workers,
         produce_s=measure_sleep(times.produce_s[warm_up:]),
@@ -51,7 +51,9 @@ def measure_emulation(stage_times: dict[str, Any], config: Config, steps: int) -
         padded_work=np.ones(steps),
         isolated=isolated,
         untraced_s=[],
-        traced=[without_warm_up(emulate([(route.data, route.model)], times, depths), warm_up) for _ in range(RUNS)],
+        traced=[
+            without_warm_up(emulate([route], times, depths), warm_up, len(route.data_devices)) for _ in range(RUNS)
+        ],
         step_bucket=np.zeros(steps, int),
         single_device=single_device,
         devices=len(placement.devices),
@@ -60,9 +62,9 @@ def measure_emulation(stage_times: dict[str, Any], config: Config, steps: int) -
     return measurement, placement
 
 
-def warm_up_batches(depths: QueueDepths) -> int:
+def warm_up_batches(depths: QueueDepths, producers: int = 1) -> int:
     """Return how many batches fill the queues and the stages of one route; the host holds one more."""
-    return depths.host + depths.uploaded + depths.feed + depths.workers + len(STAGES) + 1
+    return producers * (depths.host + depths.uploaded + depths.feed + depths.workers + len(STAGES)) + 1
 
 
 def emulated_placement(config: Config) -> Placement:
@@ -87,7 +89,7 @@ def measure_sleep(seconds: np.ndarray) -> np.ndarray:
     return seconds + np.median(delays_s)
 
 
-def without_warm_up(run: EmulatedRun, warm_up: int) -> TracedRun:
+def without_warm_up(run: EmulatedRun, warm_up: int, producers: int = 1) -> TracedRun:
     """Return an emulated run on one route without its first `warm_up` batches."""
     steps = sorted((span for span in run.spans if span.stage == "step"), key=lambda span: span.batch)
     start_s, end_s = np.array([(span.start_s, span.end_s) for span in steps]).T
@@ -97,7 +99,7 @@ def without_warm_up(run: EmulatedRun, warm_up: int) -> TracedRun:
     return TracedRun(
         duration_s=float(duration_s),
         wait_s=float(duration_s - busy_s),
-        blocked_s=sum(max(0.0, end - max(start, origin_s)) for start, end in run.blocked),
+        blocked_s=sum(max(0.0, end - max(start, origin_s)) for start, end in run.blocked) / producers,
         busy_s=float(busy_s),
         step_s=np.diff(end_s[warm_up - 1 :]),
         spans=[span for span in run.spans if span.batch >= warm_up],

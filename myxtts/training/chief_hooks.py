@@ -24,7 +24,10 @@ def chief_hooks(
 ) -> Iterator[list[Hook]]:
     """Open the reporter of a run; the value is its hooks in the order in which the loop calls them."""
     config, state = setup.config, setup.state
-    long_wait = LongWait(state.step, config.data, not setup.between_devices, setup.gpu_count)
+    routes = setup.replicas.routes
+    devices = setup.gpu_count if len(routes) == 1 else 1  # advice is for one replica: replicas use their GPUs
+    producers = len(routes[0].data_devices)
+    long_wait = LongWait(state.step, config.data, not setup.between_devices, devices, producers)
     with Reporter(folder.metrics, folder.tensorboard, state.step, setup.schedule.total_steps) as reporter:
         sync = [] if weight_sync is None else [SyncWeights(weight_sync)]
         validate, sample = validation_hooks(setup, folder, checkpoints, reporter)

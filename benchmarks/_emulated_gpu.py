@@ -16,7 +16,6 @@ no inputs, and receiving a tensor is one.
 
 import logging
 import math
-import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -27,7 +26,7 @@ from unittest import mock
 
 from myxtts.clock import Clock, Times
 from myxtts.config.schema import DataConfig
-from myxtts.data.feed import Feed
+from myxtts.data.feed import Feed, HoldingQueue
 from myxtts.data.pipeline import ReplicaFeed
 from myxtts.observe.advice import LongWait
 from myxtts.observe.report import console_line
@@ -53,7 +52,8 @@ class Workload:
         launch_s: the host launches the kernels of a step.
         produce_launch_s: the host launches the kernels of a batch.
         dispatch_s: the host calls a step, until its copies are issued; what the producer does then is on its way.
-        replicas: each on a device of its own, besides the data device.
+        replicas: each on a device of its own, besides the data devices.
+        producers: data devices, which take turns.
         is_single: the data device trains, as the only one.
         depth: of the feed.
     """
@@ -66,12 +66,19 @@ class Workload:
     produce_launch_s: float = 0.0
     dispatch_s: float = 0.0
     replicas: int = 1
+    producers: int = 1
     is_single: bool = False
     depth: int = 3
 
     @classmethod
     def of_ms(
-        cls, produce_ms: float, step_ms: float, transfer_ms: float, replicas: int = 1, is_single: bool = False
+        cls,
+        produce_ms: float,
+        step_ms: float,
+        transfer_ms: float,
+        replicas: int = 1,
+        is_single: bool = False,
+        producers: int = 1,
     ) -> "Workload":
         """Return a workload whose launches take 20 % of a step and of a batch, and a call 0.5 ms."""
         return cls(
@@ -82,6 +89,7 @@ class Workload:
             produce_launch_s=0.2 * produce_ms / 1e3,
             dispatch_s=0.5e-3,
             replicas=replicas,
+            producers=producers,
             is_single=is_single,
         )
 
@@ -90,7 +98,7 @@ class Workload:
         """Seconds of a step by arithmetic."""
         if self.is_single:
             return self.produce_s + self.step_s
-        producer_s, transfers_s = self.replicas * self.produce_s, self.replicas * self.transfer_s
+        producer_s, transfers_s = self.replicas * self.produce_s / self.producers, self.replicas * self.transfer_s
         return max(producer_s, transfers_s, self.step_s + self.all_reduce_s)
 
 
@@ -190,7 +198,7 @@ class _Wait:
     turn: threading.Event = field(default_factory=threading.Event)
 
 
-class VirtualQueue(queue.Queue):
+class VirtualQueue(HoldingQueue):
     """A queue whose threads wait in virtual time."""
 
     def __init__(self, maxsize: int, time: VirtualTime):
@@ -202,10 +210,9 @@ class VirtualQueue(queue.Queue):
             self._time.wait(lambda: not self.full())
         super().put(item, block, timeout)
 
-    def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        if block:
-            self._time.wait(lambda: not self.empty())
-        return super().get(block, timeout)
+    def hold(self) -> Any:
+        self._time.wait(lambda: not self.empty())
+        return super().hold()
 
 
 class Gpu:
@@ -256,14 +263,14 @@ class Machine(NamedTuple):
 
     workload: Workload
     time: VirtualTime
-    data: Gpu
+    data: Sequence[Gpu]
     models: Sequence[Gpu]
 
     @classmethod
     def of(cls, workload: Workload) -> "Machine":
-        time = VirtualTime(threads=2)
-        data, *models = (Gpu(time) for _ in range(1 + workload.replicas))
-        return cls(workload, time, data, [data] if workload.is_single else models)
+        time = VirtualTime(threads=1 + workload.producers)
+        data, models = ([Gpu(time) for _ in range(count)] for count in (workload.producers, workload.replicas))
+        return cls(workload, time, data, data if workload.is_single else models)
 
     def launch_step(self) -> None:
         """Launch the kernels of a step on all replicas, each by a thread of its own, and their all-reduce."""
@@ -276,8 +283,8 @@ class Machine(NamedTuple):
                 model.launch(workload.all_reduce_s)
             self.models[0].synchronize()
 
-    def produced(self, hand_over: Callable[[Gpu], None] = lambda model: None) -> Iterator[tuple]:
-        """Make the batches of one step after another, as `Producer.replica_batches` does."""
+    def produced(self, data: Gpu, hand_over: Callable[[Gpu], None] = lambda model: None) -> Iterator[tuple]:
+        """Make the batches of one step after another, as `Producer.replica_batches`; the features are the device."""
         time, workload = self.time, self.workload
         step = SimpleNamespace(audio_s=1.0, padded_s=1.0, bucket=0, position=SimpleNamespace(epoch=0))
         planned = SimpleNamespace(step=step, last=True)
@@ -285,12 +292,12 @@ class Machine(NamedTuple):
             batches = []
             for model in self.models:
                 began_s = time.now()
-                self.data.launch(workload.produce_s, workload.produce_launch_s)
+                data.launch(workload.produce_s, workload.produce_launch_s)
                 time.sleep(workload.produce_launch_s)
                 if not workload.is_single:
-                    self.data.synchronize()
-                times = Times(began_s, began_s, time.now(), "data")
-                batches.append(SimpleNamespace(planned=planned, features={}, times=times))
+                    data.synchronize()
+                times = Times(began_s, began_s, time.now(), f"data {self.data.index(data)}")
+                batches.append(SimpleNamespace(planned=planned, features=data, times=times))
                 hand_over(model)
             yield tuple(batches)
 
@@ -308,20 +315,20 @@ class EmulatedStep:
         self._machine = machine
 
     def hand_over(self, features):
-        self._machine.time.sleep_until(self._send())
+        self._machine.time.sleep_until(self._send(features))
         return features
 
     def __call__(self, first, following, number, rates, stop):
         machine = self._machine
         machine.time.sleep(machine.workload.dispatch_s)
-        handed_s = self._send()
+        handed_s = self._send(following[-1])
         machine.launch_step()
         machine.time.sleep_until(handed_s)
         return machine.models[0].queued_s, following[-1]
 
-    def _send(self) -> float:
-        machine = self._machine
-        return max(machine.data.send(model, machine.workload.transfer_s) for model in machine.models)
+    def _send(self, senders: Sequence[Gpu]) -> float:
+        models, transfer_s = self._machine.models, self._machine.workload.transfer_s
+        return max(data.send(model, transfer_s) for data, model in zip(senders, models, strict=True))
 
     def synchronize(self, outcome):
         self._machine.time.sleep_until(outcome)
@@ -349,13 +356,13 @@ class EmulatedState:
 def train(workload: Workload, steps: int = 400) -> Outcome:
     """Train with the project's loop."""
     machine = Machine.of(workload)
-    clock, lines, advice = Clock(machine.time.now), [], Advice()
+    clock, lines, advice = Clock(machine.time.now, workload.producers), [], Advice()
     reporter = SimpleNamespace(write=lambda step, metrics: lines.append(console_line(step, metrics)))
     hooks = [Report(reporter, LongWait(0, DataConfig(), workload.is_single, devices=2))]
     schedule = loop.Schedule(steps, LOG_EVERY, 0, lambda step: 1.0, lambda step: 0.9)
     state, step = EmulatedState(machine.models[0]), EmulatedStep(machine)
     with ExitStack() as stack:
-        feed = open_feed(stack, machine, machine.produced())
+        feed = open_feed(stack, machine, [machine.produced(data) for data in machine.data])
         stack.enter_context(advice)
         loop.train(state, step, feed, schedule, hooks, save_nothing, clock, StopRequest())
         total = clock.total()
@@ -364,11 +371,13 @@ def train(workload: Workload, steps: int = 400) -> Outcome:
     return Outcome(step_s, total.wait_share, idle_share, total.bottleneck, lines, advice.messages)
 
 
-def open_feed(stack: ExitStack, machine: Machine, batches: Iterator[tuple]) -> ReplicaFeed:
-    """Return a feed of a machine's batches that had time to fill up; `stack` closes it."""
-    with mock.patch("myxtts.data.feed.queue.Queue", lambda depth: VirtualQueue(depth, machine.time)):
-        feed = Feed(batches, machine.workload.depth)
-    replica_feed = stack.enter_context(ReplicaFeed([[feed]], [range(machine.workload.replicas)]))
+def open_feed(stack: ExitStack, machine: Machine, producers: Sequence[Iterator[tuple]]) -> ReplicaFeed:
+    """Return a feed of the batches of a machine's producers that had time to fill up; `stack` closes it."""
+    with mock.patch("myxtts.data.feed.HoldingQueue", lambda depth: VirtualQueue(depth, machine.time)):
+        feeds = [
+            Feed(batches, machine.workload.depth, f"producer {number}") for number, batches in enumerate(producers)
+        ]
+    replica_feed = stack.enter_context(ReplicaFeed([feeds], [range(machine.workload.replicas)]))
     stack.callback(machine.time.stop)
     machine.time.sleep(START_DELAY_S)
     return replica_feed
@@ -402,10 +411,10 @@ def train_as_formerly(workload: Workload, steps: int = 400) -> Outcome:
 
     def copy_each_tensor(model: Gpu) -> None:
         for _ in range(FORMER_TENSORS):
-            time.sleep_until(machine.data.send(model, workload.transfer_s / FORMER_TENSORS))
+            time.sleep_until(machine.data[0].send(model, workload.transfer_s / FORMER_TENSORS))
 
     with ExitStack() as stack:
-        feed = open_feed(stack, machine, machine.produced(copy_each_tensor))
+        feed = open_feed(stack, machine, [machine.produced(machine.data[0], copy_each_tensor)])
         for number in range(steps):
             with clock.wait():
                 batches = next(feed)

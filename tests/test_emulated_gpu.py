@@ -42,6 +42,15 @@ class HandOverTest(unittest.TestCase):
                 step_s = outcome(produce_ms, transfer_ms, 3).step_s
                 self.assertLessEqual(step_s, 1.05 * max(3 * produce_ms, C_MS) / 1e3)
 
+    def test_two_producers_halve_the_time_of_producing_however_fast_they_are_launched(self):
+        """Even if a whole batch is launched at once, for which a copy from the same device would wait."""
+        for produce_ms in (150.0, 200.0, 300.0):
+            launched = Workload.of_ms(produce_ms, C_MS, 5.0, producers=2)
+            for launch_s in (launched.produce_launch_s, 0.0):
+                with self.subTest(P=produce_ms, launch=launch_s):
+                    run = train(replace(launched, produce_launch_s=launch_s), STEPS)
+                    self.assertLessEqual(run.step_s, 1.04 * launched.ideal_s)
+
     def test_one_device_takes_the_sum(self):
         for produce_ms, *_ in SINGLE:
             self.assertLessEqual(outcome(produce_ms, 0.0, 1, True).step_s, 1.02 * (produce_ms + C_MS) / 1e3)

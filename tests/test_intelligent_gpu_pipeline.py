@@ -259,6 +259,17 @@ class FeedTest(unittest.TestCase):
             with self.assertRaisesRegex(ValueError, "depth"):
                 Feed([], depth)
 
+    def test_a_held_item_keeps_its_place_until_it_is_released_or_the_next_is_taken(self):
+        source = ObservedSource()
+        with Feed(source, depth=1) as feed:
+            self.assertEqual(feed.hold(), 0)
+            self.assertTrue(source.wait_for(2))  # waits for the place
+            self.assertFalse(feed.is_ready)
+            self.assertFalse(source.wait_for(3, timeout_s=0.02))
+            feed.release()
+            self.assertTrue(source.wait_for(3))
+            self.assertEqual([feed.hold(), feed.hold(), next(feed)], [1, 2, 3])
+
     def test_wait_until_full_returns_when_the_feed_is_full(self):
         with Feed(ObservedSource(), 3) as feed:
             self.assertLess(feed.wait_until_full(TIMEOUT_S), TIMEOUT_S)

@@ -4,9 +4,21 @@ import queue
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item")
+
+
+class HoldingQueue(queue.Queue):
+    """A queue whose first item can be taken while its place stays occupied."""
+
+    def hold(self) -> Any:
+        """Wait for the first item and return it; `get` then frees its place."""
+        with self.not_empty:
+            while not self._qsize():
+                self.not_empty.wait()
+            item, self.queue[0] = self.queue[0], None
+            return item
 
 
 class Feed(Generic[Item]):
@@ -34,7 +46,8 @@ class Feed(Generic[Item]):
         if depth < 1:
             raise ValueError(f"the depth of a feed must be at least 1, not {depth}")
         self._batches = batches
-        self._ready: queue.Queue = queue.Queue(depth)
+        self._ready = HoldingQueue(depth)
+        self._holds = False
         self._stopping = threading.Event()
         self._full = threading.Event()
         self._ended = False
@@ -56,20 +69,34 @@ class Feed(Generic[Item]):
         return self
 
     def __next__(self) -> Item:
+        item = self.hold()
+        self.release()
+        return item
+
+    def hold(self) -> Item:
+        """Return the next item, as `next` does, but keep its place occupied until `release` or the next call."""
         if self._ended:
             raise StopIteration
         if self._thread.ident is None:
             raise RuntimeError("a feed can be iterated only inside its `with` block")
-        item, error = self._ready.get()
+        self.release()
+        item, error = self._ready.hold()
+        self._holds = True
         if error is None:
             return item
         self._ended = True
         raise error
 
+    def release(self) -> None:
+        """Free the place of the item that is held, if there is one."""
+        if self._holds and not self._ready.empty():
+            self._ready.get_nowait()
+        self._holds = False
+
     @property
     def is_ready(self) -> bool:
         """Whether the next item, or the end, can be taken without waiting."""
-        return self._ended or not self._ready.empty()
+        return self._ended or self._ready.qsize() > self._holds
 
     def wait_until_full(self, timeout_s: float) -> float:
         """Wait until the feed has been full once or its iterable has ended, at most `timeout_s`.

@@ -14,7 +14,7 @@ from myxtts.data.features import FeatureExtractor
 from myxtts.data.feed import Feed
 from myxtts.data.manifest import Manifest
 from myxtts.data.plan_iterator import Position, Turn
-from myxtts.data.producer import Producer, ReplicaBatches
+from myxtts.data.producer import ProducedBatch, Producer, ReplicaBatches
 from myxtts.data.readers.base import Reader
 from myxtts.data.readers.cache import open_cache, rows_from_cache
 from myxtts.data.readers.files import rows_from_files
@@ -120,6 +120,10 @@ class ReplicaFeed:
 
     An error of a producer is raised in place of its batch, after the batches of the other producers before it.
 
+    Where producers take turns, the place of a batch in its feed is freed when the next batch is taken: after the call
+    of the step that hands it over. The copy from a GPU waits for all work that is queued there when the copy is issued.
+    A producer that found a place sooner would begin another batch, and the copy would wait for that.
+
     Args:
         groups: the feeds of producers that take turns; each feed of a group gives batches of the same replicas.
         indices: for each group the routes that its batches belong to.
@@ -145,18 +149,19 @@ class ReplicaFeed:
         return self
 
     def __next__(self) -> ReplicaBatches:
-        batches = [batch for feed in self._next_feeds() for batch in next(feed)]
+        for feeds in self._groups:
+            feeds[(self._taken - 1) % len(feeds)].release()
+        batches: list[ProducedBatch] = []
+        for feeds in self._groups:
+            feed = feeds[self._taken % len(feeds)]
+            batches += feed.hold() if len(feeds) > 1 else next(feed)
         self._taken += 1
         return tuple(batches[index] for index in self._order)
-
-    def _next_feeds(self) -> list[Feed[ReplicaBatches]]:
-        """Return the feeds whose turn it is, one of each group."""
-        return [feeds[self._taken % len(feeds)] for feeds in self._groups]
 
     @property
     def is_ready(self) -> bool:
         """Whether the next batches can be taken without waiting."""
-        return all(feed.is_ready for feed in self._next_feeds())
+        return all(feeds[self._taken % len(feeds)].is_ready for feeds in self._groups)
 
     def wait_until_full(self, timeout_s: float) -> float:
         """Wait until each feed has been full once or has ended, at most `timeout_s`.

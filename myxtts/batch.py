@@ -75,6 +75,11 @@ VOCODER_FEATURES = {
     "frames": Field("int32", ("batch",), "frames of the whole utterance, which the segment stands for"),
 }
 
+TAUGHT_VOCODER_FEATURES = VOCODER_FEATURES | {
+    "mel": VOCODER_FEATURES["mel"]._replace(meaning="log-mel that a teacher makes of a segment; silence outside"),
+    "target_mel": VOCODER_FEATURES["mel"],
+}
+
 
 def tensor_specs(fields: dict[str, Field]) -> dict[str, tf.TensorSpec]:
     """Return the signature of a function that is traced once for all batches of a contract."""

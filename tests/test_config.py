@@ -10,6 +10,7 @@ import shutil
 import tempfile
 import unittest
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from myxtts.commands.main import COMMANDS, load_command
@@ -19,7 +20,7 @@ from myxtts.config.load import MAX_BYTES, MAX_FILES, MAX_UNKNOWN, dump, load
 from myxtts.config.renamed import RENAMED, RENAMED_SECTIONS, RENAMED_VALUES
 from myxtts.config.schema import Config, ModelConfig
 from myxtts.config.scripts import SCRIPTS
-from myxtts.config.settings import SECTIONS, SETTINGS
+from myxtts.config.settings import SECTIONS, SETTINGS, Setting
 from myxtts.config.suggest import by_name, fields
 from myxtts.errors import ConfigError
 from myxtts.placement.routes import plan_routes
@@ -330,7 +331,7 @@ class YamlTest(unittest.TestCase):
             for name in names:
                 with self.subTest(task=task, name=name):
                     setting = SETTINGS[name]
-                    value = True if setting.kind is bool else setting.default * 2 or 0.2
+                    value = another_value(setting)
                     error = self.error_of("", task=task, **{name: value})
                     self.assertRegex(error, f"^{name} is .*the task {task} does not use it")
                     self.assertIn(f"set it to {setting.default_text}.", error)
@@ -384,6 +385,15 @@ class ForeignNamesTest(unittest.TestCase):
         self.assertEqual(set(SCRIPTS), set(COMMANDS))
         for command, script in SCRIPTS.items():
             self.assertIn(f"run_script({command.replace('-', '_')})", (ROOT / script).read_text(encoding="utf-8"))
+
+
+def another_value(setting: Setting) -> Any:
+    """Return an allowed value that is not the default."""
+    if setting.choices:
+        return setting.choices[-1]
+    if setting.kind is str:
+        return "runs/other"
+    return True if setting.kind is bool else setting.default * 2 or 0.2
 
 
 def flags_of(command: str) -> set[str]:

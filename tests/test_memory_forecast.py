@@ -9,6 +9,7 @@ from myxtts.config.schema import AugmentationConfig, Config, DataConfig, ModelCo
 from myxtts.data.batch_plan import Plan
 from myxtts.errors import ConfigError
 from myxtts.placement.routes import Route
+from myxtts.tasks.registry import task_of
 from myxtts.training.memory_forecast import MemoryForecast, check_memory, forecast_memory
 from tests.tiny import Workspace
 
@@ -25,7 +26,8 @@ def forecast(routes, parameters=1000, **sections):
     plan = Plan(
         np.full(8, SAMPLES, np.int32), np.full(8, TOKENS), np.zeros(8, int), bounds=[SAMPLES], batch_size=ROWS, seed=0
     )
-    return forecast_memory(Config(**sections), plan, routes, parameters)
+    config = Config(**sections)
+    return forecast_memory(config, plan, routes, parameters, task_of(config).extractor(config, training=True))
 
 
 class Parts(unittest.TestCase):

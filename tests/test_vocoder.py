@@ -17,7 +17,7 @@ from myxtts.audio.pitch import f0
 from myxtts.audio.spectral import inverse_short_time_spectrum, magnitude, short_time_spectrum
 from myxtts.batch import CONTEXT_FRAMES, VOCODER_FEATURES, check_batch, tensor_specs
 from myxtts.config.schema import Config, ModelConfig, VocoderConfig
-from myxtts.data.features import utterance_extractor, vocoder_extractor
+from myxtts.data.features import vocoder_extractor
 from myxtts.data.producer import trace_produce
 from myxtts.models.vocoder import Vocoder, log_mel_of, project
 from myxtts.observe.metrics import read_metrics
@@ -53,7 +53,7 @@ def inputs(frames=FRAMES, padded=44, seed=0):
 EXTRACTORS = {
     "random": vocoder_extractor(SEGMENT, at_random=True),
     "middle": vocoder_extractor(SEGMENT, at_random=False),
-    "whole": utterance_extractor(),
+    "whole": vocoder_extractor(),
 }
 
 

@@ -27,6 +27,7 @@ from myxtts.placement.routes import Route
 from myxtts.profiling.flops import matmul_flops_per_s, step_flops
 from myxtts.profiling.isolated_stages import SampleBatches, measure_isolated, time_step
 from myxtts.profiling.profiled_run import MeasurementWindow, ProfiledRun, measurement_window, open_run
+from myxtts.tasks.registry import task_of
 from myxtts.training.memory_forecast import forecast_memory
 
 TITLE = "Stage times"
@@ -200,9 +201,11 @@ def inspect_step(run: ProfiledRun, window: MeasurementWindow, samples: SampleBat
 
 def device_forecast_mib(config: Config, run: ProfiledRun) -> float:
     """Return the forecast of a model device's memory: the state, and what the preflight forecasts for the step."""
-    state = run.setup.state
+    setup, state = run.setup, run.setup.state
+    extractor = task_of(config).extractor(config, training=True, load_teacher=setup.load_teacher)
     on_host = Route("/CPU:0", "/CPU:0")  # the preflight forecasts the memory of the host
-    forecast = forecast_memory(config, run.setup.corpora.training.plan, (on_host,), parameter_count(state.model))
+    plan = setup.corpora.training.plan
+    forecast = forecast_memory(config, plan, (on_host,), parameter_count(state.model), extractor)
     groups = state.variables().values()
     state_mib = sum(v.shape.num_elements() * v.dtype.size for group in groups for v in group.values()) / 2**20
     return state_mib + forecast.parts_mib["for the step"]

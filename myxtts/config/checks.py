@@ -9,6 +9,7 @@ from myxtts.config.schema import (
     DataConfig,
     LocalSGDConfig,
     ModelConfig,
+    TeacherConfig,
     TrainingConfig,
     VocoderConfig,
 )
@@ -16,8 +17,8 @@ from myxtts.config.settings import SETTINGS
 from myxtts.errors import ConfigError, PlacementError
 
 UNUSED = {
-    "tts": (*VocoderConfig.model_fields, "speed_perturbation"),
-    "asr": tuple(VocoderConfig.model_fields),
+    "tts": (*VocoderConfig.model_fields, *TeacherConfig.model_fields, "speed_perturbation"),
+    "asr": (*VocoderConfig.model_fields, *TeacherConfig.model_fields),
     "vocoder": (
         *("segment_seconds", "vtlp", "dropout", "reference_dropout", "cfg_dropout", "reference_seconds", "ode_steps"),
         "guidance",
@@ -25,6 +26,10 @@ UNUSED = {
     ),
 }
 """Settings that have no effect on a task. For `asr`, not all that exist: its old runs may have recorded some."""
+
+
+TAUGHT = ("reference_seconds",)
+"""Settings that a task uses if it has a teacher."""
 
 
 def check_settings(config: Config) -> None:
@@ -39,6 +44,7 @@ def check_settings(config: Config) -> None:
     _check_unused(config)
     _check_training(config.training, config.data)
     _check_discriminators(config)
+    _check_teacher(config.teacher)
     _check_local_sgd(config.local_sgd)
 
 
@@ -117,7 +123,10 @@ def _check_model(model: ModelConfig) -> None:
 
 def _check_unused(config: Config) -> None:
     task = config.model.task
+    used = TAUGHT if config.teacher.teacher is not None else ()
     for setting in map(SETTINGS.__getitem__, UNUSED[task]):
+        if setting.name in used:
+            continue
         value = getattr(getattr(config, setting.section), setting.name)
         if value == setting.default:
             continue
@@ -145,6 +154,14 @@ def _check_discriminators(config: Config) -> None:
         raise ConfigError(
             "--discriminators was given without a trained vocoder: against random weights, discriminators teach a "
             "vocoder to make noise. Train one with --config configs/vocoder.yaml, then name its run with --init-from."
+        )
+
+
+def _check_teacher(teacher: TeacherConfig) -> None:
+    if teacher.teacher is None and teacher.produce_precision != "float32":
+        raise ConfigError(
+            f"--produce-precision {teacher.produce_precision} was given, which is the precision of a teacher, but "
+            "there is none. Leave it out, or name the run of a voice with --teacher."
         )
 
 

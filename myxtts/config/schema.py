@@ -211,6 +211,16 @@ class VocoderConfig(Section):
     """Learning rate of the discriminators divided by that of the vocoder."""
 
 
+class TeacherConfig(Section):
+    """A frozen voice that makes part of the features, on the data device."""
+
+    teacher: str | None = None
+    """Folder of the run of a `tts`. A `vocoder` then learns from the mels that this voice makes of the recordings,
+    with their durations, pitch and energy, instead of from the recordings' own mels."""
+    produce_precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] = "float32"
+    """Number format in which the teacher computes; its weights stay float32."""
+
+
 class TrainingConfig(Section):
     """Optimizer, length and precision of training."""
 
@@ -310,6 +320,7 @@ class Config(Section):
     model: ModelConfig = ModelConfig()
     asr: ASRConfig = ASRConfig()
     vocoder: VocoderConfig = VocoderConfig()
+    teacher: TeacherConfig = TeacherConfig()
     training: TrainingConfig = TrainingConfig()
     run: RunConfig = RunConfig()
     local_sgd: LocalSGDConfig = LocalSGDConfig()

@@ -77,7 +77,7 @@ def load_corpora(
         config: the settings of the run.
         folder: gets the cached manifests and rejected.csv.
         length_rule: utterances with fewer frames than it needs are rejected; None for a task that needs no texts.
-        known: vocabulary to extend, of the run that this one starts from.
+        known: vocabulary to extend, of the run that this one starts from; with a teacher it is not extended.
         replicas: number of replicas that share each training step.
 
     Raises:
@@ -100,7 +100,8 @@ def load_corpora(
         check_languages([train_rows, validation_rows], data.max_rejected)
     make_folder(folder, "--runs-dir")
     cache = folder / "manifest-train.npz"
-    train, vocabulary, unusable = manifest_of(train_rows, data, length_rule, known, grow=True, cache=cache)
+    grow = config.teacher.teacher is None
+    train, vocabulary, unusable = manifest_of(train_rows, data, length_rule, known, grow=grow, cache=cache)
     cache = folder / "manifest-validation.npz"
     validation, vocabulary, unusable_validation = manifest_of(
         validation_rows, data, length_rule, vocabulary, cache=cache

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -16,6 +17,7 @@ from myxtts.batch import (
     ASR_FEATURES,
     ASR_INPUTS,
     CONTEXT_FRAMES,
+    TAUGHT_VOCODER_FEATURES,
     TEXT,
     TTS_FEATURES,
     TTS_INPUTS,
@@ -32,6 +34,9 @@ VTLP_COSINES = 9  # spectral gain curve over the mel bands, the constant include
 NO_AUGMENTATION = AugmentationConfig()
 MARGIN_HOPS = 3  # on each side of a segment's samples: more than its first and last mel and F0 look at (1.5, 2.7)
 
+LoadFrozen = Callable[[str], Any]
+"""Returns a frozen network on a device, always the same one. A traced function does not keep its variables alive."""
+
 
 @dataclass(frozen=True)
 class FeatureExtractor:
@@ -39,16 +44,26 @@ class FeatureExtractor:
 
     Attributes:
         inputs, features: contracts of the batches before and after `produce`.
-        produce: TensorFlow function from a batch of `inputs` to a batch of `features`.
+        produce: TensorFlow function from a batch of `inputs` to a batch of `features`; with a frozen network as second
+            argument if there is one.
         sizes: the named dimensions that `produce` decides, whatever the batch.
         max_stretch: factor by which `produce` lengthens the longest utterances, and with them `frames`.
+        load_frozen: loads the frozen network on a data device.
     """
 
     inputs: dict[str, Field]
     features: dict[str, Field]
-    produce: Callable[[dict], dict]
+    produce: Callable[..., dict]
     sizes: Mapping[str, int] = field(default_factory=dict)
     max_stretch: float = 1.0
+    load_frozen: LoadFrozen | None = None
+
+    def produce_on(self, device: str) -> Callable[[dict], dict]:
+        """Return `produce` as a function of a batch alone, with its frozen network on a device."""
+        if self.load_frozen is None:
+            return self.produce
+        network = self.load_frozen(device)
+        return lambda waves: self.produce(waves, network)
 
 
 def tts_extractor(vtlp: float = 0.0, augmentation: AugmentationConfig = NO_AUGMENTATION) -> FeatureExtractor:
@@ -65,28 +80,79 @@ def asr_extractor(
     return FeatureExtractor(ASR_INPUTS, ASR_FEATURES, produce, max_stretch=max_stretch)
 
 
-def vocoder_extractor(segment_frames: int, at_random: bool) -> FeatureExtractor:
-    """Return the extractor of `vocoder_features` of segments."""
-    frames = segment_frames + 2 * CONTEXT_FRAMES
-    produce = partial(vocoder_features, segment_frames=segment_frames, at_random=at_random)
-    sizes = {"segment_frames": frames, "segment_samples": frames * HOP_SAMPLES}
-    return FeatureExtractor(VOCODER_INPUTS, VOCODER_FEATURES, produce, sizes)
+def vocoder_extractor(
+    segment_frames: int | None = None, at_random: bool = False, load_teacher: LoadFrozen | None = None
+) -> FeatureExtractor:
+    """Return the extractor of `vocoder_features`, or of `taught_vocoder_features` if there is a teacher.
 
-
-def utterance_extractor() -> FeatureExtractor:
-    """Return the extractor of `vocoder_features` of whole utterances."""
-    return FeatureExtractor(VOCODER_INPUTS, VOCODER_FEATURES, vocoder_features)
+    Args:
+        segment_frames: length of the segments; by default the whole utterances, without context.
+        at_random: take a random segment, by the batch's seed, instead of the middle one.
+        load_teacher: loads the network whose `teacher_forced_mel` replaces the mel.
+    """
+    sizes = {}
+    if segment_frames is not None:
+        frames = segment_frames + 2 * CONTEXT_FRAMES
+        sizes = {"segment_frames": frames, "segment_samples": frames * HOP_SAMPLES}
+    if load_teacher is None:
+        produce = partial(vocoder_features, segment_frames=segment_frames, at_random=at_random)
+        return FeatureExtractor(VOCODER_INPUTS, VOCODER_FEATURES, produce, sizes)
+    taught = partial(taught_vocoder_features, segment_frames=segment_frames, at_random=at_random)
+    return FeatureExtractor(TTS_INPUTS, TAUGHT_VOCODER_FEATURES, taught, sizes, load_frozen=load_teacher)
 
 
 def vocoder_features(waves: dict, segment_frames: int | None = None, at_random: bool = False) -> dict:
     """Compute VOCODER_FEATURES from VOCODER_INPUTS: a segment of each utterance, its log-mel and F0.
 
     These are the mel and F0 of the whole utterance, cut out. CONTEXT_FRAMES more are cut out on each side of a segment.
-
-    Args:
-        segment_frames: length of the segments; by default the whole utterances, without context.
-        at_random: take a random segment, by the batch's seed, instead of the middle one.
     """
+    stretch = _cut_stretch(waves, segment_frames, at_random)
+    # Outside of an utterance, its mel sees its reflection, and F0 zeros.
+    reflected = MARGIN_HOPS * HOP_SAMPLES - PAD_SAMPLES
+    mel = log_mel_of_frames(stretch.wave[:, reflected:-reflected])
+    f0_hz, _ = f0(stretch.silent_outside, tf.fill(tf.shape(stretch.wave)[:1], tf.shape(stretch.wave)[1]))
+    return _features_of_stretch(waves, stretch, tf.where(stretch.real[:, :, None], mel, SILENCE), f0_hz)
+
+
+def taught_vocoder_features(waves: dict, teacher: Any, segment_frames: int | None, at_random: bool) -> dict:
+    """Compute TAUGHT_VOCODER_FEATURES from TTS_INPUTS: see `vocoder_features` and `XTTS.teacher_forced_mel`.
+
+    The teacher takes whole utterances, so that its mels are those of synthesis also at the ends of a segment.
+    """
+    whole = tts_features(waves)
+    stretch = _cut_stretch(waves, segment_frames, at_random)
+    last = tf.maximum(tf.cast(whole["frames"], tf.int64) - 1, 0)[:, None]
+
+    def cut(values, frame):
+        return tf.gather(values, tf.clip_by_value(frame, 0, last), batch_dims=1)
+
+    mel, target_mel = (
+        tf.where(stretch.real[:, :, None], cut(values, stretch.frame), SILENCE)
+        for values in (teacher.teacher_forced_mel(whole), whole["mel"])
+    )
+    frame = stretch.frame[:, :1] - MARGIN_HOPS + tf.range(tf.shape(stretch.wave)[1] // HOP_SAMPLES, dtype=tf.int64)
+    f0_hz = tf.where((frame >= 0) & (frame <= last), cut(whole["f0_hz"], frame), 0.0)
+    return _features_of_stretch(waves, stretch, mel, f0_hz) | {"target_mel": target_mel}
+
+
+class _Stretch(NamedTuple):
+    """A stretch of each utterance, with MARGIN_HOPS hops more on each side.
+
+    Attributes:
+        frame: int64 [batch, frames], number of each frame within its utterance, without the margins.
+        real: bool [batch, frames], inside of the utterance.
+        wave: float32 [batch, samples], utterances continued by their reflection; with the margins.
+        silent_outside: the same, 0 outside of the utterance.
+    """
+
+    frame: tf.Tensor
+    real: tf.Tensor
+    wave: tf.Tensor
+    silent_outside: tf.Tensor
+
+
+def _cut_stretch(waves: dict, segment_frames: int | None, at_random: bool) -> _Stretch:
+    """Cut the segments and their context out of a batch's waves; see `vocoder_extractor`."""
     frames = tf.cast(frame_count(waves["samples"]), tf.int64)
     if segment_frames is None:
         first, length = tf.zeros_like(frames), frame_count(tf.shape(waves["pcm"])[1])
@@ -97,18 +163,25 @@ def vocoder_features(waves: dict, segment_frames: int | None = None, at_random: 
     wave, inside = cut_out(waves, first, length, MARGIN_HOPS)
     frame = first[:, None] + tf.cast(tf.range(length), tf.int64)
     real = (frame >= 0) & (frame < frames[:, None])
-    # Outside of an utterance, its mel sees its reflection, and F0 zeros.
-    reflected = MARGIN_HOPS * HOP_SAMPLES - PAD_SAMPLES
-    mel = log_mel_of_frames(wave[:, reflected:-reflected])
-    silent_outside = tf.where(inside, wave, 0.0)
-    f0_hz, _ = f0(silent_outside, tf.fill(tf.shape(wave)[:1], tf.shape(wave)[1]))
-    phasor = pulse_phasor(silent_outside, f0_hz)
-    hops = tf.reshape(silent_outside, [tf.shape(wave)[0], -1, HOP_SAMPLES])[:, MARGIN_HOPS:-MARGIN_HOPS]
+    return _Stretch(frame, real, wave, tf.where(inside, wave, 0.0))
+
+
+def _features_of_stretch(waves: dict, stretch: _Stretch, mel, f0_hz) -> dict:
+    """Return VOCODER_FEATURES.
+
+    Args:
+        mel: float32 [batch, frames, 80], silence outside of the utterances.
+        f0_hz: float32 [batch, frames and margins].
+    """
+    rows, frames = tf.unstack(tf.shape(stretch.frame))
+    real = stretch.real
+    phasor = pulse_phasor(stretch.silent_outside, f0_hz)
+    hops = tf.reshape(stretch.silent_outside, [rows, -1, HOP_SAMPLES])[:, MARGIN_HOPS:-MARGIN_HOPS]
     return {name: waves[name] for name in ("seed", "step_frames")} | {
-        "mel": tf.where(real[:, :, None], mel, SILENCE),
+        "mel": mel,
         "f0_hz": tf.where(real, f0_hz[:, MARGIN_HOPS:-MARGIN_HOPS], 0.0),
         "pulse_phasor": tf.where(real[:, :, None], phasor[:, MARGIN_HOPS:-MARGIN_HOPS], 0.0),
-        "wave": tf.reshape(tf.where(real[:, :, None], hops, 0.0), [tf.shape(wave)[0], length * HOP_SAMPLES]),
+        "wave": tf.reshape(tf.where(real[:, :, None], hops, 0.0), [rows, frames * HOP_SAMPLES]),
         "frames": frame_count(waves["samples"]),
     }
 

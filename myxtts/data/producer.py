@@ -131,9 +131,11 @@ def trace_produce(device: str, extractor: FeatureExtractor) -> ProduceFunction:
         name for name, field in extractor.features.items() if name not in extractor.inputs and field.dtype == "float32"
     )
 
+    produce = extractor.produce_on(device)
+
     def produce_on_device(waves: dict) -> Produced:
         with tf.device(device):  # entered here, since a device scope around the tracing does not reach the operations
-            features = extractor.produce(waves)
+            features = produce(waves)
             return Produced(features, tf.reshape(features[computed], [-1])[:1])
 
     return tf.function(produce_on_device).get_concrete_function(tensor_specs(extractor.inputs))

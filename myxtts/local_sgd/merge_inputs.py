@@ -60,6 +60,7 @@ class MergeInput:
             **{name: getattr(getattr(config, section), name) for section, name in TASK_SETTINGS[task]},
             "text_frontend": config.data.text_frontend,
             "audio_format": audio_format_of(metadata),
+            "teacher": (metadata.get("teacher") or {"weights": "none"})["weights"],
             # The optimizer state covers the trained variables and, with mixed_float16, the loss scale.
             "freeze": " ".join(sorted(config.training.freeze)) or "nothing",
             "precision": "mixed_float16" if config.training.precision == "mixed_float16" else "another",

@@ -56,7 +56,7 @@ def euler_solve(estimate_data, noise, steps):
     Args:
         estimate_data: function of x_t float32 [B, T, D] and t float32 [B] that estimates the data.
         noise: float32 [B, T, D].
-        steps: int32 scalar, at least 1.
+        steps: at least 1: an int32 scalar, or a number, by which the steps are unrolled.
 
     Returns:
         float32 [B, T, D]: the last estimate.
@@ -68,5 +68,10 @@ def euler_solve(estimate_data, noise, steps):
         # A step of 1/steps at a velocity of (estimate - x) / (1 - time).
         return step + 1, x + (estimate_data(x, tf.fill([rows], time)) - x) / tf.cast(steps - step, tf.float32)
 
+    if isinstance(steps, int):
+        data = noise
+        for step in range(steps):
+            _, data = advance(step, data)
+        return data
     _, data = tf.while_loop(lambda step, _: step < steps, advance, (0, noise))
     return data

@@ -25,7 +25,7 @@ from myxtts.audio.format import FFT_SAMPLES, HOP_SAMPLES, LOG_FLOOR, MEL_BANDS, 
 from myxtts.audio.mel import SILENCE, inverse_mel_filters, mel_filters
 from myxtts.audio.pitch import F0_MAX_HZ, F0_MIN_HZ
 from myxtts.audio.spectral import OVERLAP, inverse_short_time_spectrum, magnitude, scaled, short_time_spectrum
-from myxtts.batch import CONTEXT_FRAMES, VOCODER_FEATURES
+from myxtts.batch import CONTEXT_FRAMES, TAUGHT_VOCODER_FEATURES, VOCODER_FEATURES
 from myxtts.models.discriminators import AdversarialSettings, Discriminators
 from myxtts.models.layers import CompositeLayer, Dense, sum_over
 from myxtts.models.loss_groups import NETWORK, LossGroup
@@ -45,6 +45,7 @@ NOISE_LEVEL = -1.0  # of the noise filter before training, in nepers
 MAX_LOG_GAIN, MIN_LOG_GAIN = 6.0, -14.0
 MAX_PROJECTION = 3.0  # nepers by which a projection changes a band
 KERNEL_SIZE = 5
+MEL_BLOCKS = 4
 PITCH_BINS = 96
 MAX_FLUCTUATION = 3.0
 PITCH_NEIGHBOURS = 3  # bins on each side of the likeliest, over which F0 is averaged
@@ -79,17 +80,21 @@ class Vocoder(keras.Model):
         size: dimensions, see SIZES.
         gradient_checkpointing: recompute the blocks' activations in the backward pass instead of keeping them.
         adversarial: train against discriminators, too.
+        refine_mel: the mels are those of a voice, and the network brings them closer to those of recordings first.
 
     Attributes:
         BATCH_FIELDS: the contract of a batch, see `myxtts.batch`.
         LOSS_NAMES: the losses that `call` returns, in order; in training, discriminators add their own.
     """
 
-    BATCH_FIELDS = VOCODER_FEATURES
     LOSS_NAMES = ("spectral", "complex", "mel", "pitch", "voicing", "phase")
 
     def __init__(
-        self, size: VocoderSize, gradient_checkpointing: bool = False, adversarial: AdversarialSettings | None = None
+        self,
+        size: VocoderSize,
+        gradient_checkpointing: bool = False,
+        adversarial: AdversarialSettings | None = None,
+        refine_mel: bool = False,
     ):
         # Signals stay float32 in mixed precision; the layers cast their own inputs.
         super().__init__(name="vocoder", autocast=False)
@@ -104,6 +109,8 @@ class Vocoder(keras.Model):
         self.filters = Dense(4 * FILTERS_PER_FRAME * BINS, kernel_initializer=small, name="filters")
         self.adversarial = adversarial
         self.discriminators = Discriminators(name="discriminators") if adversarial else None
+        self.mel_head = MelHead(size.pitch_channels, name="mel_head") if refine_mel else None
+        self.BATCH_FIELDS = TAUGHT_VOCODER_FEATURES if refine_mel else VOCODER_FEATURES
 
     def vocabulary_variables(self) -> dict[str, tuple[str, int]]:
         """Return no variables: none has a row for each vocabulary entry."""
@@ -112,7 +119,12 @@ class Vocoder(keras.Model):
     def component_layers(self) -> dict[str, list[layers.Layer]]:
         """Return the layers of each component that --freeze names."""
         filters = [self.mel_in, self.magnitude_in, self.source_in, *self.blocks, self.out_norm, self.filters]
+        filters += [] if self.mel_head is None else [self.mel_head]
         return {"pitch_head": [self.pitch_head], "filter": filters}
+
+    def added_layers(self) -> list[layers.Layer]:
+        """Return the layers that a pretrained run may lack: with their initial weights they change nothing."""
+        return [] if self.mel_head is None else [self.mel_head]
 
     def loss_groups(self) -> dict[str, LossGroup]:
         """Return the groups of losses, see `LossGroup`: one, or two with discriminators."""
@@ -154,10 +166,13 @@ class Vocoder(keras.Model):
             Outputs: `wave` float32 [B, T * 256].
         """
         mel, target, weight = batch["mel"], batch["wave"], tf.cast(batch["frames"], tf.float32) / batch["step_frames"]
+        target_mel = mel
+        if self.mel_head is not None:
+            mel, target_mel = self.mel_head(mel), batch["target_mel"]
         harmonic = pulse_train(interpolate_unvoiced(batch["f0_hz"]), batch["pulse_phasor"])
         wave = self._generate(mel, harmonic, batch["seed"], TRAINED_PROJECTIONS)
         context, samples = CONTEXT_FRAMES, CONTEXT_FRAMES * HOP_SAMPLES
-        mel_error = tf.abs(log_mel_of(wave) - mel)[:, context:-context]
+        mel_error = tf.abs(log_mel_of(wave) - target_mel)[:, context:-context]
         estimate, true = wave[:, samples:-samples], target[:, samples:-samples]
         pitch, voicing, phase = self.pitch_head.losses_of(mel, batch["f0_hz"], batch["pulse_phasor"])
         by_row = {
@@ -195,6 +210,8 @@ class Vocoder(keras.Model):
         context, samples = CONTEXT_FRAMES, CONTEXT_FRAMES * HOP_SAMPLES
         silence = tf.fill([tf.shape(log_mel)[0], context, MEL_BANDS], SILENCE)  # tf.pad reads the value on the host
         mel = tf.concat([silence, log_mel, silence], axis=1)
+        if self.mel_head is not None:
+            mel = self.mel_head(mel)
         f0_hz, voicing, phasor = self.pitch_head.estimate(mel)
         harmonic = pulse_train(f0_hz, smoothed_phasor(voicing[:, :, None] * phasor, f0_hz, PHASE_WINDOW_FRAMES))
         wave = self._generate(mel, harmonic, seed, PROJECTIONS)[:, samples:-samples]
@@ -244,6 +261,24 @@ class FilterBlock(CompositeLayer):
     def call(self, x):
         """[B, T, C] -> [B, T, C]."""
         return x + self.out(self.expand(self.norm(self.conv(x))))
+
+
+class MelHead(CompositeLayer):
+    """Brings the mel of a voice closer to that of a recording: a residual network that starts as the identity."""
+
+    def __init__(self, channels: int, **kwargs):
+        super().__init__(**kwargs)
+        self.conv_in = layers.Conv1D(channels, 5, padding="same", name="conv_in")
+        self.blocks = [FilterBlock(channels, name=f"block_{i}") for i in range(MEL_BLOCKS)]
+        self.out_norm = layers.LayerNormalization(name="out_norm")
+        self.out = Dense(MEL_BANDS, kernel_initializer="zeros", name="out")
+
+    def call(self, mel):
+        """float32 [B, T, 80] -> [B, T, 80]."""
+        x = self.conv_in(normalised(mel))
+        for block in self.blocks:
+            x = block(x)
+        return mel + tf.cast(self.out(self.out_norm(x)), tf.float32)
 
 
 class PitchHead(CompositeLayer):

@@ -259,10 +259,7 @@ class XTTS(keras.Model):
         style = speaker.style
         encoded, mean, mask = self._encode(batch["tokens"], token_count, speaker, seed)
 
-        path = tf.stop_gradient(self.alignment_search(frame_token_scores(target, mean), token_count, frames))
-        path = tf.cast(path, tf.int64)
-        relative_mel = target - speaker.average_spectrum[:, None, :]
-        prosody, durations = target_prosody(relative_mel, batch["f0_hz"], path, tf.shape(mean)[1])
+        path, prosody, durations = self._align(batch, target, mean, speaker)
         errors = prosody_errors(self._predict_prosody(encoded, style, mask, seed), prosody)
 
         frame = self._select_frames(frames, tf.shape(path)[1], seed)
@@ -338,20 +335,52 @@ class XTTS(keras.Model):
         durations = durations_of_path(path, tf.shape(tokens)[1])
         frame = self._select_frames(ends[:, -1], tf.shape(path)[1], None)
         condition = self._decode(encoded, mean, prosody, durations, path, frame, style, None)
-        no_condition = self._drop_condition(condition, tf.zeros([tf.shape(tokens)[0]]))
+        noise = flow.sample_noise(fold_in(seed, "noise"), tf.shape(condition.mel)[1:])
+        noise = tf.broadcast_to(TEMPERATURE * noise, tf.shape(condition.mel))
+        return self._solve_flow(condition, noise, ode_steps, guidance), ends[:, -1], path
+
+    def teacher_forced_mel(self, batch, ode_steps: int, guidance: float):
+        """Compute the mel that the network makes of recorded utterances, frame by frame where the recordings have it.
+
+        The texts are aligned with the recordings, whose durations, pitch and energy replace the predicted ones
+        (Shen et al. 2018, "Natural TTS synthesis": mels for a vocoder). Each row has its own noise.
+
+        Args:
+            batch: TTS_FEATURES.
+            ode_steps, guidance: see `SynthesisOptions`.
+
+        Returns:
+            float32 [B, T, 80], padded with silence.
+        """
+        keep = keep_mask(batch["reference_frames"], 0.0, None, "reference")
+        speaker = self._speaker_condition(batch["reference"], batch["reference_frames"], batch["language"], keep)
+        encoded, mean, _ = self._encode(batch["tokens"], batch["token_count"], speaker, None)
+        path, prosody, durations = self._align(batch, (batch["mel"] - MEL_MEAN) / MEL_STD, mean, speaker)
+        frame = self._select_frames(batch["frames"], tf.shape(path)[1], None)
+        condition = self._decode(encoded, mean, prosody, durations, path, frame, speaker.style, None)
+        noise = TEMPERATURE * flow.sample_noise(fold_in(batch["seed"], "teacher noise"), tf.shape(condition.mel))
+        return self._solve_flow(condition, noise, ode_steps, guidance)
+
+    def _solve_flow(self, condition, noise, ode_steps, guidance):
+        """Solve the flow from noise, float32 [B, T, 80]; return the log-mel, padded with silence.
+
+        Args:
+            ode_steps, guidance: tensors or numbers.
+        """
+        no_condition = self._drop_condition(condition, tf.zeros(tf.shape(noise)[:1]))
 
         def guided_estimate(noisy, time):  # classifier-free guidance (Ho & Salimans 2021)
             conditional, _ = self._denoise(noisy, time, condition)
-            return tf.cond(
-                guidance == 1.0,
-                lambda: conditional,
-                lambda: conditional + (guidance - 1.0) * (conditional - self._denoise(noisy, time, no_condition)[0]),
-            )
 
-        noise = TEMPERATURE * flow.sample_noise(fold_in(seed, "noise"), tf.shape(condition.mel)[1:])
-        mel = flow.euler_solve(guided_estimate, tf.broadcast_to(noise, tf.shape(condition.mel)), ode_steps)
-        mel = tf.where(condition.mask[:, :, None], mel * MEL_STD + MEL_MEAN, SILENCE)
-        return mel, ends[:, -1], path
+            def guide():
+                return conditional + (guidance - 1.0) * (conditional - self._denoise(noisy, time, no_condition)[0])
+
+            if isinstance(guidance, float):
+                return conditional if guidance == 1.0 else guide()
+            return tf.cond(guidance == 1.0, lambda: conditional, guide)
+
+        mel = flow.euler_solve(guided_estimate, noise, ode_steps)
+        return tf.where(condition.mask[:, :, None], mel * MEL_STD + MEL_MEAN, SILENCE)
 
     def _speaker_condition(self, reference, reference_frames, language, keep):
         """Return the SpeakerCondition; rows where `keep` is 0 have no reference."""
@@ -373,6 +402,18 @@ class XTTS(keras.Model):
             encoded = self._checkpointed(attention, encoded, style, mask, seed)
             encoded = self._checkpointed(conv, encoded, style, mask, seed)
         return encoded, mean, mask
+
+    def _align(self, batch, target, mean, speaker):
+        """Align texts with their recordings, whose normalised mel is `target` [B, T, 80].
+
+        Returns:
+            Path int64 [B, T], the token of each frame; Prosody of each token; its frames, float32 [B, N].
+        """
+        scores = frame_token_scores(target, mean)
+        path = tf.stop_gradient(self.alignment_search(scores, batch["token_count"], batch["frames"]))
+        path = tf.cast(path, tf.int64)
+        relative_mel = target - speaker.average_spectrum[:, None, :]
+        return path, *target_prosody(relative_mel, batch["f0_hz"], path, tf.shape(mean)[1])
 
     def _predict_prosody(self, encoded, style, mask, seed):
         """Return the predicted Prosody."""

@@ -10,7 +10,7 @@ import keras
 from myxtts.audio.spec_augment import spec_augment
 from myxtts.audio.vocoder import VocoderProtocol
 from myxtts.config.schema import Config
-from myxtts.data.features import FeatureExtractor, asr_extractor
+from myxtts.data.features import FeatureExtractor, LoadFrozen, asr_extractor
 from myxtts.data.manifest import Vocabulary
 from myxtts.models import asr
 from myxtts.models.build import build_asr
@@ -30,7 +30,7 @@ class ASRTask:
     def has_small_operations(self, config: Config) -> bool:
         return False
 
-    def extractor(self, config: Config, training: bool) -> FeatureExtractor:
+    def extractor(self, config: Config, training: bool, load_teacher: LoadFrozen | None = None) -> FeatureExtractor:
         if not training:
             return asr_extractor()
         settings = config.asr
@@ -48,10 +48,12 @@ class ASRTask:
     def segment_s(self, config: Config) -> None:
         return None
 
-    def sample_extractor(self, config: Config) -> None:
+    def sample_extractor(self, config: Config, load_teacher: LoadFrozen | None = None) -> None:
         return None
 
-    def build(self, config: Config, vocabulary: Vocabulary, training: bool = True) -> keras.Model:
+    def build(
+        self, config: Config, vocabulary: Vocabulary, training: bool = True, precision: str = "float32"
+    ) -> keras.Model:
         settings: dict[str, Any] = {
             "precision": config.training.precision,
             "dropout": config.model.dropout,
@@ -62,7 +64,7 @@ class ASRTask:
             len(vocabulary.symbols),
             config.asr.encoder,
             config.asr.subsampling,
-            **(settings if training else {}),
+            **(settings if training else {"precision": precision}),
         )
 
     def tune(self, config: Config, network: keras.Model, device: str, sizes: dict[str, int]) -> dict[str, str]:

@@ -9,7 +9,7 @@ import keras
 
 from myxtts.audio.vocoder import VocoderProtocol
 from myxtts.config.schema import Config
-from myxtts.data.features import FeatureExtractor
+from myxtts.data.features import FeatureExtractor, LoadFrozen
 from myxtts.data.manifest import Vocabulary
 from myxtts.observe.metrics import TensorBoard
 
@@ -72,20 +72,26 @@ class Task(Protocol):
         """
         ...
 
-    def extractor(self, config: Config, training: bool) -> FeatureExtractor:
-        """Return the batch contracts and the function from waves to features; augmentation is for training only."""
+    def extractor(self, config: Config, training: bool, load_teacher: LoadFrozen | None = None) -> FeatureExtractor:
+        """Return the batch contracts and the function from waves to features; augmentation is for training only.
+
+        Args:
+            load_teacher: loads the teacher that the settings name. Without it, features are those of the recordings.
+        """
         ...
 
     def segment_s(self, config: Config) -> float | None:
         """Return the duration of the segment of each utterance that a step takes; None if it takes whole utterances."""
         ...
 
-    def sample_extractor(self, config: Config) -> FeatureExtractor | None:
-        """Return the extractor of the sampler's examples; None for that of validation."""
+    def sample_extractor(self, config: Config, load_teacher: LoadFrozen | None = None) -> FeatureExtractor | None:
+        """Return the extractor of the sampler's examples; None for that of validation. See `extractor`."""
         ...
 
-    def build(self, config: Config, vocabulary: Vocabulary, training: bool = True) -> keras.Model:
-        """Build the network with its initial weights; without `training` in float32 and without dropout.
+    def build(
+        self, config: Config, vocabulary: Vocabulary, training: bool = True, precision: str = "float32"
+    ) -> keras.Model:
+        """Build the network with its initial weights; without `training` in `precision` and without dropout.
 
         Its call returns (losses by name, outputs); `BATCH_FIELDS` is the contract of its input, `LOSS_NAMES` the
         names of the losses.

@@ -8,7 +8,7 @@ from myxtts.data.manifest import LengthRule
 LENGTH_RULES: Mapping[str, Callable[[Config], LengthRule | None]] = {
     "tts": lambda config: LengthRule(),
     "asr": lambda config: LengthRule(ctc=True, subsampling=config.asr.subsampling),
-    "vocoder": lambda config: None,
+    "vocoder": lambda config: None if config.teacher.teacher is None else LengthRule(),
 }
 
 

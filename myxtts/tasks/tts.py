@@ -9,7 +9,7 @@ import keras
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.vocoder import VocoderProtocol
 from myxtts.config.schema import Config
-from myxtts.data.features import FeatureExtractor, tts_extractor
+from myxtts.data.features import FeatureExtractor, LoadFrozen, tts_extractor
 from myxtts.data.manifest import Vocabulary
 from myxtts.models import xtts
 from myxtts.models.build import build_xtts
@@ -32,16 +32,18 @@ class TTSTask:
     def has_small_operations(self, config: Config) -> bool:
         return config.model.model_size == "tiny"
 
-    def extractor(self, config: Config, training: bool) -> FeatureExtractor:
+    def extractor(self, config: Config, training: bool, load_teacher: LoadFrozen | None = None) -> FeatureExtractor:
         return tts_extractor(config.data.vtlp, config.augmentation) if training else tts_extractor()
 
     def segment_s(self, config: Config) -> None:
         return None
 
-    def sample_extractor(self, config: Config) -> None:
+    def sample_extractor(self, config: Config, load_teacher: LoadFrozen | None = None) -> None:
         return None
 
-    def build(self, config: Config, vocabulary: Vocabulary, training: bool = True) -> keras.Model:
+    def build(
+        self, config: Config, vocabulary: Vocabulary, training: bool = True, precision: str = "float32"
+    ) -> keras.Model:
         model = config.model
         settings: dict[str, Any] = {
             "precision": config.training.precision,
@@ -52,7 +54,7 @@ class TTSTask:
             "gradient_checkpointing": model.gradient_checkpointing,
         }
         symbols, languages = len(vocabulary.symbols), len(vocabulary.languages)
-        return build_xtts(model.model_size, symbols, languages, **(settings if training else {}))
+        return build_xtts(model.model_size, symbols, languages, **(settings if training else {"precision": precision}))
 
     def tune(self, config: Config, network: keras.Model, device: str, sizes: dict[str, int]) -> dict[str, str]:
         training = config.training

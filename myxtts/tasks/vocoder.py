@@ -9,7 +9,7 @@ from myxtts.audio.format import FFT_SAMPLES, HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.vocoder import VocoderProtocol
 from myxtts.batch import CONTEXT_FRAMES
 from myxtts.config.schema import Config, VocoderConfig
-from myxtts.data.features import FeatureExtractor, utterance_extractor, vocoder_extractor
+from myxtts.data.features import FeatureExtractor, LoadFrozen, vocoder_extractor
 from myxtts.data.manifest import Vocabulary
 from myxtts.models import vocoder
 from myxtts.models.build import build_vocoder
@@ -32,21 +32,24 @@ class VocoderTask:
     def has_small_operations(self, config: Config) -> bool:
         return False
 
-    def extractor(self, config: Config, training: bool) -> FeatureExtractor:
-        return vocoder_extractor(segment_frames_of(config), at_random=training)
+    def extractor(self, config: Config, training: bool, load_teacher: LoadFrozen | None = None) -> FeatureExtractor:
+        return vocoder_extractor(segment_frames_of(config), training, load_teacher)
 
     def segment_s(self, config: Config) -> float:
         return config.vocoder.vocoder_segment_seconds
 
-    def sample_extractor(self, config: Config) -> FeatureExtractor:
-        return utterance_extractor()
+    def sample_extractor(self, config: Config, load_teacher: LoadFrozen | None = None) -> FeatureExtractor:
+        return vocoder_extractor(load_teacher=load_teacher)
 
-    def build(self, config: Config, vocabulary: Vocabulary, training: bool = True) -> keras.Model:
-        model = config.model
+    def build(
+        self, config: Config, vocabulary: Vocabulary, training: bool = True, precision: str = "float32"
+    ) -> keras.Model:
+        model, is_taught = config.model, config.teacher.teacher is not None
         if not training:
-            return build_vocoder(model.model_size)
+            return build_vocoder(model.model_size, precision, refine_mel=is_taught)
         return build_vocoder(
             model.model_size,
+            refine_mel=is_taught,
             precision=config.training.precision,
             gradient_checkpointing=model.gradient_checkpointing,
             adversarial=adversarial_settings_of(config.vocoder),

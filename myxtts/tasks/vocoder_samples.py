@@ -11,7 +11,7 @@ from myxtts.audio.format import DECIBELS_PER_NEPER, HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.griffin_lim import GriffinLim
 from myxtts.audio.mel import log_mel
 from myxtts.audio.vocoder import vocode
-from myxtts.batch import CONTEXT_FRAMES, VOCODER_FEATURES, first_rows
+from myxtts.batch import CONTEXT_FRAMES, TAUGHT_VOCODER_FEATURES, first_rows
 from myxtts.files import replaced_folder
 from myxtts.models.vocoder import log_mel_of
 from myxtts.observe.html_report import sound_file
@@ -24,13 +24,17 @@ SEED = (0, 0)  # of the vocoder's noise and of Griffin-Lim's phases
 
 
 class LogMelError:
-    """Mean absolute error of the log-mels of vocoded segments; see `tasks.base.Metric`. Utterances count equally."""
+    """Mean absolute error of the log-mels of vocoded segments against those of the recordings; see `tasks.base.Metric`.
+
+    Utterances count equally.
+    """
 
     def __init__(self) -> None:
         self._errors_db: list[float] = []
 
     def update(self, batch: dict, outputs: dict) -> None:
-        error = np.abs(log_mel_of(outputs["wave"]).numpy() - batch["mel"].numpy())
+        target = batch.get("target_mel", batch["mel"])
+        error = np.abs(log_mel_of(outputs["wave"]).numpy() - target.numpy())
         by_row = error[:, CONTEXT_FRAMES:-CONTEXT_FRAMES].mean(axis=(1, 2)) * DECIBELS_PER_NEPER
         self._errors_db += by_row[batch["frames"].numpy() > 0].tolist()
 
@@ -42,14 +46,14 @@ class VocoderSampler:
     """Turns the log-mels of the same held-out utterances back into waves at each call; see `tasks.base.Sampler`.
 
     Args:
-        examples: VOCODER_FEATURES of whole utterances; the first rows are used.
+        examples: VOCODER_FEATURES of whole utterances, or TAUGHT_VOCODER_FEATURES; the first rows are used.
         folder: gets `step-000500/` with a PNG and three WAVs for each utterance, such as `1-NAME.recording.wav`.
         tensorboard: gets the same sounds and pictures.
     """
 
     def __init__(self, examples: Examples, folder: Path, tensorboard: TensorBoard):
         count = min(UTTERANCES, len(examples.ids))
-        batch = first_rows(examples.batch, VOCODER_FEATURES, count)
+        batch = first_rows(examples.batch, TAUGHT_VOCODER_FEATURES, count)
         self._names = [f"{number}-{Path(name).stem}" for number, name in enumerate(examples.ids[:count], 1)]
         frames = batch["frames"].numpy()
         self._mels = [mel[:length] for mel, length in zip(tf.unstack(batch["mel"]), frames, strict=True)]

@@ -52,9 +52,7 @@ def validation_hooks(
     validate: list[Hook] = [Validate(run.validate_every, validation, checkpoints.improves)]
     if not run.sample_every:
         return validate, []
-    extractor = task.sample_extractor(config)
-    of_samples = pipeline if extractor is None else setup.validation_pipeline(extractor)
-    with of_samples.open_feed(Position(), epochs=1) as feed:
+    with (setup.sample_pipeline() or pipeline).open_feed(Position(), epochs=1) as feed:
         (first,) = next(feed)
     (batch,) = compile_hand_over(state.model.BATCH_FIELDS, [state.device])([first.features])
     rows, manifest = first.planned.rows, held_out.manifest

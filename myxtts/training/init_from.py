@@ -16,6 +16,7 @@ from myxtts.config.schema import Config
 from myxtts.data.manifest import Vocabulary
 from myxtts.errors import CheckpointError, ConfigError
 from myxtts.models.loss_groups import NETWORK, loss_groups_of
+from myxtts.tasks.length_rules import length_rule_of
 from myxtts.tasks.registry import task_of
 from myxtts.text.symbols import FIRST_SYMBOL_ID, SymbolTable
 from myxtts.training.checkpoint_files import digest_of, further_groups, read_arrays, read_metadata
@@ -93,18 +94,19 @@ def read_pretrained(run: Path, folder: Path) -> Pretrained:
 
 
 def inherited_vocabulary(metadata: dict[str, Any]) -> Vocabulary | None:
-    """Return the rows that a run took over from its pretrained run, or from the run that it was forked from.
+    """Return the rows that a run took over from its teacher, its pretrained run, or the run that it was forked from.
 
     Args:
         metadata: of one of the run's checkpoints.
 
     Returns:
-        None if the run started from the seed.
+        None if the run started from the seed, without a teacher.
     """
-    ancestor = metadata["ancestor"]
+    ancestor, vocabulary = metadata["ancestor"], vocabulary_of(metadata)
+    if metadata.get("teacher") is not None:
+        return replace(vocabulary, speakers=())
     if ancestor is None:
         return None
-    vocabulary = vocabulary_of(metadata)
     symbols = vocabulary.symbols.symbols[: ancestor["symbols"]]
     return Vocabulary(
         SymbolTable(symbols), vocabulary.speakers[: ancestor["speakers"]], vocabulary.languages[: ancestor["languages"]]
@@ -120,11 +122,14 @@ def inherit_settings(config: Config, checkpoint: Path) -> Config:
     Raises:
         ConfigError: the configuration names another value of such a setting.
     """
-    saved = settings_of(checkpoint, read_metadata(checkpoint)).model_dump(mode="json")
+    settings = settings_of(checkpoint, read_metadata(checkpoint))
+    saved = settings.model_dump(mode="json")
     resumes = checkpoint.is_relative_to(Path(config.run.runs_dir, config.run.run))
     verb, advice = ("resumes", "start another run with --run") if resumes else ("starts", "give another --init-from")
     inherited: dict[str, Any] = {}
     for section_name, names in INHERITED.items():
+        if section_name == "data" and length_rule_of(settings) is None:
+            continue  # the run has read no texts
         section = getattr(config, section_name)
         values = {name: saved[section_name][name] for name in names}
         for name in section.model_fields_set.intersection(names):
@@ -163,7 +168,8 @@ def load_pretrained(
     A row that the pretrained run lacks becomes the mean of its named rows plus the network's own small random row
     (Hewitt 2021, "Initializing new word embeddings"): the next layers expect a row there, and new rows differ.
 
-    Weights of further loss groups, such as discriminators, are taken over where both have the group.
+    Weights of further loss groups, such as discriminators, are taken over where both have the group. Layers that the
+    network has in addition, see `added_layers`, keep their initial weights.
 
     Args:
         network: with initial weights from the seed of its run.
@@ -194,7 +200,9 @@ def load_pretrained(
             )
         known_names, _, special = rows_by_table[table]
         shapes[path] = (*shapes[path][:axis], special + len(known_names), *shapes[path][axis + 1 :])
-    check_shapes(pretrained.checkpoint, pretrained.weights, shapes)
+    added = {v.path for layer in added_layers_of(network) for v in layer.variables}.difference(pretrained.weights)
+    variables = {path: variable for path, variable in variables.items() if path not in added}
+    check_shapes(pretrained.checkpoint, pretrained.weights, {path: shapes[path] for path in variables})
     for path, variable in variables.items():
         weights = pretrained.weights[path]
         if path in row_variables:
@@ -207,6 +215,11 @@ def load_pretrained(
         check_shapes(pretrained.checkpoint, further, {path: tuple(v.shape) for path, v in groups[name].items()})
         for path, variable in groups[name].items():
             variable.assign(further[path])
+
+
+def added_layers_of(network: keras.Model) -> list[keras.layers.Layer]:
+    """Return the layers that a pretrained run of the same task may lack."""
+    return network.added_layers() if hasattr(network, "added_layers") else []
 
 
 def check_shapes(checkpoint: Path, weights: Mapping[str, np.ndarray], expected: Mapping[str, tuple[int, ...]]) -> None:

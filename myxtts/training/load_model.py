@@ -11,12 +11,15 @@ from myxtts.training.checkpoint import restore_variables
 from myxtts.training.select_checkpoint import check_task, settings_of, vocabulary_of, weights_file
 
 
-def load_model(checkpoint: Path, metadata: dict[str, Any], device: str, task: str) -> keras.Model:
-    """Return the network of a checkpoint on a device, in float32, with the averaged weights if the run has them.
+def load_model(
+    checkpoint: Path, metadata: dict[str, Any], device: str, task: str, precision: str = "float32"
+) -> keras.Model:
+    """Return the network of a checkpoint on a device, with the averaged weights if the run has them.
 
     Args:
         metadata: of the checkpoint, from `read_metadata`.
         task: the task that the network must have.
+        precision: Keras dtype policy of the computation; variables are float32.
 
     Raises:
         CheckpointError: the weights are damaged, or belong to another task or architecture.
@@ -24,6 +27,6 @@ def load_model(checkpoint: Path, metadata: dict[str, Any], device: str, task: st
     config = settings_of(checkpoint, metadata)
     check_task(checkpoint, config.model.task, task)
     with tf.device(device):
-        network = TASKS[task].build(config, vocabulary_of(metadata), training=False)
+        network = TASKS[task].build(config, vocabulary_of(metadata), training=False, precision=precision)
     restore_variables(weights_file(checkpoint, metadata), {v.path: v.value for v in network.variables})
     return network

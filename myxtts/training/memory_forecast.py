@@ -8,6 +8,7 @@ from myxtts.audio.format import SAMPLE_RATE_HZ, frame_count
 from myxtts.batch import batch_bytes
 from myxtts.config.schema import Config
 from myxtts.data.batch_plan import Plan
+from myxtts.data.features import FeatureExtractor
 from myxtts.data.pipeline import reference_samples_of
 from myxtts.errors import ConfigError
 from myxtts.placement.host_memory import available_memory_mib
@@ -40,7 +41,9 @@ class MemoryForecast(NamedTuple):
         return f"{self.total_mib:,.0f} MiB ({parts})"
 
 
-def forecast_memory(config: Config, plan: Plan, routes: Sequence[Route], parameters: int) -> MemoryForecast:
+def forecast_memory(
+    config: Config, plan: Plan, routes: Sequence[Route], parameters: int, extractor: FeatureExtractor
+) -> MemoryForecast:
     """Forecast the host memory of training. Devices on the CPU, simulated GPUs included, take theirs from the host.
 
     The forecast is for the largest batch, and leaves out what is small or short: read files, the corpus in the cache,
@@ -49,9 +52,9 @@ def forecast_memory(config: Config, plan: Plan, routes: Sequence[Route], paramet
     Args:
         routes: of this process.
         parameters: trained weights of the model.
+        extractor: of training.
     """
     data, task = config.data, task_of(config)
-    extractor = task.extractor(config, training=True)
     sizes = [
         _sizes(plan, bucket, reference_samples_of(data), extractor.max_stretch) | dict(extractor.sizes)
         for bucket in range(len(plan.bounds))

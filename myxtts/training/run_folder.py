@@ -36,6 +36,7 @@ FIXED = {
     "model": ("task", "model_size"),
     "asr": ("encoder", "subsampling"),
     "vocoder": ("discriminators",),
+    "teacher": ("produce_precision",),
     # A checkpoint holds moments and averages of the trained weights only, so `freeze` is fixed, too.
     "training": ("seed", "gradient_accumulation", "precision", "ema_decay", "init_from", "freeze"),
     "local_sgd": ("sync_every", "jobs", "job"),

@@ -14,7 +14,7 @@ from myxtts.config.checks import check_xla
 from myxtts.config.schema import Config, PlacementConfig
 from myxtts.data.batch_plan import Plan
 from myxtts.data.dataset import Corpus, load_corpora
-from myxtts.data.features import FeatureExtractor
+from myxtts.data.features import FeatureExtractor, LoadFrozen
 from myxtts.data.manifest import Vocabulary
 from myxtts.data.pipeline import Pipeline
 from myxtts.data.plan_iterator import steps_left
@@ -31,12 +31,14 @@ from myxtts.training import schedule
 from myxtts.training.checkpoint import restore
 from myxtts.training.checkpoint_files import digest_of
 from myxtts.training.init_from import Pretrained, load_pretrained
+from myxtts.training.load_teacher import teacher_loader
 from myxtts.training.loop import Schedule
 from myxtts.training.memory_forecast import MemoryForecast, check_memory, forecast_memory
 from myxtts.training.run_folder import check_same_corpus
 from myxtts.training.start import Start
 from myxtts.training.state import TrainingState, make_optimizers
 from myxtts.training.step import Step
+from myxtts.training.teacher import Teacher
 
 log = logging.getLogger(__name__)
 
@@ -126,6 +128,7 @@ class TrainingSetup:
         metadata: what its checkpoints record beside the weights; see `run_metadata`.
         memory: forecast of what training takes on the host.
         choices: lines of the log on what the task chose for the model device, by name.
+        load_teacher: loads the teacher on a device; None without one.
     """
 
     config: Config
@@ -135,6 +138,7 @@ class TrainingSetup:
     metadata: dict[str, Any]
     memory: MemoryForecast
     choices: dict[str, str]
+    load_teacher: LoadFrozen | None
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -171,7 +175,7 @@ class TrainingSetup:
         return Pipeline(
             self.corpora.training,
             replicas.routes,
-            task_of(config).extractor(config, training=True),
+            task_of(config).extractor(config, training=True, load_teacher=self.load_teacher),
             config.data.model_copy(update=data_settings),
             seed=config.training.seed,
             cache_folder=self.corpora.folder,
@@ -179,18 +183,22 @@ class TrainingSetup:
             first_replica=replicas.first,
         )
 
-    def validation_pipeline(self, extractor: FeatureExtractor | None = None) -> Pipeline:
-        """Make the pipeline of the held-out batches, on the first replica alone.
+    def validation_pipeline(self) -> Pipeline:
+        """Make the pipeline of the held-out batches, on the first replica alone."""
+        return self._held_out_pipeline(task_of(self.config).extractor(self.config, False, self.load_teacher))
 
-        Args:
-            extractor: by default that of validation.
-        """
+    def sample_pipeline(self) -> Pipeline | None:
+        """Make the pipeline of the sampler's examples; None if it is that of validation."""
+        extractor = task_of(self.config).sample_extractor(self.config, self.load_teacher)
+        return None if extractor is None else self._held_out_pipeline(extractor)
+
+    def _held_out_pipeline(self, extractor: FeatureExtractor) -> Pipeline:
         config, held_out = self.config, self.corpora.held_out
         assert held_out is not None
         return Pipeline(
             held_out,
             self.replicas.routes[:1],
-            extractor or task_of(config).extractor(config, training=False),
+            extractor,
             config.data,
             seed=config.training.seed,
             cache_folder=self.corpora.folder,
@@ -207,11 +215,14 @@ def set_up(config: Config, start: Start, replicas: Replicas, corpora: RunCorpora
     """
     check_compiler(config, replicas.devices[0])
     state = build_state(config, corpora.vocabulary, replicas, start.pretrained)
-    choices = tune(config, state, corpora.training.plan)
-    memory = forecast_memory(config, corpora.training.plan, replicas.routes, parameter_count(state.model))
+    plan = corpora.training.plan
+    choices = tune(config, state, plan)
+    load_teacher = teacher_loader(start.teacher, config, typical_sizes(plan))
+    extractor = task_of(config).extractor(config, training=True, load_teacher=load_teacher)
+    memory = forecast_memory(config, plan, replicas.routes, parameter_count(state.model), extractor)
     check_memory(memory)
     digest = start.digest or digest_of(dict(state.arrays("model")))
-    metadata = run_metadata(config, corpora.training, corpora.vocabulary, start.ancestor, digest)
+    metadata = run_metadata(config, corpora.training, corpora.vocabulary, start.ancestor, digest, start.teacher)
     if start.checkpoint is not None:
         check_same_corpus(start.checkpoint, metadata)
         restore(start.checkpoint, state)
@@ -220,7 +231,7 @@ def set_up(config: Config, start: Start, replicas: Replicas, corpora: RunCorpora
             "all workers must start from the same weights, but theirs differ. Give all of them the same run folder, "
             "or the same --init-from: a copy on one host may be from another attempt."
         )
-    return TrainingSetup(config, replicas, corpora, state, metadata, memory, choices)
+    return TrainingSetup(config, replicas, corpora, state, metadata, memory, choices, load_teacher)
 
 
 def check_compiler(config: Config, device: str) -> None:
@@ -237,9 +248,13 @@ def tune(config: Config, state: TrainingState, plan: Plan) -> dict[str, str]:
     Raises:
         ConfigError: the settings name an implementation that the device cannot run.
     """
+    return task_of(config).tune(config, state.model, state.device, typical_sizes(plan))
+
+
+def typical_sizes(plan: Plan) -> dict[str, int]:
+    """Return the dimensions of batches of medium length, by which implementations are chosen for a device."""
     rows, samples, tokens = plan.shape(len(plan.bounds) // 2)
-    sizes = {"batch": rows, "frames": frame_count(samples), "tokens": tokens}
-    return task_of(config).tune(config, state.model, state.device, sizes)
+    return {"batch": rows, "frames": frame_count(samples), "tokens": tokens}
 
 
 def build_state(
@@ -271,7 +286,12 @@ def make_step(config: Config, state: TrainingState) -> Step:
 
 
 def run_metadata(
-    config: Config, corpus: Corpus, vocabulary: Vocabulary, ancestor: dict[str, Any] | None, start: str
+    config: Config,
+    corpus: Corpus,
+    vocabulary: Vocabulary,
+    ancestor: dict[str, Any] | None,
+    start: str,
+    teacher: Teacher | None = None,
 ) -> dict[str, Any]:
     """Return what a checkpoint records beside the weights: enough to resume, to synthesize and to merge.
 
@@ -287,6 +307,7 @@ def run_metadata(
         "audio_format": AUDIO_FORMAT,
         "ancestor": ancestor,
         "start": start,
+        "teacher": teacher.record() if teacher else None,
     }
 
 

@@ -16,6 +16,7 @@ from myxtts.training.init_from import Pretrained, check_freeze, inherit_settings
 from myxtts.training.run_folder import RunFolder, check_same_settings
 from myxtts.training.select_checkpoint import settings_of
 from myxtts.training.select_vocoder import select_vocoder
+from myxtts.training.teacher import Teacher, read_teacher, taught_settings
 
 # Settings that may differ between the workers of a job: paths, and how batches are read.
 PER_MACHINE = {
@@ -32,6 +33,7 @@ class Start:
         vocabulary: rows that the run's vocabulary begins with.
         ancestor: what the run's checkpoints record of the pretrained run.
         digest: of the run's first weights, if it has a checkpoint.
+        teacher: the frozen voice that makes part of the features.
     """
 
     checkpoint: Path | None = None
@@ -39,6 +41,7 @@ class Start:
     vocabulary: Vocabulary | None = None
     ancestor: dict[str, Any] | None = None
     digest: str | None = None
+    teacher: Teacher | None = None
 
 
 def resolve_start(config: Config, folder: RunFolder) -> tuple[Config, Start]:
@@ -47,12 +50,15 @@ def resolve_start(config: Config, folder: RunFolder) -> tuple[Config, Start]:
     Reads no corpus, so that a mistake is found at once; and no pretrained run if the run has a checkpoint of its own.
 
     Raises:
-        ConfigError, CheckpointError: the settings do not fit the checkpoint or the pretrained run, or the vocoder
-            cannot be used.
+        ConfigError, CheckpointError: the settings do not fit the checkpoint, the pretrained run or the teacher, or the
+            vocoder cannot be used.
     """
     select_vocoder(folder.path, {"settings": config.model_dump(mode="json"), "audio_format": AUDIO_FORMAT})
-    init_from = config.training.init_from
     checkpoint = latest(folder.checkpoints) if config.run.resume else None
+    teacher = read_teacher(config, checkpoint)
+    if teacher is not None:
+        config = taught_settings(config, teacher)
+    init_from = config.training.init_from
     pretrained = None
     if init_from is not None:
         pretrained = None if checkpoint else read_pretrained(Path(init_from), folder.path)
@@ -61,13 +67,14 @@ def resolve_start(config: Config, folder: RunFolder) -> tuple[Config, Start]:
         config = inherit_settings(config, weights)
     if checkpoint is None:
         check_freeze(config)
-        if pretrained is None:
-            return config, Start()
-        return config, Start(None, pretrained, pretrained.vocabulary, pretrained.ancestor())
+        known = teacher or pretrained
+        vocabulary, ancestor = known.vocabulary if known else None, pretrained.ancestor() if pretrained else None
+        return config, Start(None, pretrained, vocabulary, ancestor, teacher=teacher)
     metadata = read_metadata(checkpoint)
     check_same_settings(checkpoint, settings_of(checkpoint, metadata), config)
     check_freeze(config)
-    return config, Start(checkpoint, None, inherited_vocabulary(metadata), metadata["ancestor"], metadata["start"])
+    vocabulary = inherited_vocabulary(metadata)
+    return config, Start(checkpoint, None, vocabulary, metadata["ancestor"], metadata["start"], teacher)
 
 
 def shared_settings(config: Config, start: Start) -> dict[str, str]:
@@ -76,13 +83,15 @@ def shared_settings(config: Config, start: Start) -> dict[str, str]:
         "placement": True,
         "data": PER_MACHINE,
         "model": {"vocoder"},
+        "teacher": {"teacher"},
         "training": {"init_from"},
         "run": {"runs_dir"},
     }
     sections = config.model_dump(mode="json", exclude=excluded)
     names = ((section, name) for section, settings in sections.items() for name in settings)
     settings = {f"{section}.{name}": str(sections[section][name]) for section, name in names}
-    return settings | {"checkpoint": start.checkpoint.name if start.checkpoint else "none"}
+    checkpoint = start.checkpoint.name if start.checkpoint else "none"
+    return settings | {"checkpoint": checkpoint, "teacher": start.teacher.digest if start.teacher else "none"}
 
 
 def check_workers_settings(config: Config, cluster: Cluster | None) -> None:

@@ -1,0 +1,53 @@
+"""Load the teacher of a run on its data devices."""
+
+import logging
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import tensorflow as tf
+
+from myxtts.config.schema import Config
+from myxtts.models.layers import parameter_count
+from myxtts.tasks.registry import task_of
+from myxtts.training.load_model import load_model
+from myxtts.training.teacher import Teacher
+
+log = logging.getLogger(__name__)
+
+
+class FrozenVoice:
+    """The network of a teacher on one device, with the options of its own run.
+
+    Args:
+        config: of the run that is taught.
+        sizes: named dimensions of a typical batch, by which an alignment search is chosen for the device.
+
+    Raises:
+        CheckpointError: the weights are damaged, or belong to another architecture.
+        ConfigError: XLA is required for the alignment search, and does not work on the device.
+    """
+
+    def __init__(self, teacher: Teacher, config: Config, device: str, sizes: dict[str, int]):
+        settings, precision = teacher.settings, config.teacher.produce_precision
+        self.network = load_model(teacher.checkpoint, teacher.metadata, device, "tts", precision)
+        self._ode_steps, self._guidance = settings.model.ode_steps, settings.model.guidance
+        task_of(settings).tune(settings.model_copy(update={"training": config.training}), self.network, device, sizes)
+        log.info(
+            "teacher        %s, step %d, on %s: %s, %s parameters, %s",
+            *(teacher.run, teacher.metadata["step"], device, task_of(settings).describe(settings)),
+            *(f"{parameter_count(self.network):,}", precision),
+        )
+
+    def teacher_forced_mel(self, features: dict[str, tf.Tensor]) -> tf.Tensor:
+        """See `XTTS.teacher_forced_mel`."""
+        return self.network.teacher_forced_mel(features, self._ode_steps, self._guidance)
+
+
+def teacher_loader(teacher: Teacher | None, config: Config, sizes: dict[str, int]) -> Callable[[str], Any] | None:
+    """Return what loads the teacher on a device, once for each; None without a teacher. See `FrozenVoice`."""
+    return None if teacher is None else cache(partial(_load, teacher, config, sizes))
+
+
+def _load(teacher: Teacher, config: Config, sizes: dict[str, int], device: str) -> FrozenVoice:
+    return FrozenVoice(teacher, config, device, sizes)

@@ -1,0 +1,98 @@
+"""--teacher: the frozen voice that the producer runs, decided before TensorFlow's devices are set up."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from myxtts.audio.format import AUDIO_FORMAT
+from myxtts.config.schema import Config
+from myxtts.data.manifest import Vocabulary
+from myxtts.errors import CheckpointError, ConfigError
+from myxtts.training.checkpoint_files import digest_of, read_arrays, read_metadata
+from myxtts.training.select_checkpoint import (
+    audio_format_of,
+    check_task,
+    select_checkpoint,
+    settings_of,
+    vocabulary_of,
+    weights_file,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Teacher:
+    """A checkpoint of a voice.
+
+    Attributes:
+        run: folder of its run, as --teacher gives it.
+        digest: SHA-256 of the weights to use.
+    """
+
+    run: Path
+    checkpoint: Path
+    metadata: dict[str, Any]
+    digest: str
+
+    @property
+    def settings(self) -> Config:
+        return settings_of(self.checkpoint, self.metadata)
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """Symbols and languages that the teacher knows: the run has the same, and no others."""
+        return replace(vocabulary_of(self.metadata), speakers=())
+
+    def record(self) -> dict[str, Any]:
+        """Return what the run's checkpoints record of the teacher."""
+        return {"run": str(self.run), "step": self.metadata["step"], "weights": self.digest}
+
+
+def read_teacher(config: Config, own_checkpoint: Path | None) -> Teacher | None:
+    """Return the teacher that the settings name, if they name one.
+
+    A run that resumes takes the checkpoint that it has had, also if the teacher's run has a better one by now.
+
+    Args:
+        own_checkpoint: from which the run resumes.
+
+    Raises:
+        CheckpointError: the teacher is missing, damaged, no voice or of another audio format, or it is not the one
+            that the resumed run has had.
+    """
+    recorded = read_metadata(own_checkpoint).get("teacher") if own_checkpoint else None
+    path = config.teacher.teacher
+    if own_checkpoint and (recorded is None) != (path is None):
+        had, given = (f"--teacher {recorded['run']}", "no --teacher") if recorded else ("none", f"--teacher {path}")
+        raise CheckpointError(
+            f"{given} was given, but {own_checkpoint} was trained with {had}, and this cannot change within a run. "
+            "Take all settings from the run with --config, or start another run with --run."
+        )
+    if path is None:
+        return None
+    run = Path(path)
+    checkpoint = select_checkpoint(run, f"step-{recorded['step']:06d}" if recorded else None)
+    metadata = read_metadata(checkpoint)
+    check_task(checkpoint, settings_of(checkpoint, metadata).model.task, "tts")
+    if audio_format_of(metadata) != AUDIO_FORMAT:
+        raise CheckpointError(
+            f"--teacher {run} was given, but {checkpoint} was trained on mels of another format than this version "
+            "makes. Train it again with this version."
+        )
+    digest = digest_of(read_arrays(weights_file(checkpoint, metadata)))
+    if recorded and recorded["weights"] != digest:
+        raise CheckpointError(
+            f"{checkpoint} has other weights than the teacher of {own_checkpoint}. Restore that teacher, or start "
+            "another run with --run."
+        )
+    return Teacher(run, checkpoint, metadata, digest)
+
+
+def taught_settings(config: Config, teacher: Teacher) -> Config:
+    """Return the settings with the text front end of the teacher; raises ConfigError if they name another one."""
+    frontend = teacher.settings.data.text_frontend
+    if "text_frontend" in config.data.model_fields_set and config.data.text_frontend != frontend:
+        raise ConfigError(
+            f"text_frontend {config.data.text_frontend} was given, but the teacher {teacher.run} has {frontend}. "
+            "Leave text_frontend out, or give another --teacher."
+        )
+    return config.model_copy(update={"data": config.data.model_copy(update={"text_frontend": frontend})})

@@ -1,0 +1,196 @@
+"""A frozen voice in the producer: its mels, and runs of a vocoder that learns from them."""
+
+import json
+import shutil
+import unittest
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from myxtts.audio.mel import SILENCE
+from myxtts.batch import CONTEXT_FRAMES, TAUGHT_VOCODER_FEATURES, check_batch
+from myxtts.data.features import FeatureExtractor, tts_extractor, vocoder_extractor
+from myxtts.data.manifest import Vocabulary
+from myxtts.data.producer import trace_produce
+from myxtts.text.symbols import SymbolTable
+from myxtts.training.checkpoint_files import read_metadata
+from myxtts.training.init_from import Pretrained, load_pretrained
+from tests.test_vocoder import FRAMES, SEGMENT, inputs
+from tests.tiny import Workspace, arrays_of, build_model, features, on_device
+from tests.tiny_vocoder import build, small_vocoders, vocoder
+from tests.two_devices import DATA, MODEL
+
+ROWS = [(3, 20), (5, 24), (0, 0)]
+
+
+class Teacher:
+    """What a producer needs of a teacher, from an untrained network."""
+
+    def __init__(self, device):
+        self.network = build_model(device=device)
+
+    def teacher_forced_mel(self, batch):
+        return self.network.teacher_forced_mel(batch, ode_steps=2, guidance=1.0)
+
+
+def spoken_inputs():
+    """Return TTS_INPUTS of the waves of `inputs`, each the reference of another row."""
+    waves = inputs()
+    count = tf.constant([4, 3, 0, 5])
+    texts = {"tokens": tf.tile(tf.constant([[1, 4, 5, 6, 2]]), [4, 1]), "token_count": count}
+    reference = {"reference_pcm": waves["pcm"][::-1], "reference_samples": waves["samples"][::-1]}
+    return waves | texts | reference | {"language": tf.constant([0, 1, 0, 0]), "step_tokens": tf.constant(12.0)}
+
+
+class TaughtFeatures(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.batch = spoken_inputs()
+        cls.teachers = {device: Teacher(device) for device in (DATA, MODEL)}
+        cls.extractor = vocoder_extractor(SEGMENT, True, cls.teachers.__getitem__)
+        cls.taught = cls.produced(DATA, cls.extractor)
+
+    @classmethod
+    def produced(cls, device, extractor):
+        batch = {name: cls.batch[name] for name in extractor.inputs}
+        with tf.device(device):
+            batch = {name: tf.identity(value) for name, value in batch.items()}
+        return {name: value.numpy() for name, value in trace_produce(device, extractor)(batch).features.items()}
+
+    def test_the_mel_alone_differs_from_the_features_without_a_teacher(self):
+        check_batch(self.taught, TAUGHT_VOCODER_FEATURES, "test")
+        plain = self.produced(DATA, vocoder_extractor(SEGMENT, True))
+        for name, value in plain.items():
+            taught = self.taught["target_mel" if name == "mel" else name]
+            # Beside a segment, the F0 of whole utterances is another one, and the phase of a frame depends on it.
+            np.testing.assert_allclose(taught, value, atol=0.02 if name == "pulse_phasor" else 0.0, err_msg=name)
+        self.assertGreater(np.abs(self.taught["mel"] - plain["mel"])[0, CONTEXT_FRAMES:-CONTEXT_FRAMES].mean(), 0.1)
+
+    def test_the_mels_are_the_stretches_of_what_the_teacher_makes_of_the_whole_utterances(self):
+        """A frame is found by the recordings' own mel, of which no two frames are equal."""
+        whole = self.produced(DATA, tts_extractor())
+        mel = self.teachers[DATA].teacher_forced_mel(on_device(whole, DATA)).numpy()
+        for row, frames in enumerate(FRAMES):
+            number_of = {whole["mel"][row, frame].tobytes(): frame for frame in range(frames)}
+            target, taught = self.taught["target_mel"][row], self.taught["mel"][row]
+            real = np.any(target != np.float32(SILENCE), axis=1)
+            numbers = [number_of[frame.tobytes()] for frame in target[real]]
+            self.assertGreaterEqual(len(numbers), min(frames, SEGMENT))
+            np.testing.assert_allclose(taught[real], mel[row, numbers], rtol=1e-5, atol=1e-5)
+            self.assertTrue((taught[~real] == np.float32(SILENCE)).all())
+
+    def test_features_are_equal_bit_for_bit_on_each_device(self):
+        for name, value in self.produced(MODEL, self.extractor).items():
+            np.testing.assert_array_equal(value, self.taught[name], name)
+
+    def test_the_noise_is_a_function_of_the_batchs_seed(self):
+        batch = features(ROWS)
+        first, again, other = (
+            self.teachers[DATA].teacher_forced_mel(on_device(batch | {"seed": np.array([seed, 7], np.int32)}, DATA))
+            for seed in (0, 0, 1)
+        )
+        np.testing.assert_array_equal(first, again)
+        self.assertGreater(np.abs(first - other)[0, :20].mean(), 0.05)
+
+    def test_frames_after_the_end_are_silent(self):
+        mel = self.teachers[DATA].teacher_forced_mel(on_device(features(ROWS), DATA)).numpy()
+        self.assertTrue((mel[0, 20:] == np.float32(SILENCE)).all())
+        self.assertTrue((mel[2] == np.float32(SILENCE)).all())
+        self.assertTrue(np.isfinite(mel).all())
+
+    def test_an_extractor_without_a_frozen_network_is_its_own_function(self):
+        extractor = FeatureExtractor({}, {}, len)
+        self.assertIs(extractor.produce_on(DATA), len)
+
+
+class MelHead(unittest.TestCase):
+    def test_an_untrained_head_changes_no_mel(self):
+        """So a vocoder may start from the weights of one without a head, and gives the same waves at first."""
+        plain, taught = vocoder(), build(refine_mel=True, seed=1)
+        weights = {v.path: v.numpy() for v in plain.variables}
+        vocabulary = Vocabulary(SymbolTable(()), (), ())
+        metadata = {"symbols": vocabulary.symbols.to_list(), "speakers": [], "languages": []}
+        load_pretrained(Pretrained(Path(), Path(), metadata, weights), taught, vocabulary)
+        mel = on_device({"mel": np.random.default_rng(0).normal(-5.5, 2.0, (1, 20, 80)).astype(np.float32)})["mel"]
+        seed = tf.constant([0, 1])
+        np.testing.assert_array_equal(taught.synthesize(mel, seed), plain.synthesize(mel, seed))
+        self.assertEqual(len(taught.variables) - len(plain.variables), len(taught.mel_head.variables))
+
+    def test_the_mel_loss_compares_with_the_recording(self):
+        taught = build(refine_mel=True)
+        self.assertEqual(dict(taught.BATCH_FIELDS), TAUGHT_VOCODER_FEATURES)
+
+
+class Runs(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.workspace = Workspace.temporary(cls.addClassCleanup)
+        cls.enterClassContext(small_vocoders())
+        cls.voice = cls.workspace.run_dir("voice")
+        assert cls.workspace.train("voice", "--stop-at-step", "0").code == 0
+        flags = f"--task vocoder --teacher {cls.voice} --vocoder-segment-seconds 0.2 --max-steps 4"
+        flags += " --validation-fraction 0.25 --checkpoint-every 2 --validate-every 4 --sample-every 4"
+        cls.flags = flags.split()
+        cls.finished = cls.taught("taught", "--data-gpu", "0", "--model-gpu", "1")
+        cls.folder = cls.workspace.run_dir("taught")
+
+    @classmethod
+    def taught(cls, name, *flags):
+        return cls.workspace.train(name, *cls.flags, *flags)
+
+    def test_the_teacher_is_on_the_data_device_and_recorded(self):
+        self.assertEqual((self.finished.code, self.finished.err), (0, ""))
+        self.assertRegex(
+            self.finished.out, rf"teacher        {self.voice}, step 0, on /\S*CPU:0: tts, tiny, .* parameters, float32"
+        )
+        self.assertEqual(self.finished.out.count("\nteacher "), 1)
+        teacher = read_metadata(self.folder / "checkpoints/step-000004")["teacher"]
+        self.assertEqual((teacher["run"], teacher["step"], len(teacher["weights"])), (str(self.voice), 0, 64))
+        metrics = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+        self.assertTrue(all(0.0 < line["loss"] < 100.0 for line in metrics if "loss" in line))
+        self.assertEqual(len(list((self.folder / "samples/step-000004").glob("*.vocoder.wav"))), 3)
+
+    def test_a_resumed_run_repeats_bit_for_bit_with_the_devices_exchanged(self):
+        copy = self.workspace.copy_run("taught", "taught_resumed", self.addCleanup)
+        shutil.rmtree(copy / "checkpoints/step-000004")
+        finished = self.taught("taught_resumed", "--data-gpu", "1", "--model-gpu", "0", "--resume")
+        self.assertEqual(finished.code, 0, finished.err)
+        for (name, first), (_, again) in zip(
+            *(arrays_of(folder / "checkpoints/step-000004") for folder in (self.folder, copy)), strict=True
+        ):
+            np.testing.assert_array_equal(first, again, name)
+
+    def test_a_run_resumes_only_with_the_teacher_that_it_has_had(self):
+        no_teacher = [flag for flag in self.flags if flag not in ("--teacher", str(self.voice))]
+        refused = self.workspace.train("taught", *no_teacher, "--resume")
+        self.assertEqual(refused.code, 2)
+        self.assertIn("was trained with --teacher", refused.err)
+        self.workspace.copy_run("voice", "other_voice", self.addCleanup)
+        (copy,) = self.workspace.run_dir("other_voice").glob("checkpoints/step-*")
+        shutil.copy(copy / "model.npz", copy / "averages.npz")
+        arrays = dict(np.load(copy / "averages.npz"))
+        np.savez(copy / "averages.npz", **{name: array + 1.0 for name, array in arrays.items()})
+        refused = self.taught("taught", "--teacher", str(self.workspace.run_dir("other_voice")), "--resume")
+        self.assertEqual(refused.code, 2)
+        self.assertIn("has other weights than the teacher of", refused.err)
+
+    def test_a_teacher_that_cannot_be_used_is_named_before_anything_is_built(self):
+        audio = shutil.copytree(
+            self.workspace.corpus.parent, self.workspace.folder / "audio", ignore=shutil.ignore_patterns("*.csv")
+        )
+        self.addCleanup(shutil.rmtree, audio)
+        cases = {
+            "no checkpoint": ("--teacher", str(self.workspace.folder)),
+            "was trained for vocoder": ("--teacher", str(self.folder)),
+            "text_frontend phonemes was given": ("--text-frontend", "phonemes"),
+            "no metadata": ("--train-data", str(audio)),
+            "--produce-precision": ("--produce-precision", "float64"),
+            "does not use it": ("--task", "asr"),
+        }
+        for message, flags in cases.items():
+            with self.subTest(message):
+                finished = self.taught("refused", *flags)
+                self.assertEqual(finished.code, 2)
+                self.assertIn(message, finished.err)
+                self.assertFalse(Path(self.workspace.run_dir("refused"), "checkpoints").exists())

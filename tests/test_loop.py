@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from myxtts.clock import Clock
+from myxtts.clock import Clock, Times
 from myxtts.errors import DataError, PlacementError
 from myxtts.training import loop
 from myxtts.training.hooks import PeriodicHook, Report, Validate
@@ -47,13 +47,15 @@ class Recorder(PeriodicHook):
 
 
 class CountingFeed:
-    """One replica's batches, named by their numbers from 1, in steps of `microbatches`.
+    """One replica's batches, named by their numbers from 1, in steps of `microbatches`, by `producers` in turn.
 
     Raises DataError after `fail_after` batches. It is ready but for the batches in `late`.
     """
 
-    def __init__(self, fail_after: int | None = None, microbatches: int = 1, late: Collection[int] = ()):
-        self.taken = 0
+    def __init__(
+        self, fail_after: int | None = None, microbatches: int = 1, late: Collection[int] = (), producers: int = 1
+    ):
+        self.taken, self._producers = 0, producers
         self._fail_after, self._microbatches, self._late = fail_after, microbatches, late
 
     @property
@@ -66,7 +68,8 @@ class CountingFeed:
         self.taken += 1
         step = SimpleNamespace(audio_s=1.0, padded_s=2.0, bucket=0, position=SimpleNamespace(epoch=0))
         planned = SimpleNamespace(step=step, last=self.taken % self._microbatches == 0)
-        return (SimpleNamespace(planned=planned, features=self.taken, times=None),)
+        times = Times(0.0, 0.0, 0.0, f"/GPU:{self.taken % self._producers}")
+        return (SimpleNamespace(planned=planned, features=self.taken, times=times),)
 
 
 class CountingStep:
@@ -125,6 +128,13 @@ class LoopTest(unittest.TestCase):
         clock = self.train([self.recorder(1, "a")], steps=2)
         self.assertEqual(set(clock.pauses_s), {"other hooks", "checkpoints", "first step"})
         self.assertEqual(clock.total().steps, 1)  # the first step is none of them
+
+    def test_first_hand_over_from_each_data_device_is_part_of_no_interval(self):
+        for producers in (1, 2, 3):
+            with self.subTest(producers=producers):
+                self.state.step = 0
+                clock = self.train([], steps=7, feed=CountingFeed(producers=producers))
+                self.assertEqual(clock.total().steps, 7 - producers)
 
     def test_validation_asks_for_a_checkpoint_only_if_its_loss_is_the_best(self):
         losses = iter([2.0, 3.0])

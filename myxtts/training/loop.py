@@ -102,6 +102,7 @@ def train(
     """
     first_step, saved_step = state.step + 1, state.step
     ahead, first, outcome = LookAhead(feed, step, clock), None, None
+    senders: set[str] = set()
     try:
         while state.step < schedule.total_steps and not stop.due():
             taken = ahead.take(running=outcome, is_last=state.step + 1 >= schedule.total_steps)
@@ -114,6 +115,7 @@ def train(
             state.advance(planned_step)
             stop.observe(outcome)
             clock.finish_step(planned_step.audio_s, planned_step.padded_s, taken.times)
+            is_prepared, senders = senders >= taken.senders, senders | taken.senders
             del taken  # frees its features before the next ones are taken
 
             is_first = state.step == first_step
@@ -121,7 +123,7 @@ def train(
             end = StepEnd(state, state.step, outcome, checked, schedule.total_steps, is_first, stop)
             first = handed
             log, checkpoint = end.is_due(schedule.log_every), end.is_due(schedule.checkpoint_every)
-            if not (is_first or log or checkpoint or any(hook.is_due(end) for hook in hooks)):
+            if is_prepared and not (log or checkpoint or any(hook.is_due(end) for hook in hooks)):
                 continue
             require_finite(state)
             if log:
@@ -138,8 +140,8 @@ def train(
                 with clock.pause(CHECKPOINTS):
                     save(state, end.validation_loss)
                 saved_step = state.step
-            if is_first and not log:
-                clock.forget()  # most of the first step's time is tracing
+            if not is_prepared and not log:
+                clock.forget()  # most of its time is tracing, or preparing the step for copies from another data device
     except (NonFiniteLoss, StepOutOfMemory, PlacementError):
         raise  # the state must not be saved
     except UserError:
@@ -171,6 +173,11 @@ class StepBatches(NamedTuple):
     def features(self) -> list[list[Batch]]:
         """Features of the microbatches of the step, and of the one that the step hands over."""
         return [[batch.features for batch in batches] for batches in (*self.microbatches, self.next_first)]
+
+    @property
+    def senders(self) -> set[str]:
+        """Data devices of the microbatch that the step hands over; TensorFlow prepares the step for each anew."""
+        return {batch.times.producer for batch in self.next_first}
 
     @property
     def times(self) -> list[Times]:

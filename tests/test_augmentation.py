@@ -32,7 +32,7 @@ from myxtts.placement.kernels import has_gpu_kernels
 from myxtts.seeds import fold_in
 from myxtts.tasks.asr import ASRTask
 from tests.test_batch_contract import tones
-from tests.two_devices import DATA
+from tests.two_devices import DATA, MODEL
 
 SAMPLES = np.array([6000, 4000, 2000, 0], np.int32)
 SEED = (1, 2)
@@ -52,9 +52,9 @@ def waves(padded: int = 6000) -> np.ndarray:
     return np.stack(tones).astype(np.float32)
 
 
-def augmented(rows=None, samples=SAMPLES, seed=SEED, **settings) -> np.ndarray:
+def augmented(rows=None, samples=SAMPLES, seed=SEED, device=DATA, **settings) -> np.ndarray:
     settings = AugmentationConfig(**settings) if settings else ALL
-    with tf.device(DATA):
+    with tf.device(device):
         rows = tf.constant(waves() if rows is None else rows)
         return augment(rows, tf.constant(samples), tf.constant(seed), settings).numpy()
 
@@ -91,8 +91,15 @@ class BatchTest(unittest.TestCase):
         self.assertFalse(np.array_equal(first[0], other[0]))
         self.assertFalse(np.array_equal(first[0, :2000], first[1, :2000]))
 
-    def test_what_lies_behind_a_row_does_not_matter(self):
+    def test_neither_the_device_nor_what_lies_behind_a_row_matters(self):
+        np.testing.assert_array_equal(augmented(), augmented(device=MODEL))
         np.testing.assert_array_equal(augmented(), augmented(real(waves())))
+
+    def test_what_is_drawn_for_a_row_depends_neither_on_later_rows_nor_on_padding(self):
+        settings = {"reverb_probability": 1.0, "equaliser_probability": 1.0, "band_limit_probability": 0.5}
+        expected = augmented(**settings)
+        longer = np.pad(waves()[:2], [(0, 0), (0, 500)])
+        np.testing.assert_allclose(augmented(longer, SAMPLES[:2], **settings)[:, :6000], expected[:2], atol=1e-5)
 
     def test_probabilities_are_fractions_of_the_rows(self):
         rows, samples = np.repeat(waves(500)[:1], 400, axis=0), np.full(400, 500, np.int32)

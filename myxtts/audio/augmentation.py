@@ -59,9 +59,10 @@ class Grid(NamedTuple):
 
 
 class Draws:
-    """Random numbers for the rows of a batch. Those of a row do not depend on the rows after it, nor on the settings.
+    """Random numbers for the rows of a batch.
 
-    Most of them are parts of one array: each draw of its own would copy its seed to a GPU.
+    Those of `uniform` and `chosen` are parts of one array, since each draw copies its seed to a GPU. For a row they do
+    not depend on the rows after it, on padding, or on which settings are on.
 
     Attributes:
         rows: their number, int32 scalar in host memory.

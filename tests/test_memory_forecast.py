@@ -46,6 +46,11 @@ class Parts(unittest.TestCase):
         self.assertEqual(parts["for 12 batches of features"], 12 * FEATURES / 2**20)  # of two replicas
         self.assertEqual(set(parts), {*parts, "to make a batch", "for the step"})
 
+    def test_each_producer_has_a_feed_and_readers_of_its_own(self):
+        parts = forecast((Route("/CPU:0", "/CPU:2", ("/CPU:1",)),)).parts_mib
+        self.assertIn("for 26 batches of audio", parts)
+        self.assertIn("for 10 batches of features", parts)  # 2 x (3 + 1) + 2
+
     def test_gradients_and_their_sums_grow_with_the_model(self):
         def growth(accumulation):
             training = TrainingConfig(gradient_accumulation=accumulation)

@@ -93,7 +93,7 @@ def check_pipeline(trial: Trial, steps: int) -> Iterator[Check]:
         all(map(math.isfinite, timeline.losses)),
         "training steps",
         "batches of the corpus pass through the pipeline, and all losses are finite",
-        f"{len(timeline.making)} batches, {len(timeline.training)} steps, last loss {timeline.losses[-1]:.3g}{traces}",
+        f"{len(timeline.training)} steps, last loss {timeline.losses[-1]:.3g}{traces}",
         "Start the run: `myxtts train` names the utterances of a batch whose loss is not finite.",
     )
     yield check_overlap(timeline, dual)

@@ -67,8 +67,10 @@ def forecast_memory(
     models = [route for route in routes if "CPU:" in route.model]
     on_host = [device for device in data_devices if "CPU:" in device]
     audio = len(data_devices) * (data.num_workers + data.buffer_size) + len(on_host) * data.prefetch_buffer_size
-    # Ready, being made, taken by the step, and the first one of the next step. Copies on the CPU share their memory.
-    features = len(models) * (data.prefetch_buffer_size + config.training.gradient_accumulation + 2)
+    # Ready and being made at each producer; taken by the step, and the first one of the next step. Copies on the CPU
+    # share their memory.
+    taken = len(models) * (config.training.gradient_accumulation + 1)
+    features = taken + sum(len(route.data_devices) * (data.prefetch_buffer_size + 1) for route in models)
     gradients = 1 + (config.training.gradient_accumulation > 1)
     parts = {
         f"for {audio} batches of audio": audio * batch_bytes(extractor.inputs, largest),

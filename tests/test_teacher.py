@@ -151,11 +151,12 @@ class Runs(unittest.TestCase):
         self.assertTrue(all(0.0 < line["loss"] < 100.0 for line in metrics if "loss" in line))
         self.assertEqual(len(list((self.folder / "samples/step-000004").glob("*.vocoder.wav"))), 3)
 
-    def test_a_resumed_run_repeats_bit_for_bit_with_the_devices_exchanged(self):
+    def test_a_resumed_run_repeats_bit_for_bit_on_other_devices_with_two_producers(self):
         copy = self.workspace.copy_run("taught", "taught_resumed", self.addCleanup)
         shutil.rmtree(copy / "checkpoints/step-000004")
-        finished = self.taught("taught_resumed", "--data-gpu", "1", "--model-gpu", "0", "--resume")
+        finished = self.taught("taught_resumed", "--data-gpus", "1", "2", "--model-gpu", "0", "--resume")
         self.assertEqual(finished.code, 0, finished.err)
+        self.assertEqual(finished.out.count("\nteacher "), 2)  # one on each data device
         for (name, first), (_, again) in zip(
             *(arrays_of(folder / "checkpoints/step-000004") for folder in (self.folder, copy)), strict=True
         ):

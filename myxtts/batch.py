@@ -75,6 +75,17 @@ VOCODER_FEATURES = {
     "frames": Field("int32", ("batch",), "frames of the whole utterance, which the segment stands for"),
 }
 
+TAUGHT_TTS_INPUTS = TTS_INPUTS | {
+    "frames": Field(
+        "int32", ("batch",), "frames of the utterance whose place the row has, also where a teacher speaks"
+    ),
+}
+
+TAUGHT_TTS_FEATURES = TTS_FEATURES | {
+    "frames": TAUGHT_TTS_INPUTS["frames"],
+    "path": Field("int64", ("batch", "frames"), "the token of each frame; -1 for padding"),
+}
+
 TAUGHT_VOCODER_FEATURES = VOCODER_FEATURES | {
     "mel": VOCODER_FEATURES["mel"]._replace(meaning="log-mel that a teacher makes of a segment; silence outside"),
     "target_mel": VOCODER_FEATURES["mel"],

@@ -393,7 +393,9 @@ def another_value(setting: Setting) -> Any:
         return setting.choices[-1]
     if setting.kind is str:
         return "runs/other"
-    return True if setting.kind is bool else setting.default * 2 or 0.2
+    if setting.kind is bool:
+        return True
+    return setting.default * 2 if setting.kind is int else setting.default / 2 or 0.2
 
 
 def flags_of(command: str) -> set[str]:

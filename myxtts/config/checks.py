@@ -17,11 +17,11 @@ from myxtts.config.settings import SETTINGS
 from myxtts.errors import ConfigError, PlacementError
 
 UNUSED = {
-    "tts": (*VocoderConfig.model_fields, *TeacherConfig.model_fields, "speed_perturbation"),
+    "tts": (*VocoderConfig.model_fields, "speed_perturbation"),
     "asr": (*VocoderConfig.model_fields, *TeacherConfig.model_fields),
     "vocoder": (
         *("segment_seconds", "vtlp", "dropout", "reference_dropout", "cfg_dropout", "reference_seconds", "ode_steps"),
-        "guidance",
+        *("guidance", "teacher_fraction", "texts"),
         *AugmentationConfig.model_fields,
     ),
 }
@@ -158,11 +158,15 @@ def _check_discriminators(config: Config) -> None:
 
 
 def _check_teacher(teacher: TeacherConfig) -> None:
-    if teacher.teacher is None and teacher.produce_precision != "float32":
-        raise ConfigError(
-            f"--produce-precision {teacher.produce_precision} was given, which is the precision of a teacher, but "
-            "there is none. Leave it out, or name the run of a voice with --teacher."
-        )
+    if teacher.teacher is not None:
+        return
+    for setting in (SETTINGS[name] for name in TeacherConfig.model_fields):
+        value = getattr(teacher, setting.name)
+        if value != setting.default:
+            raise ConfigError(
+                f"{setting.flag} {value} was given, which is for a teacher, but there is none. Leave it out, or name "
+                "the run of a voice with --teacher."
+            )
 
 
 def _check_local_sgd(local_sgd: LocalSGDConfig) -> None:

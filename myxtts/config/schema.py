@@ -216,7 +216,14 @@ class TeacherConfig(Section):
 
     teacher: str | None = None
     """Folder of the run of a `tts`. A `vocoder` then learns from the mels that this voice makes of the recordings,
-    with their durations, pitch and energy, instead of from the recordings' own mels."""
+    with their durations, pitch and energy, instead of from the recordings' own mels. A `tts` learns from what this
+    voice speaks, and from recordings that this voice has aligned."""
+    teacher_fraction: Annotated[float, Field(ge=0.0, le=0.95)] = 0.5
+    """Fraction of each batch of a `tts` that the teacher speaks, with voices of random references from the corpus; the
+    rest are recordings."""
+    texts: str | None = None
+    """Text file with a sentence in each line, in the language of `language`, which the teacher speaks. Without one, it
+    speaks the texts of the corpus."""
     produce_precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] = "float32"
     """Number format in which the teacher computes; its weights stay float32."""
 

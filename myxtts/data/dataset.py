@@ -21,9 +21,11 @@ from myxtts.data.manifest import (
     report_rejected,
 )
 from myxtts.data.metadata_file import RejectedRow, Rows, read_corpora
+from myxtts.data.texts import TeacherRows, read_texts
 from myxtts.errors import DataError
 from myxtts.files import make_folder
 from myxtts.text.frontend import symbols_of
+from myxtts.text.languages import canonical_code
 
 DEMO_FOLDER = Path("data/demo")
 # In 76 % of 400 random corpora of 5 demo sentences, all that is held out by default has symbols that the others lack,
@@ -36,10 +38,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Corpus:
-    """A manifest and the plan of its batches."""
+    """A manifest and the plan of its batches, and which rows of them a teacher speaks."""
 
     manifest: Manifest
     plan: Plan
+    teacher_rows: TeacherRows | None = None
 
 
 def manifest_of(
@@ -115,13 +118,27 @@ def load_corpora(
     report_rejected(rejected, checked, data.max_rejected, folder / "rejected.csv", unneeded)
     # For the step of one replica, so that shapes do not depend on the number of replicas.
     bounds = bucket_bounds(train.samples, data.buckets, 1 if data.batch_seconds else data.batch_size * accumulation)
-    train_plan = make_plan(train, bounds, config, accumulation, replicas)
+    training = Corpus(
+        train, make_plan(train, bounds, config, accumulation, replicas), teacher_rows_of(config, vocabulary)
+    )
     if not len(validation):
-        return Corpus(train, train_plan), None, vocabulary
+        return training, None, vocabulary
     longest = bucket_bounds(validation.samples, 1)
     if longest[-1] > bounds[-1]:
         bounds = np.append(bounds, longest[-1])
-    return Corpus(train, train_plan), Corpus(validation, make_plan(validation, bounds, config)), vocabulary
+    return training, Corpus(validation, make_plan(validation, bounds, config)), vocabulary
+
+
+def teacher_rows_of(config: Config, vocabulary: Vocabulary) -> TeacherRows | None:
+    """Return which rows of the training batches a teacher speaks; None if it speaks none."""
+    teacher, data = config.teacher, config.data
+    if teacher.teacher is None or config.model.task != "tts" or not teacher.teacher_fraction:
+        return None
+    if teacher.texts is None:
+        return TeacherRows(teacher.teacher_fraction)
+    language = canonical_code(data.language) if data.text_frontend == "phonemes" else data.language
+    texts = read_texts(Path(teacher.texts), language, data.text_frontend, symbols_of, vocabulary)
+    return TeacherRows(teacher.teacher_fraction, texts)
 
 
 def _lack_symbols(train_rows: Rows, held_out: Rows, rejected: Sequence[RejectedRow]) -> bool:

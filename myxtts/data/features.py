@@ -17,6 +17,8 @@ from myxtts.batch import (
     ASR_FEATURES,
     ASR_INPUTS,
     CONTEXT_FRAMES,
+    TAUGHT_TTS_FEATURES,
+    TAUGHT_TTS_INPUTS,
     TAUGHT_VOCODER_FEATURES,
     TEXT,
     TTS_FEATURES,
@@ -26,12 +28,15 @@ from myxtts.batch import (
     Field,
 )
 from myxtts.config.schema import AugmentationConfig
+from myxtts.data.texts import taught_rows
 from myxtts.matmul import float32_matmul
 from myxtts.placement.host import on_host
 from myxtts.seeds import fold_in
 
 VTLP_COSINES = 9  # spectral gain curve over the mel bands, the constant included
 NO_AUGMENTATION = AugmentationConfig()
+TEACHER_SLACK = 4  # a teacher may need a fourth more frames than the longest utterance of the bucket
+TEACHER_STRETCH = 1.0 + 1.0 / TEACHER_SLACK
 MARGIN_HOPS = 3  # on each side of a segment's samples: more than its first and last mel and F0 look at (1.5, 2.7)
 
 LoadFrozen = Callable[[str], Any]
@@ -66,9 +71,26 @@ class FeatureExtractor:
         return lambda waves: self.produce(waves, network)
 
 
-def tts_extractor(vtlp: float = 0.0, augmentation: AugmentationConfig = NO_AUGMENTATION) -> FeatureExtractor:
-    """Return the extractor of `tts_features`."""
-    return FeatureExtractor(TTS_INPUTS, TTS_FEATURES, partial(tts_features, vtlp=vtlp, augmentation=augmentation))
+def tts_extractor(
+    vtlp: float = 0.0,
+    augmentation: AugmentationConfig = NO_AUGMENTATION,
+    load_teacher: LoadFrozen | None = None,
+    teacher_fraction: float = 0.0,
+) -> FeatureExtractor:
+    """Return the extractor of `tts_features`, or of `taught_tts_features` if there is a teacher.
+
+    Args:
+        load_teacher: loads the network that aligns the recordings and speaks the other rows of a batch.
+        teacher_fraction: fraction of the rows that it speaks.
+    """
+    produce = partial(tts_features, vtlp=vtlp, augmentation=augmentation)
+    if load_teacher is None:
+        return FeatureExtractor(TTS_INPUTS, TTS_FEATURES, produce)
+    taught = partial(taught_tts_features, vtlp=vtlp, augmentation=augmentation, teacher_fraction=teacher_fraction)
+    stretch = TEACHER_STRETCH if teacher_fraction else 1.0
+    return FeatureExtractor(
+        TAUGHT_TTS_INPUTS, TAUGHT_TTS_FEATURES, taught, max_stretch=stretch, load_frozen=load_teacher
+    )
 
 
 def asr_extractor(
@@ -130,7 +152,8 @@ def taught_vocoder_features(waves: dict, teacher: Any, segment_frames: int | Non
         tf.where(stretch.real[:, :, None], cut(values, stretch.frame), SILENCE)
         for values in (teacher.teacher_forced_mel(whole), whole["mel"])
     )
-    frame = stretch.frame[:, :1] - MARGIN_HOPS + tf.range(tf.shape(stretch.wave)[1] // HOP_SAMPLES, dtype=tf.int64)
+    hops = tf.range(tf.shape(stretch.wave)[1] // HOP_SAMPLES)
+    frame = stretch.frame[:, :1] - MARGIN_HOPS + tf.cast(hops, tf.int64)
     f0_hz = tf.where((frame >= 0) & (frame <= last), cut(whole["f0_hz"], frame), 0.0)
     return _features_of_stretch(waves, stretch, mel, f0_hz) | {"target_mel": target_mel}
 
@@ -269,18 +292,67 @@ def tts_features(waves: dict, vtlp: float = 0.0, augmentation: AugmentationConfi
         vtlp: largest warp, see `vtlp_warp`; 0 turns it off.
         augmentation: distortions of the references. The targets stay as they are.
     """
-    target, reference = (tf.cast(waves[name], tf.float32) / 32768.0 for name in ("pcm", "reference_pcm"))
-    reference = augment(reference, waves["reference_samples"], waves["seed"], augmentation)
-    f0_hz, _ = f0(target, waves["samples"])
-    filters = None
-    if vtlp:
-        factor, filters = vtlp_warp(waves["seed"], tf.shape(target)[0], vtlp)
-        f0_hz *= factor[:, None]
-    return {name: waves[name] for name in TEXT} | {
-        "mel": log_mel(target, waves["samples"], filters),
+    warp = vtlp_warp(waves["seed"], tf.shape(waves["pcm"])[0], vtlp) if vtlp else None
+    features = {name: waves[name] for name in TEXT}
+    return features | _recording(waves, warp) | _reference(waves, warp, augmentation)
+
+
+def taught_tts_features(
+    waves: dict, teacher: Any, vtlp: float, augmentation: AugmentationConfig, teacher_fraction: float
+) -> dict:
+    """Compute TAUGHT_TTS_FEATURES from TAUGHT_TTS_INPUTS.
+
+    The teacher speaks the last rows of the batch, see `taught_rows`, within TEACHER_STRETCH times the frames of the
+    bucket. The other rows are recordings, whose path is the teacher's alignment. The teacher's references are not
+    augmented.
+    """
+    size = tf.shape(waves["pcm"])[0]
+    count = size - taught_rows(size, teacher_fraction)  # of recordings
+    warp = vtlp_warp(waves["seed"], size, vtlp) if vtlp else None
+    texts = {name: waves[name] for name in TEXT}
+    spoken = texts | _reference(waves, warp)
+    by_row = [name for name in spoken if TTS_FEATURES[name].dims[:1] == ("batch",)]
+    first = spoken | {name: spoken[name][:count] for name in by_row}
+    of_recordings = None if warp is None else (warp[0][:count], warp[1][:count])
+    recording = _recording({name: waves[name][:count] for name in ("pcm", "samples")}, of_recordings)
+    recording["path"] = teacher.align(first | recording)
+    features = texts | _reference(waves, warp, augmentation) | recording | {"frames": waves["frames"]}
+    if not teacher_fraction:
+        return features
+    frames = tf.shape(recording["mel"])[1]
+    further = frames // TEACHER_SLACK
+    last = spoken | {name: spoken[name][count:] for name in by_row}
+    mel, f0_hz, path = teacher.speak(last, frames + further)
+
+    def join(of_recordings, of_teacher, padding):
+        shape = tf.concat([[count, further], tf.shape(of_recordings)[2:]], axis=0)
+        padded = tf.concat([of_recordings, tf.fill(shape, tf.cast(padding, of_recordings.dtype))], axis=1)
+        return tf.concat([padded, of_teacher], axis=0)
+
+    return features | {
+        "mel": join(recording["mel"], mel, SILENCE),
+        "f0_hz": join(recording["f0_hz"], f0_hz, 0.0),
+        "path": join(recording["path"], path, -1),
+    }
+
+
+def _recording(waves: dict, warp: tuple | None) -> dict:
+    """Return log-mel, frames and F0 of recordings; `warp` is the result of `vtlp_warp`, if there is one."""
+    wave = tf.cast(waves["pcm"], tf.float32) / 32768.0
+    f0_hz, _ = f0(wave, waves["samples"])
+    return {
+        "mel": log_mel(wave, waves["samples"], warp and warp[1]),
         "frames": frame_count(waves["samples"]),
-        "f0_hz": f0_hz,
-        "reference": log_mel(reference, waves["reference_samples"], filters),
+        "f0_hz": f0_hz if warp is None else f0_hz * warp[0][:, None],
+    }
+
+
+def _reference(waves: dict, warp: tuple | None, augmentation: AugmentationConfig = NO_AUGMENTATION) -> dict:
+    """Return log-mel and frames of the references; `warp` as above."""
+    wave = tf.cast(waves["reference_pcm"], tf.float32) / 32768.0
+    wave = augment(wave, waves["reference_samples"], waves["seed"], augmentation)
+    return {
+        "reference": log_mel(wave, waves["reference_samples"], warp and warp[1]),
         "reference_frames": frame_count(waves["reference_samples"]),
     }
 

@@ -13,6 +13,7 @@ import numpy as np
 from myxtts.audio.format import SAMPLE_RATE_HZ, frame_count
 from myxtts.data.batch_plan import EpochHistory, EpochPlan, Plan
 from myxtts.data.manifest import Manifest
+from myxtts.data.texts import TeacherRows
 
 
 class Position(NamedTuple):
@@ -139,6 +140,7 @@ def planned_batches(
     mean_over: Literal["step", "epoch"] = "step",
     replicas: Sequence[int] = (0,),
     turn: Turn = ALL_TURNS,
+    teacher_rows: TeacherRows | None = None,
 ) -> Iterator[PlannedBatch]:
     """Yield the batches of some replicas from a position on: by step, then by microbatch, then by replica.
 
@@ -152,6 +154,7 @@ def planned_batches(
             the corpus.
         replicas: numbers of the replicas within the plan.
         turn: which microbatches to yield.
+        teacher_rows: which rows a teacher speaks. They count as the utterances whose place they take.
     """
     microbatches = count()
     for epoch_plan, number, step in planned_steps(plan, start, epochs):
@@ -173,11 +176,13 @@ def planned_batches(
                     [seed, step.position.epoch, number, place, *np.ravel(step.position.history)]
                 )
                 arrays = _arrays(manifest, rows, references, shape, reference_samples, random) | totals
+                if teacher_rows is not None:
+                    arrays = teacher_rows.replace(arrays, len(rows), manifest, reference_samples, random)
                 yield PlannedBatch(
                     step=step,
                     last=microbatch == step.microbatches - 1,
                     rows=rows,
-                    audio_s=float(arrays["samples"].sum()) / SAMPLE_RATE_HZ,
+                    audio_s=float(manifest.samples[rows].sum(dtype=np.int64)) / SAMPLE_RATE_HZ,
                     padded_s=shape[0] * shape[1] / SAMPLE_RATE_HZ,
                     arrays=arrays,
                 )
@@ -191,6 +196,7 @@ def _arrays(manifest, rows, references, shape, reference_samples, random) -> dic
     columns = {
         "row": rows,
         "samples": manifest.samples[rows],
+        "frames": frame_count(manifest.samples[rows]),
         "reference_row": references,
         "reference_start": (random.random(len(rows)) * (latest_start + 1)).astype(np.int32),
         "reference_samples": reference_length,

@@ -99,6 +99,7 @@ class Producer:
             mean_over=mean_over,
             replicas=self._replicas,
             turn=turn,
+            teacher_rows=self._corpus.teacher_rows,
         )
 
     def read(

@@ -86,7 +86,8 @@ def _load_corpora(
     config = settings_of(checkpoint, metadata)
     # How batches were read depended on the machine.
     data = config.data.model_copy(update={"data_service": None, "cache_dataset": False})
-    config = config.model_copy(update={"data": data})
+    teacher = config.teacher.model_copy(update={"teacher_fraction": 0.0})  # nothing is trained: its texts are not read
+    config = config.model_copy(update={"data": data, "teacher": teacher})
     for path in filter(None, (data.train_data, data.val_data, data.audio_root)):
         if not Path(path).exists():
             raise DataError(

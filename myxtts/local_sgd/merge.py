@@ -218,6 +218,7 @@ def write_mean(
         "corpus": None,
         "audio_format": audio_format_of(inputs[0].metadata),
         "teacher": inputs[0].metadata.get("teacher"),
+        "texts": inputs[0].metadata.get("texts"),
         "best": None,
         "merge_inputs": inputs_for_json(inputs, normalised(weights)),
         "kept_input": str(kept_input.checkpoint) if kept_input else None,

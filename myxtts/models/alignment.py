@@ -153,6 +153,21 @@ def path_from_ends(ends, token_count):
     return tf.where(frame < frames[:, None], path, -1)
 
 
+def path_within(ends, padded):
+    """Return the path with the given token ends, cut off after `padded` frames, without int32 on the device.
+
+    Args:
+        ends: float32 [batch, tokens], whole numbers; padded tokens end with the last real one.
+        padded: int32 scalar.
+
+    Returns:
+        int64 [batch, padded]; -1 for padding.
+    """
+    frame = tf.cast(tf.range(padded), tf.float32)[None, :]
+    path = tf.reduce_sum(tf.cast(frame[:, :, None] >= ends[:, None, :], tf.float32), axis=2)
+    return tf.where(frame < ends[:, -1:], tf.cast(path, tf.int64), -1)
+
+
 def gather_rows(values, index):
     """Return the row at each index: [B, N, D], int32 or int64 [B, T] -> [B, T, D]; zeros where the index is -1.
 

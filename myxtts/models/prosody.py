@@ -62,10 +62,15 @@ def prosody_errors(predicted: Prosody, target: Prosody):
     }
 
 
+def pitch_hz(pitch):
+    """Return frequencies in Hz of pitches in the unit of `Prosody.pitch`."""
+    return PITCH_CENTRE_HZ * tf.exp(pitch * (PITCH_UNIT_SEMITONES / 12.0) * tf.math.log(2.0))
+
+
 def token_ends(log_duration, mask, speed):
-    """Return the end of each token, int32 [B, N] frames; padded tokens end with the last real one.
+    """Return the end of each token, float32 [B, N] whole frames; padded tokens end with the last real one.
 
     Ends are rounded instead of durations, so that rounding errors do not add up over a sentence.
     """
     duration = tf.clip_by_value(tf.exp(log_duration) / speed, 1.0, MAX_TOKEN_FRAMES)
-    return tf.cast(tf.floor(tf.cumsum(duration * mask, axis=1) + 0.5), tf.int32)  # round() halves to even
+    return tf.floor(tf.cumsum(duration * mask, axis=1) + 0.5)  # round() halves to even

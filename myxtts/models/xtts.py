@@ -16,13 +16,14 @@ from keras import layers
 
 from myxtts.audio.format import DECIBELS_PER_NEPER, MEL_BANDS, TOP_DB
 from myxtts.audio.mel import SILENCE
-from myxtts.batch import TTS_FEATURES
+from myxtts.batch import TAUGHT_TTS_FEATURES, TTS_FEATURES
 from myxtts.models import flow
 from myxtts.models.alignment import (
     durations_of_path,
     frame_token_scores,
     gather_rows,
     path_from_ends,
+    path_within,
     position_in_token,
     random_segment,
     real_frames,
@@ -38,7 +39,14 @@ from myxtts.models.layers import (
     sum_over,
     time_embedding,
 )
-from myxtts.models.prosody import PITCH_UNIT_SEMITONES, Prosody, prosody_errors, target_prosody, token_ends
+from myxtts.models.prosody import (
+    PITCH_UNIT_SEMITONES,
+    Prosody,
+    pitch_hz,
+    prosody_errors,
+    target_prosody,
+    token_ends,
+)
 from myxtts.seeds import fold_in
 
 # Mean and standard deviation of log-mel over speech (Matcha-TTS has -5.54 and 2.12 for LJSpeech).
@@ -152,6 +160,7 @@ class XTTS(keras.Model):
         cfg_dropout: fraction of utterances whose flow is trained without its condition (classifier-free guidance).
         segment_frames: length of the random segment of an utterance on which decoder and flow are trained.
         gradient_checkpointing: recompute the blocks' activations in the backward pass instead of keeping them.
+        taught: batches have the path of each row, so that nothing is aligned.
 
     Attributes:
         alignment_search: `search_by_frames` or a function that finds the same paths; set it before `call` is traced.
@@ -159,7 +168,6 @@ class XTTS(keras.Model):
         LOSS_NAMES: the losses that `call` returns, in order.
     """
 
-    BATCH_FIELDS = TTS_FEATURES
     LOSS_NAMES = ("mel", "flow", "prior", "duration", "pitch", "energy")
 
     def __init__(
@@ -172,6 +180,7 @@ class XTTS(keras.Model):
         cfg_dropout: float = 0.0,
         segment_frames: int = 128,
         gradient_checkpointing: bool = False,
+        taught: bool = False,
     ):
         # Targets stay float32 in mixed precision; the layers cast their own inputs.
         super().__init__(name="xtts", autocast=False)
@@ -181,6 +190,7 @@ class XTTS(keras.Model):
         self.segment_frames = -(-segment_frames // REDUCTION_FACTOR) * REDUCTION_FACTOR  # a multiple, rounded up
         self.gradient_checkpointing = gradient_checkpointing
         self.alignment_search = search_by_frames
+        self.BATCH_FIELDS = TAUGHT_TTS_FEATURES if taught else TTS_FEATURES
         self.reference_encoder = ReferenceEncoder(channels, heads, size.latents, name="reference_encoder")
         self.language_embedding = Embedding(languages, channels, name="language_embedding")
         self.symbol_embedding = Embedding(symbols, channels, name="symbol_embedding")
@@ -237,7 +247,7 @@ class XTTS(keras.Model):
         """Create no variables; see `CompositeLayer`."""
 
     def call(self, batch, training=False):
-        """Compute the losses of a batch of TTS_FEATURES, as fractions of the whole step's losses.
+        """Compute the losses of a batch of the contract BATCH_FIELDS, as fractions of the whole step's losses.
 
         Their sum over all batches and replicas of a step is the mean over that step's real frames (tokens for the
         prosody losses). Nothing is averaged over batches of different sizes.
@@ -252,14 +262,22 @@ class XTTS(keras.Model):
             Outputs: `path` int64 [B, T], the token of each frame.
         """
         seed = batch["seed"] if training else None
-        target = (batch["mel"] - MEL_MEAN) / MEL_STD
-        frames, token_count = batch["frames"], batch["token_count"]
+        target, token_count = (batch["mel"] - MEL_MEAN) / MEL_STD, batch["token_count"]
         keep = keep_mask(batch["reference_frames"], self.reference_dropout, seed, "reference")
         speaker = self._speaker_condition(batch["reference"], batch["reference_frames"], batch["language"], keep)
         style = speaker.style
         encoded, mean, mask = self._encode(batch["tokens"], token_count, speaker, seed)
 
         path, prosody, durations = self._align(batch, target, mean, speaker)
+        frames, row_frames = batch["frames"], tf.cast(batch["frames"], tf.float32)
+        real = length_mask(frames, tf.shape(path)[1], tf.float32)
+        if "path" in batch:  # what a teacher speaks has frames of its own, but counts as what it takes the place of
+            is_real = tf.cast(path >= 0, tf.float32)
+            spoken = sum_over(is_real, 1)
+            frames, real = (
+                tf.cast(spoken, tf.int64),
+                (is_real * (row_frames / tf.maximum(spoken, 1.0))[:, None])[:, :, None],
+            )
         errors = prosody_errors(self._predict_prosody(encoded, style, mask, seed), prosody)
 
         frame = self._select_frames(frames, tf.shape(path)[1], seed)
@@ -269,10 +287,9 @@ class XTTS(keras.Model):
         mel_error = sum_over(tf.abs(condition.mel - target_segment), 2)
         flow_error = self._flow_errors(target_segment, condition, batch["seed"], seed)
 
-        real = length_mask(frames, tf.shape(path)[1], tf.float32)
         real_segment = tf.cast(condition.mask, tf.float32)
         frames_in_segment = tf.maximum(tf.reduce_sum(real_segment, axis=1), 1.0)
-        weight = real_segment * (tf.cast(frames, tf.float32) / frames_in_segment)[:, None]
+        weight = real_segment * (row_frames / frames_in_segment)[:, None]
         step_values = batch["step_frames"] * MEL_BANDS
         losses = {
             "mel": tf.reduce_sum(mel_error * weight) / step_values,
@@ -329,7 +346,7 @@ class XTTS(keras.Model):
             pitch=prosody.pitch + pitch_semitones / PITCH_UNIT_SEMITONES,
             energy=prosody.energy + energy_db / (DECIBELS_PER_NEPER * MEL_STD),
         )
-        ends = token_ends(prosody.log_duration, tf.cast(mask, tf.float32)[:, :, 0], speed)
+        ends = tf.cast(token_ends(prosody.log_duration, tf.cast(mask, tf.float32)[:, :, 0], speed), tf.int32)
         path = path_from_ends(ends, token_count)
 
         durations = durations_of_path(path, tf.shape(tokens)[1])
@@ -360,6 +377,46 @@ class XTTS(keras.Model):
         condition = self._decode(encoded, mean, prosody, durations, path, frame, speaker.style, None)
         noise = TEMPERATURE * flow.sample_noise(fold_in(batch["seed"], "teacher noise"), tf.shape(condition.mel))
         return self._solve_flow(condition, noise, ode_steps, guidance)
+
+    def align(self, batch):
+        """Align the texts of TTS_FEATURES with their recordings; return the path, int64 [B, T]."""
+        keep = keep_mask(batch["reference_frames"], 0.0, None, "reference")
+        speaker = self._speaker_condition(batch["reference"], batch["reference_frames"], batch["language"], keep)
+        _, mean, _ = self._encode(batch["tokens"], batch["token_count"], speaker, None)
+        path, *_ = self._align(batch, (batch["mel"] - MEL_MEAN) / MEL_STD, mean, speaker)
+        return path
+
+    def speak(self, batch, padded_frames, ode_steps: int, guidance: float):
+        """Speak texts with the voices of their references, within a number of frames.
+
+        A text that needs more frames is spoken faster. So no shape depends on what the network predicts, and the host
+        does not wait for it. Each row has its own noise.
+
+        Args:
+            batch: of TTS_FEATURES the fields of text and reference, and the seed.
+            padded_frames: T, int32 scalar.
+            ode_steps, guidance: see `SynthesisOptions`.
+
+        Returns:
+            Log-mel float32 [B, T, 80]; F0 in Hz, float32 [B, T], 0 where unvoiced; path int64 [B, T].
+        """
+        keep = keep_mask(batch["reference_frames"], 0.0, None, "reference")
+        speaker = self._speaker_condition(batch["reference"], batch["reference_frames"], batch["language"], keep)
+        encoded, mean, mask = self._encode(batch["tokens"], batch["token_count"], speaker, None)
+        prosody = self._predict_prosody(encoded, speaker.style, mask, None)
+        real_token = tf.cast(mask, tf.float32)[:, :, 0]
+        spoken = token_ends(prosody.log_duration, real_token, 1.0)[:, -1:]
+        speed = tf.maximum(spoken / tf.cast(padded_frames, tf.float32), 1.0)
+        path = path_within(token_ends(prosody.log_duration, real_token, speed), padded_frames)
+        durations = durations_of_path(path, tf.shape(mean)[1])
+        frame = tf.where(path >= 0, tf.cast(tf.range(padded_frames), tf.int64)[None, :], -1)
+        condition = self._decode(encoded, mean, prosody, durations, path, frame, speaker.style, None)
+        noise = TEMPERATURE * flow.sample_noise(fold_in(batch["seed"], "teacher noise"), tf.shape(condition.mel))
+        voiced, pitch = tf.unstack(gather_rows(tf.stack([prosody.voiced, prosody.pitch], axis=-1), path), axis=-1)
+        # The voiced part of a token comes first: only its length is known.
+        is_voiced = position_in_token(path, frame, durations)[:, :, 0] < voiced
+        f0_hz = tf.where(is_voiced & (path >= 0), pitch_hz(pitch), 0.0)
+        return self._solve_flow(condition, noise, ode_steps, guidance), f0_hz, path
 
     def _solve_flow(self, condition, noise, ode_steps, guidance):
         """Solve the flow from noise, float32 [B, T, 80]; return the log-mel, padded with silence.
@@ -404,14 +461,17 @@ class XTTS(keras.Model):
         return encoded, mean, mask
 
     def _align(self, batch, target, mean, speaker):
-        """Align texts with their recordings, whose normalised mel is `target` [B, T, 80].
+        """Align texts with their speech, whose normalised mel is `target` [B, T, 80], unless the batch has the path.
 
         Returns:
             Path int64 [B, T], the token of each frame; Prosody of each token; its frames, float32 [B, N].
         """
-        scores = frame_token_scores(target, mean)
-        path = tf.stop_gradient(self.alignment_search(scores, batch["token_count"], batch["frames"]))
-        path = tf.cast(path, tf.int64)
+        if "path" in batch:
+            path = batch["path"]
+        else:
+            scores = frame_token_scores(target, mean)
+            path = tf.stop_gradient(self.alignment_search(scores, batch["token_count"], batch["frames"]))
+            path = tf.cast(path, tf.int64)
         relative_mel = target - speaker.average_spectrum[:, None, :]
         return path, *target_prosody(relative_mel, batch["f0_hz"], path, tf.shape(mean)[1])
 

@@ -33,7 +33,10 @@ class TTSTask:
         return config.model.model_size == "tiny"
 
     def extractor(self, config: Config, training: bool, load_teacher: LoadFrozen | None = None) -> FeatureExtractor:
-        return tts_extractor(config.data.vtlp, config.augmentation) if training else tts_extractor()
+        if not training:
+            return tts_extractor(load_teacher=load_teacher)
+        fraction = config.teacher.teacher_fraction
+        return tts_extractor(config.data.vtlp, config.augmentation, load_teacher, fraction)
 
     def segment_s(self, config: Config) -> None:
         return None
@@ -52,11 +55,14 @@ class TTSTask:
             "cfg_dropout": model.cfg_dropout,
             "segment_frames": round(model.segment_seconds * SAMPLE_RATE_HZ / HOP_SAMPLES),
             "gradient_checkpointing": model.gradient_checkpointing,
+            "taught": config.teacher.teacher is not None,
         }
         symbols, languages = len(vocabulary.symbols), len(vocabulary.languages)
         return build_xtts(model.model_size, symbols, languages, **(settings if training else {"precision": precision}))
 
     def tune(self, config: Config, network: keras.Model, device: str, sizes: dict[str, int]) -> dict[str, str]:
+        if "path" in network.BATCH_FIELDS:
+            return {"alignment": "by the teacher"}
         training = config.training
         choice = choose_alignment_search(training.alignment_search, training.compile == "xla", device, sizes)
         network.alignment_search = choice.search

@@ -8,7 +8,7 @@ import soundfile
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.audio.griffin_lim import GriffinLim
 from myxtts.audio.vocoder import VocoderProtocol, vocode
-from myxtts.batch import TTS_FEATURES, first_rows
+from myxtts.batch import TAUGHT_TTS_FEATURES, first_rows
 from myxtts.config.schema import ModelConfig
 from myxtts.data.audio_file import read_wave
 from myxtts.files import replaced_folder
@@ -25,7 +25,7 @@ class TTSSampler:
     """Synthesizes the same held-out utterances at each call; see `tasks.base.Sampler`.
 
     Args:
-        examples: TTS_FEATURES; the first rows are synthesized, each with its own reference.
+        examples: TTS_FEATURES or TAUGHT_TTS_FEATURES; the first rows are synthesized, each with its own reference.
         options: how the texts are synthesized.
         vocoder: computes the waves. A trained one is compared with Griffin-Lim.
         folder: gets `step-000500/` with the sounds and a picture of each utterance: `1-NAME.wav` is synthesized, and
@@ -42,7 +42,7 @@ class TTSSampler:
         tensorboard: TensorBoard,
     ):
         count = min(UTTERANCES, len(examples.ids))
-        self._batch = first_rows(examples.batch, TTS_FEATURES, count)
+        self._batch = first_rows(examples.batch, TAUGHT_TTS_FEATURES, count)
         self._ids, self._texts = examples.ids[:count], examples.texts[:count]
         self._folder = folder
         self._options, self._tensorboard = options, tensorboard

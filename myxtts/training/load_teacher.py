@@ -39,6 +39,14 @@ class FrozenVoice:
             *(f"{parameter_count(self.network):,}", precision),
         )
 
+    def align(self, features: dict[str, tf.Tensor]) -> tf.Tensor:
+        """See `XTTS.align`."""
+        return self.network.align(features)
+
+    def speak(self, features: dict[str, tf.Tensor], padded_frames: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """See `XTTS.speak`."""
+        return self.network.speak(features, padded_frames, self._ode_steps, self._guidance)
+
     def teacher_forced_mel(self, features: dict[str, tf.Tensor]) -> tf.Tensor:
         """See `XTTS.teacher_forced_mel`."""
         return self.network.teacher_forced_mel(features, self._ode_steps, self._guidance)

@@ -36,7 +36,7 @@ FIXED = {
     "model": ("task", "model_size"),
     "asr": ("encoder", "subsampling"),
     "vocoder": ("discriminators",),
-    "teacher": ("produce_precision",),
+    "teacher": ("teacher_fraction", "produce_precision"),
     # A checkpoint holds moments and averages of the trained weights only, so `freeze` is fixed, too.
     "training": ("seed", "gradient_accumulation", "precision", "ema_decay", "init_from", "freeze"),
     "local_sgd": ("sync_every", "jobs", "job"),
@@ -108,6 +108,15 @@ def _shown(value: Any) -> str:
 def _without_order(value: Any) -> Any:
     """Return a value to compare: the only list among the FIXED settings, `freeze`, has no order."""
     return set(value) if isinstance(value, tuple) else value
+
+
+def check_same_texts(checkpoint: Path, metadata: dict[str, Any]) -> None:
+    """Raise CheckpointError if the teacher of a run would speak other texts; the arguments are as below."""
+    if read_metadata(checkpoint).get("texts") != metadata["texts"]:
+        raise CheckpointError(
+            f"{checkpoint} was trained on other texts without recordings. Give the --texts that the run was started "
+            "with, or start another run with --run."
+        )
 
 
 def check_same_corpus(checkpoint: Path, metadata: dict[str, Any]) -> None:

@@ -34,7 +34,7 @@ from myxtts.training.init_from import Pretrained, load_pretrained
 from myxtts.training.load_teacher import teacher_loader
 from myxtts.training.loop import Schedule
 from myxtts.training.memory_forecast import MemoryForecast, check_memory, forecast_memory
-from myxtts.training.run_folder import check_same_corpus
+from myxtts.training.run_folder import check_same_corpus, check_same_texts
 from myxtts.training.start import Start
 from myxtts.training.state import TrainingState, make_optimizers
 from myxtts.training.step import Step
@@ -225,6 +225,7 @@ def set_up(config: Config, start: Start, replicas: Replicas, corpora: RunCorpora
     metadata = run_metadata(config, corpora.training, corpora.vocabulary, start.ancestor, digest, start.teacher)
     if start.checkpoint is not None:
         check_same_corpus(start.checkpoint, metadata)
+        check_same_texts(start.checkpoint, metadata)
         restore(start.checkpoint, state)
     if replicas.is_distributed and not replicas.all_equal(digest_of(dict(state.arrays("model")))):
         raise CheckpointError(
@@ -308,6 +309,7 @@ def run_metadata(
         "ancestor": ancestor,
         "start": start,
         "teacher": teacher.record() if teacher else None,
+        "texts": corpus.teacher_rows.fingerprint if corpus.teacher_rows else None,
     }
 
 

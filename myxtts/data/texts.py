@@ -1,0 +1,162 @@
+"""Texts without recordings, for a teacher to speak; and which rows of a batch it speaks. No TensorFlow."""
+
+import hashlib
+import logging
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from myxtts.data.manifest import Manifest, SymbolsOf, TextFrontend, Vocabulary
+from myxtts.errors import DataError
+
+NEAR = 1.25  # largest ratio of the tokens of a text and of the utterance whose place it takes
+MAX_BYTES = 200_000_000
+
+log = logging.getLogger(__name__)
+
+
+def taught_rows(rows: Any, fraction: float) -> Any:
+    """Return how many of the rows of a batch, its last ones, a teacher speaks: a number or an int32 tensor."""
+    # In thousandths, since a GPU takes whole numbers from the host and fractions from its own memory.
+    return rows * round(1000 * fraction) // 1000
+
+
+@dataclass(frozen=True, eq=False)
+class Texts:
+    """Texts by their number of tokens.
+
+    Attributes:
+        tokens: int32 [all tokens], begin and end included; text i has start[i] to start[i + 1].
+        start: int64 [N + 1]; the texts become longer.
+        language: row of the vocabulary's languages.
+    """
+
+    tokens: np.ndarray
+    start: np.ndarray
+    language: int
+
+    def __len__(self) -> int:
+        return len(self.start) - 1
+
+    @cached_property
+    def counts(self) -> np.ndarray:
+        """int32 [N], tokens of each text."""
+        return np.diff(self.start).astype(np.int32)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of tokens and language."""
+        digest = hashlib.sha256(self.tokens.tobytes() + self.start.tobytes())
+        digest.update(str(self.language).encode())
+        return digest.hexdigest()
+
+    def near(self, counts: np.ndarray, longest: int, uniform: np.ndarray) -> np.ndarray:
+        """Choose a text for each place.
+
+        Args:
+            counts: int [places], tokens of the utterances whose place the texts take.
+            longest: the most tokens that a text may have.
+            uniform: float [places], from 0 to 1, by which one of the texts of similar length is chosen.
+
+        Returns:
+            int64 [places]: texts of NEAR times the tokens or less, or else the one that is nearest from below;
+            -1 where all texts are too long.
+        """
+        last = np.searchsorted(self.counts, np.minimum(np.floor(counts * NEAR), longest), side="right")
+        first = np.minimum(np.searchsorted(self.counts, counts / NEAR), np.maximum(last - 1, 0))
+        return np.where(last > 0, first + np.floor(uniform * (last - first)).astype(np.int64), -1)
+
+
+@dataclass(frozen=True, eq=False)
+class TeacherRows:
+    """The rows of the batches that a teacher speaks.
+
+    Attributes:
+        fraction: of the rows of a batch.
+        texts: without recordings; None takes the texts of the utterances.
+    """
+
+    fraction: float
+    texts: Texts | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the texts; empty for those of the utterances."""
+        return self.texts.fingerprint if self.texts else ""
+
+    def replace(
+        self,
+        arrays: dict[str, np.ndarray],
+        rows: int,
+        manifest: Manifest,
+        reference_samples: int,
+        random: np.random.Generator,
+    ) -> dict[str, np.ndarray]:
+        """Return the arrays of a planned batch in which the last rows are not read, but spoken with drawn voices.
+
+        Args:
+            arrays: see `plan_iterator`.
+            rows: utterances of the batch, without empty rows.
+            reference_samples: longest stretch of a reference.
+        """
+        size = len(arrays["row"])
+        places = np.arange(size - taught_rows(size, self.fraction), rows)
+        arrays = {name: array.copy() for name, array in arrays.items()}
+        reference = random.integers(0, len(manifest), len(places))
+        length = np.minimum(manifest.samples[reference], reference_samples)
+        start = random.random(len(places)) * (manifest.samples[reference] - length + 1)
+        arrays["samples"][places] = 0
+        arrays["reference_row"][places], arrays["reference_samples"][places] = reference, length
+        arrays["reference_start"][places] = start.astype(np.int32)
+        if self.texts is None:
+            return arrays
+        chosen = self.texts.near(arrays["token_count"][places], arrays["tokens"].shape[1], random.random(len(places)))
+        for place, text in zip(places[chosen >= 0], chosen[chosen >= 0], strict=True):
+            tokens = self.texts.tokens[self.texts.start[text] : self.texts.start[text + 1]]
+            arrays["tokens"][place] = 0
+            arrays["tokens"][place, : len(tokens)] = tokens
+            arrays["token_count"][place], arrays["language"][place] = len(tokens), self.texts.language
+        return arrays
+
+
+def read_texts(
+    path: Path, language: str, frontend: TextFrontend, symbols_of: SymbolsOf, vocabulary: Vocabulary
+) -> Texts:
+    """Read sentences, one in a line. Those with symbols that the vocabulary lacks are left out and counted.
+
+    Raises:
+        DataError: the file cannot be read, or has no usable sentence, or the vocabulary lacks the language.
+    """
+    if language not in vocabulary.languages:
+        raise DataError(
+            f"--texts {path} are in the language '{language}' (--language), but the teacher speaks "
+            f"{', '.join(vocabulary.languages)}. Give another --language or --teacher."
+        )
+    lines = _lines(path)
+    symbols = (symbols_of(line, language, frontend) for line in lines)
+    usable = [known for known in symbols if known and not vocabulary.symbols.unknown(known)]
+    if not usable:
+        raise DataError(
+            f"--texts {path} has {len(lines)} sentences, but none of them can be spoken in '{language}' with the "
+            "teacher's symbols. Give one sentence in a line, in a language of the teacher."
+        )
+    tokens = sorted((vocabulary.symbols.encode(known) for known in usable), key=len)
+    start = np.cumsum([0, *map(len, tokens)], dtype=np.int64)
+    left_out = f", {len(lines) - len(usable)} left out (no or unknown symbols)" if len(usable) < len(lines) else ""
+    log.info("%-14s %d sentences without recordings in %s%s", "texts", len(usable), path, left_out)
+    return Texts(np.concatenate(tokens).astype(np.int32), start, vocabulary.languages.index(language))
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise DataError(f"--texts {path} has more than {MAX_BYTES // 10**6} MB. Give a smaller file.")
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise DataError(f"--texts {path} cannot be read: {error.strerror}. Give a text file.") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"--texts {path} is not UTF-8 at byte {error.start}. Convert it to UTF-8.") from error
+    return [line.strip() for line in text.splitlines() if line.strip()]

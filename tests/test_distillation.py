@@ -1,0 +1,256 @@
+"""A voice learns from a frozen one: its texts, its features, and runs."""
+
+import shutil
+import tempfile
+import unittest
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import tensorflow as tf
+
+from myxtts.batch import TAUGHT_TTS_FEATURES, check_batch
+from myxtts.data.features import tts_extractor, vocoder_extractor
+from myxtts.data.manifest import Vocabulary
+from myxtts.data.producer import trace_produce
+from myxtts.data.texts import TeacherRows, Texts, read_texts, taught_rows
+from myxtts.errors import DataError
+from myxtts.models.xtts import SynthesisOptions
+from myxtts.placement.audit import audit
+from myxtts.placement.copies import find_copies
+from myxtts.placement.kernels import has_gpu_kernels
+from myxtts.tasks.alignment_choice import search_of
+from myxtts.text.symbols import SymbolTable
+from myxtts.training.checkpoint_files import read_metadata
+from tests.long import long
+from tests.test_teacher import spoken_inputs
+from tests.tiny import Workspace, arrays_of, build_model, features, on_device
+from tests.two_devices import DATA, MODEL
+
+ROWS = [(3, 20), (5, 24), (0, 0)]
+VOCABULARY = Vocabulary(SymbolTable(tuple("abcdefgh")), (), ("en",))
+
+
+def texts(counts):
+    """Return texts with so many tokens; the tokens of text i are all i."""
+    tokens = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+    return Texts(tokens, np.cumsum([0, *counts], dtype=np.int64), language=1)
+
+
+class FreeTexts(unittest.TestCase):
+    def read(self, content, language="en"):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "texts.txt")
+            path.write_bytes(content)
+            return read_texts(path, language, "characters", lambda text, *_: list(text), VOCABULARY)
+
+    def test_usable_sentences_are_sorted_by_length(self):
+        """Blank lines, a byte order mark and sentences with unknown symbols are left out."""
+        found = self.read("\ufeffabc\n\n  \nde\nabxyz\n".encode())
+        self.assertEqual((len(found), found.counts.tolist(), found.language), (2, [4, 5], 0))
+        np.testing.assert_array_equal(found.tokens, [1, 6, 7, 2, 1, 3, 4, 5, 2])
+
+    def test_mistakes_are_named(self):
+        for content, message in ((b"", "none of them"), (b"xyz", "none of them"), (b"a\xff", "not UTF-8 at byte 1")):
+            with self.assertRaisesRegex(DataError, message):
+                self.read(content)
+        with self.assertRaisesRegex(DataError, "the teacher speaks en"):
+            self.read(b"abc", language="ka")
+        with self.assertRaisesRegex(DataError, "cannot be read"):
+            read_texts(Path("missing.txt"), "en", "characters", lambda text, *_: list(text), VOCABULARY)
+
+    def test_a_text_has_the_length_of_the_utterance_whose_place_it_takes(self):
+        pool = texts([4, 5, 6, 8, 20])
+        for uniform in (0.0, 0.5, 0.999):
+            near = pool.near(np.array([5, 8, 40, 3]), 24, np.full(4, uniform))
+            self.assertTrue(4 <= pool.counts[near[0]] <= 6)
+            self.assertEqual((near[1], near[2], near[3]), (3, 4, -1))
+        self.assertEqual(pool.near(np.array([30]), 6, np.array([0.9]))[0], 2)
+
+    def test_the_last_rows_of_a_batch_are_spoken_and_not_read(self):
+        self.assertEqual([taught_rows(size, 0.5) for size in (1, 4, 5)], [0, 2, 2])
+        arrays = {name: np.full(4, 7, np.int32) for name in ("row", "samples", "reference_row", "reference_samples")}
+        arrays |= {name: np.full(4, 6, np.int32) for name in ("reference_start", "token_count", "language", "frames")}
+        arrays["tokens"] = np.full((4, 8), 9, np.int32)
+
+        class Manifest:
+            samples = np.array([500, 2000], np.int32)
+
+            def __len__(self):
+                return 2
+
+        random = np.random.default_rng(0)
+        changed = TeacherRows(0.5, texts([5])).replace(arrays, 3, Manifest(), 1000, random)
+        self.assertEqual(changed["samples"].tolist(), [7, 7, 0, 7])  # the fourth row is empty
+        self.assertEqual(changed["token_count"].tolist(), [6, 6, 5, 6])
+        self.assertEqual(changed["tokens"][2].tolist(), [0, 0, 0, 0, 0, 0, 0, 0])
+        self.assertEqual(changed["frames"].tolist(), arrays["frames"].tolist())
+        self.assertIn(changed["reference_samples"][2], (500, 1000))
+        self.assertTrue((arrays["samples"] == 7).all())
+
+
+class Networks(unittest.TestCase):
+    """The methods of a teacher, with the smallest network and random weights."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.network = build_model()
+        cls.taught = build_model(taught=True)
+        for network in (cls.network, cls.taught):
+            bias = next(v for v in network.prosody_out.variables if v.name == "bias")
+            bias.assign([np.log(4.0), 0.0, 0.0, 0.0])  # tokens of four frames
+        cls.batch = on_device(features(ROWS))
+
+    def test_a_path_that_is_given_has_the_losses_of_the_same_path_found(self):
+        path = self.network.align(self.batch)
+        for training in (False, True):
+            found, _ = self.network(self.batch, training=training)
+            given, _ = self.taught(self.batch | {"path": path}, training=training)
+            for name, loss in found.items():
+                self.assertAlmostEqual(float(loss), float(given[name]), delta=1e-6 * float(loss), msg=name)
+
+    def test_a_teacher_speaks_as_in_synthesis_and_within_the_frames(self):
+        names = ("tokens", "token_count", "language", "reference", "reference_frames")
+        _, frames, path = self.network.synthesize(*(self.batch[name] for name in names), SynthesisOptions())
+        longest = int(tf.reduce_max(frames))
+        mel, f0_hz, spoken = self.network.speak(self.batch, tf.constant(longest + 3), 2, 1.0)
+        np.testing.assert_array_equal(spoken[:, :longest], path)
+        self.assertTrue((spoken[:, longest:] == -1).numpy().all())
+        self.assertEqual((mel.shape[1], f0_hz.shape[1]), (longest + 3, longest + 3))
+        shorter = longest * 2 // 3
+        _, _, spoken = self.network.speak(self.batch, tf.constant(shorter), 2, 1.0)
+        for row, (tokens, _) in enumerate(ROWS):
+            self.assertEqual(set(spoken[row].numpy().tolist()) - {-1}, set(range(tokens)))
+
+    def test_a_spoken_row_counts_as_the_utterance_whose_place_it_takes(self):
+        """With half of its frames, and the same errors in each, a row has the same loss."""
+        silent = self.batch | {"mel": tf.fill(self.batch["mel"].shape, -5.5)}
+        path = tf.constant(np.where(np.arange(24) < np.array([[20], [24], [0]]), 0, -1))
+        half = tf.where(tf.range(24)[None, :] % 24 < tf.constant([[10], [12], [0]]), path, -1)
+        whole, _ = self.taught(silent | {"path": path})
+        spoken, _ = self.taught(silent | {"path": half})
+        self.assertAlmostEqual(float(whole["prior"]), float(spoken["prior"]), delta=1e-5 * float(whole["prior"]))
+
+
+class Teacher:
+    """What a producer needs of a teacher, from an untrained network."""
+
+    def __init__(self, device):
+        self.network = build_model(device=device)
+        self.align = self.network.align
+
+    def speak(self, batch, padded_frames):
+        return self.network.speak(batch, padded_frames, ode_steps=2, guidance=1.0)
+
+
+class TaughtFeatures(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.teachers = {device: Teacher(device) for device in (DATA, MODEL)}
+        frames = np.array([40, 9, 30, 26], np.int32)
+        cls.batch = spoken_inputs() | {"frames": frames, "token_count": tf.constant([4, 3, 5, 5])}
+        cls.extractor = tts_extractor(load_teacher=cls.teachers.__getitem__, teacher_fraction=0.5)
+        cls.taught = cls.produced(DATA, cls.extractor)
+
+    @classmethod
+    def produced(cls, device, extractor):
+        batch = {name: cls.batch[name] for name in extractor.inputs}
+        with tf.device(device):
+            batch = {name: tf.identity(value) for name, value in batch.items()}
+        return {name: value.numpy() for name, value in trace_produce(device, extractor)(batch).features.items()}
+
+    def test_the_first_rows_are_recordings_and_the_others_are_spoken(self):
+        check_batch(self.taught, TAUGHT_TTS_FEATURES, "test")
+        plain = self.produced(DATA, tts_extractor())
+        padded = plain["mel"].shape[1]
+        self.assertEqual(self.taught["mel"].shape[1], padded + padded // 4)
+        for name in ("mel", "f0_hz"):
+            np.testing.assert_array_equal(self.taught[name][:2, :padded], plain[name][:2])
+        for row, tokens in enumerate((4, 3, 5, 5)):
+            path = self.taught["path"][row]
+            real = path >= 0
+            self.assertEqual(real.sum() if row > 1 else (40, 9)[row], real.sum())
+            self.assertEqual((path[0], path[real][-1]), (0, tokens - 1))
+            self.assertTrue(set(np.diff(path[real])) <= {0, 1})
+            self.assertTrue((self.taught["f0_hz"][row][~real] == 0.0).all())
+
+    def test_features_are_equal_bit_for_bit_on_each_device(self):
+        for name, value in self.produced(MODEL, self.extractor).items():
+            np.testing.assert_array_equal(value, self.taught[name], name)
+
+
+class Placement(unittest.TestCase):
+    def test_every_operation_has_a_gpu_kernel_and_no_value_returns_to_the_host(self):
+        if not has_gpu_kernels():
+            self.skipTest("this TensorFlow holds no GPU kernels")
+        network = build_model(device=DATA)
+        network.alignment_search = search_of("xla", "/GPU:0")
+        voice = SimpleNamespace(
+            align=network.align,
+            speak=lambda batch, frames: network.speak(batch, frames, 2, 1.5),
+            teacher_forced_mel=lambda batch: network.teacher_forced_mel(batch, 2, 1.5),
+        )
+        extractors = {
+            "distillation": tts_extractor(0.1, load_teacher=lambda _: voice, teacher_fraction=0.5),
+            "validation": tts_extractor(load_teacher=lambda _: voice),
+            "vocoder": vocoder_extractor(12, True, lambda _: voice),
+        }
+        for name, extractor in extractors.items():
+            with self.subTest(name):
+                function = trace_produce(DATA, extractor)
+                self.assertEqual(audit(function).host_only, ())
+                self.assertEqual([copy for copy in find_copies(function) if copy.to_host], [])
+
+
+class Runs(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.workspace = Workspace.temporary(cls.addClassCleanup)
+        cls.voice = cls.workspace.run_dir("voice")
+        assert cls.workspace.train("voice", "--stop-at-step", "0").code == 0
+        cls.texts = cls.workspace.folder / "texts.txt"
+        symbols = read_metadata(cls.voice / "checkpoints/step-000000")["symbols"]
+        cls.texts.write_text("".join(f"{symbols[0] * 3}{symbol * 3}\n" for symbol in symbols if symbol.strip()))
+        cls.flags = [
+            "--teacher",
+            str(cls.voice),
+            "--texts",
+            str(cls.texts),
+            "--max-steps",
+            "4",
+            "--checkpoint-every",
+            "2",
+        ]
+        cls.finished = cls.workspace.train("student", *cls.flags, "--data-gpu", "0", "--model-gpu", "1")
+        cls.folder = cls.workspace.run_dir("student")
+
+    def test_the_log_names_the_teacher_and_the_texts(self):
+        self.assertEqual((self.finished.code, self.finished.err), (0, ""))
+        self.assertIn(f"sentences without recordings in {self.texts}", self.finished.out)
+        self.assertIn("alignment      by the teacher", self.finished.out)
+        self.assertRegex(self.finished.out, rf"teacher        {self.voice}, step 0, on /\S*CPU:0: tts, tiny")
+
+    @long
+    def test_a_resumed_run_repeats_bit_for_bit_with_the_devices_exchanged(self):
+        copy = self.workspace.copy_run("student", "student_resumed", self.addCleanup)
+        shutil.rmtree(copy / "checkpoints/step-000004")
+        exchanged = ("--data-gpu", "1", "--model-gpu", "0", "--resume")
+        finished = self.workspace.train("student_resumed", *self.flags, *exchanged)
+        self.assertEqual(finished.code, 0, finished.err)
+        for (name, first), (_, again) in zip(
+            *(arrays_of(folder / "checkpoints/step-000004") for folder in (self.folder, copy)), strict=True
+        ):
+            np.testing.assert_array_equal(first, again, name)
+
+    def test_other_texts_are_rejected(self):
+        other = self.workspace.folder / "other.txt"
+        other.write_text(self.texts.read_text()[:-8])
+        refused = self.workspace.train("student", *self.flags, "--texts", str(other), "--max-steps", "6", "--resume")
+        self.assertEqual(refused.code, 2)
+        self.assertIn("was trained on other texts", refused.err)
+
+    def test_settings_of_a_teacher_need_one(self):
+        for flags in (["--texts", str(self.texts)], ["--teacher-fraction", "0.3"]):
+            refused = self.workspace.train("refused", *flags)
+            self.assertEqual(refused.code, 2)
+            self.assertIn("which is for a teacher, but there is none", refused.err)

@@ -16,6 +16,7 @@ from myxtts.data.producer import trace_produce
 from myxtts.text.symbols import SymbolTable
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.init_from import Pretrained, load_pretrained
+from tests.long import long
 from tests.test_vocoder import FRAMES, SEGMENT, inputs
 from tests.tiny import Workspace, arrays_of, build_model, features, on_device
 from tests.tiny_vocoder import build, small_vocoders, vocoder
@@ -151,12 +152,19 @@ class Runs(unittest.TestCase):
         self.assertTrue(all(0.0 < line["loss"] < 100.0 for line in metrics if "loss" in line))
         self.assertEqual(len(list((self.folder / "samples/step-000004").glob("*.vocoder.wav"))), 3)
 
-    def test_a_resumed_run_repeats_bit_for_bit_on_other_devices_with_two_producers(self):
+    def test_a_resumed_run_repeats_bit_for_bit_with_the_devices_exchanged(self):
+        self.check_resumed_run("--data-gpu", "1", "--model-gpu", "0", teachers=1)
+
+    @long
+    def test_a_resumed_run_repeats_bit_for_bit_with_two_producers(self):
+        self.check_resumed_run("--data-gpus", "1", "2", "--model-gpu", "0", teachers=2)
+
+    def check_resumed_run(self, *placement, teachers):
         copy = self.workspace.copy_run("taught", "taught_resumed", self.addCleanup)
         shutil.rmtree(copy / "checkpoints/step-000004")
-        finished = self.taught("taught_resumed", "--data-gpus", "1", "2", "--model-gpu", "0", "--resume")
+        finished = self.taught("taught_resumed", *placement, "--resume", "--validate-every=0", "--sample-every=0")
         self.assertEqual(finished.code, 0, finished.err)
-        self.assertEqual(finished.out.count("\nteacher "), 2)  # one on each data device
+        self.assertEqual(finished.out.count("\nteacher "), teachers)  # one on each data device
         for (name, first), (_, again) in zip(
             *(arrays_of(folder / "checkpoints/step-000004") for folder in (self.folder, copy)), strict=True
         ):

@@ -22,12 +22,13 @@ GPUS = (Route("/GPU:0", "/GPU:1"),)
 CPUS = (Route("/CPU:0", "/CPU:1"), Route("/CPU:0", "/CPU:2"))
 
 
-def forecast(routes, parameters=1000, **sections):
+def forecast(routes, parameters=1000, teacher_parameters=0, load_teacher=None, **sections):
     plan = Plan(
         np.full(8, SAMPLES, np.int32), np.full(8, TOKENS), np.zeros(8, int), bounds=[SAMPLES], batch_size=ROWS, seed=0
     )
     config = Config(**sections)
-    return forecast_memory(config, plan, routes, parameters, task_of(config).extractor(config, training=True))
+    extractor = task_of(config).extractor(config, True, load_teacher)
+    return forecast_memory(config, plan, routes, parameters, extractor, teacher_parameters)
 
 
 class Parts(unittest.TestCase):
@@ -50,6 +51,16 @@ class Parts(unittest.TestCase):
         parts = forecast((Route("/CPU:0", "/CPU:2", ("/CPU:1",)),)).parts_mib
         self.assertIn("for 26 batches of audio", parts)
         self.assertIn("for 10 batches of features", parts)  # 2 x (3 + 1) + 2
+
+    def test_a_teacher_is_on_each_data_device_and_takes_whole_utterances(self):
+        model = ModelConfig(task="vocoder")
+        plain = forecast(CPUS[:1], model=model).parts_mib
+        taught = forecast(CPUS[:1], teacher_parameters=2**20, load_teacher=str, model=model).parts_mib
+        self.assertEqual(taught["for the teacher"], 4.0)
+        self.assertGreater(taught["for 13 batches of audio"], plain["for 13 batches of audio"])  # references, too
+        routes = (Route("/CPU:0", "/CPU:2", ("/CPU:1",)),)
+        taught = forecast(routes, teacher_parameters=2**20, load_teacher=str, model=model).parts_mib
+        self.assertEqual(taught["for the teacher"], 8.0)
 
     def test_gradients_and_their_sums_grow_with_the_model(self):
         def growth(accumulation):

@@ -42,7 +42,12 @@ class MemoryForecast(NamedTuple):
 
 
 def forecast_memory(
-    config: Config, plan: Plan, routes: Sequence[Route], parameters: int, extractor: FeatureExtractor
+    config: Config,
+    plan: Plan,
+    routes: Sequence[Route],
+    parameters: int,
+    extractor: FeatureExtractor,
+    teacher_parameters: int = 0,
 ) -> MemoryForecast:
     """Forecast the host memory of training. Devices on the CPU, simulated GPUs included, take theirs from the host.
 
@@ -53,6 +58,7 @@ def forecast_memory(
         routes: of this process.
         parameters: trained weights of the model.
         extractor: of training.
+        teacher_parameters: weights of the network that runs on each data device.
     """
     data, task = config.data, task_of(config)
     sizes = [
@@ -60,7 +66,10 @@ def forecast_memory(
         for bucket in range(len(plan.bounds))
     ]
     largest = max(sizes, key=lambda size: batch_bytes(extractor.inputs, size))
-    waves = extractor.sizes.get("segment_samples", largest["samples"])
+    # A teacher takes whole utterances, whatever is cut out of them afterwards.
+    waves = largest["samples"]
+    if extractor.load_frozen is None:
+        waves = extractor.sizes.get("segment_samples", waves)
     waves += largest["reference_samples"] * ("reference_pcm" in extractor.inputs)
     audio_s = largest["batch"] * waves / SAMPLE_RATE_HZ
     data_devices = {device for route in routes for device in route.data_devices}
@@ -75,6 +84,7 @@ def forecast_memory(
     parts = {
         f"for {audio} batches of audio": audio * batch_bytes(extractor.inputs, largest),
         "to make a batch": len(on_host) * audio_s * PRODUCE_BYTES,
+        "for the teacher": len(on_host) * 4 * teacher_parameters,
         f"for {features} batches of features": features * batch_bytes(extractor.features, largest),
         "for the step": len(models)
         * (gradients * 4 * parameters + max(task.activation_bytes(config, size) for size in sizes)),

@@ -219,7 +219,8 @@ def set_up(config: Config, start: Start, replicas: Replicas, corpora: RunCorpora
     choices = tune(config, state, plan)
     load_teacher = teacher_loader(start.teacher, config, typical_sizes(plan))
     extractor = task_of(config).extractor(config, training=True, load_teacher=load_teacher)
-    memory = forecast_memory(config, plan, replicas.routes, parameter_count(state.model), extractor)
+    frozen = start.teacher.parameters if start.teacher else 0
+    memory = forecast_memory(config, plan, replicas.routes, parameter_count(state.model), extractor, frozen)
     check_memory(memory)
     digest = start.digest or digest_of(dict(state.arrays("model")))
     metadata = run_metadata(config, corpora.training, corpora.vocabulary, start.ancestor, digest, start.teacher)

@@ -26,12 +26,14 @@ class Teacher:
     Attributes:
         run: folder of its run, as --teacher gives it.
         digest: SHA-256 of the weights to use.
+        parameters: number of these weights.
     """
 
     run: Path
     checkpoint: Path
     metadata: dict[str, Any]
     digest: str
+    parameters: int
 
     @property
     def settings(self) -> Config:
@@ -78,13 +80,14 @@ def read_teacher(config: Config, own_checkpoint: Path | None) -> Teacher | None:
             f"--teacher {run} was given, but {checkpoint} was trained on mels of another format than this version "
             "makes. Train it again with this version."
         )
-    digest = digest_of(read_arrays(weights_file(checkpoint, metadata)))
+    weights = read_arrays(weights_file(checkpoint, metadata))
+    digest = digest_of(weights)
     if recorded and recorded["weights"] != digest:
         raise CheckpointError(
             f"{checkpoint} has other weights than the teacher of {own_checkpoint}. Restore that teacher, or start "
             "another run with --run."
         )
-    return Teacher(run, checkpoint, metadata, digest)
+    return Teacher(run, checkpoint, metadata, digest, sum(array.size for array in weights.values()))
 
 
 def taught_settings(config: Config, teacher: Teacher) -> Config:

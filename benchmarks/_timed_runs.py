@@ -1,5 +1,6 @@
 """Training runs that take a given time, for benchmarks: started by the commands that a user types, and resumable."""
 
+import argparse
 import json
 import shutil
 import subprocess
@@ -44,6 +45,24 @@ class Target:
 
     def _format(self, value: float) -> str:
         return f"{100 * value:.1f} %" if self.unit == "%" else f"{value:.3g}{self.unit and ' ' + self.unit}"
+
+
+def parse_options(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Parse the command line; `train_flags` are the arguments after --, which are for train_main.py.
+
+    Adds --only and --json to the options, which the benchmarks of timed runs have in common.
+    """
+    parser.epilog = "Arguments after -- are passed to train_main.py."
+    parser.add_argument("--only", choices=("train", "measure"), help="only train, or only measure existing runs")
+    parser.add_argument(
+        "--json", metavar="FILE", type=absolute, help="output file for the figures (default: beside the runs)"
+    )
+    arguments, train_flags = split_arguments(sys.argv[1:])
+    options = parser.parse_args(arguments)
+    options.train_flags = train_flags
+    if train_flags and options.only == "measure":
+        parser.error("arguments after -- are passed to train_main.py, which --only measure does not run")
+    return options
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

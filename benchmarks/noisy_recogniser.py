@@ -29,11 +29,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks._timed_runs import (
     DUAL,
     RUNS,
-    absolute,
     check_unused_flags,
+    parse_options,
     run_script,
     settings_of,
-    split_arguments,
     train_for,
     training_figures,
 )
@@ -73,26 +72,15 @@ def main() -> int:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__.split("\n")[0], epilog="Arguments after -- are passed to train_main.py."
-    )
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument(
         "--minutes", type=bounded(float, 0.1, 1e5), default=9.0, help="minutes of steps of each run (default 9)"
     )
     parser.add_argument(
         "--seeds", type=bounded(int, 0, 2**31 - 1), nargs="+", default=[0], help="two runs for each; medians are shown"
     )
-    parser.add_argument("--only", choices=("train", "measure"), help="only train, or only measure existing runs")
     parser.add_argument("--name", default="noisy", help="first part of the names of the runs (default noisy)")
-    parser.add_argument(
-        "--json", metavar="FILE", type=absolute, help="output file for the figures (default: beside the runs)"
-    )
-    arguments, train_flags = split_arguments(sys.argv[1:])
-    options = parser.parse_args(arguments)
-    options.train_flags = train_flags
-    if train_flags and options.only == "measure":
-        parser.error("arguments after -- are passed to train_main.py, which --only measure does not run")
-    return options
+    return parse_options(parser)
 
 
 def run_of(options: argparse.Namespace, kind: str, seed: int) -> Path:

@@ -32,11 +32,10 @@ from benchmarks._timed_runs import (
     DUAL,
     RUNS,
     Target,
-    absolute,
     check_unused_flags,
+    parse_options,
     print_table,
     run_script,
-    split_arguments,
     train_for,
     training_figures,
 )
@@ -101,9 +100,7 @@ def main() -> int:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__.split("\n")[0], epilog="Arguments after -- are passed to train_main.py."
-    )
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument(
         "--minutes", type=bounded(float, 0.1, 1e5), nargs="+", default=[15.0], help="minutes of steps (default 15)"
     )
@@ -115,17 +112,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--utterances", type=bounded(int, 20), default=1100, help="utterances to train on (default 1100: 54 min of en)"
     )
-    parser.add_argument("--only", choices=("train", "measure"), help="only train, or only measure existing runs")
     parser.add_argument("--name", default="vocoder", help="first part of the names of the runs (default vocoder)")
-    parser.add_argument(
-        "--json", metavar="FILE", type=absolute, help="output file for the figures (default: beside the runs)"
-    )
-    arguments, train_flags = split_arguments(sys.argv[1:])
-    options = parser.parse_args(arguments)
-    options.train_flags = train_flags
-    if train_flags and options.only == "measure":
-        parser.error("arguments after -- are passed to train_main.py, which --only measure does not run")
-    return options
+    return parse_options(parser)
 
 
 def corpus_name(options: argparse.Namespace) -> str:

@@ -30,11 +30,10 @@ from benchmarks._timed_runs import (
     DUAL,
     RUNS,
     Target,
-    absolute,
     check_unused_flags,
+    parse_options,
     print_table,
     run_script,
-    split_arguments,
     train_for,
     training_figures,
 )
@@ -142,9 +141,7 @@ def main() -> int:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__.split("\n")[0], epilog="Arguments after -- are passed to train_main.py."
-    )
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("kind", choices=KINDS, help="one voice, or many speakers and languages")
     parser.add_argument(
         "--minutes", type=bounded(float, 0.1, 1e5), default=15.0, help="minutes of training steps (default 15)"
@@ -156,17 +153,8 @@ def parse() -> argparse.Namespace:
         default=[0],
         help="one run for each; the table shows medians",
     )
-    parser.add_argument("--only", choices=("train", "measure"), help="only train, or only measure existing runs")
     parser.add_argument("--name", help="name of the runs, without minutes and seed (default: the configuration's)")
-    parser.add_argument(
-        "--json", metavar="FILE", type=absolute, help="output file for the figures (default: beside the runs)"
-    )
-    arguments, train_flags = split_arguments(sys.argv[1:])
-    options = parser.parse_args(arguments)
-    options.train_flags = train_flags
-    if options.train_flags and options.only == "measure":
-        parser.error("arguments after -- are passed to train_main.py, which --only measure does not run")
-    return options
+    return parse_options(parser)
 
 
 def make_corpora(kind: Kind) -> None:

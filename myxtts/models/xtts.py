@@ -369,9 +369,7 @@ class XTTS(keras.Model):
         Returns:
             float32 [B, T, 80], padded with silence.
         """
-        keep = keep_mask(batch["reference_frames"], 0.0, None, "reference")
-        speaker = self._speaker_condition(batch["reference"], batch["reference_frames"], batch["language"], keep)
-        encoded, mean, _ = self._encode(batch["tokens"], batch["token_count"], speaker, None)
+        speaker, encoded, mean, _ = self._encode_texts(batch)
         path, prosody, durations = self._align(batch, (batch["mel"] - MEL_MEAN) / MEL_STD, mean, speaker)
         frame = self._select_frames(batch["frames"], tf.shape(path)[1], None)
         condition = self._decode(encoded, mean, prosody, durations, path, frame, speaker.style, None)
@@ -380,9 +378,7 @@ class XTTS(keras.Model):
 
     def align(self, batch):
         """Align the texts of TTS_FEATURES with their recordings; return the path, int64 [B, T]."""
-        keep = keep_mask(batch["reference_frames"], 0.0, None, "reference")
-        speaker = self._speaker_condition(batch["reference"], batch["reference_frames"], batch["language"], keep)
-        _, mean, _ = self._encode(batch["tokens"], batch["token_count"], speaker, None)
+        speaker, _, mean, _ = self._encode_texts(batch)
         path, *_ = self._align(batch, (batch["mel"] - MEL_MEAN) / MEL_STD, mean, speaker)
         return path
 
@@ -400,9 +396,7 @@ class XTTS(keras.Model):
         Returns:
             Log-mel float32 [B, T, 80]; F0 in Hz, float32 [B, T], 0 where unvoiced; path int64 [B, T].
         """
-        keep = keep_mask(batch["reference_frames"], 0.0, None, "reference")
-        speaker = self._speaker_condition(batch["reference"], batch["reference_frames"], batch["language"], keep)
-        encoded, mean, mask = self._encode(batch["tokens"], batch["token_count"], speaker, None)
+        speaker, encoded, mean, mask = self._encode_texts(batch)
         prosody = self._predict_prosody(encoded, speaker.style, mask, None)
         real_token = tf.cast(mask, tf.float32)[:, :, 0]
         spoken = token_ends(prosody.log_duration, real_token, 1.0)[:, -1:]
@@ -417,6 +411,12 @@ class XTTS(keras.Model):
         is_voiced = position_in_token(path, frame, durations)[:, :, 0] < voiced
         f0_hz = tf.where(is_voiced & (path >= 0), pitch_hz(pitch), 0.0)
         return self._solve_flow(condition, noise, ode_steps, guidance), f0_hz, path
+
+    def _encode_texts(self, batch):
+        """Return the SpeakerCondition of a batch's references, and what `_encode` returns for its texts; no dropout."""
+        keep = keep_mask(batch["reference_frames"], 0.0, None, "reference")
+        speaker = self._speaker_condition(batch["reference"], batch["reference_frames"], batch["language"], keep)
+        return speaker, *self._encode(batch["tokens"], batch["token_count"], speaker, None)
 
     def _solve_flow(self, condition, noise, ode_steps, guidance):
         """Solve the flow from noise, float32 [B, T, 80]; return the log-mel, padded with silence.

@@ -1,12 +1,12 @@
-"""Atomic writes, with errors that name the file."""
+"""Atomic writes and text files, with errors that name the file."""
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from myxtts.errors import ConfigError
+from myxtts.errors import ConfigError, DataError
 
 
 @contextmanager
@@ -17,6 +17,19 @@ def name_in_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         error.filename, error.filename2 = str(path), None
         raise
+
+
+def decode_text(read: Callable[[], bytes], source: str) -> str:
+    """Return the UTF-8 text that `read` returns, without a byte order mark.
+
+    Raises:
+        DataError: it cannot be read, or is not UTF-8; names the source.
+    """
+    try:
+        return read().decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"it is not UTF-8 at byte {error.start}"
+        raise DataError(f"the text in {source} cannot be read: {reason}. Give a text file in UTF-8.") from error
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from myxtts.commands.console import sound_on_stdout
 from myxtts.commands.parser import CommandParser, add_vocoder_flags, bounded
 from myxtts.errors import DataError
+from myxtts.files import decode_text
 
 NAME = "synthesize"
 HELP = "Synthesize speech from a text with a trained run."
@@ -93,11 +94,4 @@ def read_text(text: str | None, file: Path | None) -> str:
         return text
     if file is None and sys.stdin.isatty():
         raise DataError("there is no text. Give it with --text, with --text-file or on stdin.")
-    try:
-        content = sys.stdin.buffer.read() if file is None else file.read_bytes()
-        return content.decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"it is not UTF-8 at byte {error.start}"
-        raise DataError(
-            f"the text in {file or 'stdin'} cannot be read: {reason}. Give a text file in UTF-8."
-        ) from error
+    return decode_text(sys.stdin.buffer.read if file is None else file.read_bytes, str(file or "stdin"))

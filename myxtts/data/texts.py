@@ -11,9 +11,10 @@ import numpy as np
 
 from myxtts.data.manifest import Manifest, SymbolsOf, TextFrontend, Vocabulary
 from myxtts.errors import DataError
+from myxtts.files import decode_text
 
-NEAR = 1.25  # largest ratio of the tokens of a text and of the utterance whose place it takes
 MAX_BYTES = 200_000_000
+NEAR = 1.25  # largest ratio of the tokens of a text and of the utterance whose place it takes
 
 log = logging.getLogger(__name__)
 
@@ -151,12 +152,10 @@ def read_texts(
 
 
 def _lines(path: Path) -> list[str]:
-    try:
+    def read() -> bytes:
         if path.stat().st_size > MAX_BYTES:
             raise DataError(f"--texts {path} has more than {MAX_BYTES // 10**6} MB. Give a smaller file.")
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise DataError(f"--texts {path} cannot be read: {error.strerror}. Give a text file.") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"--texts {path} is not UTF-8 at byte {error.start}. Convert it to UTF-8.") from error
-    return [line.strip() for line in text.splitlines() if line.strip()]
+        return path.read_bytes()
+
+    lines = decode_text(read, str(path)).splitlines()
+    return [line.strip() for line in lines if line.strip()]

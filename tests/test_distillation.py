@@ -4,7 +4,6 @@ import shutil
 import tempfile
 import unittest
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import tensorflow as tf
@@ -23,8 +22,8 @@ from myxtts.tasks.alignment_choice import search_of
 from myxtts.text.symbols import SymbolTable
 from myxtts.training.checkpoint_files import read_metadata
 from tests.long import long
-from tests.test_teacher import spoken_inputs
 from tests.tiny import Workspace, arrays_of, build_model, features, on_device
+from tests.tiny_teacher import UntrainedTeacher, produced, spoken_inputs
 from tests.two_devices import DATA, MODEL
 
 ROWS = [(3, 20), (5, 24), (0, 0)]
@@ -132,36 +131,18 @@ class Networks(unittest.TestCase):
         self.assertAlmostEqual(float(whole["prior"]), float(spoken["prior"]), delta=1e-5 * float(whole["prior"]))
 
 
-class Teacher:
-    """What a producer needs of a teacher, from an untrained network."""
-
-    def __init__(self, device):
-        self.network = build_model(device=device)
-        self.align = self.network.align
-
-    def speak(self, batch, padded_frames):
-        return self.network.speak(batch, padded_frames, ode_steps=2, guidance=1.0)
-
-
 class TaughtFeatures(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.teachers = {device: Teacher(device) for device in (DATA, MODEL)}
+        cls.teachers = {device: UntrainedTeacher(device) for device in (DATA, MODEL)}
         frames = np.array([40, 9, 30, 26], np.int32)
         cls.batch = spoken_inputs() | {"frames": frames, "token_count": tf.constant([4, 3, 5, 5])}
         cls.extractor = tts_extractor(load_teacher=cls.teachers.__getitem__, teacher_fraction=0.5)
-        cls.taught = cls.produced(DATA, cls.extractor)
-
-    @classmethod
-    def produced(cls, device, extractor):
-        batch = {name: cls.batch[name] for name in extractor.inputs}
-        with tf.device(device):
-            batch = {name: tf.identity(value) for name, value in batch.items()}
-        return {name: value.numpy() for name, value in trace_produce(device, extractor)(batch).features.items()}
+        cls.taught = produced(DATA, cls.extractor, cls.batch)
 
     def test_the_first_rows_are_recordings_and_the_others_are_spoken(self):
         check_batch(self.taught, TAUGHT_TTS_FEATURES, "test")
-        plain = self.produced(DATA, tts_extractor())
+        plain = produced(DATA, tts_extractor(), self.batch)
         padded = plain["mel"].shape[1]
         self.assertEqual(self.taught["mel"].shape[1], padded + padded // 4)
         for name in ("mel", "f0_hz"):
@@ -175,7 +156,7 @@ class TaughtFeatures(unittest.TestCase):
             self.assertTrue((self.taught["f0_hz"][row][~real] == 0.0).all())
 
     def test_features_are_equal_bit_for_bit_on_each_device(self):
-        for name, value in self.produced(MODEL, self.extractor).items():
+        for name, value in produced(MODEL, self.extractor, self.batch).items():
             np.testing.assert_array_equal(value, self.taught[name], name)
 
 
@@ -183,13 +164,8 @@ class Placement(unittest.TestCase):
     def test_every_operation_has_a_gpu_kernel_and_no_value_returns_to_the_host(self):
         if not has_gpu_kernels():
             self.skipTest("this TensorFlow holds no GPU kernels")
-        network = build_model(device=DATA)
-        network.alignment_search = search_of("xla", "/GPU:0")
-        voice = SimpleNamespace(
-            align=network.align,
-            speak=lambda batch, frames: network.speak(batch, frames, 2, 1.5),
-            teacher_forced_mel=lambda batch: network.teacher_forced_mel(batch, 2, 1.5),
-        )
+        voice = UntrainedTeacher(DATA, guidance=1.5)
+        voice.network.alignment_search = search_of("xla", "/GPU:0")
         extractors = {
             "distillation": tts_extractor(0.1, load_teacher=lambda _: voice, teacher_fraction=0.5),
             "validation": tts_extractor(load_teacher=lambda _: voice),

@@ -12,56 +12,30 @@ from myxtts.audio.mel import SILENCE
 from myxtts.batch import CONTEXT_FRAMES, TAUGHT_VOCODER_FEATURES, check_batch
 from myxtts.data.features import FeatureExtractor, tts_extractor, vocoder_extractor
 from myxtts.data.manifest import Vocabulary
-from myxtts.data.producer import trace_produce
 from myxtts.text.symbols import SymbolTable
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.init_from import Pretrained, load_pretrained
 from tests.long import long
-from tests.test_vocoder import FRAMES, SEGMENT, inputs
-from tests.tiny import Workspace, arrays_of, build_model, features, on_device
+from tests.test_vocoder import FRAMES, SEGMENT
+from tests.tiny import Workspace, arrays_of, features, on_device
+from tests.tiny_teacher import UntrainedTeacher, produced, spoken_inputs
 from tests.tiny_vocoder import build, small_vocoders, vocoder
 from tests.two_devices import DATA, MODEL
 
 ROWS = [(3, 20), (5, 24), (0, 0)]
 
 
-class Teacher:
-    """What a producer needs of a teacher, from an untrained network."""
-
-    def __init__(self, device):
-        self.network = build_model(device=device)
-
-    def teacher_forced_mel(self, batch):
-        return self.network.teacher_forced_mel(batch, ode_steps=2, guidance=1.0)
-
-
-def spoken_inputs():
-    """Return TTS_INPUTS of the waves of `inputs`, each the reference of another row."""
-    waves = inputs()
-    count = tf.constant([4, 3, 0, 5])
-    texts = {"tokens": tf.tile(tf.constant([[1, 4, 5, 6, 2]]), [4, 1]), "token_count": count}
-    reference = {"reference_pcm": waves["pcm"][::-1], "reference_samples": waves["samples"][::-1]}
-    return waves | texts | reference | {"language": tf.constant([0, 1, 0, 0]), "step_tokens": tf.constant(12.0)}
-
-
 class TaughtFeatures(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.batch = spoken_inputs()
-        cls.teachers = {device: Teacher(device) for device in (DATA, MODEL)}
+        cls.teachers = {device: UntrainedTeacher(device) for device in (DATA, MODEL)}
         cls.extractor = vocoder_extractor(SEGMENT, True, cls.teachers.__getitem__)
-        cls.taught = cls.produced(DATA, cls.extractor)
-
-    @classmethod
-    def produced(cls, device, extractor):
-        batch = {name: cls.batch[name] for name in extractor.inputs}
-        with tf.device(device):
-            batch = {name: tf.identity(value) for name, value in batch.items()}
-        return {name: value.numpy() for name, value in trace_produce(device, extractor)(batch).features.items()}
+        cls.taught = produced(DATA, cls.extractor, cls.batch)
 
     def test_the_mel_alone_differs_from_the_features_without_a_teacher(self):
         check_batch(self.taught, TAUGHT_VOCODER_FEATURES, "test")
-        plain = self.produced(DATA, vocoder_extractor(SEGMENT, True))
+        plain = produced(DATA, vocoder_extractor(SEGMENT, True), self.batch)
         for name, value in plain.items():
             taught = self.taught["target_mel" if name == "mel" else name]
             # Beside a segment, the F0 of whole utterances is another one, and the phase of a frame depends on it.
@@ -70,7 +44,7 @@ class TaughtFeatures(unittest.TestCase):
 
     def test_the_mels_are_the_stretches_of_what_the_teacher_makes_of_the_whole_utterances(self):
         """A frame is found by the recordings' own mel, of which no two frames are equal."""
-        whole = self.produced(DATA, tts_extractor())
+        whole = produced(DATA, tts_extractor(), self.batch)
         mel = self.teachers[DATA].teacher_forced_mel(on_device(whole, DATA)).numpy()
         for row, frames in enumerate(FRAMES):
             number_of = {whole["mel"][row, frame].tobytes(): frame for frame in range(frames)}
@@ -82,7 +56,7 @@ class TaughtFeatures(unittest.TestCase):
             self.assertTrue((taught[~real] == np.float32(SILENCE)).all())
 
     def test_features_are_equal_bit_for_bit_on_each_device(self):
-        for name, value in self.produced(MODEL, self.extractor).items():
+        for name, value in produced(MODEL, self.extractor, self.batch).items():
             np.testing.assert_array_equal(value, self.taught[name], name)
 
     def test_the_noise_is_a_function_of_the_batchs_seed(self):

@@ -7,6 +7,7 @@ Both are smaller than in the papers (3.0 million weights, where HiFi-GAN has 41 
 they fit beside a small network. Shape legend: B batch, S samples, P period, T frames, F bins, C channels.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -95,7 +96,7 @@ def hidden_values(samples: int) -> int:
     return sum(judge.hidden_values(samples) for judge in Discriminators().judges)
 
 
-class Judge(CompositeLayer):
+class Judge(CompositeLayer, ABC):
     """A stack of 2-D convolutions. A subclass has `picture`, which makes a picture of a wave.
 
     Args:
@@ -119,9 +120,9 @@ class Judge(CompositeLayer):
         ]
         self.out = WeightNormConv(1, last_kernel, (1, 1), name="out")
 
+    @abstractmethod
     def picture(self, wave):
         """float32 [B, S] -> [B, height, width, 1]."""
-        raise NotImplementedError
 
     def hidden_values(self, samples: int) -> int:
         """Return the number of values in all hidden layers for a wave."""
@@ -132,9 +133,9 @@ class Judge(CompositeLayer):
             total += height * width * conv.channels
         return total
 
+    @abstractmethod
     def picture_size(self, samples: int) -> tuple[int, int]:
         """Return height and width of the picture of a wave."""
-        raise NotImplementedError
 
     def call(self, wave):
         """float32 [B, S] -> scores float32 [B, …], and the output of each hidden layer."""

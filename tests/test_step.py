@@ -301,8 +301,12 @@ class ValidationTest(unittest.TestCase):
             def __init__(self):
                 self.errors = []
 
-            def update(self, batch, outputs):
-                self.errors.append(abs(outputs["frame"] - batch["mel"][:, :1]).numpy().sum())
+            @staticmethod
+            def measure(batch, outputs):
+                return {"error": abs(outputs["frame"] - batch["mel"][:, :1])}
+
+            def update(self, batch, measured):
+                self.errors.append(measured["error"].numpy().sum())
 
             def result(self):
                 return {"frame_errors": len(self.errors), "frame_error": float(sum(self.errors))}

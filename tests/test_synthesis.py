@@ -394,9 +394,10 @@ class Training(Case):
         batch |= {"language": np.zeros(2, np.int32), "tokens": np.minimum(batch["tokens"], 10)}  # that the run knows
         files = [self.reference, self.reference]
         examples = Examples(on_device(batch), ids=["a/x.wav", "b/x.wav"], texts=["one", "two"], files=files)
-        sampler = TTSSampler(examples, synthesizer.options, Constant(), folder / "samples", mock.Mock())
         with tf.device(MODEL):
-            sampler(synthesizer._network, 7)
+            network, options = synthesizer._network, synthesizer.options
+            sampler = TTSSampler(network, examples, options, Constant(), folder / "samples", mock.Mock())
+            sampler(7)
         for name in ("1-x", "2-x"):
             for kind, constant in (("", True), (".vocoder", True), (".griffin-lim", False), (".recording", False)):
                 samples, _ = soundfile.read(folder / "samples" / "step-000007" / f"{name}{kind}.wav")

@@ -45,8 +45,8 @@ def vocode(vocoder: VocoderProtocol, log_mel, frames, seed: tuple[int, int] = (0
     Returns:
         For each row, float32 [frames * 256].
     """
-    seed_of_rows = tf.constant(seed, tf.int32)
+    seed_of_rows = np.array(seed, np.int32)
     return [
         vocoder.synthesize(row[None, :length], seed_of_rows).numpy()[0]
-        for row, length in zip(tf.unstack(log_mel), np.asarray(frames), strict=True)
+        for row, length in zip(np.asarray(log_mel), np.asarray(frames), strict=True)
     ]

@@ -227,7 +227,11 @@ class MelDistortion:
         self._network, self._options = network, options
         self._distortions_db: list[float] = []
 
-    def update(self, batch: dict, outputs: dict) -> None:
+    @staticmethod
+    def measure(batch: dict, outputs: dict) -> dict:
+        return {}
+
+    def update(self, batch: dict, measured: dict) -> None:
         rows = min(int(np.count_nonzero(batch["frames"])), MAX_SYNTHESIZED - len(self._distortions_db))
         if rows > 0:
             features = first_rows(batch, TTS_FEATURES, rows)

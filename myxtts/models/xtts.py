@@ -99,6 +99,17 @@ class SynthesisOptions:
     guidance: float = 1.0
     seed: int = 0
 
+    def tensors(self) -> list[tf.Tensor]:
+        """Return them on the current device, in the order of SYNTHESIS_SIGNATURE."""
+        return [
+            tf.constant(self.speed, tf.float32),
+            tf.constant(self.pitch_semitones, tf.float32),
+            tf.constant(self.energy_db, tf.float32),
+            tf.constant(self.ode_steps, tf.int32),
+            tf.constant(self.guidance, tf.float32),
+            tf.constant([self.seed, 0], tf.int32),
+        ]
+
 
 SYNTHESIS_SIGNATURE = (
     tf.TensorSpec([None, None], tf.int32, "tokens"),
@@ -311,15 +322,8 @@ class XTTS(keras.Model):
         Returns:
             mel float32 [B, T, 80], padded with silence; frames int32 [B]; path int32 [B, T].
         """
-        return self.synthesize_mel(
-            *(tokens, token_count, language, reference, reference_frames),
-            tf.constant(options.speed, tf.float32),
-            tf.constant(options.pitch_semitones, tf.float32),
-            tf.constant(options.energy_db, tf.float32),
-            tf.constant(options.ode_steps, tf.int32),
-            tf.constant(options.guidance, tf.float32),
-            tf.constant([options.seed, 0], tf.int32),
-        )
+        texts = tokens, token_count, language, reference, reference_frames
+        return self.synthesize_mel(*texts, *options.tensors())
 
     @tf.function(input_signature=SYNTHESIS_SIGNATURE)
     def synthesize_mel(

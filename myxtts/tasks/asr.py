@@ -85,9 +85,10 @@ class ASRTask:
         self,
         config: Config,
         vocabulary: Vocabulary,
+        network: keras.Model,
         examples: Examples,
         folder: Path,
         tensorboard: TensorBoard,
         load_vocoder: Callable[[], VocoderProtocol],
     ) -> ASRSampler:
-        return ASRSampler(examples, vocabulary.symbols, folder, tensorboard)
+        return ASRSampler(network, examples, vocabulary.symbols, folder, tensorboard)

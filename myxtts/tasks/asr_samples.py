@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from myxtts.batch import ASR_FEATURES, first_rows
+from myxtts.batch import ASR_FEATURES, first_rows, tensor_specs
 from myxtts.files import replaced_folder
 from myxtts.models.ctc_decoding import decoded_texts, greedy_decode
 from myxtts.observe.metrics import TensorBoard
@@ -24,12 +24,6 @@ def references(batch: dict, symbols: SymbolTable) -> list[str]:
     return decoded_texts(batch["tokens"], batch["token_count"], symbols)
 
 
-def transcripts(outputs: dict, symbols: SymbolTable) -> list[str]:
-    """Return the text of each row by greedy decoding."""
-    ids, counts = greedy_decode(outputs["logits"], outputs["frames"])
-    return decoded_texts(ids, counts, symbols)
-
-
 class ErrorRateMetric:
     """Character and word error rate over one pass; see `tasks.base.Metric`."""
 
@@ -38,9 +32,14 @@ class ErrorRateMetric:
         self._references: list[str] = []
         self._transcripts: list[str] = []
 
-    def update(self, batch: dict, outputs: dict) -> None:
-        rows = zip(references(batch, self._symbols), transcripts(outputs, self._symbols), strict=True)
-        for reference, transcript in rows:
+    @staticmethod
+    def measure(batch: dict, outputs: dict) -> dict:
+        ids, counts = greedy_decode(outputs["logits"], outputs["frames"])
+        return {"ids": ids, "counts": counts}
+
+    def update(self, batch: dict, measured: dict) -> None:
+        transcripts = decoded_texts(measured["ids"], measured["counts"], self._symbols)
+        for reference, transcript in zip(references(batch, self._symbols), transcripts, strict=True):
             if reference:
                 self._references.append(reference)
                 self._transcripts.append(transcript)
@@ -53,26 +52,37 @@ class ASRSampler:
     """Transcribes the same held-out utterances at each call; see `tasks.base.Sampler`.
 
     Args:
+        network: an `ASR`.
         examples: ASR_FEATURES; the first rows are used.
         symbols: of the run.
         folder: gets `step-000500/` with transcripts.txt and a PNG for each utterance.
         tensorboard: gets the same pictures.
     """
 
-    def __init__(self, examples: Examples, symbols: SymbolTable, folder: Path, tensorboard: TensorBoard):
+    def __init__(
+        self, network: keras.Model, examples: Examples, symbols: SymbolTable, folder: Path, tensorboard: TensorBoard
+    ):
+        def transcribe(batch):
+            _, outputs = network(batch, training=False)
+            return tf.nn.softmax(outputs["logits"]), outputs["frames"], *greedy_decode(**outputs)
+
+        self._transcribe = tf.function(transcribe, input_signature=[tensor_specs(ASR_FEATURES)])
         count = min(UTTERANCES, len(examples.ids))
         self._batch = first_rows(examples.batch, ASR_FEATURES, count)
         self._ids, self._symbols = examples.ids[:count], symbols
         self._folder, self._tensorboard = folder, tensorboard
 
-    def __call__(self, model: keras.Model, step: int) -> None:
+    def trace(self) -> None:
+        """Compile recognition and decoding."""
+        self._transcribe.get_concrete_function()
+
+    def __call__(self, step: int) -> None:
         batch = self._batch
-        _, outputs = model(batch, training=False)
-        posteriors = tf.nn.softmax(outputs["logits"]).numpy()
-        transcribed = transcripts(outputs, self._symbols)
+        posteriors, positions, ids, counts = self._transcribe(batch)
+        transcribed = decoded_texts(ids, counts, self._symbols)
         rows = zip(self._ids, references(batch, self._symbols), transcribed, strict=True)
         lines = [f"{name}\n  reference   {reference}\n  transcript  {text}\n" for name, reference, text in rows]
-        columns = batch["mel"].numpy(), batch["frames"].numpy(), posteriors, outputs["frames"].numpy()
+        columns = batch["mel"].numpy(), batch["frames"].numpy(), posteriors.numpy(), positions.numpy()
         with replaced_folder(self._folder / f"step-{step:06d}") as folder:
             (folder / "transcripts.txt").write_text("\n".join(lines), encoding="utf-8")
             for number, (mel, frames, posterior, positions) in enumerate(zip(*columns, strict=True)):

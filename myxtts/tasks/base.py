@@ -17,12 +17,6 @@ from myxtts.observe.metrics import TensorBoard
 # row of 3 s (`tiny`), where this number gives 16.2 and 3.4.
 KEPT_ARRAYS = 9
 
-Sampler = Callable[[keras.Model, int], None]
-"""(model, step): writes the model's output for some held-out utterances to files and TensorBoard.
-
-The caller has set the weights and entered the model's device.
-"""
-
 
 class Examples(NamedTuple):
     """The held-out utterances to write samples of.
@@ -38,11 +32,32 @@ class Examples(NamedTuple):
     files: list[str]
 
 
+class Sampler(Protocol):
+    """Writes the output of a network for some held-out utterances to files and TensorBoard.
+
+    The caller has set the weights and entered the network's device. All that a call computes is compiled by `trace`, on
+    the main thread, so that any thread may call.
+    """
+
+    def trace(self) -> None:
+        """Compile what a call computes; called once, before the first call."""
+        ...
+
+    def __call__(self, step: int) -> None:
+        """Write the samples of a step."""
+        ...
+
+
 class Metric(Protocol):
     """A figure of merit over one pass of the held-out utterances, beside the losses."""
 
-    def update(self, batch: dict, outputs: dict) -> None:
-        """Add one batch and the model's outputs for it."""
+    @staticmethod
+    def measure(batch: dict, outputs: dict) -> dict:
+        """Return what `update` needs of the model's outputs, as tensors by name; a part of a compiled function."""
+        ...
+
+    def update(self, batch: dict, measured: dict) -> None:
+        """Add one batch and what was measured of it. Computes nothing on the device: any thread may call."""
         ...
 
     def result(self) -> dict[str, float]:
@@ -133,12 +148,13 @@ class Task(Protocol):
         self,
         config: Config,
         vocabulary: Vocabulary,
+        network: keras.Model,
         examples: Examples,
         folder: Path,
         tensorboard: TensorBoard,
         load_vocoder: Callable[[], VocoderProtocol],
     ) -> Sampler:
-        """Return the sampler of some held-out utterances, which writes below `folder`.
+        """Return the sampler of a network for some held-out utterances, which writes below `folder`.
 
         Args:
             load_vocoder: loads the vocoder that the settings name.

@@ -87,9 +87,10 @@ class TTSTask:
         self,
         config: Config,
         vocabulary: Vocabulary,
+        network: keras.Model,
         examples: Examples,
         folder: Path,
         tensorboard: TensorBoard,
         load_vocoder: Callable[[], VocoderProtocol],
     ) -> TTSSampler:
-        return TTSSampler(examples, synthesis_options(config.model), load_vocoder(), folder, tensorboard)
+        return TTSSampler(network, examples, synthesis_options(config.model), load_vocoder(), folder, tensorboard)

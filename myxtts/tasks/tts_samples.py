@@ -4,11 +4,12 @@ from pathlib import Path
 
 import keras
 import soundfile
+import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.audio.griffin_lim import GriffinLim
 from myxtts.audio.vocoder import VocoderProtocol, vocode
-from myxtts.batch import TAUGHT_TTS_FEATURES, first_rows
+from myxtts.batch import TAUGHT_TTS_FEATURES, first_rows, tensor_specs
 from myxtts.config.schema import ModelConfig
 from myxtts.data.audio_file import read_wave
 from myxtts.files import replaced_folder
@@ -25,6 +26,7 @@ class TTSSampler:
     """Synthesizes the same held-out utterances at each call; see `tasks.base.Sampler`.
 
     Args:
+        network: an `XTTS`.
         examples: TTS_FEATURES or TAUGHT_TTS_FEATURES; the first rows are synthesized, each with its own reference.
         options: how the texts are synthesized.
         vocoder: computes the waves. A trained one is compared with Griffin-Lim.
@@ -35,6 +37,7 @@ class TTSSampler:
 
     def __init__(
         self,
+        network: keras.Model,
         examples: Examples,
         options: SynthesisOptions,
         vocoder: VocoderProtocol,
@@ -44,8 +47,9 @@ class TTSSampler:
         count = min(UTTERANCES, len(examples.ids))
         self._batch = first_rows(examples.batch, TAUGHT_TTS_FEATURES, count)
         self._ids, self._texts = examples.ids[:count], examples.texts[:count]
-        self._folder = folder
-        self._options, self._tensorboard = options, tensorboard
+        self._folder, self._tensorboard = folder, tensorboard
+        self._network, self._options = network, options.tensors()
+        self._align = tf.function(network.align, input_signature=[tensor_specs(network.BATCH_FIELDS)])
         griffin_lim = GriffinLim()
         copied_by: dict[str, VocoderProtocol] = {"griffin-lim": griffin_lim}
         self._synthesized_by: dict[str, VocoderProtocol] = {"": vocoder}
@@ -56,19 +60,18 @@ class TTSSampler:
         self._fixed = {"recording": [read_wave(file) for file in examples.files[:count]]}
         self._fixed |= {kind: vocode(copier, mel, frames) for kind, copier in copied_by.items()}
 
-    def __call__(self, model: keras.Model, step: int) -> None:
+    def trace(self) -> None:
+        """Compile synthesis and alignment; the vocoders are, since they made the copies."""
+        self._network.synthesize_mel.get_concrete_function()
+        self._align.get_concrete_function()
+
+    def __call__(self, step: int) -> None:
         batch = self._batch
-        mels, frames, _ = model.synthesize(
-            batch["tokens"],
-            batch["token_count"],
-            batch["language"],
-            batch["reference"],
-            batch["reference_frames"],
-            self._options,
-        )
-        _, outputs = model(batch, training=False)
-        synthesized = zip(self._ids, self._texts, mels.numpy(), frames.numpy(), strict=True)
-        recorded = zip(batch["mel"].numpy(), batch["frames"].numpy(), outputs["path"].numpy(), strict=True)
+        texts = ("tokens", "token_count", "language", "reference", "reference_frames")
+        mels, frames, _ = self._network.synthesize_mel(*(batch[name] for name in texts), *self._options)
+        mels, frames = mels.numpy(), frames.numpy()
+        synthesized = zip(self._ids, self._texts, mels, frames, strict=True)
+        recorded = zip(batch["mel"].numpy(), batch["frames"].numpy(), self._align(batch).numpy(), strict=True)
         sounds = self._fixed | {kind: vocode(by, mels, frames) for kind, by in self._synthesized_by.items()}
         with replaced_folder(self._folder / f"step-{step:06d}") as folder:
             for row, (utterance, recording) in enumerate(zip(synthesized, recorded, strict=True)):

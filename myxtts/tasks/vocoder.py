@@ -79,12 +79,13 @@ class VocoderTask:
         self,
         config: Config,
         vocabulary: Vocabulary,
+        network: keras.Model,
         examples: Examples,
         folder: Path,
         tensorboard: TensorBoard,
         load_vocoder: Callable[[], VocoderProtocol],
     ) -> VocoderSampler:
-        return VocoderSampler(examples, folder, tensorboard)
+        return VocoderSampler(network, examples, folder, tensorboard)
 
 
 def adversarial_settings_of(settings: VocoderConfig) -> AdversarialSettings | None:

@@ -32,10 +32,13 @@ class LogMelError:
     def __init__(self) -> None:
         self._errors_db: list[float] = []
 
-    def update(self, batch: dict, outputs: dict) -> None:
-        target = batch.get("target_mel", batch["mel"])
-        error = np.abs(log_mel_of(outputs["wave"]).numpy() - target.numpy())
-        by_row = error[:, CONTEXT_FRAMES:-CONTEXT_FRAMES].mean(axis=(1, 2)) * DECIBELS_PER_NEPER
+    @staticmethod
+    def measure(batch: dict, outputs: dict) -> dict:
+        error = tf.abs(log_mel_of(outputs["wave"]) - batch.get("target_mel", batch["mel"]))
+        return {"error": error[:, CONTEXT_FRAMES:-CONTEXT_FRAMES]}
+
+    def update(self, batch: dict, measured: dict) -> None:
+        by_row = measured["error"].numpy().mean(axis=(1, 2)) * DECIBELS_PER_NEPER
         self._errors_db += by_row[batch["frames"].numpy() > 0].tolist()
 
     def result(self) -> dict[str, float]:
@@ -46,28 +49,35 @@ class VocoderSampler:
     """Turns the log-mels of the same held-out utterances back into waves at each call; see `tasks.base.Sampler`.
 
     Args:
+        network: a `Vocoder`.
         examples: VOCODER_FEATURES of whole utterances, or TAUGHT_VOCODER_FEATURES; the first rows are used.
         folder: gets `step-000500/` with a PNG and three WAVs for each utterance, such as `1-NAME.recording.wav`.
         tensorboard: gets the same sounds and pictures.
     """
 
-    def __init__(self, examples: Examples, folder: Path, tensorboard: TensorBoard):
+    def __init__(self, network: keras.Model, examples: Examples, folder: Path, tensorboard: TensorBoard):
+        self._network, self._seed = network, tf.constant(SEED)
+        self._log_mel = tf.function(log_mel, input_signature=[tf.TensorSpec([None, None], tf.float32)])
         count = min(UTTERANCES, len(examples.ids))
         batch = first_rows(examples.batch, TAUGHT_VOCODER_FEATURES, count)
         self._names = [f"{number}-{Path(name).stem}" for number, name in enumerate(examples.ids[:count], 1)]
         frames = batch["frames"].numpy()
-        self._mels = [mel[:length] for mel, length in zip(tf.unstack(batch["mel"]), frames, strict=True)]
+        self._mels = [mel[:length] for mel, length in zip(batch["mel"].numpy(), frames, strict=True)]
         waves = batch["wave"].numpy()
         self._recordings = [wave[: length * HOP_SAMPLES] for wave, length in zip(waves, frames, strict=True)]
         self._griffin_lim = vocode(GriffinLim(), batch["mel"], batch["frames"], SEED)
         self._folder, self._tensorboard = folder, tensorboard
 
-    def __call__(self, model: keras.Model, step: int) -> None:
-        seed = tf.constant(SEED)
+    def trace(self) -> None:
+        """Compile synthesis, and the log-mels of the pictures."""
+        self._network.synthesize.get_concrete_function()
+        self._log_mel.get_concrete_function()
+
+    def __call__(self, step: int) -> None:
         with replaced_folder(self._folder / f"step-{step:06d}") as folder:
             rows = zip(self._names, self._recordings, self._mels, self._griffin_lim, strict=True)
             for name, recording, mel, griffin_lim in rows:
-                vocoded = model.synthesize(mel[None], seed).numpy()[0]
+                vocoded = self._network.synthesize(mel[None], self._seed).numpy()[0]
                 self._write(
                     folder, step, name, {"recording": recording, "vocoder": vocoded, "griffin-lim": griffin_lim}
                 )
@@ -77,6 +87,6 @@ class VocoderSampler:
         for kind, wave in waves.items():
             soundfile.write(folder / sound_file(name, kind), wave, SAMPLE_RATE_HZ, subtype="PCM_16")
             self._tensorboard.sound(step, f"{kind}/{name}", wave)
-        picture = mels({kind: log_mel(wave[None])[0].numpy() for kind, wave in waves.items()}, name)
+        picture = mels({kind: self._log_mel(wave[None]).numpy()[0] for kind, wave in waves.items()}, name)
         (folder / f"{name}.png").write_bytes(png_bytes(picture))
         self._tensorboard.picture(step, f"mels/{name}", picture)

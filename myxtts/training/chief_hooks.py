@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import tensorflow as tf
+
 from myxtts.data.hand_over import compile_hand_over
 from myxtts.data.plan_iterator import Position
 from myxtts.observe.advice import LongWait
@@ -58,12 +60,14 @@ def validation_hooks(
     rows, manifest = first.planned.rows, held_out.manifest
     columns = ([column[row] for row in rows] for column in (manifest.ids, manifest.texts, manifest.paths))
     examples = Examples(batch, *columns)
-    sampler = task.sampler(
-        config,
-        vocabulary,
-        examples,
-        folder.samples,
-        reporter.tensorboard,
-        lambda: load_vocoder(select_vocoder(folder.path, setup.metadata), state.device),
-    )
+    with tf.device(state.device):
+        sampler = task.sampler(
+            config,
+            vocabulary,
+            state.model,
+            examples,
+            folder.samples,
+            reporter.tensorboard,
+            lambda: load_vocoder(select_vocoder(folder.path, setup.metadata), state.device),
+        )
     return validate, [WriteSamples(run.sample_every, sampler, folder.path)]

@@ -199,5 +199,5 @@ class WriteSamples(PeriodicHook):
     def __call__(self, end: StepEnd) -> None:
         state = end.state
         with state.averaged_weights(), tf.device(state.device):
-            self._sampler(state.model, state.step)
+            self._sampler(state.step)
         write_report(self._folder)

@@ -31,7 +31,8 @@ class Validation:
     ):
         def losses_of(batch):
             by_name, outputs = model(batch, training=False)
-            return tf.stack([by_name[name] for name in model.LOSS_NAMES]), outputs if make_metric else {}
+            measured = make_metric().measure(batch, outputs) if make_metric else {}
+            return tf.stack([by_name[name] for name in model.LOSS_NAMES]), measured
 
         self._names, self._device = model.LOSS_NAMES, device
         self._losses = tf.function(losses_of, input_signature=[tensor_specs(model.BATCH_FIELDS)])
@@ -50,10 +51,10 @@ class Validation:
         with self._open_feed() as feed, tf.device(self._device):
             for (produced,) in feed:
                 (batch,) = self._hand_over([produced.features])
-                share, outputs = self._losses(batch)
+                share, measured = self._losses(batch)
                 shares.append(share)
                 if metric:
-                    metric.update(batch, outputs)
+                    metric.update(batch, measured)
             total = tf.add_n(shares)
         losses = dict(zip(self._names, total.numpy().tolist(), strict=True))
         return losses | {"loss": sum(losses.values())} | (metric.result() if metric else {})

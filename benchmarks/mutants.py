@@ -37,7 +37,8 @@ COPIED = ("myxtts", "tests", "utilities", "configs", "docs", "*.py", "*.md", "*.
 SLOW_IMPORTS = ("tensorflow", "keras", "librosa", "soundfile", "matplotlib.pyplot", "tensorboard", "yaml", "pydantic")
 LIMIT_S, LIMIT_FACTOR = 120.0, 10.0  # time limit of tests: LIMIT_S + LIMIT_FACTOR * the seconds in tests/times.json
 
-PIPELINE, RESUME, MINIMAL_RUN = "test_intelligent_gpu_pipeline", "test_resume.ToyRuns", "test_run.MinimalRun"
+PIPELINE, DAMAGED = "test_intelligent_gpu_pipeline", "test_damaged_corpus"
+RESUME, MINIMAL_RUN = "test_resume.ToyRuns", "test_run.MinimalRun"
 DEVICES, EQUIVALENCE, REST_OF_EPOCH = "test_dual_gpu_device_placement", "test_replicas", "test_replicas.RestOfEpochTest"
 TESTS = {
     "placement/routes.py": ("test_routes", DEVICES),
@@ -46,13 +47,13 @@ TESTS = {
     "data/batch_plan.py": ("test_batch_plan", REST_OF_EPOCH, "test_readers", f"{PIPELINE}.PipelineTest"),
     "data/plan_iterator.py": ("test_readers", REST_OF_EPOCH, f"{PIPELINE}.PipelineTest", f"{PIPELINE}.ReferenceTest"),
     "data/features.py": (f"{PIPELINE}.PipelineTest", "test_spec_augment", "test_asr"),
-    "data/producer.py": (PIPELINE, DEVICES, "test_replicas.RunTest"),
-    "data/feed.py": (f"{PIPELINE}.FeedTest", PIPELINE),
-    "data/pipeline.py": (PIPELINE, MINIMAL_RUN, "test_replicas.RunTest"),
-    "data/readers/base.py": ("test_readers", PIPELINE),
+    "data/producer.py": (PIPELINE, DAMAGED, DEVICES, "test_replicas.RunTest"),
+    "data/feed.py": ("test_feed", PIPELINE),
+    "data/pipeline.py": (PIPELINE, DAMAGED, MINIMAL_RUN, "test_replicas.RunTest"),
+    "data/readers/base.py": ("test_readers", PIPELINE, DAMAGED),
     "data/readers/cache.py": ("test_readers", f"{PIPELINE}.PipelineTest"),
-    "data/readers/files.py": ("test_readers", PIPELINE),
-    "data/readers/local.py": ("test_readers", PIPELINE),
+    "data/readers/files.py": ("test_readers", PIPELINE, DAMAGED),
+    "data/readers/local.py": ("test_readers", PIPELINE, DAMAGED),
     "data/readers/service.py": ("test_data_service",),
     "data/readers/service_server.py": ("test_data_service",),
     "training/loop.py": ("test_loop", MINIMAL_RUN, "test_run.Stopped", RESUME),

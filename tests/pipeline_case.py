@@ -1,0 +1,115 @@
+"""A corpus of sinusoids for tests of the data path."""
+
+import shutil
+import tempfile
+import unittest
+from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import cache
+from pathlib import Path
+from unittest.mock import patch
+
+from tests.two_devices import DATA, MODEL, TWO
+
+# isort: split
+
+import librosa
+import numpy as np
+import tensorflow as tf
+
+from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.batch import TTS_INPUTS
+from myxtts.config.schema import DataConfig
+from myxtts.data import producer
+from myxtts.data.features import tts_extractor
+from myxtts.data.pipeline import Pipeline
+from myxtts.data.plan_iterator import PlannedBatch, Position, planned_batches
+from myxtts.data.producer import ProducedBatch, ProduceFunction, trace_produce
+from myxtts.data.readers.base import ReadBatches, ReadRows
+from myxtts.data.readers.local import LocalReader
+from myxtts.placement.routes import Route
+from tests.feeds import producers
+from tests.sine_corpus import planned_corpus, write_corpus
+
+ROUTE = TWO.routes[0]
+TWO_PRODUCERS, THREE_PRODUCERS = (Route(DATA, MODEL, further) for further in ((MODEL,), (MODEL, DATA)))
+PLAIN = tts_extractor()
+BEGINNING = Position()
+
+
+def host(produced: ProducedBatch) -> dict[str, np.ndarray]:
+    return {name: tensor.numpy() for name, tensor in produced.features.items()}
+
+
+@cache
+def traced_once(device: str) -> ProduceFunction:
+    """Return `trace_produce` of PLAIN, cached."""
+    return trace_produce(device, PLAIN)
+
+
+class PipelineCase(unittest.TestCase):
+    """A corpus of 13 sinusoids by three speakers: two buckets, batches of three, two batches per step."""
+
+    SETTINGS = DataConfig(batch_size=3, buckets=2, reference_seconds=0.5)
+    SECONDS = tuple(0.3 + 0.05 * i for i in range(13))
+    SEED = 5
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = Path(tempfile.mkdtemp(prefix="pipeline "))
+        cls.addClassCleanup(shutil.rmtree, cls.folder)
+        cls.manifest = write_corpus(cls.folder / "corpus", cls.SECONDS, speakers=3)
+        cls.corpus = planned_corpus(cls.manifest, cls.SETTINGS, cls.SEED, accumulation=2)
+
+    def tearDown(self):
+        self.assertEqual(producers(), [])
+
+    def pipeline(self, route: Route = ROUTE, **settings) -> Pipeline:
+        data, cache = self.SETTINGS.model_copy(update=settings), self.folder / "cache"
+        cached = patch.object(producer, "trace_produce", lambda device, _: traced_once(device))
+        with cached if route.further_data else nullcontext():
+            return Pipeline(self.corpus, [route], PLAIN, data, seed=self.SEED, cache_folder=cache)
+
+    @classmethod
+    def planned(cls, epochs: int = 1, reference_samples: int = 11_008) -> Iterator[PlannedBatch]:
+        return planned_batches(
+            cls.corpus.plan,
+            cls.manifest,
+            BEGINNING,
+            seed=cls.SEED,
+            reference_samples=reference_samples,
+            epochs=epochs,
+        )
+
+    def reader(self, read_rows: ReadRows, **settings) -> LocalReader:
+        data = self.SETTINGS.model_copy(update=settings)
+        return LocalReader(self.manifest, TTS_INPUTS, 11_008, data, read_rows)
+
+    def silent(self, planned: list[PlannedBatch], device: str = DATA) -> ReadBatches:
+        """Return planned batches with TTS_INPUTS of silence on a device."""
+        return self.reader(silence).read(planned, device)
+
+    def epoch(self, start=BEGINNING, epochs=1, mean_over="step", route=ROUTE, **settings) -> list[ProducedBatch]:
+        with self.pipeline(route, **settings).open_feed(start, epochs, mean_over) as feed:
+            return [produced_batch for (produced_batch,) in feed]
+
+    def assert_same(self, received: list[ProducedBatch], expected: list[ProducedBatch]):
+        self.assertEqual(len(received), len(expected))
+        for produced_batch, expected_batch in zip(received, expected, strict=True):
+            step, expected_step = produced_batch.planned.step, expected_batch.planned.step
+            self.assertEqual((step.position, step.next_position), (expected_step.position, expected_step.next_position))
+            self.assertEqual(produced_batch.planned.last, expected_batch.planned.last)
+            for name, array in host(produced_batch).items():
+                np.testing.assert_array_equal(array, host(expected_batch)[name], err_msg=name, strict=True)
+
+
+def librosa_log_mel(wave: np.ndarray) -> np.ndarray:
+    """Return the log-mel spectrogram by librosa alone, float64 [samples // 256, 80]."""
+    wave = np.pad(wave.astype(np.float64), 384, mode="reflect")
+    magnitude = np.abs(librosa.stft(wave, n_fft=1024, hop_length=256, center=False, dtype=np.complex128))
+    bank = librosa.filters.mel(sr=SAMPLE_RATE_HZ, n_fft=1024, n_mels=80, fmin=0, fmax=8000, dtype=np.float64)
+    return np.log(np.maximum(bank @ magnitude, 1e-5)).T
+
+
+def silence(rows, starts, samples, padded):
+    return tf.zeros([tf.size(rows), padded], tf.int16)

@@ -1,0 +1,151 @@
+"""Files that are damaged after the manifest was made, and unusual corpora, through the data path."""
+
+import os
+import shutil
+import tempfile
+import unittest
+from collections.abc import Callable
+from pathlib import Path
+
+from tests import two_devices  # noqa: F401 - before TensorFlow starts
+
+# isort: split
+
+import numpy as np
+import soundfile
+
+from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
+from myxtts.config.schema import DataConfig
+from myxtts.data.pipeline import Pipeline
+from myxtts.data.plan_iterator import Position, planned_batches
+from myxtts.data.producer import ProducedBatch
+from myxtts.errors import DataError
+from myxtts.placement.routes import Route
+from tests.pipeline_case import PLAIN, ROUTE, THREE_PRODUCERS, TWO_PRODUCERS, PipelineCase, host
+from tests.sine_corpus import planned_corpus, write_corpus
+
+
+class DamagedCorpusTest(PipelineCase):
+    """A file that changes after the manifest was made is named in an error at its batch."""
+
+    def assert_named_at_its_batch(
+        self, change: Callable[[Path], None], reason: str, row: int = 7, route: Route = ROUTE, **settings
+    ):
+        path = Path(self.manifest.paths[row])
+        pipeline = self.pipeline(route, **settings)
+        planned = list(
+            planned_batches(
+                self.corpus.plan, self.manifest, Position(), seed=self.SEED, reference_samples=11_008, epochs=1
+            )
+        )
+        users = [row in plan.rows or row in plan.arrays["reference_row"][: len(plan.rows)] for plan in planned]
+        content = path.read_bytes()
+        change(path)
+        delivered = []
+        try:
+            with pipeline.open_feed(Position(), epochs=1) as feed, self.assertRaisesRegex(DataError, reason) as raised:
+                delivered.extend(feed)
+        finally:
+            path.write_bytes(content)
+        self.assertEqual(len(delivered), users.index(True))
+        step = planned[users.index(True)].step.position.step + 1
+        self.assertIn(f"utterance 'u{row}' (epoch 1, step {step}): {path}", str(raised.exception))
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        rows = planned_batches(
+            cls.corpus.plan, cls.manifest, Position(), seed=cls.SEED, reference_samples=11_008, epochs=1
+        )
+        seen = []
+        for plan in rows:
+            seen.append({*plan.rows.tolist(), *plan.arrays["reference_row"][: len(plan.rows)].tolist()})
+        cls.latest = max(range(13), key=lambda row: [row in batch for batch in seen].index(True))
+
+    def test_a_missing_file_is_named_at_its_batch(self):
+        self.assert_named_at_its_batch(os.remove, "No such file", self.latest)
+
+    def test_a_missing_file_is_named_at_its_batch_whoever_makes_it(self):
+        for route in (TWO_PRODUCERS, THREE_PRODUCERS):
+            self.assert_named_at_its_batch(os.remove, "No such file", self.latest, route)
+
+    def test_a_missing_file_is_named_at_its_batch_by_soundfile(self):
+        self.assert_named_at_its_batch(os.remove, "No such file", self.latest, use_tf_native_loading=False)
+
+    def test_a_truncated_file_is_named_at_its_batch(self):
+        def cut(path):
+            with open(path, "r+b") as file:
+                file.truncate(5_000)
+
+        self.assert_named_at_its_batch(cut, "had [0-9]+ when the manifest was made", self.latest)
+
+    def test_a_shorter_file_is_named_at_its_batch(self):
+        for native in (True, False):
+            self.assert_named_at_its_batch(
+                lambda path: soundfile.write(path, np.zeros(7_000), SAMPLE_RATE_HZ),
+                "has 7000 samples at 22050 Hz, but had",
+                self.latest,
+                use_tf_native_loading=native,
+            )
+
+    def test_a_longer_file_is_named_at_its_batch(self):
+        for native in (True, False):
+            self.assert_named_at_its_batch(
+                lambda path: soundfile.write(path, np.zeros(70_000), SAMPLE_RATE_HZ),
+                "has 70000 samples",
+                self.latest,
+                use_tf_native_loading=native,
+            )
+
+    def test_a_file_of_another_format_is_named_at_its_batch(self):
+        def replace_with(channels, rate_hz, subtype):
+            def change(path):
+                samples = soundfile.info(path).frames
+                soundfile.write(path, np.zeros((samples, channels)), rate_hz, subtype=subtype)
+
+            return change
+
+        self.assert_named_at_its_batch(replace_with(2, SAMPLE_RATE_HZ, "PCM_16"), "was 16-bit mono", self.latest)
+        self.assert_named_at_its_batch(replace_with(1, 44_100, "PCM_16"), "samples at 22050 Hz, but had", self.latest)
+        self.assert_named_at_its_batch(replace_with(1, SAMPLE_RATE_HZ, "PCM_24"), "was 16-bit mono", self.latest)
+
+
+class UnusualCorpusTest(unittest.TestCase):
+    """Each corpus passes through the pipeline completely, once."""
+
+    def delivered(self, seconds, suffixes=(".wav",), speakers=1, name="corpus", **settings) -> list[ProducedBatch]:
+        folder = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, folder)
+        data = DataConfig(**{"batch_size": 2, "buckets": 3, "reference_seconds": 0.5} | settings)
+        corpus = planned_corpus(write_corpus(folder / name, seconds, speakers, suffixes), data)
+        with Pipeline(corpus, [ROUTE], PLAIN, data, seed=0, cache_folder=folder).open_feed(Position(), 1) as feed:
+            delivered = [produced_batch for (produced_batch,) in feed]
+        rows = np.concatenate([produced_batch.planned.rows for produced_batch in delivered])
+        self.assertEqual(sorted(rows.tolist()), list(range(len(seconds))))
+        for planned, batch, _ in delivered:
+            mel = batch["mel"].numpy()
+            for row, frames, spectrogram in zip(planned.rows, batch["frames"].numpy(), mel, strict=False):
+                self.assertEqual(frames, round(seconds[row] * SAMPLE_RATE_HZ) // HOP_SAMPLES)
+                self.assertGreater(spectrogram[:frames].max(axis=1).min(), -3.0)  # the tone is audible in every frame
+        return delivered
+
+    def test_a_single_utterance_is_its_own_reference(self):
+        (produced_batch,) = self.delivered([0.4])
+        batch = host(produced_batch)
+        self.assertEqual(batch["frames"].tolist(), [34])  # no more rows than the corpus has
+        np.testing.assert_array_equal(batch["reference"][0, :34], batch["mel"][0, :34])
+
+    def test_very_short_and_very_long_utterances_are_read(self):
+        delivered = self.delivered([0.06, 0.3, 20.0, 0.31], speakers=2, batch_seconds=1.0, reference_seconds=30.0)
+        self.assertEqual({d.features["reference"].shape[1] for d in delivered}, {2583})  # 30 s in whole frames
+        self.assertEqual(max(int(d.features["reference_frames"].numpy().max()) for d in delivered), 1722)  # 20 s
+
+    def test_paths_with_spaces_and_letters_of_any_script_are_read(self):
+        self.delivered([0.3, 0.4], suffixes=("  ა سلام ü %s.wav", " {0}'\".wav"), name="der Körper\t日本")
+
+    def test_a_path_that_is_not_utf_8_is_read(self):
+        self.delivered([0.3], name=os.fsdecode(b"caf\xe9"))
+
+
+if __name__ == "__main__":
+    unittest.main()

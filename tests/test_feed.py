@@ -1,0 +1,208 @@
+"""The feed: order, depth, errors and closing."""
+
+import gc
+import threading
+import unittest
+import weakref
+from itertools import islice
+
+from myxtts.data.feed import Feed
+from tests.feeds import TIMEOUT_S, ObservedSource, producers, within_timeout
+
+
+class FeedTest(unittest.TestCase):
+    def tearDown(self):
+        self.assertEqual(producers(), [], "the thread of a feed is still running")
+
+    def test_items_come_in_order_and_are_the_same_at_any_depth(self):
+        for depth in (1, 2, 8, 100):
+            with Feed(ObservedSource(50), depth) as feed:
+                self.assertEqual(list(feed), list(range(50)))
+
+    def test_the_producer_runs_at_most_depth_plus_one_items_ahead(self):
+        for depth in (1, 3):
+            source = ObservedSource()
+            with Feed(source, depth) as feed:
+                for taken in range(5):
+                    self.assertTrue(source.wait_for(taken + depth + 1))
+                    self.assertFalse(source.wait_for(taken + depth + 2, timeout_s=0.02))
+                    self.assertEqual(next(feed), taken)
+
+    def test_the_next_item_is_produced_while_the_consumer_uses_the_current_one(self):
+        barrier = threading.Barrier(2, timeout=TIMEOUT_S)  # breaks unless both stages run at the same time
+
+        def emulated_producer():
+            yield 0
+            for item in range(1, 10):
+                barrier.wait()
+                yield item
+
+        with Feed(emulated_producer(), depth=1) as feed:
+            for item in feed:
+                if item < 9:
+                    barrier.wait()
+
+    def test_error_in_producer_is_raised_at_its_batch(self):
+        def failing():
+            yield from range(3)
+            raise ValueError("batch 3 is bad")
+
+        for depth in (1, 2, 8):
+            with Feed(failing(), depth) as feed:
+                self.assertEqual([next(feed) for _ in range(3)], [0, 1, 2])
+                with self.assertRaisesRegex(ValueError, "batch 3 is bad"):
+                    next(feed)
+                self.assertEqual(list(feed), [])
+
+    def test_no_error_in_the_producer_thread_blocks_the_consumer(self):
+        class Unopened:
+            def __iter__(self):
+                raise OSError("cannot be opened")
+
+        def exiting():
+            yield from range(2)
+            raise SystemExit(3)
+
+        def badly_closed():
+            try:
+                yield 1
+            finally:
+                raise OSError("cannot be closed")
+
+        for batches, error in (
+            (Unopened(), OSError),
+            (7, TypeError),
+            (exiting(), SystemExit),
+            (badly_closed(), OSError),
+        ):
+            with self.subTest(batches=batches), Feed(batches, 1) as feed, self.assertRaises(error):
+                within_timeout(lambda feed=feed: list(feed))
+
+    def test_an_error_in_the_consumer_leaves_the_with_block_unchanged(self):
+        with self.assertRaisesRegex(ZeroDivisionError, "step"), Feed(ObservedSource(), 2):
+            raise ZeroDivisionError("step")
+
+    def test_closing_releases_a_producer_that_is_blocked_on_a_full_feed(self):
+        for depth in (1, 3):
+            source = ObservedSource()
+            feed = Feed(source, depth).__enter__()
+            self.assertTrue(source.wait_for(depth + 1))
+            within_timeout(lambda feed=feed: feed.__exit__(None, None, None))
+            self.assertEqual(producers(), [])
+            self.assertLessEqual(source.made, depth + 2)
+
+    def test_closing_at_any_item_closes_the_iterable_in_the_feeds_own_thread(self):
+        for items in range(5):
+            source = ObservedSource(4)
+            with Feed(source, 2) as feed:
+                self.assertEqual(list(islice(feed, items)), list(range(items)))
+            self.assertEqual(source.closed_in, "myxtts-producer")
+
+    def test_closing_waits_for_the_item_in_production(self):
+        begun, may_end, closed = threading.Event(), threading.Event(), threading.Event()
+
+        def slow():
+            begun.set()
+            may_end.wait(TIMEOUT_S)
+            yield 0
+
+        feed = Feed(slow(), 1)
+        feed.__enter__()
+        begun.wait(TIMEOUT_S)
+        closing = threading.Thread(target=lambda: (feed.__exit__(None, None, None), closed.set()))
+        closing.start()
+        self.assertTrue(producers() and not closed.is_set())
+        may_end.set()
+        closing.join(TIMEOUT_S)
+        self.assertTrue(closed.is_set())
+
+    def test_closing_twice_and_after_the_end_is_safe(self):
+        for items in (0, 5):
+            feed = Feed(ObservedSource(5), 2)
+            with feed:
+                self.assertEqual([next(feed) for _ in range(items)], list(range(items)))
+            within_timeout(lambda feed=feed: feed.__exit__(None, None, None))
+
+    def test_a_closed_feed_holds_no_items(self):
+        class Item:
+            pass
+
+        items = []
+
+        def made():
+            while True:
+                item = Item()
+                items.append(weakref.ref(item))
+                yield item
+                del item
+
+        with Feed(made(), 3) as feed:
+            feed.wait_until_full(TIMEOUT_S)
+        gc.collect()
+        self.assertGreaterEqual(len(items), 3)
+        self.assertFalse(any(item() for item in items))
+
+    def test_an_exhausted_feed_stays_exhausted(self):
+        with Feed(ObservedSource(2), 3) as feed:
+            self.assertEqual(list(feed), [0, 1])
+            self.assertEqual(within_timeout(lambda: list(feed)), [])
+        self.assertEqual(within_timeout(lambda: list(feed)), [])
+
+    def test_a_feed_closed_early_yields_no_more_items(self):
+        with Feed(ObservedSource(9), 3) as feed:
+            next(feed)
+        self.assertEqual(within_timeout(lambda: list(feed)), [])
+
+    def test_use_outside_a_with_block_is_an_error(self):
+        feed = Feed(ObservedSource(1), 1)
+        with self.assertRaisesRegex(RuntimeError, "with"):
+            within_timeout(lambda: next(feed))
+        with feed, self.assertRaises(RuntimeError):
+            feed.__enter__()
+
+    def test_a_depth_below_one_is_rejected(self):
+        for depth in (0, -1):
+            with self.assertRaisesRegex(ValueError, "depth"):
+                Feed([], depth)
+
+    def test_a_held_item_keeps_its_place_until_it_is_released_or_the_next_is_taken(self):
+        source = ObservedSource()
+        with Feed(source, depth=1) as feed:
+            self.assertEqual(feed.hold(), 0)
+            self.assertTrue(source.wait_for(2))  # waits for the place
+            self.assertFalse(feed.is_ready)
+            self.assertFalse(source.wait_for(3, timeout_s=0.02))
+            feed.release()
+            self.assertTrue(source.wait_for(3))
+            self.assertEqual([feed.hold(), feed.hold(), next(feed)], [1, 2, 3])
+
+    def test_wait_until_full_returns_when_the_feed_is_full(self):
+        with Feed(ObservedSource(), 3) as feed:
+            self.assertLess(feed.wait_until_full(TIMEOUT_S), TIMEOUT_S)
+            self.assertEqual([next(feed) for _ in range(4)], [0, 1, 2, 3])
+            self.assertLess(feed.wait_until_full(TIMEOUT_S), TIMEOUT_S)  # the feed was full before
+
+    def test_wait_until_full_returns_when_the_iterable_ends_or_fails(self):
+        def broken():
+            yield 0
+            raise ValueError
+
+        for batches in ((), (1, 2), broken()):
+            with Feed(batches, 8) as feed:
+                self.assertLess(feed.wait_until_full(TIMEOUT_S), TIMEOUT_S)
+
+    def test_wait_until_full_returns_at_its_timeout(self):
+        may_end = threading.Event()
+
+        def slow():
+            yield 0
+            may_end.wait(TIMEOUT_S)
+
+        with Feed(slow(), 2) as feed:
+            self.assertGreaterEqual(feed.wait_until_full(0.01), 0.01)
+            self.assertEqual(next(feed), 0)
+            may_end.set()
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -4,10 +4,7 @@ import shutil
 import tempfile
 import unittest
 from collections.abc import Iterator
-from contextlib import nullcontext
-from functools import cache
 from pathlib import Path
-from unittest.mock import patch
 
 from tests.two_devices import DATA, MODEL, TWO
 
@@ -17,14 +14,14 @@ import librosa
 import numpy as np
 import tensorflow as tf
 
+from benchmarks.proof.toy import shared_traces
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.batch import TTS_INPUTS
 from myxtts.config.schema import DataConfig
-from myxtts.data import producer
 from myxtts.data.features import tts_extractor
 from myxtts.data.pipeline import Pipeline
 from myxtts.data.plan_iterator import PlannedBatch, Position, planned_batches
-from myxtts.data.producer import ProducedBatch, ProduceFunction, trace_produce
+from myxtts.data.producer import ProducedBatch
 from myxtts.data.readers.base import ReadBatches, ReadRows
 from myxtts.data.readers.local import LocalReader
 from myxtts.placement.routes import Route
@@ -39,12 +36,6 @@ BEGINNING = Position()
 
 def host(produced: ProducedBatch) -> dict[str, np.ndarray]:
     return {name: tensor.numpy() for name, tensor in produced.features.items()}
-
-
-@cache
-def traced_once(device: str) -> ProduceFunction:
-    """Return `trace_produce` of PLAIN, cached."""
-    return trace_produce(device, PLAIN)
 
 
 class PipelineCase(unittest.TestCase):
@@ -66,8 +57,7 @@ class PipelineCase(unittest.TestCase):
 
     def pipeline(self, route: Route = ROUTE, **settings) -> Pipeline:
         data, cache = self.SETTINGS.model_copy(update=settings), self.folder / "cache"
-        cached = patch.object(producer, "trace_produce", lambda device, _: traced_once(device))
-        with cached if route.further_data else nullcontext():
+        with shared_traces():
             return Pipeline(self.corpus, [route], PLAIN, data, seed=self.SEED, cache_folder=cache)
 
     @classmethod

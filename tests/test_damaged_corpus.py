@@ -14,6 +14,7 @@ from tests import two_devices  # noqa: F401 - before TensorFlow starts
 import numpy as np
 import soundfile
 
+from benchmarks.proof.toy import shared_traces
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.config.schema import DataConfig
 from myxtts.data.pipeline import Pipeline
@@ -118,7 +119,9 @@ class UnusualCorpusTest(unittest.TestCase):
         self.addCleanup(shutil.rmtree, folder)
         data = DataConfig(**{"batch_size": 2, "buckets": 3, "reference_seconds": 0.5} | settings)
         corpus = planned_corpus(write_corpus(folder / name, seconds, speakers, suffixes), data)
-        with Pipeline(corpus, [ROUTE], PLAIN, data, seed=0, cache_folder=folder).open_feed(Position(), 1) as feed:
+        with shared_traces():
+            pipeline = Pipeline(corpus, [ROUTE], PLAIN, data, seed=0, cache_folder=folder)
+        with pipeline.open_feed(Position(), 1) as feed:
             delivered = [produced_batch for (produced_batch,) in feed]
         rows = np.concatenate([produced_batch.planned.rows for produced_batch in delivered])
         self.assertEqual(sorted(rows.tolist()), list(range(len(seconds))))

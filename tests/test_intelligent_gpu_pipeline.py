@@ -21,6 +21,7 @@ import numpy as np
 import soundfile
 import tensorflow as tf
 
+from benchmarks.proof.toy import shared_traces, traced_once
 from myxtts.audio.format import HOP_SAMPLES, LOG_FLOOR, SAMPLE_RATE_HZ, frame_count
 from myxtts.batch import TTS_FEATURES, check_batch
 from myxtts.data import features
@@ -154,10 +155,14 @@ class PipelineTest(PipelineCase):
 
     def test_vtlp_is_applied_only_if_the_extractor_has_it(self):
         settings = self.SETTINGS.model_copy(update={"vtlp": 0.2})
+        arguments = {"seed": self.SEED, "cache_folder": self.folder / "cache"}
+        with shared_traces():
+            plain, warped = (
+                Pipeline(self.corpus, [ROUTE], extractor, settings, **arguments)
+                for extractor in (PLAIN, tts_extractor(0.2))
+            )
         deliveries = []
-        for extractor in (PLAIN, tts_extractor(0.2), tts_extractor(0.2)):
-            cache = self.folder / "cache"
-            pipeline = Pipeline(self.corpus, [ROUTE], extractor, settings, seed=self.SEED, cache_folder=cache)
+        for pipeline in (plain, warped, warped):
             with pipeline.open_feed(BEGINNING, 1) as feed:
                 deliveries.append([produced_batch for (produced_batch,) in feed])
         self.assert_same(deliveries[0], self.first_epoch)  # only the extractor applies VTLP, not the setting
@@ -221,7 +226,7 @@ class PipelineTest(PipelineCase):
 
     def test_later_batches_are_produced_while_the_consumer_holds_one(self):
         produced, enough = [], threading.Event()
-        produce_on_data = trace_produce(DATA, PLAIN)
+        produce_on_data = traced_once(DATA, PLAIN)
 
         def watched(waves):
             result = produce_on_data(waves)
@@ -239,7 +244,9 @@ class PipelineTest(PipelineCase):
 
     def test_the_data_device_is_waited_for_only_if_asked(self):
         for options, waits in (({}, 0), ({"synchronize": True}, 2)):
-            pipeline = Pipeline(self.corpus, [ROUTE], PLAIN, self.SETTINGS, seed=5, cache_folder=self.folder, **options)
+            with shared_traces():
+                arguments = {"seed": 5, "cache_folder": self.folder} | options
+                pipeline = Pipeline(self.corpus, [ROUTE], PLAIN, self.SETTINGS, **arguments)
             producer, element = pipeline.producers[0], Mock()
             produce = producer.produce
             producer.produce = lambda waves, produce=produce, element=element: produce(waves)._replace(element=element)
@@ -276,7 +283,7 @@ class PipelineTest(PipelineCase):
 
     def test_a_batch_on_the_wrong_device_is_rejected(self):
         planned = [self.first_epoch[0].planned]
-        batches = produced_batches(self.silent(planned, MODEL), DATA, PLAIN, trace_produce(DATA, PLAIN))
+        batches = produced_batches(self.silent(planned, MODEL), DATA, PLAIN, traced_once(DATA, PLAIN))
         with self.assertRaisesRegex(PlacementError, f"must be on {DATA}, but found .* on {MODEL}"):
             next(batches)
 

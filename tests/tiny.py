@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
@@ -16,13 +16,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.proof.toy import Toy
+from benchmarks.proof.runs import toy_models
+from benchmarks.proof.toy import Toy, shared_traces
 from benchmarks.proof.toy import build_toy as build_toy_for_run
 from myxtts.audio.mel import SILENCE
 from myxtts.commands import train
 from myxtts.commands.console import report_errors
-from myxtts.data.features import FeatureExtractor
-from myxtts.data.producer import ProduceFunction, trace_produce
 from myxtts.models.build import build_xtts
 from myxtts.models.xtts import SIZES, XTTS, XTTSSize
 from myxtts.placement.replicas import Replicas, make_replicas
@@ -70,32 +69,6 @@ def build_toy(precision: str = "float32", device: str = MODEL, seed: int = 0) ->
     keras.utils.set_random_seed(seed)
     with replicas_on(device).scope():
         return build_toy_for_run("tiny", SYMBOLS, 1, precision=precision)
-
-
-@contextlib.contextmanager
-def toy_models() -> Iterator[None]:
-    """Make runs in this context train the toy, which cannot synthesize: 1.5 s for each instead of 8.
-
-    They share the trace of the producer, and their reports have no curves: a third and a fifth of a toy run's time.
-    """
-    with (
-        mock.patch("myxtts.tasks.tts.build_xtts", build_toy_for_run),
-        mock.patch("myxtts.data.producer.trace_produce", _traced_once),
-        mock.patch("myxtts.observe.html_report.curves", lambda series: np.zeros((1, 1, 3), np.uint8)),
-    ):
-        yield
-
-
-def _traced_once(device: str, extractor: FeatureExtractor) -> ProduceFunction:
-    """Return `trace_produce` of the device and the extractor, cached."""
-    produce = partial(extractor.produce)
-    key = device, produce.func, produce.args, *sorted(produce.keywords.items())
-    if key not in _TRACES:
-        _TRACES[key] = trace_produce(device, extractor)
-    return _TRACES[key]
-
-
-_TRACES: dict[tuple, ProduceFunction] = {}
 
 
 def features(
@@ -192,7 +165,12 @@ class Workspace:
 
     def main(self, *argv: str) -> Finished:
         out, err = io.StringIO(), io.StringIO()
-        with small_models(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        with (
+            small_models(),
+            shared_traces(),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
             code = report_errors(lambda: train.main(argv))
         return Finished(code, out.getvalue(), err.getvalue())
 

@@ -1,9 +1,15 @@
 """A model with nothing beyond what the training step needs, so that tracing it takes a second."""
 
+from contextlib import AbstractContextManager
+from functools import partial
+from unittest import mock
+
 import keras
 import tensorflow as tf
 
 from myxtts.batch import TTS_FEATURES, empty_batch
+from myxtts.data.features import FeatureExtractor
+from myxtts.data.producer import ProduceFunction, trace_produce
 
 
 class Toy(keras.Model):
@@ -39,3 +45,22 @@ def build_toy(size: str, symbols: int, languages: int, precision: str = "float32
     finally:
         keras.config.set_dtype_policy(policy_before)
     return toy
+
+
+def shared_traces() -> AbstractContextManager:
+    """Return a context in which the producers of all runs share their functions: see `traced_once`."""
+    return mock.patch("myxtts.data.producer.trace_produce", traced_once)
+
+
+def traced_once(device: str, extractor: FeatureExtractor) -> ProduceFunction:
+    """Return `trace_produce` of the device and the extractor, cached unless a frozen network is part of it."""
+    if extractor.load_frozen is not None:
+        return trace_produce(device, extractor)
+    produce = partial(extractor.produce)
+    key = device, produce.func, produce.args, *sorted(produce.keywords.items())
+    if key not in _TRACES:
+        _TRACES[key] = trace_produce(device, extractor)
+    return _TRACES[key]
+
+
+_TRACES: dict[tuple, ProduceFunction] = {}

@@ -1,14 +1,19 @@
 """A voice learns from a frozen one: its texts, its features, and runs."""
 
+import contextlib
+import io
 import shutil
 import tempfile
 import unittest
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
 
 from myxtts.batch import TAUGHT_TTS_FEATURES, check_batch
+from myxtts.commands import profile
+from myxtts.commands.console import report_errors
 from myxtts.data.features import tts_extractor, vocoder_extractor
 from myxtts.data.manifest import Vocabulary
 from myxtts.data.producer import trace_produce
@@ -21,8 +26,9 @@ from myxtts.placement.kernels import has_gpu_kernels
 from myxtts.tasks.alignment_choice import search_of
 from myxtts.text.symbols import SymbolTable
 from myxtts.training.checkpoint_files import read_metadata
+from myxtts.training.load_teacher import NoVoice
 from tests.long import long
-from tests.tiny import Workspace, arrays_of, build_model, features, on_device
+from tests.tiny import Workspace, arrays_of, build_model, features, on_device, small_models
 from tests.tiny_teacher import UntrainedTeacher, produced, spoken_inputs
 from tests.two_devices import DATA, MODEL
 
@@ -155,6 +161,14 @@ class TaughtFeatures(unittest.TestCase):
             self.assertTrue(set(np.diff(path[real])) <= {0, 1})
             self.assertTrue((self.taught["f0_hz"][row][~real] == 0.0).all())
 
+    def test_without_the_teachers_network_the_rest_of_the_batch_is_the_same(self):
+        """So the difference of the times is the network's."""
+        rest = produced(DATA, replace(self.extractor, load_frozen=lambda _: NoVoice()), self.batch)
+        check_batch(rest, TAUGHT_TTS_FEATURES, "test")
+        for name, value in rest.items():
+            rows = slice(2 if name in ("mel", "f0_hz") else 0 if name == "path" else None)  # recordings
+            np.testing.assert_array_equal(np.atleast_1d(value)[rows], np.atleast_1d(self.taught[name])[rows], name)
+
     def test_features_are_equal_bit_for_bit_on_each_device(self):
         for name, value in produced(MODEL, self.extractor, self.batch).items():
             np.testing.assert_array_equal(value, self.taught[name], name)
@@ -224,6 +238,15 @@ class Runs(unittest.TestCase):
         refused = self.workspace.train("student", *self.flags, "--texts", str(other), "--max-steps", "6", "--resume")
         self.assertEqual(refused.code, 2)
         self.assertIn("was trained on other texts", refused.err)
+
+    @long
+    def test_a_profile_has_the_share_of_the_teacher(self):
+        out = io.StringIO()
+        flags = [*self.flags, "--data-gpu", "0", "--model-gpu", "1", "--num-steps", "2"]
+        with small_models(), contextlib.redirect_stdout(out):
+            code = report_errors(lambda: profile.main(self.workspace.argv("never", *flags)))
+        self.assertEqual(code, 0)
+        self.assertRegex(out.getvalue(), r"\nteacher        [1-9]\d?% of producing: ")
 
     def test_settings_of_a_teacher_need_one(self):
         for flags in (["--texts", str(self.texts)], ["--teacher-fraction", "0.3"]):

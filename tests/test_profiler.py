@@ -33,7 +33,7 @@ from myxtts.profiling.emulation import emulated_placement, warm_up_batches, with
 from myxtts.profiling.isolated_stages import time_steps
 from myxtts.profiling.nvml import GpuSampler, GpuUsage
 from myxtts.profiling.profiled_run import MeasurementWindow
-from myxtts.profiling.report import report_lines
+from myxtts.profiling.report import analysis_to_json, report_lines
 from myxtts.profiling.timeline import chrome_trace, timeline_excerpt, timeline_rows
 from myxtts.training.loop import Schedule
 from tests.tiny import Workspace, small_models, toy_models
@@ -119,6 +119,13 @@ class AnalysisTest(unittest.TestCase):
         self.assertAlmostEqual(analysis.serial, 10 / 1.35)
         self.assertIn("producing takes 800.0 ms on each of 2 data devices", analysis.reason)
         self.assertEqual(analyze(measured(produce=1.2, gpus=(0, 1, 2)), DataConfig()).bottleneck, "produce")
+
+    def test_the_share_of_a_teacher_is_the_time_of_producing_that_is_missing_without_it(self):
+        analysis = analyze(measured(produce=0.2, untaught_produce_s=np.full(4, 0.05)), DataConfig())
+        self.assertAlmostEqual(analysis.teacher_share, 0.75)
+        self.assertIn("teacher        75% of producing: 150.00 of 200.00 ms per batch", report_lines(analysis, ""))
+        self.assertAlmostEqual(analysis_to_json(analysis, "batches/s")["teacher_share"], 0.75)
+        self.assertIsNone(analyze(measured(), DataConfig()).teacher_share)
 
     def test_stage_without_time_has_no_rate(self):
         analysis = analyze(measured(read=0.0, transfer=0.0), DataConfig())

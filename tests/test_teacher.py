@@ -3,6 +3,7 @@
 import json
 import shutil
 import unittest
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from myxtts.data.manifest import Vocabulary
 from myxtts.text.symbols import SymbolTable
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.init_from import Pretrained, load_pretrained
+from myxtts.training.load_teacher import NoVoice
 from tests.long import long
 from tests.test_vocoder import FRAMES, SEGMENT
 from tests.tiny import Workspace, arrays_of, features, on_device
@@ -54,6 +56,11 @@ class TaughtFeatures(unittest.TestCase):
             self.assertGreaterEqual(len(numbers), min(frames, SEGMENT))
             np.testing.assert_allclose(taught[real], mel[row, numbers], rtol=1e-5, atol=1e-5)
             self.assertTrue((taught[~real] == np.float32(SILENCE)).all())
+
+    def test_without_the_teachers_network_the_mel_is_the_recordings(self):
+        rest = produced(DATA, replace(self.extractor, load_frozen=lambda _: NoVoice()), self.batch)
+        for name, value in rest.items():
+            np.testing.assert_array_equal(value, self.taught["target_mel" if name == "mel" else name], name)
 
     def test_features_are_equal_bit_for_bit_on_each_device(self):
         for name, value in produced(MODEL, self.extractor, self.batch).items():

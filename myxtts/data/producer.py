@@ -50,8 +50,7 @@ class Producer:
     Args:
         corpus: manifest and plan.
         reader: reads the planned batches.
-        extractor: the task's batch contracts and features.
-        device: the data device.
+        extractor, device: see the attributes.
         replicas: numbers of the replicas that it feeds among those of all processes.
         turn: which of their microbatches it makes.
         seed: source of the batches' randomness.
@@ -59,6 +58,8 @@ class Producer:
         synchronize: see `produced_batches`.
 
     Attributes:
+        extractor: the task's batch contracts and features.
+        device: the data device.
         produce: compiled function from waves to features on this device.
     """
 
@@ -75,10 +76,10 @@ class Producer:
         reference_samples: int,
         synchronize: bool = False,
     ):
-        self._corpus, self._reader, self._extractor = corpus, reader, extractor
+        self._corpus, self._reader = corpus, reader
         self._replicas, self._turn, self._seed = replicas, turn, seed
         self._reference_samples, self._synchronize = reference_samples, synchronize
-        self.device = device
+        self.device, self.extractor = device, extractor
         self.produce = trace_produce(device, extractor)
 
     def planned(
@@ -118,7 +119,7 @@ class Producer:
         """Make the batches of this producer's turn on the data device, one for each replica at a time."""
         with (
             closing(self.read(start, epochs, mean_over, self._turn)) as read,
-            closing(produced_batches(read, self.device, self._extractor, self.produce, self._synchronize)) as batches,
+            closing(produced_batches(read, self.device, self.extractor, self.produce, self._synchronize)) as batches,
         ):
             yield from zip(*[batches] * len(self._replicas), strict=True)
 

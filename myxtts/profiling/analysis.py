@@ -82,6 +82,7 @@ class Measurement:
         all_reduce_s: of a step's gradients between two replicas; None where it was not measured.
         can_replicate: the settings allow replicas.
         augmentation: see `Assessment`.
+        untaught_produce_s: float [batches], to produce each batch without the teacher's network; None without one.
     """
 
     work: np.ndarray
@@ -98,6 +99,7 @@ class Measurement:
     can_replicate: bool = True
     augmentation: str = ""
     note: str = ""
+    untaught_produce_s: np.ndarray | None = None
 
     @property
     def route(self) -> Route:
@@ -137,6 +139,7 @@ class Analysis:
         step_variation: coefficient of variation of the step's time.
         step_variation_in_bucket: the same with each step's time divided by the mean of its bucket.
         assessment: the placement compared with others.
+        teacher_share: fraction of producing that the teacher's network takes; None without one.
     """
 
     rates: dict[str, float | None]
@@ -163,6 +166,7 @@ class Analysis:
     bottleneck: str
     recommendations: list[Recommendation]
     assessment: Assessment
+    teacher_share: float | None
 
     @property
     def grade(self) -> str:
@@ -224,7 +228,14 @@ def analyze(measurement: Measurement, data: DataConfig) -> Analysis:
         bottleneck=max(("step", "read", "produce", "transfer"), key=shared_s.__getitem__),  # the first of equals
         recommendations=recommend(measurement, data, max(noise, MIN_GAIN)),
         assessment=assess(measurement, duration_s, utilisation, variation),
+        teacher_share=_teacher_share(measurement),
     )
+
+
+def _teacher_share(measurement: Measurement) -> float | None:
+    if measurement.untaught_produce_s is None:
+        return None
+    return max(0.0, 1.0 - float(measurement.untaught_produce_s.sum() / measurement.isolated.produce_s.sum()))
 
 
 def assess(measurement: Measurement, duration_s: float, utilisation: float, variation: float) -> Assessment:

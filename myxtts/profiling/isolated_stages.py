@@ -12,11 +12,13 @@ from myxtts.config.schema import Config
 from myxtts.data.hand_over import Batch
 from myxtts.data.pipeline import Pipeline
 from myxtts.data.plan_iterator import Position
+from myxtts.data.producer import ProduceFunction, trace_produce
 from myxtts.placement import devices
 from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Route
 from myxtts.planner.stage_times import StageProfile, StageTimes
 from myxtts.profiling.profiled_run import MeasurementWindow, ProfiledRun, measurement_window, open_run
+from myxtts.training.load_teacher import NoVoice
 from myxtts.training.setup import TrainingSetup
 from myxtts.training.step import Step
 
@@ -44,7 +46,7 @@ def measure_isolated(
 ) -> tuple[StageTimes, SampleBatches]:
     """Return the times of the measured batches, each stage in isolation, and sample features on the data device."""
     read_s, waves = time_reading(pipeline, window)
-    produce_s, features = time_stage(window, waves, lambda wave: produce(pipeline, wave, run.route.data))
+    produce_s, features = time_stage(window, waves, produce_on(run.route.data, pipeline.producers[0].produce))
     transfer_s, _ = time_stage(window, features, lambda batch: transfer(run.step, batch))
     step_s = time_steps(run.setup, run.step, window, features)
     return StageTimes(read_s, produce_s, transfer_s, step_s), features
@@ -77,12 +79,32 @@ def time_stage(
     return np.array(times_s), results
 
 
-def produce(pipeline: Pipeline, waves: Batch, device: str) -> Batch:
-    """Compute features and wait for the device."""
-    with tf.device(device):
-        features, element = pipeline.producers[0].produce(waves)
-    element.numpy()
-    return features
+def produce_on(device: str, produce: ProduceFunction) -> Callable[[Batch], Batch]:
+    """Return a function that computes features and waits for the device."""
+
+    def produce_and_wait(waves: Batch) -> Batch:
+        with tf.device(device):
+            features, element = produce(waves)
+        element.numpy()
+        return features
+
+    return produce_and_wait
+
+
+def time_producing_without_teacher(pipeline: Pipeline, window: MeasurementWindow) -> np.ndarray | None:
+    """Return the seconds to produce each measured batch without the teacher's network, float [measured batches].
+
+    The same batches are produced by a function in which `NoVoice` takes the network's place.
+
+    Returns:
+        None if the run has no teacher.
+    """
+    producer = pipeline.producers[0]
+    if producer.extractor.load_frozen is None:
+        return None
+    extractor = replace(producer.extractor, load_frozen=lambda _: NoVoice())
+    _, waves = time_reading(pipeline, window)
+    return time_stage(window, waves, produce_on(producer.device, trace_produce(producer.device, extractor)))[0]
 
 
 def transfer(step: Step, features: Batch) -> Batch:

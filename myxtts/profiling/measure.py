@@ -10,7 +10,12 @@ from myxtts.placement.routes import Placement
 from myxtts.planner.stage_times import StageTimes
 from myxtts.profiling.analysis import Measurement
 from myxtts.profiling.flops import matmul_flops_per_s, step_flops
-from myxtts.profiling.isolated_stages import SampleBatches, measure_all_reduce, measure_isolated
+from myxtts.profiling.isolated_stages import (
+    SampleBatches,
+    measure_all_reduce,
+    measure_isolated,
+    time_producing_without_teacher,
+)
 from myxtts.profiling.nvml import GpuSampler
 from myxtts.profiling.pipeline_runs import run_traced, run_untraced
 from myxtts.profiling.profiled_run import MeasurementWindow, ProfiledRun, measurement_window, open_run
@@ -40,6 +45,7 @@ def measure(run: ProfiledRun, steps: int) -> tuple[Measurement, DeviceMetrics]:
     window = measurement_window(pipeline, steps)
     log.info("%-14s each stage in isolation; the step is traced first", "measuring")
     isolated, samples = measure_isolated(run, pipeline, window)
+    untaught_produce_s = time_producing_without_teacher(pipeline, window)
     log.info("%-14s other settings of the slowest stages", "measuring")
     trials = try_settings(run, window, samples, isolated)
 
@@ -66,6 +72,7 @@ def measure(run: ProfiledRun, steps: int) -> tuple[Measurement, DeviceMetrics]:
         gpus=gpus_of(run.placement),
         all_reduce_s=measure_all_reduce(run) if has_two_devices(run.placement) else None,
         can_replicate=run.setup.can_replicate,
+        untaught_produce_s=untaught_produce_s,
         augmentation=task_of(run.setup.config).augmentation,
         note=shared_hardware(run.placement),
     )

@@ -72,6 +72,12 @@ def report_lines(analysis: Analysis, unit: str) -> list[str]:
         rate_text = "no time" if rate is None else f"{rate:.1f}"
         mean_ms, variation = 1e3 * analysis.mean_s[stage], analysis.variations[stage]
         lines.append(f"  {stage:<12} {rate_text:>17}   {mean_ms:12.2f}   {variation:9.1%}")
+    if analysis.teacher_share is not None:
+        produce_ms = 1e3 * analysis.mean_s["produce"]
+        lines.append(
+            f"{'teacher':<14} {analysis.teacher_share:.0%} of producing: {analysis.teacher_share * produce_ms:.2f} of "
+            f"{produce_ms:.2f} ms per batch"
+        )
     labelled = {
         "ceiling": f"{analysis.ceiling:.1f} {unit}, the slowest of reading, produce, transfer and step",
         "achieved": f"{analysis.achieved:.1f} {unit}, all stages together; two runs differ by {analysis.noise:.1%}",

@@ -7,6 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from myxtts.audio.format import MEL_BANDS
+from myxtts.audio.mel import SILENCE
 from myxtts.config.schema import Config
 from myxtts.models.layers import parameter_count
 from myxtts.tasks.registry import task_of
@@ -50,6 +52,25 @@ class FrozenVoice:
     def teacher_forced_mel(self, features: dict[str, tf.Tensor]) -> tf.Tensor:
         """See `XTTS.teacher_forced_mel`."""
         return self.network.teacher_forced_mel(features, self._ode_steps, self._guidance)
+
+
+class NoVoice:
+    """Takes the place of a `FrozenVoice` and computes nothing: what is left of producing is its time without a teacher.
+
+    Its features have the shapes of a teacher's. Nothing is aligned, spoken mels are silent, and the others the
+    recordings' own.
+    """
+
+    def align(self, features: dict[str, tf.Tensor]) -> tf.Tensor:
+        return tf.zeros(tf.shape(features["mel"])[:2], tf.int64)
+
+    def speak(self, features: dict[str, tf.Tensor], padded_frames: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        shape = [tf.shape(features["tokens"])[0], padded_frames]
+        mel = tf.fill([*shape, MEL_BANDS], SILENCE)
+        return mel, tf.zeros(shape), tf.zeros(shape, tf.int64)
+
+    def teacher_forced_mel(self, features: dict[str, tf.Tensor]) -> tf.Tensor:
+        return features["mel"]
 
 
 def teacher_loader(teacher: Teacher | None, config: Config, sizes: dict[str, int]) -> Callable[[str], Any] | None:

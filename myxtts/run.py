@@ -91,13 +91,16 @@ def train_on(
         save: loop.Save = save_nothing  # the chief saves for all workers
         if replicas.is_chief:
             folder.write_config(f"# threads on this machine: {describe_threads()}\n{dump(config)}")
-            checkpoints = Checkpoints(folder.checkpoints, config.run.keep_checkpoints, setup.metadata)
+            keep = config.run.keep_checkpoints
+            checkpoints = resources.enter_context(Checkpoints(folder.checkpoints, keep, setup.metadata))
             hooks += resources.enter_context(chief_hooks(setup, folder, checkpoints, weight_sync))
             save = checkpoints.save
         if weight_sync is not None:
             weight_sync.prepare(state, new_run=start.checkpoint is None)
         if not schedule.total_steps:  # --stop-at-step 0
             save(state, None)
+            if replicas.is_chief:
+                checkpoints.finish()
             log.info("first weights  saved in %s, without a step", folder.checkpoints)
             return 0
 
@@ -115,6 +118,8 @@ def train_on(
         with explained(setup, placement, folder.checkpoints):
             loop.train(state, step, feed, schedule, hooks, save, clock, stop)
         if replicas.is_chief:
+            with clock.pause(loop.CHECKPOINTS):
+                checkpoints.finish()
             elapsed_s = time.perf_counter() - started_s
             total = clock.total()
             log.info("time           %s", time_line(elapsed_s, total, clock.pauses_s))

@@ -1,19 +1,27 @@
 """Checkpoints are atomic and complete, and errors name damaged files."""
 
-import errno
 import json
 import tempfile
+import threading
 import unittest
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
+import tensorflow as tf
 
 from myxtts.data.plan_iterator import Position
 from myxtts.errors import CheckpointError
 from myxtts.training import checkpoint_files as archive
-from myxtts.training.checkpoint import Checkpoints, restore
-from myxtts.training.checkpoint_files import latest, list_checkpoints, read_best, read_metadata, write_arrays
+from myxtts.training.checkpoint import Checkpoints, copy_state, restore
+from myxtts.training.checkpoint_files import (
+    latest,
+    list_checkpoints,
+    read_best,
+    read_metadata,
+    write_arrays,
+)
+from tests.kill_points import FullDisk
 from tests.tiny import build_model, build_toy, training_state
 
 
@@ -39,6 +47,11 @@ class Case(unittest.TestCase):
     def checkpoints(self, keep=3):
         return Checkpoints(self.folder, keep, {"settings": {"a": 1}, "symbols": ["ა", "b"]})
 
+    def save(self, state, loss=None, checkpoints=None):
+        """Save a state, and wait until the thread has written it."""
+        with checkpoints or self.checkpoints() as checkpoints:
+            return checkpoints.save(state, loss)
+
     def assert_equal_values(self, left, right):
         self.assertEqual(left.keys(), right.keys())
         for key, value in left.items():
@@ -58,7 +71,7 @@ class RoundTrip(Case):
                 self.assertEqual(everything, {id(v) for named in state.variables().values() for v in named.values()})
                 saved_values = randomise(state)
                 state.step, state.position = 41, Position(2, 5)
-                saved = self.checkpoints().save(state)
+                saved = self.save(state)
                 randomise(state, seed=1)
                 state.step, state.position = 0, Position()
                 restore(saved, state)
@@ -70,14 +83,14 @@ class RoundTrip(Case):
         state = training_state(build_toy())
         before = randomise(state)
         state.step, state.position = 7, Position(1, 3)
-        self.checkpoints().save(state, validation_loss=1.0)
+        self.save(state, 1.0)
         self.assert_equal_values(values(state), before)
         self.assertEqual((state.step, state.position), (7, Position(1, 3)))
 
     def test_metadata_of_the_run_is_stored(self):
         state = training_state(build_toy())
         state.step = 3
-        metadata = read_metadata(self.checkpoints().save(state))
+        metadata = read_metadata(self.save(state))
         self.assertEqual((metadata["settings"], metadata["symbols"], metadata["step"]), ({"a": 1}, ["ა", "b"], 3))
 
 
@@ -86,36 +99,36 @@ class Retention(Case):
     def setUpClass(cls):
         cls.state = training_state(build_toy(), averaged=False)
 
-    def save(self, checkpoints, *steps, loss=None):
+    def save_steps(self, checkpoints, *steps, loss=None):
         for step in steps:
             self.state.step = step
-            checkpoints.save(self.state, loss)
+            self.save(self.state, loss, checkpoints)
 
     def test_newest_and_best_checkpoints_are_kept(self):
         checkpoints = self.checkpoints(keep=2)
-        self.save(checkpoints, 10, 20, loss=0.5)  # the second is not better than the first
-        self.save(checkpoints, 999_990, 1_000_000, 1_000_010)
+        self.save_steps(checkpoints, 10, 20, loss=0.5)  # the second is not better than the first
+        self.save_steps(checkpoints, 999_990, 1_000_000, 1_000_010)
         self.assertEqual(self.steps(), [10, 1_000_000, 1_000_010])
         self.assertEqual(latest(self.folder).name, "step-1000010")
-        self.save(checkpoints, 1_000_020, loss=0.4)
+        self.save_steps(checkpoints, 1_000_020, loss=0.4)
         self.assertEqual(self.steps(), [1_000_010, 1_000_020])
 
     def test_best_checkpoint_is_known_after_a_restart(self):
-        self.save(self.checkpoints(keep=1), 10, loss=0.5)
-        self.save(self.checkpoints(keep=1), 20)
+        self.save_steps(self.checkpoints(keep=1), 10, loss=0.5)
+        self.save_steps(self.checkpoints(keep=1), 20)
         again = self.checkpoints(keep=1)
         self.assertEqual(again.best, (10, 0.5))
         self.assertFalse(again.improves(0.6))
-        self.save(again, 30)
+        self.save_steps(again, 30)
         self.assertEqual(self.steps(), [10, 30])
         self.assertEqual(read_best(latest(self.folder)), (10, 0.5))
 
     def test_a_checkpoint_with_a_non_finite_loss_is_never_the_best(self):
         checkpoints = self.checkpoints()
         for loss in (float("nan"), float("inf")):
-            self.save(checkpoints, 10 if loss != loss else 20, loss=loss)
+            self.save_steps(checkpoints, 10 if loss != loss else 20, loss=loss)
             self.assertIsNone(checkpoints.best)
-        self.save(checkpoints, 30, loss=2.0)
+        self.save_steps(checkpoints, 30, loss=2.0)
         self.assertEqual(checkpoints.best, (30, 2.0))
 
     def test_an_empty_folder_has_no_newest_or_best_checkpoint(self):
@@ -128,49 +141,123 @@ class Atomic(Case):
     def setUpClass(cls):
         cls.state = training_state(build_toy(), averaged=False)
 
-    def test_a_failed_write_leaves_no_checkpoint_and_no_partial_folder(self):
-        self.state.step = 10
-        self.checkpoints().save(self.state)
-        for fail_in in ("write_arrays", "write_whole"):
-            self.state.step = 20
-            full = OSError("No space left on device")
-            with mock.patch.object(archive, fail_in, side_effect=full), self.assertRaises(OSError):
-                self.checkpoints().save(self.state)
-            with self.subTest(fail_in=fail_in):
-                self.assertEqual(self.steps(), [10])
-                self.assertEqual([path.name for path in self.folder.iterdir()], ["step-000010"])
-        self.checkpoints().save(self.state)
-        self.assertEqual(self.steps(), [10, 20])
-        self.assertEqual(sorted(path.name for path in self.folder.iterdir()), ["step-000010", "step-000020"])
-
-    def test_a_disk_error_names_the_file(self):
-        self.state.step = 30
-        full = OSError(errno.ENOSPC, "No space left on device")
-        with mock.patch("os.fsync", side_effect=full), self.assertRaises(OSError) as raised:
-            self.checkpoints().save(self.state)
-        self.assertEqual(raised.exception.filename, str(self.folder / ".partial-step-000030/model.npz"))
-
     def test_a_partly_removed_folder_is_not_a_checkpoint(self):
         checkpoints = self.checkpoints(keep=1)
-        self.state.step = 10
-        checkpoints.save(self.state)
-        self.state.step = 20
+        self.save(self.state_at(10), checkpoints=checkpoints)
         with mock.patch("shutil.rmtree", side_effect=KeyboardInterrupt), self.assertRaises(KeyboardInterrupt):
-            checkpoints.save(self.state)
+            self.save(self.state_at(20), checkpoints=checkpoints)
         self.assertEqual(self.steps(), [20])
 
     def test_folders_with_other_names_are_ignored(self):
-        self.state.step = 10
-        self.checkpoints().save(self.state)
+        self.save(self.state_at(10))
         for name in ("step-000020 (copy)", "step-", "step-99.bak", "notes"):
             (self.folder / name).mkdir()
-        self.checkpoints(keep=1).save(self.state_at(30))
+        self.save(self.state_at(30), checkpoints=self.checkpoints(keep=1))
         self.assertEqual(self.steps(), [30])
         self.assertEqual(len(list(self.folder.iterdir())), 5)
 
     def state_at(self, step):
         self.state.step = step
         return self.state
+
+
+class Background(Case):
+    """Checkpoints that a thread writes while the state changes."""
+
+    def setUp(self):
+        super().setUp()
+        self.state = training_state(build_toy())
+        self.saved_values = randomise(self.state)
+
+    def gated(self):
+        """Return an event that a write waits for; all writes go on in the end."""
+        gate, write = threading.Event(), archive.write_checkpoint
+
+        def write_later(*args, **kwargs):
+            gate.wait()
+            write(*args, **kwargs)
+
+        patch = mock.patch("myxtts.training.checkpoint.write_checkpoint", write_later)
+        patch.start()
+        self.addCleanup(patch.stop)
+        self.addCleanup(gate.set)
+        return gate
+
+    def save_at(self, checkpoints, step, loss=None):
+        self.state.step = step
+        return checkpoints.save(self.state, loss)
+
+    def test_a_checkpoint_has_the_state_of_its_step_whatever_is_trained_while_it_is_written(self):
+        gate = self.gated()
+        with self.checkpoints() as checkpoints:
+            self.state.position = Position(2, 5)
+            saved = self.save_at(checkpoints, 10)
+            for group in self.state.variables().values():
+                for variable in group.values():
+                    variable.assign_add(tf.ones_like(variable))
+            self.state.step, self.state.position = 11, Position(2, 6)
+            self.assertFalse(saved.exists())
+            gate.set()
+        restore(saved, self.state)
+        self.assert_equal_values(values(self.state), self.saved_values)
+        self.assertEqual((self.state.step, self.state.position), (10, Position(2, 5)))
+
+    def test_a_copy_shares_no_memory_with_a_variable(self):
+        copy = copy_state(self.state)
+        for group, variables in self.state.variables().items():
+            self.assertEqual(copy.groups[group].keys(), variables.keys())
+            for name, variable in variables.items():
+                buffer = np.from_dlpack(variable.read_value()) if variable.shape.rank else variable.numpy()
+                self.assertFalse(np.shares_memory(copy.groups[group][name], buffer), name)
+
+    def test_the_next_checkpoint_waits_for_the_one_before_and_says_so(self):
+        gate = self.gated()
+        with self.checkpoints() as checkpoints:
+            self.save_at(checkpoints, 10)
+            threading.Timer(0.05, gate.set).start()
+            with (
+                mock.patch("myxtts.training.checkpoint.LEAST_SAID_S", 0.0),
+                self.assertLogs("myxtts", "WARNING") as logs,
+            ):
+                self.save_at(checkpoints, 20)
+            self.assertTrue((self.folder / "step-000010").exists())
+            self.assertRegex(
+                logs.output[0], r"training waited \d\.\d s at step 20: the checkpoint before was still being "
+            )
+        self.assertEqual(self.steps(), [10, 20])
+
+    def test_a_full_disk_is_reported_at_each_attempt_and_raised_only_for_the_last_checkpoint(self):
+        checkpoints = self.checkpoints()
+        self.save_at(checkpoints, 10, loss=3.0)
+        checkpoints.finish()
+        with self.assertLogs("myxtts", "ERROR") as logs:
+            for step in (20, 30):
+                with FullDisk(5).active():
+                    self.save_at(checkpoints, step, loss=2.0)
+                    checkpoints.wait()
+                self.assertEqual([path.name for path in self.folder.iterdir()], ["step-000010"])
+                self.assertEqual(checkpoints.best, (10, 3.0))
+        needed_mb = sum(value.nbytes for value in self.saved_values.values()) / 1e6
+        for step, line in zip((20, 30), logs.output, strict=True):
+            self.assertRegex(
+                line,
+                rf"the checkpoint of step {step} was not written: {self.folder}/\.partial-step-0000{step}/model\.npz: "
+                r"No space left on device \((\S+) MB are needed, \S+ MB are free\)\. The run tries again at its next",
+            )
+            self.assertAlmostEqual(float(line.partition("(")[2].split()[0]), needed_mb, delta=0.1)
+        with self.assertRaises(CheckpointError) as raised:
+            checkpoints.finish()
+        self.assertRegex(str(raised.exception), rf"It is the last .* which continues from {self.folder}/step-000010\.$")
+        self.save_at(checkpoints, 40)
+        checkpoints.finish()
+        self.assertEqual(self.steps(), [10, 40])
+
+    def test_a_defect_of_the_writing_thread_is_raised_in_training(self):
+        checkpoints = self.checkpoints()
+        with mock.patch("myxtts.training.checkpoint.write_checkpoint", side_effect=ValueError("defect")):
+            self.save_at(checkpoints, 10)
+            with self.assertRaisesRegex(ValueError, "defect"):
+                self.save_at(checkpoints, 20)
 
 
 class Damaged(Case):
@@ -182,7 +269,7 @@ class Damaged(Case):
         super().setUp()
         self.saved_values = randomise(self.state)
         self.state.step = 5
-        self.saved = self.checkpoints().save(self.state)
+        self.saved = self.save(self.state)
 
     def restore_error(self, state=None):
         with self.assertRaises(CheckpointError) as caught:
@@ -267,7 +354,7 @@ class Damaged(Case):
                 self.restore_error(),
                 f"{path}: {message}. Use the settings that the run was started with (its config.yaml).",
             )
-        self.saved = self.checkpoints().save(training_state(build_model()), None)
+        self.saved = self.save(training_state(build_model()))
         self.assertIn("is only in the ", self.restore_error())
 
 

@@ -25,12 +25,19 @@ from myxtts.commands.console import report_errors
 from myxtts.config.schema import Config, DataConfig, ModelConfig
 from myxtts.models.xtts import SynthesisOptions
 from myxtts.synthesis import export
-from myxtts.training.checkpoint import Checkpoints
 from myxtts.training.load_vocoder import TrainedVocoder
 from myxtts.training.select_vocoder import read_vocoder_run
 from tests import tiny_vocoder
 from tests.sine_corpus import sine
-from tests.tiny import SYMBOLS, build_model, cached_network, cached_networks, small_models, training_state
+from tests.tiny import (
+    SYMBOLS,
+    build_model,
+    cached_network,
+    cached_networks,
+    save_checkpoint,
+    small_models,
+    training_state,
+)
 
 ITERATIONS = 4
 LETTERS = [chr(ord("a") + i) for i in range(SYMBOLS - 3)]
@@ -70,14 +77,14 @@ def write_run(folder: Path) -> Path:
     for average in state.averages:
         average.assign_add(random.normal(0.0, 0.1, average.shape))
     state.step = 7
-    return Checkpoints(folder / "checkpoints", 1, metadata).save(state)
+    return save_checkpoint(folder, metadata, state)
 
 
 def write_vocoder(folder: Path) -> Path:
     """Write the run of a vocoder with initial weights; returns its checkpoint."""
     settings = Config(model=ModelConfig(task="vocoder", model_size="tiny"))
     metadata = {"settings": settings.model_dump(mode="json"), "symbols": [], "speakers": [], "languages": []}
-    return Checkpoints(folder / "checkpoints", 1, metadata).save(training_state(tiny_vocoder.vocoder()))
+    return save_checkpoint(folder, metadata, training_state(tiny_vocoder.vocoder()))
 
 
 class StubModule(tf.Module):

@@ -32,14 +32,16 @@ def forecast(routes, parameters=1000, teacher_parameters=0, load_teacher=None, *
 
 
 class Parts(unittest.TestCase):
-    def test_on_gpus_the_host_holds_the_batches_that_are_read_and_buffered(self):
-        (part,) = forecast(GPUS).parts_mib.items()
-        self.assertEqual(part, ("for 10 batches of audio", 10 * WAVES / 2**20))
+    def test_on_gpus_the_host_holds_the_batches_that_are_read_and_a_checkpoint(self):
+        self.assertEqual(
+            forecast(GPUS, parameters=2**20).parts_mib,
+            {"for 10 batches of audio": 10 * WAVES / 2**20, "to write a checkpoint": 16.0},  # with moments and averages
+        )
 
     def test_each_data_device_has_buffers_of_its_own(self):
         data = DataConfig(num_workers=1, buffer_size=3)
-        (part,) = forecast((Route("/GPU:0", "/GPU:0"), Route("/GPU:1", "/GPU:1")), data=data).parts_mib.items()
-        self.assertEqual(part, ("for 8 batches of audio", 8 * WAVES / 2**20))
+        parts = forecast((Route("/GPU:0", "/GPU:0"), Route("/GPU:1", "/GPU:1")), data=data).parts_mib
+        self.assertEqual(parts["for 8 batches of audio"], 8 * WAVES / 2**20)
 
     def test_devices_on_the_cpu_take_their_memory_from_the_host(self):
         parts = forecast(CPUS).parts_mib
@@ -65,8 +67,8 @@ class Parts(unittest.TestCase):
     def test_gradients_and_their_sums_grow_with_the_model(self):
         def growth(accumulation):
             training = TrainingConfig(gradient_accumulation=accumulation)
-            small, large = (forecast(CPUS[:1], count, training=training).total_mib for count in (0, 2**20))
-            return large - small
+            small, large = (forecast(CPUS[:1], count, training=training).parts_mib for count in (0, 2**20))
+            return large["for the step"] - small["for the step"]
 
         self.assertAlmostEqual(growth(1), 4.0)
         self.assertAlmostEqual(growth(2), 8.0)

@@ -97,7 +97,7 @@ class ToyRuns(Case):
     def setUpClass(cls):
         cls.workspace = Workspace.with_toy_models(cls.addClassCleanup)
         # Without a checkpoint, --resume starts a new run.
-        cls.killed = killed_at(5, cls.workspace.argv("killed", *DUAL, "--resume"))
+        cls.killed = killed_at(7, cls.workspace.argv("killed", *DUAL, "--resume"))
         cls.addClassCleanup(cls.killed.wait)
         cls.whole = cls.workspace.train("whole", *DUAL)
 
@@ -106,7 +106,7 @@ class ToyRuns(Case):
         checkpoints = self.workspace.run_dir("killed") / "checkpoints"
         self.assertEqual(self.killed.wait(), -signal.SIGKILL)
         survived = latest(checkpoints)
-        self.assertEqual(survived.name, "step-000003")
+        self.assertIn(survived.name, ("step-000003", "step-000006"))  # that of step 6 waited for that of step 3
         started = f"new run        --resume finds no checkpoint in {checkpoints.parent}, so training starts at step 0"
         self.assertIn(started, (checkpoints.parent / "log.txt").read_text(encoding="utf-8"))
         with signal_at(7, signal.SIGTERM):

@@ -1,5 +1,6 @@
 """Complete runs through the command line in this process, on a corpus of sinusoids."""
 
+import errno
 import json
 import os
 import re
@@ -26,7 +27,14 @@ from myxtts.models.xtts import XTTS
 from myxtts.observe.html_report import sound_file
 from myxtts.observe.metrics import MetricsFile, read_metrics
 from myxtts.placement.routes import plan_routes
-from myxtts.training.checkpoint_files import latest, list_checkpoints, read_best, read_metadata, write_arrays
+from myxtts.training.checkpoint_files import (
+    latest,
+    list_checkpoints,
+    read_best,
+    read_metadata,
+    write_arrays,
+    write_checkpoint,
+)
 from myxtts.training.diagnostics import explained_out_of_memory
 from myxtts.training.loop import StepOutOfMemory
 from myxtts.training.run_folder import FIXED, RunFolder, check_same_corpus, check_same_settings
@@ -300,6 +308,26 @@ class Stopped(Case):
                     raise error
                 self.assertEqual("--resume" in str(caught.exception), can_resume)
                 self.assertIn("a higher --model-gpu-memory or --data-gpu-memory; or ", str(caught.exception))
+
+    def test_a_full_disk_ends_only_a_run_whose_last_checkpoint_it_refuses(self):
+        def write(target, *args, **kwargs):
+            if target.name != "step-000006":
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target / "model.npz"))
+            write_checkpoint(target, *args, **kwargs)
+
+        with mock.patch("myxtts.training.checkpoint.write_checkpoint", write):
+            finished = self.workspace.train("crammed")
+        folder = self.workspace.run_dir("crammed")
+        self.assertEqual(finished.code, 2)
+        self.assertIn("the checkpoint of step 3 was not written: ", finished.out)
+        self.assertRegex(
+            finished.err,
+            r"^error: the checkpoint of step 8 was not written: .*/step-000008/model\.npz: No space left on device "
+            r"\(\S+ MB are needed, \S+ MB are free\)\. It is the last one of the run\. .* with --resume, which "
+            r"continues from .*/step-000006\.\n$",
+        )
+        self.assertEqual([line["step"] for line in read_metrics(folder / "metrics.jsonl")], list(range(1, 9)))
+        self.assertEqual([path.name for path in (folder / "checkpoints").iterdir()], ["step-000006"])
 
     def test_missing_utterance_stops_the_run_after_saving_a_checkpoint(self):
         workspace = Workspace(Path(tempfile.mkdtemp(dir=self.workspace.folder)))

@@ -26,11 +26,10 @@ from myxtts.evaluation.options import EvaluationOptions
 from myxtts.evaluation.vocoder_score import medians, metrics_of_rows, quartiles
 from myxtts.tasks.length_rules import length_rule_of
 from myxtts.tasks.registry import task_of
-from myxtts.training.checkpoint import Checkpoints
 from myxtts.training.setup import run_metadata
 from tests.sine_corpus import sine, write_sound
 from tests.test_copy_metrics import vowels
-from tests.tiny import replicas_on, training_state
+from tests.tiny import replicas_on, save_checkpoint, training_state
 from tests.tiny_vocoder import small_vocoders
 
 SPEAKERS = ("s0", "s1")
@@ -61,7 +60,7 @@ def untrained_run(folder: Path, corpus: Path) -> Path:
     with replicas_on(MODEL).scope():
         network = task_of(config).build(config, vocabulary)
     metadata = run_metadata(config, loaded, vocabulary, None, None)
-    Checkpoints(folder / "checkpoints", 1, metadata).save(training_state(network))
+    save_checkpoint(folder, metadata, training_state(network))
     return folder
 
 

@@ -26,6 +26,7 @@ from myxtts.models.build import build_xtts
 from myxtts.models.xtts import SIZES, XTTS, XTTSSize
 from myxtts.placement.replicas import Replicas, make_replicas
 from myxtts.placement.routes import Route
+from myxtts.training.checkpoint import Checkpoints
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.load_model import load_model
 from myxtts.training.schedule import ConstantRates
@@ -63,6 +64,12 @@ def training_state(model: keras.Model, precision: str = "float32", averaged: boo
     replicas = replicas_on(device)
     with replicas.scope():
         return TrainingState(model, make_optimizers(model, 0.01, precision), averaged, replicas)
+
+
+def save_checkpoint(run: Path, metadata: dict, state: TrainingState) -> Path:
+    """Write the only checkpoint of a run; return its folder."""
+    with Checkpoints(run / "checkpoints", 1, metadata) as checkpoints:
+        return checkpoints.save(state)
 
 
 def build_toy(precision: str = "float32", device: str = MODEL, seed: int = 0) -> Toy:

@@ -17,10 +17,9 @@ from myxtts.models.asr import SIZES, ASRSize
 from myxtts.recognition.transcriber import Transcriber
 from myxtts.tasks.length_rules import length_rule_of
 from myxtts.tasks.registry import task_of
-from myxtts.training.checkpoint import Checkpoints
 from myxtts.training.checkpoint_files import digest_of
 from myxtts.training.setup import run_metadata
-from tests.tiny import Workspace, replicas_on, training_state
+from tests.tiny import Workspace, replicas_on, save_checkpoint, training_state
 from tests.two_devices import MODEL
 
 SMALLEST = ASRSize(channels=16, blocks=1, memory=4, order=4)
@@ -51,7 +50,7 @@ def asr_run() -> ASRRun:
         network = task_of(config).build(config, vocabulary)
     network.out.kernel.assign(20.0 * network.out.kernel)  # confident predictions of several symbols
     metadata = run_metadata(config, corpus, vocabulary, None, digest_of({v.path: v.numpy() for v in network.variables}))
-    Checkpoints(run / "checkpoints", 1, metadata).save(training_state(network))
+    save_checkpoint(run, metadata, training_state(network))
     return ASRRun(workspace, run)
 
 

@@ -8,6 +8,7 @@ from myxtts.training.checkpoint_files import (
     digest_of,
     latest,
     opened_arrays,
+    put_back_former,
     read_metadata,
     write_checkpoint,
 )
@@ -32,6 +33,7 @@ def fork(start: Path, run: Path, config: Config) -> Path:
         CheckpointError: `start` is damaged.
     """
     checkpoints = run / "checkpoints"
+    put_back_former(checkpoints)
     if newest := latest(checkpoints):
         return newest
     metadata = read_metadata(start)

@@ -28,7 +28,7 @@ from myxtts.errors import CheckpointError, ConfigError
 from myxtts.local_sgd.averaging import normalised, weighted_mean
 from myxtts.local_sgd.sync_folder import newest_average, sync_folders, sync_step
 from myxtts.training.checkpoint import restore_variables, write_state
-from myxtts.training.checkpoint_files import opened_arrays, partial_of, read_arrays, read_metadata, write_checkpoint
+from myxtts.training.checkpoint_files import opened_arrays, read_arrays, read_metadata, write_checkpoint
 from myxtts.training.state import TrainingState
 from myxtts.training.step import unscaled
 
@@ -289,7 +289,6 @@ class WeightSync:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-            shutil.rmtree(partial_of(target.with_name(f"{target.name}-{self._name}")))
 
     def _load_average(self, state: TrainingState, step: int) -> list[int]:
         """Load an average into the state; return the jobs that took part in it."""

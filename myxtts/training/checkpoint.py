@@ -1,17 +1,23 @@
 """The checkpoints of a run: from the state to files (checkpoint_files.py) and back."""
 
+import errno
 import logging
 import math
 import os
 import shutil
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from myxtts.data.plan_iterator import Position
 from myxtts.errors import CheckpointError
+from myxtts.training.background_writer import BackgroundWriter
 from myxtts.training.checkpoint_files import (
     Best,
     checkpoint_of,
@@ -21,69 +27,187 @@ from myxtts.training.checkpoint_files import (
     read_arrays,
     read_best,
     read_metadata,
+    remove_remains,
     step_of,
     write_checkpoint,
 )
 from myxtts.training.state import TrainingState
 
+LEAST_SAID_S = 0.1  # a shorter wait for the checkpoint before is of the size of a copy
+HEADER_BYTES = 512  # of an array in an archive, and its entry there
+
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class StateCopy:
+    """A training state as it was after a step, in host memory.
+
+    Attributes:
+        step: that step.
+        progress: of state.json: step, position and what else changes with each step.
+        groups: archive -> name -> array. No array shares memory with a variable.
+    """
+
+    step: int
+    progress: dict[str, Any]
+    groups: dict[str, dict[str, np.ndarray]]
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of the archives."""
+        return sum(array.nbytes + HEADER_BYTES for arrays in self.groups.values() for array in arrays.values())
+
+
+def copy_state(state: TrainingState) -> StateCopy:
+    """Copy a state to host memory; waits for the device. A variable of two archives is copied once."""
+    copies: dict[int, np.ndarray] = {}
+    groups: dict[str, dict[str, np.ndarray]] = {}
+    for group, variables in state.variables().items():
+        for variable in variables.values():
+            if id(variable) not in copies:
+                copies[id(variable)] = state.host_copy(variable)
+        groups[group] = {name: copies[id(variable)] for name, variable in variables.items()}
+    return StateCopy(state.step, progress_of(state), groups)
+
+
 class Checkpoints:
-    """The checkpoints of a run: the newest `keep`, and the best.
+    """The checkpoints of a run: the newest `keep`, and the best. A thread writes them while training goes on.
+
+    A context manager: leaving it waits for the checkpoint that is being written, unless a second Ctrl-C ends the
+    program.
 
     Args:
         folder: made at the first save.
         keep: newest checkpoints to keep.
         metadata: of each state.json, beside step and position; see `setup.run_metadata`.
+
+    Attributes:
+        best: of the checkpoints that are written or being written.
     """
 
     def __init__(self, folder: Path, keep: int, metadata: dict[str, Any]):
         self._folder = folder
         self._keep = keep
         self._metadata = metadata
-        for partial in folder.glob(".partial-*"):  # left behind by a kill
-            shutil.rmtree(partial)
+        self._writer = BackgroundWriter()
+        self._failure: CheckpointError | None = None
+        remove_remains(folder)
         newest = latest(folder)
         self.best = read_best(newest) if newest else None
         if self.best is not None and not checkpoint_of(folder, self.best.step).exists():
             self.best = None  # it was removed, so any checkpoint may be the best
 
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None or issubclass(kind, Exception):
+            self.wait()
+
     def save(self, state: TrainingState, validation_loss: float | None = None) -> Path:
-        """Write the state, then remove the checkpoints that are neither new nor the best."""
+        """Copy the state, and start to write it; then checkpoints are removed that are neither new nor the best.
+
+        If the checkpoint before is still being written, wait for it first, so that there is one copy at a time. If the
+        disk refuses, the log says so, and training goes on.
+
+        Returns:
+            the folder that the checkpoint will have.
+        """
+        self._wait_for_checkpoint_before(state.step)
+        best_before = self.best
         if validation_loss is not None and self.improves(validation_loss):
             self.best = Best(state.step, validation_loss)
         target = checkpoint_of(self._folder, state.step)
-        write_state(target, state, self._metadata | {"best": self.best}, replace=True)
-        self._prune()
+        self._writer.start(partial(self._write, target, copy_state(state), self.best, best_before))
         return target
+
+    def wait(self) -> None:
+        """Wait until no checkpoint is being written."""
+        self._writer.wait()
+
+    def finish(self) -> None:
+        """Wait until the newest checkpoint is on the disk.
+
+        Raises:
+            CheckpointError: the disk refused it.
+        """
+        self.wait()
+        if self._failure is not None:
+            raise self._failure
 
     def improves(self, validation_loss: float) -> bool:
         """Whether a loss is the best so far."""
         return math.isfinite(validation_loss) and (self.best is None or validation_loss < self.best.loss)
 
-    def _prune(self) -> None:
+    def _wait_for_checkpoint_before(self, step: int) -> None:
+        was_busy, began_s = self._writer.is_busy, time.perf_counter()
+        self.wait()
+        waited_s = time.perf_counter() - began_s
+        if was_busy and waited_s >= LEAST_SAID_S:
+            log.warning(
+                "checkpoint     training waited %.1f s at step %d: the checkpoint before was still being written. "
+                "Raise --checkpoint-every, or choose a faster disk with --runs-dir.",
+                waited_s,
+                step,
+            )
+
+    def _write(self, target: Path, copy: StateCopy, best: Best | None, best_before: Best | None) -> None:
+        """Write a copy, in the thread of the writer."""
+        groups = ((group, arrays.items()) for group, arrays in copy.groups.items())
+        try:
+            write_checkpoint(target, groups, {**copy.progress, **self._metadata, "best": best}, replace=True)
+        except OSError as error:
+            self.best, reason = best_before, describe_refusal(target, copy, error)
+            self._failure = CheckpointError(f"{reason} It is the last one of the run. {remedy(target.parent)}")
+            log.error("%s The run tries again at its next checkpoint.", reason)
+        else:
+            self._failure = None
+            self._prune(best)
+
+    def _prune(self, best: Best | None) -> None:
         for folder in list_checkpoints(self._folder)[: -self._keep]:
-            if self.best is None or step_of(folder) != self.best.step:
+            if best is None or step_of(folder) != best.step:
                 os.replace(folder, partial_of(folder))  # so that a part of it is never taken for a checkpoint
                 shutil.rmtree(partial_of(folder))
+
+
+def describe_refusal(target: Path, copy: StateCopy, error: OSError) -> str:
+    """Return a sentence on why a checkpoint is not on the disk, with the file; if the disk is full, with the bytes."""
+    space = ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        existing = next(folder for folder in target.parents if folder.exists())
+        free_mb = shutil.disk_usage(existing).free / 1e6
+        space = f" ({copy.file_bytes / 1e6:,.1f} MB are needed, {free_mb:,.1f} MB are free)"
+    return f"the checkpoint of step {copy.step} was not written: {error.filename or target}: {error.strerror}{space}."
+
+
+def remedy(folder: Path) -> str:
+    """Return what to do if the last checkpoint of a run was not written to the folder of its checkpoints."""
+    newest = latest(folder)
+    source = f", which continues from {newest}" if newest else ""
+    return f"Free some disk space or fix the permissions of {folder}, then resume with --resume{source}."
 
 
 def save_nothing(state: TrainingState, validation_loss: float | None = None) -> None:
     """Stand in for `Checkpoints.save` in a process that writes no checkpoints."""
 
 
-def write_state(target: Path, state: TrainingState, metadata: Mapping[str, Any], replace: bool = False) -> None:
-    """Write a state as a checkpoint, with its own step and position beside the metadata."""
+def write_state(target: Path, state: TrainingState, metadata: Mapping[str, Any]) -> None:
+    """Write a state as a checkpoint, with its own step and position beside the metadata; training waits for it."""
     groups = ((group, state.arrays(group)) for group in state.variables())
-    progress = {
+    write_checkpoint(target, groups, {**progress_of(state), **metadata})
+
+
+def progress_of(state: TrainingState) -> dict[str, Any]:
+    """Return what a checkpoint records of a state beside its variables."""
+    return {
         "step": state.step,
         "position": state.position,
         "replicas": state.replicas.count,
         "audio_s": state.audio_s,
         "audio_s_since_sync": state.audio_s_since_sync,
     }
-    write_checkpoint(target, groups, {**progress, **metadata}, replace=replace)
 
 
 def restore(checkpoint: Path, state: TrainingState) -> None:

@@ -8,11 +8,12 @@ checkpoints/step-000500/
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,8 @@ from myxtts.errors import CheckpointError
 from myxtts.files import fsync_folder, name_in_errors, write_whole
 
 FORMAT = 6
+
+log = logging.getLogger(__name__)
 
 
 class Best(NamedTuple):
@@ -39,6 +42,27 @@ def list_checkpoints(folder: Path) -> list[Path]:
 def partial_of(checkpoint: Path) -> Path:
     """Return the name of a checkpoint while it is not complete."""
     return checkpoint.with_name(f".partial-{checkpoint.name}")
+
+
+def former_of(checkpoint: Path) -> Path:
+    """Return the name of a checkpoint that exists while another one of the same step takes its place."""
+    return checkpoint.with_name(f".former-{checkpoint.name}")
+
+
+def put_back_former(folder: Path) -> None:
+    """Put back each checkpoint whose process was killed after it gave its name up, and before another took it."""
+    for former in folder.glob(".former-*"):
+        target = folder / former.name.removeprefix(".former-")
+        if not target.exists():
+            with suppress(FileNotFoundError):  # another worker of the job was faster
+                os.rename(former, target)
+                log.warning("checkpoint     %s was put back; the process was killed while it rewrote it", target)
+
+
+def remove_remains(folder: Path) -> None:
+    """Remove what killed processes left behind: parts of checkpoints, and former ones that are replaced."""
+    for remains in (*folder.glob(".partial-*"), *folder.glob(".former-*")):
+        shutil.rmtree(remains)
 
 
 def checkpoint_of(folder: Path, step: int) -> Path:
@@ -109,8 +133,8 @@ def write_checkpoint(
         replace: replace a checkpoint that exists.
 
     Raises:
-        OSError: the disk refuses (the temporary folder is removed, and the error names the file), or the checkpoint
-            exists (ENOTEMPTY).
+        OSError: the disk refuses, or the checkpoint exists (ENOTEMPTY). The temporary folder is removed, a checkpoint
+            that was to be replaced stays, and the error names the file.
     """
     temporary = partial_of(target.with_name(target.name + by))
     if temporary.exists():  # left behind by a kill
@@ -122,17 +146,29 @@ def write_checkpoint(
         text = json.dumps({"format": FORMAT, **metadata}, ensure_ascii=False, indent=1)
         write_whole(temporary / "state.json", text.encode())
         fsync_folder(temporary)
+        if replace and target.exists():
+            _replace(target, temporary)
+        else:
+            os.rename(temporary, target)
     except OSError:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    if replace and target.exists():
-        before = temporary.with_name(f"{temporary.name}-before")
-        os.rename(target, before)
-        os.rename(temporary, target)
-        shutil.rmtree(before)
-    else:
-        os.rename(temporary, target)
     fsync_folder(target.parent)
+
+
+def _replace(target: Path, temporary: Path) -> None:
+    """Rename a complete checkpoint to the name of one that exists. A kill between the renames: `put_back_former`."""
+    former = former_of(target)
+    os.rename(target, former)
+    try:
+        os.rename(temporary, target)
+    except OSError:
+        os.rename(former, target)
+        raise
+    try:
+        fsync_folder(target.parent)
+    finally:
+        shutil.rmtree(former, ignore_errors=True)
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:

@@ -31,7 +31,7 @@ def chief_hooks(
     producers = len(routes[0].data_devices)
     long_wait = LongWait(state.step, config.data, not setup.between_devices, devices, producers)
     with Reporter(folder.metrics, folder.tensorboard, state.step, setup.schedule.total_steps) as reporter:
-        sync = [] if weight_sync is None else [SyncWeights(weight_sync)]
+        sync = [] if weight_sync is None else [SyncWeights(weight_sync, checkpoints.wait)]
         validate, sample = validation_hooks(setup, folder, checkpoints, reporter)
         yield [*sync, *validate, Report(reporter, long_wait), *sample]
 

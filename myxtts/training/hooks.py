@@ -132,17 +132,23 @@ class WeightSyncProtocol(Protocol):
 
 
 class SyncWeights:
-    """Averages the weights with those of other jobs (local SGD) and asks for a checkpoint of the result."""
+    """Averages the weights with those of other jobs (local SGD) and asks for a checkpoint of the result.
+
+    Args:
+        wait_for_checkpoint: until none is being written. A sync removes the contributions before it, which a job needs
+            that is killed and resumes from a checkpoint before them.
+    """
 
     pause_kind = "syncs"
 
-    def __init__(self, weight_sync: WeightSyncProtocol):
-        self._weight_sync = weight_sync
+    def __init__(self, weight_sync: WeightSyncProtocol, wait_for_checkpoint: Callable[[], None]):
+        self._weight_sync, self._wait_for_checkpoint = weight_sync, wait_for_checkpoint
 
     def is_due(self, end: StepEnd) -> bool:
         return self._weight_sync.is_due(end.state)
 
     def __call__(self, end: StepEnd) -> None:
+        self._wait_for_checkpoint()
         end.save |= self._weight_sync.sync(end.state, end.stop.due)
 
 

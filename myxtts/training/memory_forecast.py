@@ -88,6 +88,8 @@ def forecast_memory(
         f"for {features} batches of features": features * batch_bytes(extractor.features, largest),
         "for the step": len(models)
         * (gradients * 4 * parameters + max(task.activation_bytes(config, size) for size in sizes)),
+        # Weights, the two moments of AdamW, and averages.
+        "to write a checkpoint": 4 * parameters * (3 + bool(config.training.ema_decay)),
     }
     parts_mib = {name: size / 2**20 for name, size in parts.items() if size}
     return MemoryForecast(parts_mib, largest["batch"], largest["samples"] / SAMPLE_RATE_HZ)

@@ -11,7 +11,7 @@ from myxtts.data.dataset import DEMO_FOLDER
 from myxtts.data.manifest import Vocabulary
 from myxtts.distributed.cluster import Cluster
 from myxtts.errors import ConfigError
-from myxtts.training.checkpoint_files import latest, read_metadata
+from myxtts.training.checkpoint_files import latest, put_back_former, read_metadata
 from myxtts.training.init_from import Pretrained, check_freeze, inherit_settings, inherited_vocabulary, read_pretrained
 from myxtts.training.run_folder import RunFolder, check_same_settings
 from myxtts.training.select_checkpoint import settings_of
@@ -54,6 +54,7 @@ def resolve_start(config: Config, folder: RunFolder) -> tuple[Config, Start]:
             vocoder cannot be used.
     """
     select_vocoder(folder.path, {"settings": config.model_dump(mode="json"), "audio_format": AUDIO_FORMAT})
+    put_back_former(folder.checkpoints)
     checkpoint = latest(folder.checkpoints) if config.run.resume else None
     teacher = read_teacher(config, checkpoint)
     if teacher is not None:

@@ -143,7 +143,11 @@ class TrainingState:
     def arrays(self, group: str) -> Iterator[tuple[str, np.ndarray]]:
         """Yield name and value of each variable of a group; each value is copied when it is taken."""
         for name, variable in self.variables()[group].items():
-            yield name, self.replicas.local_results(variable)[0].numpy()
+            yield name, self.host_copy(variable)
+
+    def host_copy(self, variable: tf.Variable) -> np.ndarray:
+        """Return the value of a variable in host memory; later steps do not change it."""
+        return self.replicas.local_results(variable)[0].numpy()
 
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:

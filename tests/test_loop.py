@@ -3,8 +3,10 @@
 import unittest
 from collections.abc import Collection
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
+import tensorflow as tf
 
 from myxtts.clock import Clock, Times
 from myxtts.errors import DataError, PlacementError
@@ -49,8 +51,10 @@ class Recorder(PeriodicHook):
 class CountingFeed:
     """One replica's batches, named by their numbers from 1, in steps of `microbatches`, by `producers` in turn.
 
-    Raises DataError after `fail_after` batches. It is ready but for the batches in `late`.
+    Raises `error` after `fail_after` batches. It is ready but for the batches in `late`.
     """
+
+    error: Exception = DataError("utterance 'a' cannot be read")
 
     def __init__(
         self, fail_after: int | None = None, microbatches: int = 1, late: Collection[int] = (), producers: int = 1
@@ -64,7 +68,7 @@ class CountingFeed:
 
     def __next__(self):
         if self.taken == self._fail_after:
-            raise DataError("utterance 'a' cannot be read")
+            raise self.error
         self.taken += 1
         step = SimpleNamespace(audio_s=1.0, padded_s=2.0, bucket=0, position=SimpleNamespace(epoch=0))
         planned = SimpleNamespace(step=step, last=self.taken % self._microbatches == 0)
@@ -158,6 +162,23 @@ class LoopTest(unittest.TestCase):
         with self.assertRaisesRegex(DataError, "held-out"):
             self.train([self.recorder(5, "validation", DataError("held-out file"))], steps=9)
         self.assertEqual(self.saved, [(3, None), (5, None)])
+
+    def test_a_data_device_out_of_memory_or_a_defect_saves_the_steps_before_it(self):
+        feed = CountingFeed(fail_after=3)
+        feed.error = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
+        with self.assertRaises(tf.errors.ResourceExhaustedError):
+            self.train([], feed=feed)
+        with self.assertRaises(KeyError):
+            self.train([self.recorder(5, "samples", KeyError("defect"))], steps=9)
+        self.assertEqual(self.saved, [(3, None), (5, None)])
+
+    def test_an_error_within_a_step_saves_nothing(self):
+        full = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
+        for error, raised in ((full, loop.StepOutOfMemory), (ValueError("defect"), ValueError)):
+            self.step = mock.Mock(wraps=self.step, side_effect=[(1, [2]), error])
+            with self.assertRaises(raised):
+                self.train([])
+        self.assertEqual(self.saved, [])
 
     def test_a_non_finite_loss_or_a_misplaced_variable_saves_nothing(self):
         self.state.bad_step = np.int64(2)

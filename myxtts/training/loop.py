@@ -9,7 +9,7 @@ import tensorflow as tf
 from myxtts.clock import Clock, Times
 from myxtts.data.hand_over import Batch
 from myxtts.data.producer import ReplicaBatches
-from myxtts.errors import PlacementError, TrainingError, UserError
+from myxtts.errors import PlacementError, TrainingError
 from myxtts.training.hooks import Hook, StepEnd
 from myxtts.training.schedule import Rates
 from myxtts.training.state import TrainingState
@@ -95,24 +95,29 @@ def train(
 
     Each step hands over the first microbatch of the next one, so the loop is one batch ahead of the step.
 
+    Whatever else ends the loop, the steps before it are saved, unless the error came from within a step: then the state
+    may have a part of that step. The checkpoints before it are intact in any case.
+
     Raises:
-        NonFiniteLoss: the checkpoints before it are intact.
-        StepOutOfMemory: likewise.
-        UserError: a batch could not be made or a hook failed; a checkpoint of the steps before it was written.
+        NonFiniteLoss, StepOutOfMemory: of a step, which is not saved.
+        UserError: a batch could not be made, or a hook failed.
     """
     first_step, saved_step = state.step + 1, state.step
     ahead, first, outcome = LookAhead(feed, step, clock), None, None
     senders: set[str] = set()
+    is_whole = True  # the state is that of the end of a step
     try:
         while state.step < schedule.total_steps and not stop.due():
             taken = ahead.take(running=outcome, is_last=state.step + 1 >= schedule.total_steps)
             planned_step = taken.microbatches[0][0].planned.step
+            is_whole = False
             try:
                 first = first or step.hand_over(taken.features[0])
                 outcome, handed = step(first, taken.features[1:], state.step + 1, schedule, stop.requested)
             except tf.errors.ResourceExhaustedError as error:
                 raise StepOutOfMemory(state.step + 1, planned_step.bucket, error) from error
             state.advance(planned_step)
+            is_whole = True
             stop.observe(outcome)
             clock.finish_step(planned_step.audio_s, planned_step.padded_s, taken.times)
             is_prepared, senders = senders >= taken.senders, senders | taken.senders
@@ -144,8 +149,9 @@ def train(
                 clock.forget()  # most of its time is tracing, or preparing the step for copies from another data device
     except (NonFiniteLoss, StepOutOfMemory, PlacementError):
         raise  # the state must not be saved
-    except UserError:
-        save_unsaved(state, saved_step, save)
+    except Exception:  # of a batch or a hook, such as a data device out of memory
+        if is_whole:
+            save_unsaved(state, saved_step, save)
         raise
     with clock.pause(CHECKPOINTS):
         save_unsaved(state, saved_step, save)

@@ -1,0 +1,270 @@
+"""Measure what a second device gains in each task: predicted by the planner, and run.
+
+    python benchmarks/second_device.py
+    python benchmarks/second_device.py --rows tts-tiny-small-teacher --repeats 5
+    python benchmarks/second_device.py --list
+
+Nothing sleeps and nothing is emulated: a device is a logical device of the CPU that is held to one core (see
+benchmarks/_one_core.py), and the placements are runs of train_main.py's own program, which take turns (A B C A B C).
+P and C are the means of producing a batch and of a step, each alone, in wall and in processor time; a device that
+computes in one thread has the same figure for both. All batches have the same padded length (one bucket).
+
+The planner predicts from the stages measured with one core each, with the code of --placement auto. It chooses right if
+no placement that ran is faster than its choice by more than --tolerance.
+"""
+
+import argparse
+import json
+import multiprocessing
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks._one_core import (
+    THREADS,
+    compute_on_one_core,
+    run_functions_in_one_thread,
+    run_functions_in_the_pool,
+)
+from benchmarks._timed_runs import run_script
+from myxtts.commands import train
+from myxtts.commands.console import report_errors
+from myxtts.commands.parser import bounded
+from myxtts.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[1]
+CORPUS = ROOT / "data" / "demo"
+SIMULATED = ("--simulate-gpus", "2")
+PLACEMENTS = {  # the name of the planner: flags
+    "single": (),
+    "dual": ("--data-gpu", "0", "--model-gpu", "1"),
+    "replicated": ("--model-gpus", "0", "1"),
+}
+SINGLE, DUAL, REPLICATED = PLACEMENTS
+COMMON = ("--buckets", "1", "--validate-every", "0", "--sample-every", "0", "--checkpoint-every", "0", *THREADS)
+WARM_UP_STEPS = 4  # not measured: the first is traced, and the feed fills
+
+
+@dataclass(frozen=True)
+class Row:
+    """A task to measure.
+
+    Attributes:
+        teacher: size of an untrained voice as --teacher; what it computes does not depend on its weights.
+        steps: measured in a run; fewer where they take long.
+    """
+
+    flags: tuple[str, ...]
+    teacher: str = ""
+    steps: int = 24
+
+
+ASR = ("--task", "asr", "--text-frontend", "characters")
+NOISY = ("--config", "configs/asr_noisy.yaml")
+VOCODER = ("--task", "vocoder")
+ROWS = {
+    "tts-tiny": Row(("--model-size", "tiny")),
+    "tts-small": Row(("--model-size", "small"), steps=12),
+    "tts-normal": Row(("--model-size", "normal"), steps=6),
+    "asr-tiny": Row((*ASR, "--model-size", "tiny")),
+    "asr-normal": Row((*ASR, "--model-size", "normal"), steps=6),
+    "asr-tiny-noisy": Row((*NOISY, "--model-size", "tiny")),
+    "vocoder-tiny": Row((*VOCODER, "--model-size", "tiny")),
+    "vocoder-tiny-tiny-teacher": Row((*VOCODER, "--model-size", "tiny"), "tiny"),
+    "vocoder-tiny-small-teacher": Row((*VOCODER, "--model-size", "tiny"), "small", 16),
+    "tts-tiny-small-teacher": Row(("--model-size", "tiny", "--teacher-fraction", "0.5"), "small", 16),
+    "tts-tiny-normal-teacher": Row(("--model-size", "tiny", "--teacher-fraction", "0.25"), "normal", 16),
+}
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Stages of a row, each alone on one core.
+
+    Attributes:
+        produce_s, step_s, transfer_s, all_reduce_s: mean seconds of a batch.
+        produce_cpu_s, step_cpu_s: processor seconds.
+        predicted: batches per second by placement, the planner's first choice first.
+    """
+
+    produce_s: float
+    produce_cpu_s: float
+    step_s: float
+    step_cpu_s: float
+    transfer_s: float
+    all_reduce_s: float
+    predicted: dict[str, float]
+
+
+def main() -> int:
+    options = parse()
+    if options.list:
+        for name, row in ROWS.items():
+            print(f"{name:28} {' '.join(row.flags)}{row.teacher and f' --teacher {row.teacher}'}")
+        return 0
+    run_script(str(ROOT / "utilities" / "make_demo_corpus.py"), "--out", str(CORPUS))
+    print(
+        "| task | P, ms (processor) | C, ms (processor) | P/C | A, ms | dual / single: predicted | measured "
+        "| dual / two replicas: predicted | measured | chosen | fastest | agrees |\n" + "|---" * 12 + "|"
+    )
+    results, misses = {}, 0
+    with tempfile.TemporaryDirectory() as folder:
+        for name in options.rows:
+            stages, rates = measure_row(ROWS[name], Path(folder), options.repeats)
+            misses += not print_row(name, stages, rates, options.tolerance)
+            results[name] = asdict(stages) | {"measured": rates}
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    return 1 if misses else 0
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n")[0], epilog="Exit code 1 if a choice of the planner is not the fastest."
+    )
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW", help="default: all")
+    parser.add_argument("--list", action="store_true", help="print the rows and their flags")
+    parser.add_argument("--repeats", type=bounded(int, 1, 99), default=1, help="runs of each placement (default 1)")
+    parser.add_argument(
+        "--tolerance", type=bounded(float, 0.0, 1.0), default=0.03, help="loss of a choice that counts as none"
+    )
+    parser.add_argument("--json", type=Path, help="output file for the figures")
+    return parser.parse_args()
+
+
+def measure_row(row: Row, folder: Path, repeats: int) -> tuple[Stages, dict[str, list[float]]]:
+    """Return the stages, and the batches per second of the runs of each placement."""
+    flags = (*row.flags, "--train-data", str(CORPUS), *SIMULATED, *COMMON, "--runs-dir", str(folder))
+    if row.teacher:
+        flags = (*flags, "--teacher", str(untrained(row.teacher, folder)))
+    stages = in_process(measure_stages, flags, row.steps)
+    rates: dict[str, list[float]] = {name: [] for name in PLACEMENTS}
+    for _ in range(repeats):
+        for name, measured in rates.items():
+            measured.append(in_process(batches_per_s, flags, name, row.steps, folder))
+    return stages, rates
+
+
+def untrained(size: str, folder: Path) -> Path:
+    """Return the run of an untrained voice of a size; make it if there is none."""
+    run = folder / f"untrained-{size}"
+    if not run.exists():
+        flags = ("--model-size", size, "--train-data", str(CORPUS), "--runs-dir", str(folder), "--run", run.name)
+        in_process(train_quietly, (*flags, "--stop-at-step", "0", "--validate-every", "0", "--sample-every", "0"))
+    return run
+
+
+def in_process(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the result of a function of this module, called in a process of its own, as devices cannot change."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def train_quietly(flags: Sequence[str]) -> None:
+    with redirect_stdout(sys.stderr):
+        if code := train.main(flags):
+            raise ConfigError(f"training with {' '.join(flags)} ended with exit code {code}")
+
+
+def batches_per_s(flags: Sequence[str], placement: str, steps: int, folder: Path) -> float:
+    """Train in a placement, each device on one core; return the throughput after the first steps."""
+    if placement != REPLICATED:
+        run_functions_in_one_thread()
+    if placement == SINGLE:
+        compute_on_one_core()
+    run = Path(tempfile.mkdtemp(prefix="run-", dir=folder))
+    run.rmdir()
+    length = ("--max-steps", str(WARM_UP_STEPS + steps), "--log-every", str(WARM_UP_STEPS))
+    train_quietly((*flags, *PLACEMENTS[placement], *length, "--run", run.name))
+    reports = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    step_s = median(report["step_s"] for report in reports if report["step"] > WARM_UP_STEPS)
+    return (2 if placement == REPLICATED else 1) / step_s
+
+
+def measure_stages(flags: Sequence[str], steps: int) -> Stages:
+    """Measure the stages of a row alone, each on one core, and predict all placements on two devices."""
+    run_functions_in_one_thread()
+    from myxtts.planner.auto import rank_placements
+    from myxtts.planner.stage_times import StageProfile, StageTimes
+    from myxtts.profiling import isolated_stages as isolated
+    from myxtts.profiling.profiled_run import measurement_window, open_run
+
+    config, _ = train.parse([*flags, *PLACEMENTS[DUAL]])
+    with redirect_stdout(sys.stderr), open_run(config) as run:
+        pipeline = run.setup.training_pipeline(synchronize=run.setup.between_devices)
+        window = measurement_window(pipeline, steps)
+        read_s, waves = isolated.time_reading(pipeline, window)
+
+        def produce(batch: dict) -> dict:
+            return isolated.produce(pipeline, batch, run.route.data)
+
+        _, features = isolated.time_stage(window, waves, produce)  # traces
+        with processor_time() as produce_cpu_s:
+            produce_s, _ = isolated.time_stage(window, waves, produce)
+        transfer_s, _ = isolated.time_stage(window, features, lambda batch: isolated.transfer(run.step, batch))
+        isolated.time_steps(run.setup, run.step, window, features)  # traces
+        with processor_time() as step_cpu_s:
+            step_s = isolated.time_steps(run.setup, run.step, window, features)
+        with run_functions_in_the_pool():
+            all_reduce_s = isolated.measure_all_reduce(run)
+    times = StageTimes(read_s, produce_s, transfer_s, step_s)
+    predictions = rank_placements(StageProfile(times, window.measured_buckets, all_reduce_s), 2, config)
+    produced = len(produce_s) + sum(map(len, waves.values()))  # with those that warm up
+    return Stages(
+        produce_s=float(produce_s.mean()),
+        produce_cpu_s=produce_cpu_s[0] / produced,
+        step_s=float(step_s.mean()),
+        step_cpu_s=step_cpu_s[0] / (len(step_s) + len(features)),
+        transfer_s=float(transfer_s.mean()),
+        all_reduce_s=all_reduce_s,
+        predicted={prediction.candidate.name: prediction.batches_per_s for prediction in predictions},
+    )
+
+
+@contextmanager
+def processor_time() -> Iterator[list[float]]:
+    """Yield a list that has the processor seconds of the scope, all threads, when the scope has ended."""
+    started_s, seconds = time.process_time(), []
+    yield seconds
+    seconds.append(time.process_time() - started_s)
+
+
+def print_row(name: str, stages: Stages, rates: dict[str, list[float]], tolerance: float) -> bool:
+    """Print a line of the table; return whether the planner's choice is the fastest."""
+    measured = {placement: median(runs) for placement, runs in rates.items()}
+    chosen, fastest = next(iter(stages.predicted)), max(measured, key=lambda placement: measured[placement])
+    agrees = measured.get(chosen, 0.0) >= (1.0 - tolerance) * measured[fastest]
+
+    def milliseconds(wall_s: float, processor_s: float) -> str:
+        return f"{1e3 * wall_s:.0f} ({1e3 * processor_s:.0f})"
+
+    def gains(over: str) -> list[str]:
+        return [f"{rate[DUAL] / rate[over]:.2f}" for rate in (stages.predicted, measured)]
+
+    cells = (
+        name,
+        milliseconds(stages.produce_s, stages.produce_cpu_s),
+        milliseconds(stages.step_s, stages.step_cpu_s),
+        f"{stages.produce_s / stages.step_s:.2f}",
+        f"{1e3 * stages.all_reduce_s:.0f}",
+        *gains(SINGLE),
+        *gains(REPLICATED),
+        chosen,
+        fastest,
+        "yes" if agrees else "no",
+    )
+    print(f"| {' | '.join(cells)} |", flush=True)
+    return agrees
+
+
+if __name__ == "__main__":
+    sys.exit(report_errors(main))

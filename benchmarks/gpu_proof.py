@@ -30,12 +30,12 @@ from myxtts.files import make_folder
 
 SECTIONS = (
     Section(1, "benchmarks.proof.hardware", "What is here", 0.03),
-    Section(2, "benchmarks.proof.operations", "Every operation", 0.17),
+    Section(2, "benchmarks.proof.operations", "Every operation", 0.22),
     Section(3, "benchmarks.proof.stages", "Stage times", 0.22),
-    Section(4, "benchmarks.proof.placements", "Placements", 0.22),
+    Section(4, "benchmarks.proof.placements", "Placements", 0.20),
     Section(5, "benchmarks.proof.threads", "Threads", 0.10),
     Section(6, "benchmarks.proof.costs", "Suspected costs", 0.08),
-    Section(7, "benchmarks.proof.whole", "The whole", 0.18),
+    Section(7, "benchmarks.proof.whole", "The whole", 0.15),
 )
 UTTERANCES, SMALL_UTTERANCES = 400, 24
 COUNT_GPUS = "import tensorflow as tf; print('GPUs', len(tf.config.list_physical_devices('GPU')))"

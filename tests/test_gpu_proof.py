@@ -27,9 +27,11 @@ from benchmarks.proof import hardware, operations, stages, trace
 from benchmarks.proof.runner import Run, failed, run_sections
 from benchmarks.proof.section import Figure, Scope, Section, SectionResult, table
 from myxtts.commands.console import report_errors
+from myxtts.data.demo_corpus import make_demo_corpus
 from myxtts.preflight import nvidia
 from myxtts.preflight.checks import recommended
 from tests.emulated_gpu import cudnn_ctc_loss, on_emulated_gpu
+from tests.long import long
 
 ROOT = Path(__file__).parents[1]
 SECTIONS = {
@@ -242,6 +244,12 @@ class SimulatedTest(unittest.TestCase):
                 if "float16" not in operation["name"]:
                     self.assertEqual(set(operation["errors"].values()), {0.0})
 
+    def test_no_producer_copies_to_the_host(self):
+        operations_of = {item["name"]: item["to_host"] for item in self.outcomes["section-2"]["data"]["operations"]}
+        producers = [name for name in operations_of if name.startswith(operations.PRODUCER)]
+        self.assertEqual({name: operations_of[name] for name in producers}, {name: [] for name in producers})
+        self.assertGreaterEqual(len(producers), 5)
+
     def test_stages_have_times(self):
         for model in self.outcomes["section-3"]["data"]["models"]:
             with self.subTest(model["size"]):
@@ -252,6 +260,21 @@ class SimulatedTest(unittest.TestCase):
 
 def failed_figure(figure: dict) -> bool:
     return figure["verdict"] == "not met"
+
+
+@long
+class LongestOperationsTest(unittest.TestCase):
+    def test_what_the_smallest_proof_leaves_out_is_the_same_on_both_devices(self):
+        with tempfile.TemporaryDirectory() as folder:
+            corpus = Path(folder, "corpus")
+            make_demo_corpus(corpus, gpu_proof.SMALL_UTTERANCES, ["en"], speakers=2, seed=0)
+            scope = Scope(2, True, True, 3600.0, Path(folder), corpus)
+            inputs = operations.AllInputs.read(scope)
+            for operation in operations.longest_operations(scope, inputs):
+                with self.subTest(operation.name):
+                    compared = operations.compare(operation, MODEL)
+                    self.assertTrue(compared.met, compared.here)
+                    self.assertEqual(compared.host_only, [])
 
 
 class HardwareTest(unittest.TestCase):
@@ -322,6 +345,19 @@ class VerdictsTest(unittest.TestCase):
     """What the sections conclude on real GPUs, from made-up figures."""
 
     SCOPE = Scope(2, False, False, 60.0, Path(), Path())
+
+    def test_a_producer_that_copies_to_the_host_is_found(self):
+        def compared(name, to_host):
+            return operations.Comparison(name, {"mel": 0.0}, {"mel": 1.0}, "", 9, [], to_host)
+
+        for name, to_host, verdict in (
+            ("producer", [], "met"),
+            ("producer", ["data/features.py:1"], "not met"),
+            ("step", ["models/x.py:1"], "not shown"),
+        ):
+            figures = operations.result_of(self.SCOPE, "/GPU:0", [compared(name, to_host)]).figures
+            (figure,) = (figure for figure in figures if figure.claim.startswith("no producer waits"))
+            self.assertEqual(figure.verdict, verdict)
 
     def test_an_operation_that_differs_or_fails_is_found(self):
         def run_on(device: str, value=None):

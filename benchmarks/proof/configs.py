@@ -6,8 +6,18 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.proof.section import Scope
-from myxtts.config.schema import ASRConfig, Config, DataConfig, ModelConfig, PlacementConfig, RunConfig, TrainingConfig
-from myxtts.models import asr, xtts
+from myxtts.config.schema import (
+    ASRConfig,
+    AugmentationConfig,
+    Config,
+    DataConfig,
+    ModelConfig,
+    PlacementConfig,
+    RunConfig,
+    TrainingConfig,
+    VocoderConfig,
+)
+from myxtts.models import asr, vocoder, xtts
 from myxtts.placement.routes import Placement
 from myxtts.training.setup import configure_devices
 
@@ -40,6 +50,8 @@ def config_of(scope: Scope, task: str = "tts", size: str = "tiny", **changes: di
         data=DataConfig(**data | changes.get("data", {})),
         model=ModelConfig(**{"task": task, "model_size": size} | changes.get("model", {})),
         asr=ASRConfig(**changes.get("asr", {})),
+        vocoder=VocoderConfig(**changes.get("vocoder", {})),
+        augmentation=AugmentationConfig(**changes.get("augmentation", {})),
         training=TrainingConfig(**changes.get("training", {})),
         run=RunConfig(**run | changes.get("run", {})),
     )
@@ -54,18 +66,21 @@ def models(scope: Scope) -> Iterator[None]:
     with sized(
         replace(xtts.SIZES["tiny"], channels=16, encoder_blocks=0, decoder_blocks=0, flow_blocks=1, latents=2),
         asr.ASRSize(channels=16, blocks=1, memory=4, order=4),
+        vocoder.VocoderSize(channels=8, blocks=1, pitch_channels=8, pitch_blocks=1),
     ):
         yield
 
 
 @contextmanager
-def sized(tts_size: xtts.XTTSSize, asr_size: asr.ASRSize) -> Iterator[None]:
+def sized(tts_size: xtts.XTTSSize, asr_size: asr.ASRSize, vocoder_size: vocoder.VocoderSize) -> Iterator[None]:
     """Make all model sizes these inside the context."""
-    before = dict(xtts.SIZES), dict(asr.SIZES)
+    before = dict(xtts.SIZES), dict(asr.SIZES), dict(vocoder.SIZES)
     try:
         xtts.SIZES.update(dict.fromkeys(xtts.SIZES, tts_size))
         asr.SIZES.update(dict.fromkeys(asr.SIZES, asr_size))
+        vocoder.SIZES.update(dict.fromkeys(vocoder.SIZES, vocoder_size))
         yield
     finally:
         xtts.SIZES.update(before[0])
         asr.SIZES.update(before[1])
+        vocoder.SIZES.update(before[2])

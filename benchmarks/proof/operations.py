@@ -13,27 +13,29 @@ rounding; how much is allowed follows from the number format:
 
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from benchmarks.proof import configs
+from benchmarks.proof.networks import Networks, Voices, sizes
 from benchmarks.proof.runs import NO_TIME, toy_models
 from benchmarks.proof.section import Figure, Scope, SectionResult, table
 from myxtts.audio.griffin_lim import griffin_lim
 from myxtts.audio.mel import log_mel
 from myxtts.config.schema import Config
+from myxtts.data.features import FeatureExtractor
 from myxtts.data.pipeline import Pipeline
 from myxtts.data.plan_iterator import Position
 from myxtts.data.producer import trace_produce
-from myxtts.models import asr, xtts
+from myxtts.models.build import build_vocoder
 from myxtts.models.ctc_decoding import greedy_decode
 from myxtts.models.ctc_loss import ctc_losses
 from myxtts.placement.audit import audit
+from myxtts.placement.copies import find_copies
 from myxtts.placement.kernels import has_gpu_kernels
 from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Route
@@ -49,6 +51,12 @@ CPU = "/CPU:0"
 LEARNING_RATE, EMA_DECAY = 1e-3, 0.9
 LOSS_SCALE = 256.0  # of mixed_float16; the initial 2^15 overflows at the first step, which then changes no weight
 SYMBOLS = 30  # of random logits
+PRODUCER = "producer"  # the names of all producers begin with it
+EVERY_DISTORTION = {
+    **dict.fromkeys(("reverb_probability", "noise_probability", "equaliser_probability"), 1.0),
+    **dict.fromkeys(("band_limit_probability", "codec_probability"), 1.0),
+    **{"babble_fraction": 0.5, "speed_perturbation": 0.1},
+}
 LEAST_S = 20.0  # for one more operation
 
 Outputs = dict[str, np.ndarray]
@@ -58,6 +66,16 @@ Tolerances = dict[str, tuple[str, float]]  # output -> measure and limit
 
 STRICT: Tolerances = {"losses": ("each", 1e-3), "gradient": ("norm", 1e-2), "update": ("norm", 5e-2)}
 FLOOR: Tolerances = {"losses": ("each", 1e-2), "gradient": ("norm", 5e-2)}
+
+
+STRETCHES: Tolerances = {
+    **{"mel": ("absolute", 1e-4), "wave": ("absolute", 0.0)},
+    **{"f0_hz": ("unequal", 5e-3), "pulse_phasor": ("norm", 5e-2)},
+}
+# Quantisation enlarges rounding errors. So does a path that passes a token a frame later, with nearly the same score.
+DISTORTED: Tolerances = {"mel": ("norm", 2e-2), "frames": ("unequal", 0.0)}
+TAUGHT: Tolerances = {"mel": ("norm", 5e-2), "path": ("unequal", 2e-2), "f0_hz": ("unequal", 5e-2)}
+TAUGHT_STRETCHES: Tolerances = STRETCHES | {"mel": ("norm", 5e-2), "target_mel": ("absolute", 1e-4)}
 
 
 @dataclass(frozen=True)
@@ -100,6 +118,7 @@ class Comparison:
         errors: by output; `measure` of the operation's tolerance.
         error: why it did not run; "" if it ran.
         operations, host_only: the static audit, of the CPU's functions if the device failed; None if it is unknown.
+        to_host: the lines of the functions that copy values to the host.
     """
 
     name: str
@@ -108,6 +127,7 @@ class Comparison:
     error: str
     operations: int | None
     host_only: list[str]
+    to_host: list[str] = field(default_factory=list)
 
     @property
     def met(self) -> bool:
@@ -126,7 +146,8 @@ class Comparison:
         if self.operations is None:
             return "unknown"
         missing = ", ".join(sorted(set(self.host_only)))
-        return f"{self.operations:,} operations" + (f"; on the host: {missing}" if missing else ", all on the GPU")
+        kernels = f"{self.operations:,} operations" + (f"; on the host: {missing}" if missing else ", all on the GPU")
+        return f"{kernels}; {len(self.to_host)} copies to the host"
 
 
 def run(scope: Scope) -> SectionResult:
@@ -168,6 +189,16 @@ def result_of(scope: Scope, device: str, comparisons: Sequence[Comparison]) -> S
             None if scope.simulated or not audited else len(agreeing) == len(audited),
         )
     )
+    producers = [item for item in audited if item.name.startswith(PRODUCER)]
+    waiting = [f"{item.name} ({', '.join(sorted(set(item.to_host)))})" for item in producers if item.to_host]
+    figures.append(
+        Figure.of(
+            "no producer waits for its device to copy a value to the host",
+            ", ".join(waiting) or f"{len(producers)} producers without such a copy, by their graphs",
+            "none copies",
+            False if waiting else None if scope.simulated or not producers else True,
+        )
+    )
     data = {"device": device, "operations": [vars(item) | {"met": item.met} for item in comparisons]}
     return SectionResult(TITLE, lines, figures, data)
 
@@ -192,7 +223,9 @@ def compare(operation: Operation, device: str) -> Comparison:
         return Comparison(operation.name, errors, limits, error, None, [])
     audits = [audit(function) for function in functions]
     host_only = [missing.type for item in audits for missing in item.host_only]
-    return Comparison(operation.name, errors, limits, error, sum(item.operations for item in audits), host_only)
+    to_host = [copy.source or copy.tensor for function in functions for copy in find_copies(function) if copy.to_host]
+    counted = sum(item.operations for item in audits)
+    return Comparison(operation.name, errors, limits, error, counted, host_only, to_host)
 
 
 @contextmanager
@@ -243,21 +276,48 @@ MEASURES: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
 }
 
 
+class AllInputs(NamedTuple):
+    """The inputs of all operations; `voices` has the network that synthesizes and teaches."""
+
+    speech: Inputs
+    recogniser: Inputs
+    segments: Inputs
+    voices: Voices
+
+    @classmethod
+    def read(cls, scope: Scope) -> "AllInputs":
+        speech, recogniser, segments = (inputs_of(scope, task) for task in ("tts", "asr", "vocoder"))
+        voices = Voices(scope, speech.config, speech.corpora.vocabulary, speech.features)
+        return cls(speech, recogniser, segments, voices)
+
+
 def operations(scope: Scope) -> Iterator[Operation]:
     """Yield all operations. A later one may depend on what an earlier one computed on the CPU."""
-    speech, recogniser = inputs_of(scope, "tts"), inputs_of(scope, "asr")
+    inputs = AllInputs.read(scope)
+    speech, recogniser, segments, voices = inputs
     yield producer("producer of speech with VTLP", speech, {"mel": ("absolute", 1e-4), "f0_hz": ("unequal", 5e-3)})
     yield producer("producer of the recogniser with SpecAugment", recogniser, {"mel": ("absolute", 1e-4)})
+    yield augmented(scope, recogniser)
+    yield producer("producer of the vocoder", segments, STRETCHES)
+    yield taught(scope, "tts", speech, voices, TAUGHT)
     yield from steps(scope, speech, "step of speech")
-    yield synthesis(scope, speech)
+    yield synthesis(speech, voices)
     yield griffin_lim_operation(speech)
-    if scope.small:
-        yield step(scope, "step of the recogniser, float32, TF32 off", recogniser, STRICT)
-    else:
-        yield from steps(scope, recogniser, "step of the recogniser")
+    if not scope.small:
+        yield from longest_operations(scope, inputs)
     yield decoding()
     yield ctc("CTC of padded rows, and rows without labels", [60, 41, 30, 17, 0], [20, 9, 12, 0, 0])
     yield ctc("CTC of a row of 300 labels", [700, 50], [300, 20])
+
+
+def longest_operations(scope: Scope, inputs: AllInputs) -> Iterator[Operation]:
+    """Yield those that take longest to trace, which the smallest proof leaves out; `make test-long` has them."""
+    yield taught(scope, "vocoder", inputs.speech, inputs.voices, TAUGHT_STRETCHES)
+    yield from steps(scope, inputs.recogniser, "step of the recogniser")
+    yield from steps(scope, inputs.segments, "step of the vocoder")
+    against = {"vocoder": {"discriminators": True}}
+    yield step(scope, "step of the vocoder against discriminators", inputs.segments, STRICT, **against)
+    yield vocoding(scope, inputs.speech)
 
 
 def inputs_of(scope: Scope, task: str) -> Inputs:
@@ -286,13 +346,35 @@ def on_device(batch: dict[str, np.ndarray], device: str) -> dict[str, tf.Tensor]
 def producer(name: str, inputs: Inputs, tolerances: Tolerances) -> Operation:
     """Return the producer's function: waves -> features."""
     extractor = task_of(inputs.config).extractor(inputs.config, training=True)
+    run_on = producing(extractor, inputs.waves)
+    return Operation(name, run_on, tolerances, inputs.features, tf32=True)  # features do not depend on TF32
+
+
+def producing(extractor: FeatureExtractor, waves: dict[str, np.ndarray]) -> Callable[[str], Ran]:
+    """Return what computes the features of waves on a device."""
 
     def run_on(device: str) -> Ran:
         function = trace_produce(device, extractor)
-        features = function(on_device(inputs.waves, device)).features
+        features = function(on_device(waves, device)).features
         return {name: value.numpy() for name, value in features.items()}, [function]
 
-    return Operation(name, run_on, tolerances, inputs.features, tf32=True)  # features do not depend on TF32
+    return run_on
+
+
+def augmented(scope: Scope, inputs: Inputs) -> Operation:
+    """Return the producer of the recogniser, which distorts each utterance in every way."""
+    config = configs.config_of(scope, "asr", augmentation=EVERY_DISTORTION)
+    extractor = task_of(config).extractor(config, training=True)
+    return Operation(f"{PRODUCER} of the recogniser with augmentation", producing(extractor, inputs.waves), DISTORTED)
+
+
+def taught(scope: Scope, task: str, inputs: Inputs, voices: Voices, tolerances: Tolerances) -> Operation:
+    """Return a producer with a frozen voice: it aligns and speaks for `tts`, and makes mels for `vocoder`."""
+    waves = inputs.waves | {"frames": inputs.features["frames"]}
+    config = configs.config_of(scope, task)
+    extractor = task_of(config).extractor(config, training=True, load_teacher=voices.frozen)
+    run_on = producing(extractor, {name: waves[name] for name in extractor.inputs})
+    return Operation(f"{PRODUCER} with a teacher, for {task}", run_on, tolerances)
 
 
 def steps(scope: Scope, inputs: Inputs, name: str) -> Iterator[Operation]:
@@ -306,9 +388,9 @@ def steps(scope: Scope, inputs: Inputs, name: str) -> Iterator[Operation]:
     if scope.small:
         return
     yield from calibrated(scope, name, inputs, "mixed_bfloat16", exact)
-    if inputs.config.model.task == "tts":
+    if inputs.config.model.task != "asr":
         yield step(scope, f"{name}, gradient checkpointing", inputs, STRICT, model={"gradient_checkpointing": True})
-    else:
+    if inputs.config.model.task == "asr":
         for encoder in ("gru", "conv"):
             yield step(scope, f"{name}, encoder {encoder}", inputs, STRICT, asr={"encoder": encoder})
 
@@ -355,7 +437,7 @@ def step(scope: Scope, name: str, inputs: Inputs, tolerances: Tolerances, **chan
         following = [batch] * config.training.gradient_accumulation  # the last one is of a next step
         outcome, _ = train_step(batch, following, 1, ConstantRates(LEARNING_RATE, EMA_DECAY))
         losses = train_step.read(outcome)
-        moments = [v.numpy() for v in state.optimizer.variables if v.path.endswith("_momentum")]
+        moments = [v.numpy() for v in optimizer_variables(state) if v.path.endswith("_momentum")]
         changes = [v.numpy() - old for v, old in zip(state.trained, before, strict=True)]
         outputs = {"losses": np.array([*losses.values()]), "gradient": flat(moments), "update": flat(changes)}
         return outputs, train_step.functions(batch)
@@ -364,7 +446,11 @@ def step(scope: Scope, name: str, inputs: Inputs, tolerances: Tolerances, **chan
 
 
 def variables(state) -> list:
-    return [*state.model.variables, *state.optimizer.variables]
+    return [*state.model.variables, *optimizer_variables(state)]
+
+
+def optimizer_variables(state) -> list:
+    return [variable for group in state.groups for variable in group.optimizer.variables]
 
 
 def first_values(state, built: dict[tuple, tuple]) -> list[np.ndarray]:
@@ -376,29 +462,11 @@ def flat(arrays: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate([array.ravel() for array in arrays])
 
 
-def sizes(scope: Scope) -> AbstractContextManager:
-    """Return a context in which all models have the width of `tiny` and one block of each kind.
-
-    These have every kernel of larger models, and take a third of the time to trace.
-    """
-    if scope.small:
-        return configs.models(scope)
-    tts = replace(xtts.SIZES["tiny"], encoder_blocks=1, decoder_blocks=1, flow_blocks=1)
-    return configs.sized(tts, replace(asr.SIZES["tiny"], blocks=1))
-
-
-def synthesis(scope: Scope, inputs: Inputs) -> Operation:
+def synthesis(inputs: Inputs, voices: Voices) -> Operation:
     """Return the synthesis of the batch's texts: mel and frames."""
-    weights: list[np.ndarray] = []
 
     def run_on(device: str) -> Ran:
-        keras.utils.set_random_seed(0)
-        with sizes(scope), make_replicas((Route(device, device),)).scope():
-            network = build_synthesizer(inputs)
-        for variable, value in zip(network.variables, weights or [v.numpy() for v in network.variables], strict=True):
-            variable.assign(value)
-        weights[:] = [v.numpy() for v in network.variables]
-        batch = on_device(inputs.features, device)
+        network, batch = voices.on(device), on_device(inputs.features, device)
         names = ("tokens", "token_count", "language", "reference", "reference_frames")
         with tf.device(device):
             mel, frames, _ = network.synthesize(
@@ -410,11 +478,18 @@ def synthesis(scope: Scope, inputs: Inputs) -> Operation:
     return Operation("synthesis", run_on, {"frames": ("unequal", 0.0), "mel": ("absolute", 1e-2)})
 
 
-def build_synthesizer(inputs: Inputs):
-    from myxtts.models.build import build_xtts
+def vocoding(scope: Scope, inputs: Inputs) -> Operation:
+    """Return the waves that a vocoder with random weights computes of the batch's mels."""
+    networks, mel = Networks(scope, lambda: build_vocoder("tiny")), inputs.features["mel"]
 
-    vocabulary = inputs.corpora.vocabulary
-    return build_xtts("tiny", len(vocabulary.symbols), len(vocabulary.languages))
+    def run_on(device: str) -> Ran:
+        network = networks.on(device)
+        with tf.device(device):
+            wave = network.synthesize(tf.identity(mel), tf.constant([0, 0]))
+            functions = [network.synthesize.get_concrete_function()]
+        return {"wave": wave.numpy()}, functions
+
+    return Operation("waves of the vocoder", run_on, {"wave": ("norm", 1e-2)})
 
 
 def griffin_lim_operation(inputs: Inputs) -> Operation:

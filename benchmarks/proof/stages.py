@@ -31,8 +31,15 @@ from myxtts.tasks.registry import task_of
 from myxtts.training.memory_forecast import forecast_memory
 
 TITLE = "Stage times"
-MODELS = (("tts", "tiny"), ("tts", "small"), ("tts", "normal"), ("tts", "big"), ("asr", "normal"))
-SMALL_MODELS = (("tts", "tiny"), ("asr", "tiny"))
+MODELS = (
+    ("tts", "tiny"),
+    ("tts", "small"),
+    ("tts", "normal"),
+    ("tts", "big"),
+    ("asr", "normal"),
+    ("vocoder", "normal"),
+)
+SMALL_MODELS = (("tts", "tiny"),)
 BUCKETS = 2  # XLA compiles the alignment search once for each shape
 STEPS, SMALL_STEPS = 20, 2
 TRACED_STEPS = 3

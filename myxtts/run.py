@@ -25,6 +25,7 @@ from myxtts.training.checkpoint import Checkpoints, save_nothing
 from myxtts.training.chief_hooks import chief_hooks
 from myxtts.training.diagnostics import explained, explained_out_of_memory, log_start
 from myxtts.training.hooks import CheckDevices, Hook
+from myxtts.training.observer import NoObserver
 from myxtts.training.run_folder import RunFolder
 from myxtts.training.setup import configure_devices, open_corpora, set_up
 from myxtts.training.start import Start, check_workers_settings, resolve_start, shared_settings
@@ -78,7 +79,8 @@ def train_on(
         state, schedule, step = setup.state, setup.schedule, setup.make_step()
         weight_sync = WeightSync.of_run(config, schedule.total_steps, setup.metadata)
         is_owing = owes_sync(config.local_sgd.sync_every, state.audio_s_since_sync)
-        if state.step >= schedule.total_steps and start.checkpoint is not None and not is_owing:
+        is_done = state.step >= schedule.total_steps and not (is_owing or state.observing)
+        if is_done and start.checkpoint is not None:
             log.info(
                 "nothing to do  run %s has its %d steps; train longer with a higher %s",
                 config.run.run,
@@ -89,11 +91,13 @@ def train_on(
 
         hooks: list[Hook] = [CheckDevices(started_s)]
         save: loop.Save = save_nothing  # the chief saves for all workers
+        observer = NoObserver()
         if replicas.is_chief:
             folder.write_config(f"# threads on this machine: {describe_threads()}\n{dump(config)}")
             keep = config.run.keep_checkpoints
             checkpoints = resources.enter_context(Checkpoints(folder.checkpoints, keep, setup.metadata))
-            hooks += resources.enter_context(chief_hooks(setup, folder, checkpoints, weight_sync))
+            of_chief, observer = resources.enter_context(chief_hooks(setup, folder, checkpoints, weight_sync))
+            hooks += of_chief
             save = checkpoints.save
         if weight_sync is not None:
             weight_sync.prepare(state, new_run=start.checkpoint is None)
@@ -110,13 +114,15 @@ def train_on(
         # hand-over would wait for the produced batch anyway.
         pipeline = setup.training_pipeline(synchronize=setup.between_devices)
         feed = resources.enter_context(pipeline.open_feed(state.position))
+        observer.watch(feed)
         log.info("feed           filled in %.1f s", feed.wait_until_full(config.data.model_start_delay))
         if weight_sync is not None and weight_sync.is_due(state) and weight_sync.sync(state, stop.due):
             save(state, None)  # the sync that a stopped run owed
 
         clock = Clock(producers=len(pipeline.producers))
         with explained(setup, placement, folder.checkpoints):
-            loop.train(state, step, feed, schedule, hooks, save, clock, stop)
+            loop.train(state, step, feed, schedule, hooks, save, clock, stop, observer)
+        observer.close()
         if replicas.is_chief:
             with clock.pause(loop.CHECKPOINTS):
                 checkpoints.finish()

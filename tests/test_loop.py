@@ -11,7 +11,9 @@ import tensorflow as tf
 from myxtts.clock import Clock, Times
 from myxtts.errors import DataError, PlacementError
 from myxtts.training import loop
-from myxtts.training.hooks import PeriodicHook, Report, Validate
+from myxtts.training.hooks import Observe, PeriodicHook, Report, Validate
+from myxtts.training.observation import SAMPLES, VALIDATION, Observation, without
+from myxtts.training.observer import NoObserver, ObserverFailed
 from myxtts.training.stop_request import StopRequest
 from tests.test_clock import ManualTime
 
@@ -20,7 +22,7 @@ class CountingState:
     """The part of a TrainingState that the loop uses."""
 
     def __init__(self):
-        self.step = 0
+        self.step, self.observing = 0, ()
         self.bad_step = np.int64(0)
 
     @property
@@ -97,6 +99,34 @@ class CountingStep:
         return {"loss": float(outcome)}
 
 
+class DelayedObserver(NoObserver):
+    """An observer, and its snapshot, whose results are there some steps later."""
+
+    def __init__(self, state, delay, calls, error=None):
+        self._state, self._delay, self._calls, self._error = state, delay, calls, error
+        self.begun, self._running = [], None
+
+    def take(self):
+        self._calls.append(("snapshot", self._state.step))
+
+    def begin(self, observation):
+        self.begun.append(observation)
+        self._running = observation
+
+    def poll(self):
+        if self._running is not None and self._state.step >= self._running.step + self._delay:
+            self.wait(lambda: False)
+
+    def wait(self, is_stopped, due_step=None):
+        if self._running is not None:
+            step, self._running = self._running.step, None
+            if self._error is not None:
+                raise self._error
+            self._calls.append((f"result of {step}", self._state.step))
+            self._state.observing = without(self._state.observing, step)
+        return True
+
+
 class NoTimes(Clock):
     def finish_step(self, audio_s, padded_s, batches):
         super().finish_step(audio_s, padded_s, ())
@@ -106,7 +136,7 @@ class LoopTest(unittest.TestCase):
     def setUp(self):
         self.state, self.step, self.calls, self.saved = CountingState(), CountingStep(), [], []
 
-    def train(self, hooks, steps=4, log_every=100, checkpoint_every=0, feed=None, clock=None):
+    def train(self, hooks, steps=4, log_every=100, checkpoint_every=0, feed=None, clock=None, observer=None):
         schedule = loop.Schedule(steps, log_every, checkpoint_every, lambda step: 1.0, lambda step: 0.9)
 
         def save(state, validation_loss):
@@ -114,7 +144,8 @@ class LoopTest(unittest.TestCase):
             self.saved.append((state.step, validation_loss))
 
         clock = clock or NoTimes()
-        loop.train(self.state, self.step, feed or CountingFeed(), schedule, hooks, save, clock, StopRequest())
+        feed = feed or CountingFeed()
+        loop.train(self.state, self.step, feed, schedule, hooks, save, clock, StopRequest(), observer)
         return clock
 
     def recorder(self, every, name, error=None):
@@ -130,7 +161,7 @@ class LoopTest(unittest.TestCase):
 
     def test_pauses_are_counted_by_kind(self):
         clock = self.train([self.recorder(1, "a")], steps=2)
-        self.assertEqual(set(clock.pauses_s), {"other hooks", "checkpoints", "first step"})
+        self.assertEqual(set(clock.pauses_s), {"other hooks", "checkpoints", "observer", "first step"})
         self.assertEqual(clock.total().steps, 1)  # the first step is none of them
 
     def test_first_hand_over_from_each_data_device_is_part_of_no_interval(self):
@@ -154,6 +185,41 @@ class LoopTest(unittest.TestCase):
         self.assertEqual([step for step, _ in reports], [2, 3])
         self.assertEqual(reports[0][1], {"validation_loss": 7.0})
         self.assertEqual((reports[1][1]["loss"], reports[1][1]["validation_loss"]), (3.0, 7.0))
+
+    def test_time_after_a_report_is_a_pause_of_the_next_one(self):
+        class Pausing(Recorder):
+            def __call__(self, end):
+                time.s += 10.0
+
+        time, reports = ManualTime(), []
+        reporter = SimpleNamespace(write=lambda step, metrics: reports.append(metrics))
+        report = Report(reporter, lambda step, metrics: None)
+        self.train([report, Pausing(3, "pausing", [])], steps=5, log_every=1, clock=NoTimes(time))
+        self.assertEqual([metrics["pause_s"] for metrics in reports], [0.0, 0.0, 0.0, 10.0, 0.0])
+        self.assertEqual([metrics["remaining_s"] for metrics in reports], [0.0, 0.0, 0.0, 2.5, 0.0])
+
+    def test_an_observation_has_a_checkpoint_and_its_result_belongs_to_its_step(self):
+        observer, provisional = DelayedObserver(self.state, 3, self.calls), []
+        self.train([Observe(4, 0, observer, observer, provisional.append)], steps=9, observer=observer)
+        first = [("snapshot", 4), ("save", 4), ("result of 4", 7)]
+        second = [("snapshot", 8), ("save", 8), ("result of 8", 9)]  # for which the third one waits
+        self.assertEqual(self.calls, [*first, *second, ("snapshot", 9), ("save", 9), ("result of 9", 9)])
+        self.assertEqual((provisional, self.state.observing), ([4, 8], ()))
+
+    def test_an_error_of_the_observer_ends_the_run_after_a_checkpoint_and_leaves_the_observation_to_repeat(self):
+        for error in (DataError("held-out file"), ObserverFailed("defect")):
+            self.setUp()
+            observer = DelayedObserver(self.state, 2, self.calls, error)
+            with self.assertRaises(type(error)):
+                self.train([Observe(3, 0, observer, observer, lambda step: None)], steps=9, observer=observer)
+            self.assertEqual(self.calls, [("snapshot", 3), ("save", 3), ("save", 5)])
+            self.assertEqual(self.state.observing, (Observation(3, (VALIDATION,)),))
+
+    def test_validation_and_samples_of_a_step_are_one_observation(self):
+        observer = DelayedObserver(self.state, 9, self.calls)
+        self.train([Observe(2, 4, observer, observer, lambda step: None)], steps=5, observer=observer)
+        both = VALIDATION, SAMPLES
+        self.assertEqual(observer.begun, [Observation(2, (VALIDATION,)), Observation(4, both), Observation(5, both)])
 
     def test_an_error_of_a_batch_or_a_hook_saves_the_steps_before_it(self):
         with self.assertRaisesRegex(DataError, "utterance 'a'"):

@@ -55,6 +55,10 @@ class PlacementConfig(Section):
     model_gpus: tuple[GpuIndex, ...] = ()
     """Physical GPUs that train one replica of the model each. Each makes its own batches unless data_gpu or data_gpus
     is set."""
+    observer: GpuIndex | Literal["auto", "data", "model", "cpu"] = "auto"
+    """Device that validates and writes samples beside the training, on a snapshot of the weights: the data GPU, the
+    CPU, or a GPU by its index. On the model GPU (`model`) training pauses meanwhile. `auto`: the data GPU if it does
+    not train, else the model GPU."""
     simulate_gpus: Annotated[int, Field(ge=0, le=64)] = 0
     """Split the CPU into this number of logical devices and use them as GPUs; 0 uses real GPUs."""
     enable_memory_isolation: bool = False

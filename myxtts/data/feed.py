@@ -98,6 +98,11 @@ class Feed(Generic[Item]):
         """Whether the next item, or the end, can be taken without waiting."""
         return self._ended or self._ready.qsize() > self._holds
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the thread has nothing to do: `depth` items are ready, or the iterable has ended."""
+        return self._ended or self._ready.full() or not self._thread.is_alive()
+
     def wait_until_full(self, timeout_s: float) -> float:
         """Wait until the feed has been full once or its iterable has ended, at most `timeout_s`.
 

@@ -1,7 +1,7 @@
 """Stages A to D together: batches on the data devices, from any position of the plan."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Literal
@@ -77,6 +77,15 @@ class Pipeline:
             for data_devices, indices in routes_of.items()
         ]
         self.producers = [producer for group in self._groups for producer in group]
+
+    @contextmanager
+    def open_unbuffered(
+        self, start: Position, epochs: int | None = None, mean_over: Literal["step", "epoch"] = "step"
+    ) -> Iterator[Iterator[ReplicaBatches]]:
+        """Return the batches of the only producer without a feed: each is produced when it is taken."""
+        (producer,) = self.producers
+        with closing(producer.replica_batches(start, epochs, mean_over)) as batches:
+            yield batches
 
     def open_feed(
         self, start: Position, epochs: int | None = None, mean_over: Literal["step", "epoch"] = "step"
@@ -162,6 +171,11 @@ class ReplicaFeed:
     def is_ready(self) -> bool:
         """Whether the next batches can be taken without waiting."""
         return all(feeds[self._taken % len(feeds)].is_ready for feeds in self._groups)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all producers have nothing to do."""
+        return all(feed.is_full for feed in chain.from_iterable(self._groups))
 
     def wait_until_full(self, timeout_s: float) -> float:
         """Wait until each feed has been full once or has ended, at most `timeout_s`.

@@ -115,7 +115,7 @@ class Producer:
 
     def replica_batches(
         self, start: Position, epochs: int | None = None, mean_over: Literal["step", "epoch"] = "step"
-    ) -> Iterator[ReplicaBatches]:
+    ) -> Generator[ReplicaBatches, None, None]:
         """Make the batches of this producer's turn on the data device, one for each replica at a time."""
         with (
             closing(self.read(start, epochs, mean_over, self._turn)) as read,

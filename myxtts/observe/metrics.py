@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -21,18 +22,36 @@ class MetricsFile:
     """
 
     def __init__(self, path: Path, step: int):
+        self._path = path
         lines = [line for line in read_metrics(path) if line["step"] <= step]
         write_whole(path, "".join(json.dumps(line) + "\n" for line in lines).encode())
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - open as long as the run
 
     def write(self, metrics: dict[str, float | str]) -> None:
         """Write one line. A number that is not finite (a skipped float16 step has one) becomes null, as in JSON."""
-        finite = {n: v if isinstance(v, str) or math.isfinite(v) else None for n, v in metrics.items()}
-        self._file.write(json.dumps(finite) + "\n")
+        self._file.write(json.dumps(_finite(metrics)) + "\n")
         self._file.flush()
+
+    def amend(self, step: int, metrics: dict[str, float]) -> None:
+        """Add metrics to the line of an earlier step, or insert a line; the file is replaced as a whole."""
+        lines = self._path.read_bytes().splitlines(keepends=True)
+        place: int = len(lines)
+        line: dict[str, Any] = {}
+        while place and not line and (last := json.loads(lines[place - 1]))["step"] >= step:
+            place -= 1
+            line = last if last["step"] == step else {}
+        amended = json.dumps({"step": step, **line, **_finite(metrics)}).encode() + b"\n"
+        content = [*lines[:place], amended, *lines[place + bool(line) :]]
+        self._file.close()
+        write_whole(self._path, b"".join(content))
+        self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 - open as long as the run
 
     def close(self) -> None:
         self._file.close()
+
+
+def _finite(metrics: dict[str, Any]) -> dict[str, Any]:
+    return {n: v if isinstance(v, str) or math.isfinite(v) else None for n, v in metrics.items()}
 
 
 def read_metrics(path: Path) -> list[dict]:

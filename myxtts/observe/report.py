@@ -45,6 +45,15 @@ class Reporter:
         self._bar.update(step - self._bar.n)
         if "loss" in metrics:
             log.info("%s", console_line(step, metrics))
+        self._show_validation(step, metrics)
+
+    def amend(self, step: int, metrics: dict[str, Any]) -> None:
+        """Add metrics to what was written of an earlier step: of a validation beside the training."""
+        self._file.amend(step, metrics)
+        self.tensorboard.scalars(step, metrics)
+        self._show_validation(step, metrics)
+
+    def _show_validation(self, step: int, metrics: dict[str, Any]) -> None:
         if "validation_loss" in metrics:
             log.info("step %6d | validation loss %.3f%s", step, metrics["validation_loss"], console_rates(metrics))
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,11 +25,13 @@ class Replicas:
         strategy: for one device, several devices (mirrored) or several processes.
         routes: of this process, with device names that are unique among all processes.
         first: index of this process's first replica among those of all processes.
+        observer: device that validates and writes samples beside the training; empty if the first replica's does.
     """
 
     strategy: tf.distribute.Strategy
     routes: tuple[Route, ...]
     first: int = 0
+    observer: str = ""
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -43,7 +45,7 @@ class Replicas:
 
     @property
     def device(self) -> str:
-        """Device of work that one replica does for all: validation, samples, losses."""
+        """Device of work that one replica does for all: losses, and validation and samples without an observer."""
         return self.devices[0]
 
     @contextmanager
@@ -146,7 +148,7 @@ def open_replicas(
         WorkerLost: another worker died.
     """
     if cluster is None:
-        yield make_replicas(placement.routes)
+        yield replace(make_replicas(placement.routes), observer=placement.observer)
         return
     models = [route.model for route in placement.routes]
     check_worker_devices(placement, models)
@@ -159,7 +161,8 @@ def open_replicas(
         for route in placement.routes
     )
     with worker_group(cluster, len(models) if placement.on_gpu else 0, settings) as strategy:
-        yield Replicas(strategy, routes, first=cluster.index * len(models))
+        observer = qualified(placement.observer) if placement.observer else ""
+        yield Replicas(strategy, routes, first=cluster.index * len(models), observer=observer)
 
 
 def check_worker_devices(placement: Placement, models: Sequence[str]) -> None:

@@ -4,7 +4,7 @@ A route is a pair (data device → model device), where several data devices may
 routes, one for each replica of the model. The same code runs all placements.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from myxtts.config.schema import PlacementConfig, ThreadCount
@@ -50,12 +50,19 @@ class LogicalDevice:
 
 @dataclass(frozen=True)
 class Placement:
-    """Devices and thread pools to configure before TensorFlow starts, and the routes between the devices."""
+    """Devices and thread pools to configure before TensorFlow starts, and the routes between the devices.
 
-    name: str  # single, dual or replicated
+    Attributes:
+        name: single, dual or replicated.
+        observer: device that validates and writes samples beside the training; empty if the first model device does,
+            while training pauses.
+    """
+
+    name: str
     routes: tuple[Route, ...]
     devices: tuple[LogicalDevice, ...]
     simulated: bool
+    observer: str = ""
     intra_op_threads: ThreadCount = "auto"
     inter_op_threads: ThreadCount = "auto"
 
@@ -97,21 +104,45 @@ def plan_routes(settings: PlacementConfig, gpu_count: int) -> Placement:
     if not model_gpus and count == 0:
         _check_limits_without_gpu(settings)
         cpu = LogicalDevice("/CPU:0", None)
-        return Placement("single", (Route(cpu.name, cpu.name),), (cpu,), False, *threads)
+        _check_gpus_exist(settings, {"observer": _observer_gpus(settings)}, count)
+        return Placement("single", (Route(cpu.name, cpu.name),), (cpu,), False, "", *threads)
     model_gpus, data_gpus = model_gpus or (0,), named_data_gpus(settings)
-    _check_gpus_exist(settings, data_gpus or model_gpus, model_gpus, count)
+    roles = {"data": data_gpus or model_gpus, "model": model_gpus, "observer": _observer_gpus(settings)}
+    _check_gpus_exist(settings, roles, count)
 
     limit_of = _limits(settings)
     data_slots = [(gpu, "model" if limit_of["data"] is None else "data") for gpu in data_gpus]
     model_slots = [(gpu, "model") for gpu in model_gpus]
     slots = {*data_slots, *model_slots}
+    # A GPU that another role has, too, is one device; without memory limits both roles have the same one.
+    observer_slots = [slot for gpu in _observer_gpus(settings) for slot in ((gpu, "data"), (gpu, "model"))]
+    observer_slot = next((slot for slot in observer_slots if slot in slots), next(iter(observer_slots[-1:]), None))
+    slots |= {observer_slot} if observer_slot else set()
     if settings.simulate_gpus:  # unused ones, too, so that /CPU:2 is simulated GPU 2
         slots |= {(gpu, "model") for gpu in set(range(count)).difference(data_gpus, model_gpus)}
     kind = "/CPU" if settings.simulate_gpus else "/GPU"
     name_of = {slot: f"{kind}:{i}" for i, slot in enumerate(sorted(slots))}
     routes = tuple(_route([name_of[slot] for slot in data_slots], name_of[slot]) for slot in model_slots)
     devices = tuple(LogicalDevice(name_of[slot], slot[0], limit_of[slot[1]]) for slot in sorted(slots))
-    return Placement(_name(routes), routes, devices, bool(settings.simulate_gpus), *threads)
+    observer = _observer(settings, routes, name_of[observer_slot] if observer_slot else "")
+    return Placement(_name(routes), routes, devices, bool(settings.simulate_gpus), observer, *threads)
+
+
+def _observer_gpus(settings: PlacementConfig) -> tuple[int, ...]:
+    """Return the GPU that the settings name as the observer, if they name one."""
+    return (settings.observer,) if isinstance(settings.observer, int) else ()
+
+
+def _observer(settings: PlacementConfig, routes: Sequence[Route], named: str) -> str:
+    """Return the observer's device; empty if it is the first model device, on which nothing runs beside a step.
+
+    Args:
+        named: device of the GPU that the settings name, if they name one.
+    """
+    data, trained_on = routes[0].data, [route.model for route in routes]
+    device = {"auto": "" if data in trained_on else data, "data": data, "model": "", "cpu": "/CPU:0"}
+    chosen = named or device[str(settings.observer)]
+    return "" if chosen == routes[0].model else chosen
 
 
 def named_data_gpus(settings: PlacementConfig) -> tuple[int, ...]:
@@ -179,14 +210,17 @@ def _check_contradictions(settings: PlacementConfig) -> None:
         raise PlacementError(f"--model-gpus {_list(models)} names a GPU twice. Each replica needs its own GPU.")
     if len(set(data)) < len(data):
         raise PlacementError(f"--data-gpus {_list(data)} names a GPU twice. Each producer needs its own GPU.")
+    if settings.simulate_gpus and settings.observer == "cpu":
+        raise PlacementError(
+            f"--observer cpu was given with --simulate-gpus {settings.simulate_gpus}, whose GPUs are parts of the CPU. "
+            "Give the index of a simulated GPU, such as --observer 0."
+        )
     if settings.data_gpu_memory is not None and not data:
         raise PlacementError("--data-gpu-memory was given without --data-gpu. Name the GPU that makes the batches.")
 
 
-def _check_gpus_exist(
-    settings: PlacementConfig, data_gpus: Sequence[int], model_gpus: Sequence[int], count: int
-) -> None:
-    for role, gpus in (("data", data_gpus), ("model", model_gpus)):
+def _check_gpus_exist(settings: PlacementConfig, roles: Mapping[str, Sequence[int]], count: int) -> None:
+    for role, gpus in roles.items():
         for gpu in gpus:
             if gpu >= count:
                 raise PlacementError(
@@ -206,7 +240,7 @@ def _advice(settings: PlacementConfig) -> str:
     return (
         "A run without --data-gpu, --data-gpus, --model-gpu and --model-gpus (data_gpu, data_gpus, model_gpu and "
         "model_gpus in a file of --config) trains on one device; "
-        f"--simulate-gpus {max(*named_gpus(settings), 1) + 1} tries the pipeline on the CPU."
+        f"--simulate-gpus {max(*named_gpus(settings), *_observer_gpus(settings), 1) + 1} tries the pipeline on the CPU."
     )
 
 

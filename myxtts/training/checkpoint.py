@@ -29,8 +29,10 @@ from myxtts.training.checkpoint_files import (
     read_metadata,
     remove_remains,
     step_of,
+    update_metadata,
     write_checkpoint,
 )
+from myxtts.training.observation import observations_of, without
 from myxtts.training.state import TrainingState
 
 LEAST_SAID_S = 0.1  # a shorter wait for the checkpoint before is of the size of a copy
@@ -97,6 +99,7 @@ class Checkpoints:
         self.best = read_best(newest) if newest else None
         if self.best is not None and not checkpoint_of(folder, self.best.step).exists():
             self.best = None  # it was removed, so any checkpoint may be the best
+        self._provisional: set[int] = set()
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -119,8 +122,14 @@ class Checkpoints:
         if validation_loss is not None and self.improves(validation_loss):
             self.best = Best(state.step, validation_loss)
         target = checkpoint_of(self._folder, state.step)
-        self._writer.start(partial(self._write, target, copy_state(state), self.best, best_before))
+        needed = self._needed_steps(state)
+        self._writer.start(partial(self._write, target, copy_state(state), self.best, best_before, needed))
         return target
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._writer.is_busy
 
     def wait(self) -> None:
         """Wait until no checkpoint is being written."""
@@ -135,6 +144,37 @@ class Checkpoints:
         self.wait()
         if self._failure is not None:
             raise self._failure
+
+    def add_provisional(self, step: int) -> None:
+        """Let the checkpoint of a step go when its observation is done and a newer one is there, unless it is the best.
+
+        Until then it holds the weights with which a killed run repeats the observation.
+        """
+        self._provisional.add(step)
+
+    def record(self, state: TrainingState, step: int, validation_loss: float | None) -> None:
+        """Record the result of the observation of a step, in the state and in the checkpoints from that step on.
+
+        Waits until no checkpoint is being written. A run that resumes from a checkpoint that does not know the result
+        repeats the observation, with the same result.
+
+        Args:
+            validation_loss: None without a validation.
+        """
+        self.wait()
+        state.observing = without(state.observing, step)
+        saved = checkpoint_of(self._folder, step).exists()  # else the disk was full
+        if validation_loss is not None and saved and self.improves(validation_loss):
+            self.best = Best(step, validation_loss)
+            self._provisional.discard(step)  # as if the validation had asked for it
+        for checkpoint in list_checkpoints(self._folder):
+            if step_of(checkpoint) >= step:
+                observing = without(observations_of(read_metadata(checkpoint)), step)
+                try:
+                    update_metadata(checkpoint, {"best": self.best, "observing": observing})
+                except OSError as error:
+                    log.error("%s: %s. A resumed run validates step %d again.", error.filename, error.strerror, step)
+        self._prune(self._needed_steps(state))
 
     def improves(self, validation_loss: float) -> bool:
         """Whether a loss is the best so far."""
@@ -152,7 +192,9 @@ class Checkpoints:
                 step,
             )
 
-    def _write(self, target: Path, copy: StateCopy, best: Best | None, best_before: Best | None) -> None:
+    def _write(
+        self, target: Path, copy: StateCopy, best: Best | None, best_before: Best | None, needed: set[int]
+    ) -> None:
         """Write a copy, in the thread of the writer."""
         groups = ((group, arrays.items()) for group, arrays in copy.groups.items())
         try:
@@ -163,11 +205,18 @@ class Checkpoints:
             log.error("%s The run tries again at its next checkpoint.", reason)
         else:
             self._failure = None
-            self._prune(best)
+            self._prune(needed)
 
-    def _prune(self, best: Best | None) -> None:
-        for folder in list_checkpoints(self._folder)[: -self._keep]:
-            if best is None or step_of(folder) != best.step:
+    def _needed_steps(self, state: TrainingState) -> set[int]:
+        """Return the steps whose checkpoints are kept however old they are."""
+        return {observation.step for observation in state.observing} | ({self.best.step} if self.best else set())
+
+    def _prune(self, needed: set[int]) -> None:
+        folders = list_checkpoints(self._folder)
+        asked_for = [folder for folder in folders if step_of(folder) not in self._provisional]
+        kept = {*asked_for[-self._keep :], *folders[-1:]}
+        for folder in folders:
+            if folder not in kept and step_of(folder) not in needed:
                 os.replace(folder, partial_of(folder))  # so that a part of it is never taken for a checkpoint
                 shutil.rmtree(partial_of(folder))
 
@@ -207,6 +256,7 @@ def progress_of(state: TrainingState) -> dict[str, Any]:
         "replicas": state.replicas.count,
         "audio_s": state.audio_s,
         "audio_s_since_sync": state.audio_s_since_sync,
+        "observing": state.observing,
     }
 
 
@@ -227,6 +277,7 @@ def restore(checkpoint: Path, state: TrainingState) -> None:
         log.info("replicas       %d now, %d before: they share the rest of the epoch", state.replicas.count, before)
         state.position = state.position.after_resize(before)
     state.began = state.step, state.position
+    state.observing = observations_of(metadata)
 
 
 def position_of(metadata: dict[str, Any]) -> Position:

@@ -111,6 +111,12 @@ def read_metadata(checkpoint: Path) -> dict[str, Any]:
     return metadata
 
 
+def update_metadata(checkpoint: Path, changes: Mapping[str, Any]) -> None:
+    """Replace some of the metadata of a checkpoint, whole or not at all."""
+    metadata = {**read_metadata(checkpoint), **changes}
+    write_whole(checkpoint / "state.json", json.dumps(metadata, ensure_ascii=False, indent=1).encode())
+
+
 def advice(checkpoint: Path) -> str:
     """Return what to do about a damaged checkpoint."""
     return f"Remove the folder {checkpoint} to use the previous checkpoint."

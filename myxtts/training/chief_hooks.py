@@ -1,73 +1,117 @@
-"""The hooks of the process that writes the run folder."""
+"""The hooks of the process that writes the run folder, and its observer."""
 
+import logging
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
 
-import tensorflow as tf
+import numpy as np
 
-from myxtts.data.hand_over import compile_hand_over
-from myxtts.data.plan_iterator import Position
 from myxtts.observe.advice import LongWait
 from myxtts.observe.report import Reporter
-from myxtts.tasks.base import Examples
-from myxtts.tasks.registry import task_of
 from myxtts.training.checkpoint import Checkpoints
-from myxtts.training.hooks import Hook, Report, SyncWeights, Validate, WeightSyncProtocol, WriteSamples
-from myxtts.training.load_vocoder import load_vocoder
+from myxtts.training.checkpoint_files import checkpoint_of, read_arrays, read_metadata
+from myxtts.training.held_out import held_out_work
+from myxtts.training.hooks import Hook, Observe, Report, SyncWeights, Validate, WeightSyncProtocol, WriteSamples
+from myxtts.training.observation import Observation, without
+from myxtts.training.observer import NoObserver, Observer
 from myxtts.training.run_folder import RunFolder
-from myxtts.training.select_vocoder import select_vocoder
+from myxtts.training.select_checkpoint import weights_file
 from myxtts.training.setup import TrainingSetup
-from myxtts.training.validation import Validation
+from myxtts.training.snapshot import Snapshot
+
+log = logging.getLogger(__name__)
 
 
 @contextmanager
 def chief_hooks(
     setup: TrainingSetup, folder: RunFolder, checkpoints: Checkpoints, weight_sync: WeightSyncProtocol | None
-) -> Iterator[list[Hook]]:
-    """Open the reporter of a run; the value is its hooks in the order in which the loop calls them."""
+) -> Iterator[tuple[list[Hook], NoObserver]]:
+    """Open the reporter and the observer of a run; return its hooks in the order of their calls, and it.
+
+    Observations that the checkpoint does not know the results of are repeated first.
+    """
     config, state = setup.config, setup.state
     routes = setup.replicas.routes
     devices = setup.gpu_count if len(routes) == 1 else 1  # advice is for one replica: replicas use their GPUs
     producers = len(routes[0].data_devices)
     long_wait = LongWait(state.step, config.data, not setup.between_devices, devices, producers)
-    with Reporter(folder.metrics, folder.tensorboard, state.step, setup.schedule.total_steps) as reporter:
+    with (
+        Reporter(folder.metrics, folder.tensorboard, state.step, setup.schedule.total_steps) as reporter,
+        ExitStack() as opened,
+    ):
         sync = [] if weight_sync is None else [SyncWeights(weight_sync, checkpoints.wait)]
-        validate, sample = validation_hooks(setup, folder, checkpoints, reporter)
-        yield [*sync, *validate, Report(reporter, long_wait), *sample]
+        report, run = Report(reporter, long_wait), config.run
+        if setup.corpora.held_out is None or not (run.validate_every or run.sample_every):
+            state.observing = ()  # the settings have turned it off
+            yield [*sync, report], NoObserver()
+            return
+        if setup.replicas.observer:
+            observer, observe = open_observer(setup, folder, checkpoints, reporter, opened)
+            yield [*sync, report, observe], observer  # its error leaves no step without a report
+            return
+        work = held_out_work(setup, state.model, state.device, folder, reporter.tensorboard, buffered=True)
+        for observation in repeatable(setup, folder):
+            with state.other_weights(inference_arrays(checkpoint_of(folder.checkpoints, observation.step))):
+                losses = work.observe(observation)
+            record_result(setup, checkpoints, reporter, observation, losses)
+        validate = Validate(run.validate_every, work.validation, checkpoints.improves)
+        sample = [WriteSamples(run.sample_every, work.write_samples)] if work.sampler else []
+        yield [*sync, validate, report, *sample], NoObserver()
 
 
-def validation_hooks(
-    setup: TrainingSetup, folder: RunFolder, checkpoints: Checkpoints, reporter: Reporter
-) -> tuple[list[Hook], list[Hook]]:
-    """Return what is done with held-out utterances before and after a report: validation, and samples."""
-    config, held_out, vocabulary = setup.config, setup.corpora.held_out, setup.corpora.vocabulary
-    run = config.run
-    if held_out is None or not (run.validate_every or run.sample_every):
-        return [], []
-    task, pipeline, state = task_of(config), setup.validation_pipeline(), setup.state
-    validation = Validation(
-        state.model,
-        state.device,
-        lambda: pipeline.open_feed(Position(), epochs=1, mean_over="epoch"),
-        task.metric(vocabulary),
-    )
-    validate: list[Hook] = [Validate(run.validate_every, validation, checkpoints.improves)]
-    if not run.sample_every:
-        return validate, []
-    with (setup.sample_pipeline() or pipeline).open_feed(Position(), epochs=1) as feed:
-        (first,) = next(feed)
-    (batch,) = compile_hand_over(state.model.BATCH_FIELDS, [state.device])([first.features])
-    rows, manifest = first.planned.rows, held_out.manifest
-    columns = ([column[row] for row in rows] for column in (manifest.ids, manifest.texts, manifest.paths))
-    examples = Examples(batch, *columns)
-    with tf.device(state.device):
-        sampler = task.sampler(
-            config,
-            vocabulary,
-            state.model,
-            examples,
-            folder.samples,
-            reporter.tensorboard,
-            lambda: load_vocoder(select_vocoder(folder.path, setup.metadata), state.device),
-        )
-    return validate, [WriteSamples(run.sample_every, sampler, folder.path)]
+def open_observer(
+    setup: TrainingSetup, folder: RunFolder, checkpoints: Checkpoints, reporter: Reporter, opened: ExitStack
+) -> tuple[Observer, Observe]:
+    """Return the observer of a run, which `opened` closes, and the hook that begins its work."""
+    start_s, run, device = time.perf_counter(), setup.config.run, setup.replicas.observer
+    snapshot = setup.build_snapshot()
+    work = held_out_work(setup, snapshot.network, device, folder, reporter.tensorboard, buffered=False)
+    work.trace()
+    log.info("observer       traced for %s in %.1f s", device, time.perf_counter() - start_s)
+    record = partial(record_result, setup, checkpoints, reporter)
+    observer = opened.enter_context(Observer(work.observe, record, lambda: not checkpoints.is_writing))
+    repeat(setup, folder, observer, snapshot)
+    return observer, Observe(run.validate_every, run.sample_every, observer, snapshot, checkpoints.add_provisional)
+
+
+def repeat(setup: TrainingSetup, folder: RunFolder, observer: Observer, snapshot: Snapshot) -> None:
+    """Begin the observations whose results the checkpoint does not know; the last one runs beside the training."""
+    for observation in repeatable(setup, folder):
+        observer.wait(lambda: False)
+        snapshot.load(checkpoint_of(folder.checkpoints, observation.step))
+        observer.begin(observation)
+
+
+def repeatable(setup: TrainingSetup, folder: RunFolder) -> list[Observation]:
+    """Return the observations of the state that can be repeated; the others are removed from it, with a warning."""
+    state = setup.state
+    for observation in state.observing:
+        if not checkpoint_of(folder.checkpoints, observation.step).exists():
+            log.warning(
+                "validation and samples of step %d are lost: the run ended before they were done, and the checkpoint "
+                "of that step is gone",
+                observation.step,
+            )
+            state.observing = without(state.observing, observation.step)
+    return list(state.observing)
+
+
+def inference_arrays(checkpoint: Path) -> dict[str, np.ndarray]:
+    """Return the weights of a checkpoint that inference uses."""
+    return read_arrays(weights_file(checkpoint, read_metadata(checkpoint)))
+
+
+def record_result(
+    setup: TrainingSetup,
+    checkpoints: Checkpoints,
+    reporter: Reporter,
+    observation: Observation,
+    losses: dict[str, float],
+) -> None:
+    """Write what came of an observation where a validation between two steps writes it."""
+    if losses:
+        reporter.amend(observation.step, {f"validation_{name}": value for name, value in losses.items()})
+    checkpoints.record(setup.state, observation.step, losses.get("loss"))

@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
 import tensorflow as tf
@@ -12,10 +11,11 @@ import tensorflow as tf
 from myxtts.clock import FIRST_STEP
 from myxtts.data.hand_over import Batch
 from myxtts.observe.advice import LongWait
-from myxtts.observe.html_report import write_report
 from myxtts.observe.report import Reporter
 from myxtts.placement.audit import require_device
-from myxtts.tasks.base import Sampler
+from myxtts.training.observation import SAMPLES, VALIDATION, Observation
+from myxtts.training.observer import OBSERVER, Observer
+from myxtts.training.snapshot import Snapshot
 from myxtts.training.state import TrainingState
 from myxtts.training.stop_request import StopRequest
 from myxtts.training.validation import Validation
@@ -38,7 +38,7 @@ class StepEnd:
         stop: tells whether the run received a request to stop.
         metrics: of the report that is due; hooks add to it.
         validation_loss: where this step was validated.
-        save: set by a hook that needs a checkpoint of this step.
+        save: whether a checkpoint of this step is written; set by the loop, and by a hook that needs one.
     """
 
     state: TrainingState
@@ -192,18 +192,53 @@ class WriteSamples(PeriodicHook):
     """Writes the model's output for some held-out utterances, and report.html.
 
     Args:
-        sampler: of the task.
-        folder: of the run.
+        write: (step) -> None: writes them for the weights that the model has.
     """
 
     pause_kind = "samples"
 
-    def __init__(self, every: int, sampler: Sampler, folder: Path):
+    def __init__(self, every: int, write: Callable[[int], None]):
         super().__init__(every)
-        self._sampler, self._folder = sampler, folder
+        self._write = write
+
+    def __call__(self, end: StepEnd) -> None:
+        with end.state.averaged_weights():
+            self._write(end.state.step)
+
+
+class Observe:
+    """Takes a snapshot of the weights where validation or samples are due, and lets the observer work on it.
+
+    The step gets a checkpoint, from which a killed run repeats the observation.
+
+    Args:
+        validate_every, sample_every: periods in steps; 0 turns one off.
+        add_provisional: (step) lets the checkpoint of a step go when nothing but the observation asked for it.
+    """
+
+    pause_kind = OBSERVER
+
+    def __init__(
+        self,
+        validate_every: int,
+        sample_every: int,
+        observer: Observer,
+        snapshot: Snapshot,
+        add_provisional: Callable[[int], None],
+    ):
+        self._periods = {VALIDATION: validate_every, SAMPLES: sample_every}
+        self._observer, self._snapshot, self._add_provisional = observer, snapshot, add_provisional
+
+    def is_due(self, end: StepEnd) -> bool:
+        return any(end.is_due(every) for every in self._periods.values())
 
     def __call__(self, end: StepEnd) -> None:
         state = end.state
-        with state.averaged_weights(), tf.device(state.device):
-            self._sampler(state.step)
-        write_report(self._folder)
+        due = Observation(state.step, tuple(part for part, every in self._periods.items() if end.is_due(every)))
+        state.observing += (due,)
+        if not (end.save or end.is_last):
+            self._add_provisional(state.step)
+        end.save = True
+        if self._observer.wait(lambda: end.stop.requested or end.stop.due(), due.step):
+            self._snapshot.take()
+            self._observer.begin(due)

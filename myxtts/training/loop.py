@@ -11,6 +11,7 @@ from myxtts.data.hand_over import Batch
 from myxtts.data.producer import ReplicaBatches
 from myxtts.errors import PlacementError, TrainingError
 from myxtts.training.hooks import Hook, StepEnd
+from myxtts.training.observer import OBSERVER, NoObserver
 from myxtts.training.schedule import Rates
 from myxtts.training.state import TrainingState
 from myxtts.training.stop_request import StopRequest
@@ -85,6 +86,7 @@ def train(
     save: Save,
     clock: Clock,
     stop: StopRequest,
+    observer: NoObserver | None = None,
 ) -> None:
     """Train to the end of the schedule or to a stop request; leave a checkpoint of the last step.
 
@@ -98,16 +100,24 @@ def train(
     Whatever else ends the loop, the steps before it are saved, unless the error came from within a step: then the state
     may have a part of that step. The checkpoints before it are intact in any case.
 
+    Results of the observer are applied before a step, when all that was due after the one before is done.
+
+    Args:
+        observer: validates and writes samples beside the training; its hook begins that.
+
     Raises:
         NonFiniteLoss, StepOutOfMemory: of a step, which is not saved.
-        UserError: a batch could not be made, or a hook failed.
+        UserError: a batch could not be made, or a hook or the observer failed.
+        ObserverFailed: the observer failed by a defect.
     """
+    observer = observer or NoObserver()
     first_step, saved_step = state.step + 1, state.step
     ahead, first, outcome = LookAhead(feed, step, clock), None, None
     senders: set[str] = set()
     is_whole = True  # the state is that of the end of a step
     try:
         while state.step < schedule.total_steps and not stop.due():
+            observer.poll()
             taken = ahead.take(running=outcome, is_last=state.step + 1 >= schedule.total_steps)
             planned_step = taken.microbatches[0][0].planned.step
             is_whole = False
@@ -127,8 +137,8 @@ def train(
             checked = (first, handed) if is_first else ()
             end = StepEnd(state, state.step, outcome, checked, schedule.total_steps, is_first, stop)
             first = handed
-            log, checkpoint = end.is_due(schedule.log_every), end.is_due(schedule.checkpoint_every)
-            if is_prepared and not (log or checkpoint or any(hook.is_due(end) for hook in hooks)):
+            log, end.save = end.is_due(schedule.log_every), end.is_due(schedule.checkpoint_every)
+            if is_prepared and not (log or end.save or any(hook.is_due(end) for hook in hooks)):
                 continue
             require_finite(state)
             if log:
@@ -141,7 +151,7 @@ def train(
                 if hook.is_due(end):
                     with clock.pause(hook.pause_kind):
                         hook(end)
-            if checkpoint or end.save:
+            if end.save:
                 with clock.pause(CHECKPOINTS):
                     save(state, end.validation_loss)
                 saved_step = state.step
@@ -149,12 +159,14 @@ def train(
                 clock.forget()  # most of its time is tracing, or preparing the step for copies from another data device
     except (NonFiniteLoss, StepOutOfMemory, PlacementError):
         raise  # the state must not be saved
-    except Exception:  # of a batch or a hook, such as a data device out of memory
+    except Exception:  # of a batch, a hook or the observer, such as a data device out of memory
         if is_whole:
             save_unsaved(state, saved_step, save)
         raise
     with clock.pause(CHECKPOINTS):
         save_unsaved(state, saved_step, save)
+    with clock.pause(OBSERVER):
+        observer.wait(lambda: stop.requested or stop.due())
 
 
 def save_unsaved(state: TrainingState, saved_step: int, save: Save) -> None:

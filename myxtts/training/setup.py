@@ -23,7 +23,7 @@ from myxtts.errors import CheckpointError, ConfigError, DataError
 from myxtts.models.layers import parameter_count
 from myxtts.placement import devices
 from myxtts.placement.replicas import Replicas
-from myxtts.placement.routes import Placement, named_gpus, plan_routes
+from myxtts.placement.routes import Placement, Route, named_gpus, plan_routes
 from myxtts.placement.xla import xla_failure
 from myxtts.tasks.length_rules import length_rule_of
 from myxtts.tasks.registry import task_of
@@ -35,6 +35,7 @@ from myxtts.training.load_teacher import teacher_loader
 from myxtts.training.loop import Schedule
 from myxtts.training.memory_forecast import MemoryForecast, check_memory, forecast_memory
 from myxtts.training.run_folder import check_same_corpus, check_same_texts
+from myxtts.training.snapshot import Snapshot
 from myxtts.training.start import Start
 from myxtts.training.state import TrainingState, make_optimizers
 from myxtts.training.step import Step
@@ -183,8 +184,22 @@ class TrainingSetup:
             first_replica=replicas.first,
         )
 
+    @property
+    def held_out_route(self) -> Route:
+        """Which device makes the held-out batches, and which one they are for: the observer, or the first replica."""
+        observer = self.replicas.observer
+        return Route(observer, observer) if observer else self.replicas.routes[0]
+
+    def build_snapshot(self) -> Snapshot:
+        """Build the network of the observer, which gets its weights from the state."""
+        config, device = self.config, self.replicas.observer
+        with tf.device(device):
+            network = task_of(config).build(config, self.corpora.vocabulary)
+        task_of(config).tune(config, network, device, typical_sizes(self.corpora.training.plan))
+        return Snapshot(network, self.state, device)
+
     def validation_pipeline(self) -> Pipeline:
-        """Make the pipeline of the held-out batches, on the first replica alone."""
+        """Make the pipeline of the held-out batches."""
         return self._held_out_pipeline(task_of(self.config).extractor(self.config, False, self.load_teacher))
 
     def sample_pipeline(self) -> Pipeline | None:
@@ -197,7 +212,7 @@ class TrainingSetup:
         assert held_out is not None
         return Pipeline(
             held_out,
-            self.replicas.routes[:1],
+            [self.held_out_route],
             extractor,
             config.data,
             seed=config.training.seed,

@@ -1,6 +1,6 @@
 """Everything that a run changes: weights, optimizer, averages, and the position in the plan."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -13,6 +13,7 @@ from myxtts.models.loss_groups import NETWORK, LossGroup, loss_groups_of
 from myxtts.placement.audit import require_device
 from myxtts.placement.replicas import Replicas
 from myxtts.tf_internals import AdamWOnReducedGradients
+from myxtts.training.observation import Observation
 
 UNDECAYED = ["bias", "gamma", "beta", "embeddings"]  # names of variables, without those of their layers
 
@@ -52,6 +53,7 @@ class TrainingState:
         audio_s: seconds of speech trained on since the start or the fork.
         audio_s_since_sync: the same since the last sync with other jobs (local SGD).
         began: step and position from which every step of the plan was taken, without a jump.
+        observing: observations whose results are not known yet, oldest first.
 
     Raises:
         PlacementError: a variable is on another device.
@@ -89,6 +91,7 @@ class TrainingState:
         self.audio_s = self.audio_s_since_sync = 0.0
         self.position = Position()
         self.began = 0, Position()
+        self.observing: tuple[Observation, ...] = ()
         self.require_devices()
 
     def require_devices(self) -> None:
@@ -140,6 +143,11 @@ class TrainingState:
             groups["averages"] = groups[NETWORK] | dict(averages)  # a variable that is not trained is its own average
         return groups
 
+    def inference_variables(self) -> dict[str, tf.Variable]:
+        """Return the variables of the network by name, averaged ones if there are any, on the first replica."""
+        variables = self.variables()["averages" if self.averages else NETWORK]
+        return {name: self.replicas.local_results(variable)[0] for name, variable in variables.items()}
+
     def arrays(self, group: str) -> Iterator[tuple[str, np.ndarray]]:
         """Yield name and value of each variable of a group; each value is copied when it is taken."""
         for name, variable in self.variables()[group].items():
@@ -153,14 +161,26 @@ class TrainingState:
     def averaged_weights(self) -> Iterator[None]:
         """Give the model its averaged weights for the scope, as validation and samples need them."""
         trained = [v.value for v in self.groups[0].trained] if self.averages else []
+        with self._other_weights(trained, self.averages):
+            yield
+
+    @contextmanager
+    def other_weights(self, arrays: Mapping[str, np.ndarray]) -> Iterator[None]:
+        """Give the network other weights for the scope, by the names of all of its variables."""
+        variables = self.variables()[NETWORK]
+        with self._other_weights(list(variables.values()), [arrays[name] for name in variables]):
+            yield
+
+    @contextmanager
+    def _other_weights(self, variables: list[tf.Variable], values: Sequence) -> Iterator[None]:
         with tf.device(self.device):
-            saved = [tf.identity(v) for v in trained]
-            for variable, average in zip(trained, self.averages, strict=True):
-                variable.assign(average)
+            saved = [tf.identity(v) for v in variables]
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value)
             try:
                 yield
             finally:
-                for variable, weights in zip(trained, saved, strict=True):
+                for variable, weights in zip(variables, saved, strict=True):
                     variable.assign(weights)
 
 

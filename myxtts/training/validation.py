@@ -1,6 +1,6 @@
 """The losses on held-out utterances, with their real inputs and the averaged weights."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 
 import tensorflow as tf
@@ -45,16 +45,38 @@ class Validation:
         with state.averaged_weights():
             return self.evaluate()
 
-    def evaluate(self) -> dict[str, float]:
-        """Return the same for the weights that the model has."""
+    def trace(self) -> None:
+        """Compile what a pass computes, so that another thread may call `evaluate`."""
+        self._losses.get_concrete_function()
+
+    def evaluate(self, pace: Callable[[], None] | None = None) -> dict[str, float]:
+        """Return the same for the weights that the model has.
+
+        Args:
+            pace: called before each batch; nothing is queued on the device then.
+        """
         metric, shares = self._make_metric and self._make_metric(), []
         with self._open_feed() as feed, tf.device(self._device):
-            for (produced,) in feed:
+            for (produced,) in feed if pace is None else paced(feed, pace):
                 (batch,) = self._hand_over([produced.features])
                 share, measured = self._losses(batch)
                 shares.append(share)
+                if pace is not None:
+                    share.numpy()  # the device is done
                 if metric:
                     metric.update(batch, measured)
             total = tf.add_n(shares)
         losses = dict(zip(self._names, total.numpy().tolist(), strict=True))
         return losses | {"loss": sum(losses.values())} | (metric.result() if metric else {})
+
+
+def paced(batches: Iterable[ReplicaBatches], pace: Callable[[], None]) -> Iterator[ReplicaBatches]:
+    """Yield the batches; call `pace` before each is made."""
+    iterator = iter(batches)
+    while True:
+        pace()
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            return
+        yield batch

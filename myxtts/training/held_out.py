@@ -1,0 +1,126 @@
+"""The work on held-out utterances: validation and samples of one network on one device."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import keras
+import tensorflow as tf
+
+from myxtts.data.hand_over import compile_hand_over
+from myxtts.data.pipeline import Pipeline
+from myxtts.data.plan_iterator import Position
+from myxtts.errors import TrainingError
+from myxtts.observe.html_report import write_report
+from myxtts.observe.metrics import TensorBoard
+from myxtts.tasks.base import Examples, Sampler
+from myxtts.tasks.registry import task_of
+from myxtts.training.load_vocoder import load_vocoder
+from myxtts.training.observation import SAMPLES, VALIDATION, Observation
+from myxtts.training.run_folder import RunFolder
+from myxtts.training.select_vocoder import select_vocoder
+from myxtts.training.setup import TrainingSetup
+from myxtts.training.validation import Validation
+
+
+@dataclass(frozen=True)
+class HeldOutWork:
+    """What is done with held-out utterances and the weights that the network has.
+
+    Attributes:
+        device: of the network.
+        sampler: None if the run writes no samples.
+        folder: of the run.
+    """
+
+    device: str
+    validation: Validation
+    sampler: Sampler | None
+    folder: Path
+
+    def trace(self) -> None:
+        """Compile all of it, on the main thread, so that another thread may call `observe`."""
+        with tf.device(self.device):
+            self.validation.trace()
+            if self.sampler:
+                self.sampler.trace()
+
+    def observe(self, observation: Observation, pace: Callable[[], None] | None = None) -> dict[str, float]:
+        """Do the parts of an observation; return the losses by name, none without a validation.
+
+        Args:
+            pace: see `Validation.evaluate`.
+
+        Raises:
+            TrainingError: the device is out of memory.
+        """
+        try:
+            losses = self.validation.evaluate(pace) if VALIDATION in observation.parts else {}
+            if self.sampler and SAMPLES in observation.parts:
+                if pace is not None:
+                    pace()
+                self.write_samples(observation.step)
+        except tf.errors.ResourceExhaustedError as error:
+            raise TrainingError(
+                f"validation and samples of step {observation.step} are out of memory on {self.device}: "
+                f"{error.message.splitlines()[0]}. Resume with --resume and --observer on another device (model, cpu, "
+                "or the index of a GPU), or with --sample-every 0."
+            ) from error
+        return losses
+
+    def write_samples(self, step: int) -> None:
+        """Write the samples of a step, and report.html."""
+        assert self.sampler is not None
+        with tf.device(self.device):
+            self.sampler(step)
+        write_report(self.folder)
+
+
+def held_out_work(
+    setup: TrainingSetup, network: keras.Model, device: str, folder: RunFolder, tensorboard: TensorBoard, buffered: bool
+) -> HeldOutWork:
+    """Return the work on the held-out utterances of a run.
+
+    Args:
+        network, device: whose losses and samples they are; the pipelines of the setup are for that device.
+        buffered: make batches ahead, in a thread of their own.
+    """
+    pipeline = setup.validation_pipeline()
+
+    def open_batches() -> AbstractContextManager:
+        open_ = pipeline.open_feed if buffered else pipeline.open_unbuffered
+        return open_(Position(), epochs=1, mean_over="epoch")
+
+    validation = Validation(network, device, open_batches, task_of(setup.config).metric(setup.corpora.vocabulary))
+    sampler = make_sampler(setup, network, device, pipeline, folder, tensorboard)
+    return HeldOutWork(device, validation, sampler, folder.path)
+
+
+def make_sampler(
+    setup: TrainingSetup,
+    network: keras.Model,
+    device: str,
+    pipeline: Pipeline,
+    folder: RunFolder,
+    tensorboard: TensorBoard,
+) -> Sampler | None:
+    """Return the sampler of the first held-out batch, if the run writes samples."""
+    config, held_out = setup.config, setup.corpora.held_out
+    if held_out is None or not config.run.sample_every:
+        return None
+    with (setup.sample_pipeline() or pipeline).open_feed(Position(), epochs=1) as feed:
+        (first,) = next(feed)
+    (batch,) = compile_hand_over(network.BATCH_FIELDS, [device])([first.features])
+    rows, manifest = first.planned.rows, held_out.manifest
+    columns = ([column[row] for row in rows] for column in (manifest.ids, manifest.texts, manifest.paths))
+    with tf.device(device):
+        return task_of(config).sampler(
+            config,
+            setup.corpora.vocabulary,
+            network,
+            Examples(batch, *columns),
+            folder.samples,
+            tensorboard,
+            lambda: load_vocoder(select_vocoder(folder.path, setup.metadata), device),
+        )

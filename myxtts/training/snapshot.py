@@ -1,0 +1,54 @@
+"""A second network on another device, which gets the weights of a state between two steps."""
+
+from pathlib import Path
+
+import keras
+import tensorflow as tf
+
+from myxtts.models.loss_groups import NETWORK, loss_groups_of
+from myxtts.placement.audit import require_device
+from myxtts.training.checkpoint import restore_variables
+from myxtts.training.checkpoint_files import read_metadata
+from myxtts.training.select_checkpoint import weights_file
+from myxtts.training.state import TrainingState
+
+
+class Snapshot:
+    """The network of a state on another device, with the weights that inference uses: the averages, if there are any.
+
+    Args:
+        network: built on the device as the model of the state was. The copy is traced here, on the main thread.
+        state: whose weights are copied, from the first replica.
+        device: of the network.
+
+    Attributes:
+        network: with the weights of the newest snapshot.
+
+    Raises:
+        PlacementError: a variable of the network is on another device.
+    """
+
+    def __init__(self, network: keras.Model, state: TrainingState, device: str):
+        variables = {v.path: v.value for v in loss_groups_of(network)[NETWORK].variables}
+        sources = state.inference_variables()
+        if variables.keys() != sources.keys():
+            raise RuntimeError(f"the snapshot has other variables: {sorted(variables.keys() ^ sources.keys())[:3]}")
+        require_device(device, variables.items())
+        self.network, self._variables = network, variables
+
+        def copy() -> None:
+            for name, variable in variables.items():
+                with tf.device(sources[name].device):
+                    weights = sources[name].read_value()
+                with tf.device(device):
+                    variable.assign(weights)
+
+        self._copy = tf.function(copy).get_concrete_function()
+
+    def take(self) -> None:
+        """Copy the weights as they are after the last step that was queued: from device to device, in one call."""
+        self._copy()
+
+    def load(self, checkpoint: Path) -> None:
+        """Set the weights from a checkpoint; raises CheckpointError if it is damaged."""
+        restore_variables(weights_file(checkpoint, read_metadata(checkpoint)), self._variables)

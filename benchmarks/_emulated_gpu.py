@@ -16,6 +16,7 @@ no inputs, and receiving a tensor is one.
 
 import logging
 import math
+import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -32,7 +33,9 @@ from myxtts.observe.advice import LongWait
 from myxtts.observe.report import console_line
 from myxtts.training import loop
 from myxtts.training.checkpoint import save_nothing
-from myxtts.training.hooks import Report
+from myxtts.training.hooks import Observe, Report, StepEnd
+from myxtts.training.observation import Observation, without
+from myxtts.training.observer import NoObserver, Observer
 from myxtts.training.stop_request import StopRequest
 
 KERNELS = 20  # of a step and of a batch; real ones have hundreds to thousands
@@ -102,16 +105,36 @@ class Workload:
         return max(producer_s, transfers_s, self.step_s + self.all_reduce_s)
 
 
+@dataclass(frozen=True)
+class HeldOut:
+    """Validations of an emulated run. Times in seconds.
+
+    Attributes:
+        every: steps between two validations.
+        batches: of a validation.
+        batch_s: to make a batch and to compute its losses; launching takes 20 % of it.
+        copy_s: of the snapshot, from the model device.
+        place: of the observer: "data" or "other" device; "model" pauses the training.
+    """
+
+    every: int
+    batches: int
+    batch_s: float
+    copy_s: float
+    place: str
+
+
 class Outcome(NamedTuple):
     """Figures of a run without its first step.
 
     Attributes:
-        step_s: mean seconds of a step of all replicas.
+        step_s: mean seconds of a step of all replicas, without pauses.
         wait_share: as the run reports it.
         idle_share: fraction of the time in which the model devices compute nothing.
         bottleneck: of the whole run.
         lines: of the console.
         advice: warnings.
+        pause_share: of the time from the first to the last step; what comes after the last one is left out.
     """
 
     step_s: float
@@ -120,6 +143,7 @@ class Outcome(NamedTuple):
     bottleneck: str
     lines: list[str]
     advice: list[str]
+    pause_share: float = 0.0
 
 
 class VirtualTime:
@@ -215,6 +239,18 @@ class VirtualQueue(HoldingQueue):
         return super().hold()
 
 
+class ObserverQueue(queue.Queue):
+    """A queue between the loop and the observer, whose threads wait in virtual time until it is stopped."""
+
+    def __init__(self, maxsize: int, time: VirtualTime):
+        super().__init__(maxsize)
+        self._time = time
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        self._time.wait(lambda: not self.empty())
+        return super().get()
+
+
 class Gpu:
     """The streams of a device."""
 
@@ -267,8 +303,8 @@ class Machine(NamedTuple):
     models: Sequence[Gpu]
 
     @classmethod
-    def of(cls, workload: Workload) -> "Machine":
-        time = VirtualTime(threads=1 + workload.producers)
+    def of(cls, workload: Workload, further_threads: int = 0) -> "Machine":
+        time = VirtualTime(threads=1 + workload.producers + further_threads)
         data, models = ([Gpu(time) for _ in range(count)] for count in (workload.producers, workload.replicas))
         return cls(workload, time, data, data if workload.is_single else models)
 
@@ -342,7 +378,7 @@ class EmulatedState:
     """The part of a TrainingState that the loop uses; reading it waits for the device."""
 
     def __init__(self, model: Gpu):
-        self.step, self._model = 0, model
+        self.step, self._model, self.observing = 0, model, ()
         self.bad_step = SimpleNamespace(numpy=self._read_zero)
 
     def _read_zero(self) -> int:
@@ -353,22 +389,69 @@ class EmulatedState:
         self.step += 1
 
 
-def train(workload: Workload, steps: int = 400) -> Outcome:
+class Validations:
+    """The validations of an emulated run: a hook of the loop, and an observer if they run beside the training."""
+
+    pause_kind = "validation"
+
+    def __init__(self, held_out: HeldOut, machine: Machine, state: EmulatedState):
+        self._held_out, self._machine, self._state = held_out, machine, state
+        model, time = machine.models[0], machine.time
+        self._device = {"model": model, "data": machine.data[0], "other": Gpu(time)}[held_out.place]
+        self.observer, self.hook = NoObserver(), self
+        if held_out.place != "model":
+            with mock.patch("myxtts.training.observer.Queue", lambda depth: ObserverQueue(depth, time)):
+                self.observer = Observer(self._observe, self._record, now=time.now, sleep=time.sleep)
+            self.hook = Observe(held_out.every, 0, self.observer, self, lambda step: None)
+
+    def is_due(self, end: StepEnd) -> bool:
+        return end.is_due(self._held_out.every)
+
+    def __call__(self, end: StepEnd) -> None:
+        self._observe(None, lambda: None)
+
+    def take(self) -> None:
+        """Copy the weights to the observer's device."""
+        self._machine.time.sleep_until(self._machine.models[0].send(self._device, self._held_out.copy_s))
+
+    def _observe(self, _: Observation | None, pace: Callable[[], None]) -> dict[str, float]:
+        seconds, launch_s = self._held_out.batch_s, 0.2 * self._held_out.batch_s
+        for _ in range(self._held_out.batches):
+            pace()
+            self._device.launch(seconds, launch_s)
+            self._machine.time.sleep(launch_s)
+            self._device.synchronize()
+        return {}
+
+    def _record(self, observation: Observation, losses: dict[str, float]) -> None:
+        self._state.observing = without(self._state.observing, observation.step)
+
+
+def train(workload: Workload, steps: int = 400, held_out: HeldOut | None = None) -> Outcome:
     """Train with the project's loop."""
-    machine = Machine.of(workload)
-    clock, lines, advice = Clock(machine.time.now, workload.producers), [], Advice()
-    reporter = SimpleNamespace(write=lambda step, metrics: lines.append(console_line(step, metrics)))
+    machine = Machine.of(workload, further_threads=int(held_out is not None and held_out.place != "model"))
+    clock, reports, advice = Clock(machine.time.now, workload.producers), [], Advice()
+    reporter = SimpleNamespace(write=lambda step, metrics: reports.append((step, metrics)))
     hooks = [Report(reporter, LongWait(0, DataConfig(), workload.is_single, devices=2))]
     schedule = loop.Schedule(steps, LOG_EVERY, 0, lambda step: 1.0, lambda step: 0.9)
     state, step = EmulatedState(machine.models[0]), EmulatedStep(machine)
+    observer = NoObserver()
     with ExitStack() as stack:
+        if held_out is not None:
+            validations = Validations(held_out, machine, state)
+            observer, hooks = validations.observer, [validations.hook, *hooks]
+            stack.enter_context(observer)  # closed after the virtual time is stopped
         feed = open_feed(stack, machine, [machine.produced(data) for data in machine.data])
+        if held_out is not None and held_out.place == "data":
+            observer.watch(feed)
         stack.enter_context(advice)
-        loop.train(state, step, feed, schedule, hooks, save_nothing, clock, StopRequest())
+        loop.train(state, step, feed, schedule, hooks, save_nothing, clock, StopRequest(), observer)
         total = clock.total()
         idle_share = machine.idle_share(total.busy_s)
-    step_s = total.busy_s / total.steps
-    return Outcome(step_s, total.wait_share, idle_share, total.bottleneck, lines, advice.messages)
+    lines = [console_line(step, metrics) for step, metrics in reports]
+    pause_s, step_s = (sum(metrics[name] for _, metrics in reports) for name in ("pause_s", "step_s"))
+    shares = total.wait_share, idle_share, total.bottleneck
+    return Outcome(total.busy_s / total.steps, *shares, lines, advice.messages, pause_s / (pause_s + step_s))
 
 
 def open_feed(stack: ExitStack, machine: Machine, producers: Sequence[Iterator[tuple]]) -> ReplicaFeed:

@@ -8,7 +8,7 @@ import unittest
 from dataclasses import replace
 from functools import cache
 
-from benchmarks._emulated_gpu import Gpu, Outcome, VirtualTime, Workload, train, train_as_formerly
+from benchmarks._emulated_gpu import Gpu, HeldOut, Outcome, VirtualTime, Workload, train, train_as_formerly
 
 C_MS = 100.0
 STEPS = 250  # LongWait warns after 200
@@ -90,6 +90,28 @@ class HandOverTest(unittest.TestCase):
         self.assertGreater(run.wait_share, 0.7)
         three = train_as_formerly(Workload.of_ms(30.0, C_MS, 0.0, replicas=3), STEPS)
         self.assertGreater(three.step_s, 1.5 * C_MS / 1e3)  # C + 2 P
+
+
+class ObserverTest(unittest.TestCase):
+    """Every 100 steps a snapshot is copied in 10 ms, and validated on the data device in 20 batches of 40 ms."""
+
+    def validated(self, produce_ms: float, place: str) -> Outcome:
+        return train(Workload.of_ms(produce_ms, C_MS, 5.0), STEPS, HeldOut(100, 20, 0.04, 0.01, place))
+
+    def test_a_step_takes_as_long_as_without_an_observer_and_no_batch_is_late(self):
+        for place in ("data", "other"):
+            run, without = self.validated(30.0, place), outcome(30.0, 5.0)
+            self.assertLessEqual(run.step_s, 1.01 * without.step_s)
+            self.assertLessEqual(run.wait_share, 0.01)
+            self.assertLessEqual(run.pause_share, 0.005)
+        self.assertGreater(self.validated(30.0, "model").pause_share, 0.05)
+
+    def test_producers_without_time_to_spare_go_first(self):
+        """The observer gets no time, so training waits for it when it is due again, but never for a batch."""
+        run = self.validated(98.0, "data")
+        self.assertLessEqual(run.wait_share, 0.01)
+        self.assertLessEqual(run.step_s, 1.02 * C_MS / 1e3)
+        self.assertGreater(run.pause_share, 0.02)
 
 
 class GpuTest(unittest.TestCase):

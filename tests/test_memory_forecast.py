@@ -22,13 +22,13 @@ GPUS = (Route("/GPU:0", "/GPU:1"),)
 CPUS = (Route("/CPU:0", "/CPU:1"), Route("/CPU:0", "/CPU:2"))
 
 
-def forecast(routes, parameters=1000, teacher_parameters=0, load_teacher=None, **sections):
+def forecast(routes, parameters=1000, teacher_parameters=0, load_teacher=None, observer="", **sections):
     plan = Plan(
         np.full(8, SAMPLES, np.int32), np.full(8, TOKENS), np.zeros(8, int), bounds=[SAMPLES], batch_size=ROWS, seed=0
     )
     config = Config(**sections)
     extractor = task_of(config).extractor(config, True, load_teacher)
-    return forecast_memory(config, plan, routes, parameters, extractor, teacher_parameters)
+    return forecast_memory(config, plan, routes, parameters, extractor, teacher_parameters, observer)
 
 
 class Parts(unittest.TestCase):
@@ -63,6 +63,16 @@ class Parts(unittest.TestCase):
         routes = (Route("/CPU:0", "/CPU:2", ("/CPU:1",)),)
         taught = forecast(routes, teacher_parameters=2**20, load_teacher=str, model=model).parts_mib
         self.assertEqual(taught["for the teacher"], 8.0)
+
+    def test_an_observer_has_a_snapshot_and_buffers_of_its_own(self):
+        beside, without = (forecast(CPUS[:1], 2**20, observer=observer) for observer in ("/CPU:0", ""))
+        self.assertIn("for 23 batches of audio", beside.parts_mib)  # 13 + 2 workers and 8 buffered
+        self.assertEqual(beside.parts_mib["for the observer"], beside.observer_mib)
+        self.assertGreater(beside.observer_mib, 4.0 + without.parts_mib["to make a batch"])
+        on_gpu = forecast(GPUS, 2**20, observer="/GPU:0")
+        self.assertEqual(set(on_gpu.parts_mib), {"for 20 batches of audio", "to write a checkpoint"})
+        self.assertEqual(on_gpu.observer_mib, beside.observer_mib)
+        self.assertEqual(without.observer_mib, 0.0)
 
     def test_gradients_and_their_sums_grow_with_the_model(self):
         def growth(accumulation):

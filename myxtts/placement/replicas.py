@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -121,15 +121,16 @@ def has_equal_terms(sums: np.ndarray, count: int) -> bool:
     return all(int(total) ** 2 == count * int(squares) for total, squares in sums.T)
 
 
-def make_replicas(routes: tuple[Route, ...]) -> Replicas:
-    """Return the replicas of a single process, on configured devices."""
+def make_replicas(routes: tuple[Route, ...], observer: str = "") -> Replicas:
+    """Return the replicas of a single process, on configured devices; see `Replicas` for the observer."""
     models = [route.model for route in routes]
     if len(models) == 1:
-        return Replicas(tf.distribute.OneDeviceStrategy(*models), routes)
+        return Replicas(tf.distribute.OneDeviceStrategy(*models), routes, observer=observer)
     # NCCL between GPUs. Simulated GPUs share host memory: TensorFlow's collectives would be no faster there, and would
     # allow only one strategy per process, as all strategies number their collectives from the same start.
     cross_device_ops = None if models[0].startswith("/GPU") else tf.distribute.ReductionToOneDevice()
-    return Replicas(tf.distribute.MirroredStrategy(models, cross_device_ops=cross_device_ops), routes)
+    strategy = tf.distribute.MirroredStrategy(models, cross_device_ops=cross_device_ops)
+    return Replicas(strategy, routes, observer=observer)
 
 
 @contextmanager
@@ -148,7 +149,7 @@ def open_replicas(
         WorkerLost: another worker died.
     """
     if cluster is None:
-        yield replace(make_replicas(placement.routes), observer=placement.observer)
+        yield make_replicas(placement.routes, placement.observer)
         return
     models = [route.model for route in placement.routes]
     check_worker_devices(placement, models)

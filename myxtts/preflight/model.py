@@ -80,7 +80,7 @@ def check_model(
     """Set up a run and train on the heaviest batches; returns the trial."""
     initial_mib = process_peak_mib()
     plan = corpora.training.plan
-    setup = set_up(config, start, make_replicas(placement.routes), corpora)
+    setup = set_up(config, start, make_replicas(placement.routes, placement.observer), corpora)
     state = setup.state
     yield check_variables(state, config.model.model_size)
     yield check_outputs(state)
@@ -107,7 +107,7 @@ def check_model(
         shape = f"{count} x {rows} utterances of up to {samples / SAMPLE_RATE_HZ:.1f} s{texts}{segments_of(config)}"
         yield check_update(state, result, magnitudes, shape)
     if placement.on_gpu:
-        yield from check_gpu_memory(placement)
+        yield from check_gpu_memory(placement, setup.memory)
     else:
         yield check_process_memory(initial_mib, built_mib, setup.memory)
     return Trial(setup, pipeline, step, result.last_s, result.handed)
@@ -248,17 +248,19 @@ def device_roles(placement: Placement) -> dict[str, str]:
     return {device: " and ".join(dict.fromkeys(device_roles)) for device, device_roles in roles.items()}
 
 
-def check_gpu_memory(placement: Placement) -> Iterator[Check]:
-    """Check the peak of the memory in use on each device during the heaviest steps."""
+def check_gpu_memory(placement: Placement, forecast: MemoryForecast) -> Iterator[Check]:
+    """Check the peak of the memory in use on each device during the heaviest steps, and the observer's beside it."""
     for device, role in device_roles(placement).items():
         peak_mib = tf.config.experimental.get_memory_info(device[1:])["peak"] / 2**20
         limit_mib = device_memory_mib(device)
-        headroom_mib = limit_mib - peak_mib
+        observer_mib = forecast.observer_mib if device == placement.observer else 0.0
+        headroom_mib = limit_mib - peak_mib - observer_mib
+        beside = f" and about {observer_mib:,.0f} MiB for the observer" if observer_mib else ""
         yield recommended(
             headroom_mib > HEADROOM * limit_mib,
             f"memory of {device} ({role})",
             f"at least {100 * HEADROOM:.0f} % of {limit_mib:,.0f} MiB is free",
-            f"peak {peak_mib:,.0f} MiB, {headroom_mib:,.0f} MiB free",
+            f"peak {peak_mib:,.0f} MiB{beside}, {headroom_mib:,.0f} MiB free",
             "Lower --batch-size or --max-seconds, or add --gradient-checkpointing.",
         )
 

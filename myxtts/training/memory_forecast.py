@@ -13,6 +13,7 @@ from myxtts.data.pipeline import reference_samples_of
 from myxtts.errors import ConfigError
 from myxtts.placement.host_memory import available_memory_mib
 from myxtts.placement.routes import Route
+from myxtts.tasks.base import KEPT_ARRAYS
 from myxtts.tasks.registry import task_of
 
 # Bytes to make the features of a second of audio: frames and spectra of log-mel in float64, and F0. Measured: 218 MiB
@@ -26,11 +27,14 @@ class MemoryForecast(NamedTuple):
     Attributes:
         parts_mib: by purpose.
         rows, seconds: of the largest batch, with padding.
+        observer_mib: what the observer takes on its own device: snapshot, held-out batch and its features, and a lower
+            estimate of the activations. One of the parts if that device is on the host.
     """
 
     parts_mib: dict[str, float]
     rows: int
     seconds: float
+    observer_mib: float = 0.0
 
     @property
     def total_mib(self) -> float:
@@ -48,17 +52,19 @@ def forecast_memory(
     parameters: int,
     extractor: FeatureExtractor,
     teacher_parameters: int = 0,
+    observer: str = "",
 ) -> MemoryForecast:
     """Forecast the host memory of training. Devices on the CPU, simulated GPUs included, take theirs from the host.
 
     The forecast is for the largest batch, and leaves out what is small or short: read files, the corpus in the cache,
-    which is mapped, and validation.
+    which is mapped, and validation between two steps.
 
     Args:
         routes: of this process.
         parameters: trained weights of the model.
         extractor: of training.
         teacher_parameters: weights of the network that runs on each data device.
+        observer: device that validates beside the training, on batches that are at most as large; empty without one.
     """
     data, task = config.data, task_of(config)
     sizes = [
@@ -76,6 +82,13 @@ def forecast_memory(
     models = [route for route in routes if "CPU:" in route.model]
     on_host = [device for device in data_devices if "CPU:" in device]
     audio = len(data_devices) * (data.num_workers + data.buffer_size) + len(on_host) * data.prefetch_buffer_size
+    making, activations = audio_s * PRODUCE_BYTES, max(task.activation_bytes(config, size) for size in sizes)
+    observing = 0.0
+    if observer:
+        audio += data.num_workers + data.buffer_size
+        observing = 4 * parameters + making + activations / KEPT_ARRAYS
+        observing += data.prefetch_buffer_size * batch_bytes(extractor.inputs, largest)
+        observing += batch_bytes(extractor.features, largest)
     # Ready and being made at each producer; taken by the step, and the first one of the next step. Copies on the CPU
     # share their memory.
     taken = len(models) * (config.training.gradient_accumulation + 1)
@@ -83,16 +96,17 @@ def forecast_memory(
     gradients = 1 + (config.training.gradient_accumulation > 1)
     parts = {
         f"for {audio} batches of audio": audio * batch_bytes(extractor.inputs, largest),
-        "to make a batch": len(on_host) * audio_s * PRODUCE_BYTES,
+        "to make a batch": len(on_host) * making,
         "for the teacher": len(on_host) * 4 * teacher_parameters,
         f"for {features} batches of features": features * batch_bytes(extractor.features, largest),
-        "for the step": len(models)
-        * (gradients * 4 * parameters + max(task.activation_bytes(config, size) for size in sizes)),
+        "for the step": len(models) * (gradients * 4 * parameters + activations),
+        "for the observer": observing if "CPU:" in observer else 0.0,
         # Weights, the two moments of AdamW, and averages.
         "to write a checkpoint": 4 * parameters * (3 + bool(config.training.ema_decay)),
     }
     parts_mib = {name: size / 2**20 for name, size in parts.items() if size}
-    return MemoryForecast(parts_mib, largest["batch"], largest["samples"] / SAMPLE_RATE_HZ)
+    seconds = largest["samples"] / SAMPLE_RATE_HZ
+    return MemoryForecast(parts_mib, largest["batch"], seconds, observing / 2**20)
 
 
 def check_memory(forecast: MemoryForecast) -> None:

@@ -68,7 +68,13 @@ class Result(NamedTuple):
 
 
 class NoObserver:
-    """Stands in for `Observer` where nothing runs beside the training."""
+    """Stands in for `Observer` where nothing runs beside the training; a context manager."""
+
+    def __enter__(self) -> "NoObserver":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def watch(self, feed: FullFeed) -> None:
         """Do nothing."""
@@ -117,9 +123,6 @@ class Observer(NoObserver):
     def __enter__(self) -> "Observer":
         self._thread.start()
         return self
-
-    def __exit__(self, *_) -> None:
-        self.close()
 
     def close(self) -> None:
         """Abandon the observation that is running after its batch, and end the thread."""

@@ -235,7 +235,9 @@ def set_up(config: Config, start: Start, replicas: Replicas, corpora: RunCorpora
     load_teacher = teacher_loader(start.teacher, config, typical_sizes(plan))
     extractor = task_of(config).extractor(config, training=True, load_teacher=load_teacher)
     frozen = start.teacher.parameters if start.teacher else 0
-    memory = forecast_memory(config, plan, replicas.routes, parameter_count(state.model), extractor, frozen)
+    parameters, routes = parameter_count(state.model), replicas.routes
+    observer = replicas.observer if config.run.validate_every or config.run.sample_every else ""
+    memory = forecast_memory(config, plan, routes, parameters, extractor, frozen, observer)
     check_memory(memory)
     digest = start.digest or digest_of(dict(state.arrays("model")))
     metadata = run_metadata(config, corpora.training, corpora.vocabulary, start.ancestor, digest, start.teacher)

@@ -12,12 +12,12 @@ from tests import two_devices  # noqa: F401 - before TensorFlow starts
 import numpy as np
 
 from myxtts.commands.train import parse
-from myxtts.config.schema import Config, PlacementConfig, TrainingConfig
+from myxtts.config.schema import Config, PlacementConfig, RunConfig, TrainingConfig
 from myxtts.distributed.cluster import Cluster
 from myxtts.errors import DataError, PlacementError
 from myxtts.placement.routes import plan_routes
 from myxtts.planner import auto
-from myxtts.planner.auto import choose_placement, measure_in_subprocess, rank_placements
+from myxtts.planner.auto import choose_placement, measure_in_subprocess, observe_per_step_s, rank_placements
 from myxtts.planner.stage_times import StageProfile, StageTimes
 from myxtts.profiling.isolated_stages import measure_stage_times
 from tests.tiny import Workspace, toy_models
@@ -71,6 +71,13 @@ class RankPlacementsTest(unittest.TestCase):
         self.assertEqual(best.candidate.flags, "--data-gpus 0 1 --model-gpu 2")
         self.assertAlmostEqual(best.batches_per_s, 1 / 0.020, delta=0.2)
         self.assertNotIn("producers", self.best(1, 10, 2, 20, 4, gpus=3).candidate.name)
+
+    def test_validation_takes_time_of_the_data_device_in_dual_placement_only(self):
+        measured, run = profile(1, 10, 2, 22, 11)._replace(held_out_batches=15), RunConfig(validate_every=100)
+        self.assertAlmostEqual(observe_per_step_s(measured, Config(run=run)), 0.15 * (0.010 + 0.022 / 3))
+        self.assertEqual(rank_placements(measured, 2, Config())[0].candidate.name, "replicated")
+        validated = rank_placements(measured, 2, Config(run=run))[0]
+        self.assertEqual((validated.candidate.name, validated.bound_s), ("dual", 0.022))
 
     def test_xla_allows_one_replica_only(self):
         ranked = rank_placements(profile(1, 5, 2, 22), 4, Config(training=TrainingConfig(compile="xla")))

@@ -262,6 +262,18 @@ class PlannerTest(unittest.TestCase):
         formulas = {p.candidate.name: p.formula for p in predict_all(candidate_placements(4), stages(4, 1))}
         self.assertEqual(formulas["dual, 3 producers"], "max(P / 3, C) = max(1333, 1000) = 1333 ms")
 
+    def test_the_observer_takes_time_of_the_data_device_and_validation_between_steps_of_the_model_device(self):
+        ranked = predict_all(candidate_placements(2), StageTimes.constant(400, 0.0, 0.02, 0.002, 0.03), observe_s=0.009)
+        formulas = {prediction.candidate.name: prediction.formula for prediction in ranked}
+        self.assertEqual(formulas["dual"], "max(P + V, T, C) = max(29, 2, 30) = 30 ms")
+        self.assertEqual(formulas["single"], "P + C + V = 59 ms")
+        self.assertEqual(formulas["replicated"], "(P + C + V) / 2 = 59 / 2 = 29.5 ms")
+        for prediction in ranked:
+            if prediction.candidate.name in ("dual", "single", "replicated"):
+                self.assertAlmostEqual(prediction.efficiency, 1.0, delta=0.02)
+        third = analytic_bound(DUAL, {"read": 0.0, "produce": 0.02, "transfer": 0.0, "step": 0.03}, 2, 0.0, 0.04, "2")
+        self.assertEqual(third[0], "max(P, C, V) = max(20, 30, 40) = 40 ms")
+
     def test_tie_on_equally_many_gpus_goes_to_the_smaller_step(self):
         # P = C and A = 0: except for filling the queues, both take 1 s per batch.
         ranked = predict_all(candidate_placements(2), StageTimes.constant(4000, 0.0, 1, 0.0, 1))

@@ -51,6 +51,12 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
         default=0.0,
         help="A: all-reduce of two replicas; k replicas take 2 (k - 1) / k times as long",
     )
+    parser.add_argument(
+        "--observe-ms",
+        type=milliseconds,
+        default=0.0,
+        help="V: validation and samples in a step, on the data device where it does not train",
+    )
     parser.add_argument("--memory-mib", type=mib, nargs="+", help="memory of each GPU, or one number for all")
     parser.add_argument("--produce-memory-mib", type=mib, default=0.0, help="memory needed to make batches")
     parser.add_argument("--replica-memory-mib", type=mib, default=0.0, help="memory needed to train a replica")
@@ -74,12 +80,18 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     num_workers = options.num_workers or profile.num_workers or QueueDepths().workers
     depths = QueueDepths.from_settings(options.prefetch_buffer_size, options.buffer_size, num_workers)
     placements = candidate_placements(options.gpus, memory_of(options))
-    ranked = predict_all(placements, sample_stage_times(costs, BATCHES), depths, options.all_reduce_ms / 1e3)
+    times, all_reduce_s, observe_s = (
+        sample_stage_times(costs, BATCHES),
+        options.all_reduce_ms / 1e3,
+        options.observe_ms / 1e3,
+    )
+    ranked = predict_all(placements, times, depths, all_reduce_s, observe_s)
     print("\n".join(format_table(ranked, placements)))
     if options.json_file:
         figures = {
             "stages": {name: cost._asdict() for name, cost in costs.items()},
-            "all_reduce_s": options.all_reduce_ms / 1e3,
+            "all_reduce_s": all_reduce_s,
+            "observe_s": observe_s,
             "depths": asdict(depths),
             "placements": [figures_of(prediction) for prediction in ranked],
             "left_out": [

@@ -21,6 +21,7 @@ from myxtts.training.run_folder import RunFolder
 
 MEASURED_STEPS = 40  # some seconds with a large model
 SIMULATED_STEPS = 1000  # filling the queues is at most 1 % of them
+FORWARD = 1 / 3  # of a training step; the gradient takes about twice as long as the losses
 
 MeasureStages = Callable[[Config, int], StageProfile]  # (settings, steps) -> profile; a function of a module
 
@@ -101,7 +102,7 @@ def rank_placements(profile: StageProfile, gpus: int, config: Config) -> list[Pr
     times = profile.per_reader(data.num_workers)
     depths = QueueDepths.from_settings(data.prefetch_buffer_size, data.buffer_size, data.num_workers)
     max_replicas = 1 if config.training.compile == "xla" else gpus
-    all_reduce_s = all_reduce_per_batch_s(profile, config)
+    all_reduce_s, observe_s = all_reduce_per_batch_s(profile, config), observe_per_step_s(profile, config)
     allowed = [candidate for candidate in candidate_placements(gpus) if candidate.replicas <= max_replicas]
     return rank(
         predict(
@@ -109,6 +110,7 @@ def rank_placements(profile: StageProfile, gpus: int, config: Config) -> list[Pr
             resample_steps(times, profile.bucket, candidate.replicas, SIMULATED_STEPS),
             depths,
             all_reduce_s,
+            observe_s,
         )
         for candidate in without_idle_producers(allowed, times.mean_s(), depths, all_reduce_s)
     )
@@ -119,13 +121,22 @@ def all_reduce_per_batch_s(profile: StageProfile, config: Config) -> float:
     return profile.all_reduce_s / config.training.gradient_accumulation
 
 
+def observe_per_step_s(profile: StageProfile, config: Config) -> float:
+    """Return the seconds of validation in each step, from producing and a share of the step; samples are left out."""
+    if not config.run.validate_every:
+        return 0.0
+    mean_s = profile.times.mean_s()
+    return profile.held_out_batches * (mean_s["produce"] + FORWARD * mean_s["step"]) / config.run.validate_every
+
+
 def format_means(profile: StageProfile, config: Config) -> str:
     """Return the measured means, under the letters of the table."""
     times = profile.per_reader(config.data.num_workers)
     mean_s = {letter: times[stage].mean() for letter, stage in zip("RPTC", STAGES, strict=True)}
     mean_s["A"] = all_reduce_per_batch_s(profile, config)
     figures = ", ".join(f"{letter} {1e3 * seconds:.4g}" for letter, seconds in mean_s.items())
-    return f"milliseconds per batch: {figures} (all-reduce of two replicas)"
+    observe_ms = 1e3 * observe_per_step_s(profile, config)
+    return f"milliseconds per batch: {figures} (all-reduce of two replicas), V {observe_ms:.4g} (validation, in a step)"
 
 
 def measure_in_subprocess(measure: MeasureStages, config: Config) -> StageProfile:

@@ -105,16 +105,18 @@ def predict_all(
     times: StageTimes,
     depths: QueueDepths = DEFAULT_DEPTHS,
     all_reduce_s: float = 0.0,
+    observe_s: float = 0.0,
 ) -> list[Prediction]:
     """Return a prediction for each placement that fits the memory, in the order of `rank`.
 
     Args:
         times: the same sequence of batches for all placements.
         all_reduce_s: between two replicas; see `ring_all_reduce_s`.
+        observe_s: of validation and samples, in a step of all replicas.
     """
     fitting = [candidate for candidate in candidates if not candidate.memory_shortage]
     useful = without_idle_producers(fitting, times.mean_s(), depths, all_reduce_s)
-    return rank(predict(candidate, times, depths, all_reduce_s) for candidate in useful)
+    return rank(predict(candidate, times, depths, all_reduce_s, observe_s) for candidate in useful)
 
 
 def without_idle_producers(
@@ -150,11 +152,32 @@ def rank(predictions: Iterable[Prediction]) -> list[Prediction]:
 
 
 def predict(
-    candidate: Candidate, times: StageTimes, depths: QueueDepths = DEFAULT_DEPTHS, all_reduce_s: float = 0.0
+    candidate: Candidate,
+    times: StageTimes,
+    depths: QueueDepths = DEFAULT_DEPTHS,
+    all_reduce_s: float = 0.0,
+    observe_s: float = 0.0,
 ) -> Prediction:
-    reduce_s = ring_all_reduce_s(all_reduce_s, candidate.replicas)
-    formula, bound_s = analytic_bound(candidate.routes, times.mean_s(), depths.workers, reduce_s)
-    return Prediction(candidate, formula, bound_s, simulate(candidate.routes, times, depths, reduce_s))
+    """Predict the throughput of a placement; see `predict_all` for the arguments."""
+    reduce_s, observer = ring_all_reduce_s(all_reduce_s, candidate.replicas), candidate.placement.observer
+    formula, bound_s = analytic_bound(candidate.routes, times.mean_s(), depths.workers, reduce_s, observe_s, observer)
+    observed = with_observation(times, candidate, observe_s)
+    return Prediction(candidate, formula, bound_s, simulate(candidate.routes, observed, depths, reduce_s))
+
+
+def with_observation(times: StageTimes, candidate: Candidate, observe_s: float) -> StageTimes:
+    """Return the times with those of validation and samples, spread evenly over the batches of their device.
+
+    Several data devices that take turns share them here, although the first one observes.
+
+    Args:
+        observe_s: in a step of all replicas.
+    """
+    if not candidate.placement.observer:
+        return replace(times, step_s=times.step_s + observe_s)
+    if candidate.placement.observer not in candidate.routes[0].data_devices:
+        return times
+    return replace(times, produce_s=times.produce_s + observe_s / candidate.replicas)
 
 
 def candidate_placements(gpus: int, memory: MemoryBudget | None = None) -> list[Candidate]:

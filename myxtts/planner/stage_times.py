@@ -185,11 +185,13 @@ class StageProfile(NamedTuple):
         times: of each stage in isolation; `read_s` is the time between two batches from all workers together.
         bucket: int [batches], the bucket of each batch.
         all_reduce_s: of a step's gradients between two replicas.
+        held_out_batches: of a validation.
     """
 
     times: StageTimes
     bucket: np.ndarray
     all_reduce_s: float
+    held_out_batches: int = 0
 
     def per_reader(self, num_workers: int) -> StageTimes:
         """Return the stage times with the mean time that one of `num_workers` readers takes for a batch."""

@@ -38,7 +38,9 @@ def measure_stage_times(config: Config, steps: int) -> StageProfile:
         pipeline = run.setup.training_pipeline(synchronize=run.setup.between_devices)
         window = measurement_window(pipeline, steps)
         times, _ = measure_isolated(run, pipeline, window)
-        return StageProfile(times, window.measured_buckets, measure_all_reduce(run))
+        held_out = run.setup.corpora.held_out
+        held_out_batches = held_out.plan.steps_per_epoch if held_out else 0
+        return StageProfile(times, window.measured_buckets, measure_all_reduce(run), held_out_batches)
 
 
 def measure_isolated(

@@ -1,5 +1,6 @@
 """Where the time of a run goes: steps, waits for batches, pauses, and the producer's time for the same batches."""
 
+import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -9,6 +10,9 @@ from typing import NamedTuple
 FIRST_STEP = "first step"  # the pause in which the step is traced; it does not recur, so no rate includes it
 NO_WAIT = 0.05  # below this wait share, batches come as fast as the model takes them
 STARVED = 0.2  # of the producer's time; taking a batch that is ready costs up to a tenth of it on small batches
+MODEL = "model"  # lane of the spans of the main thread
+SHORTEST_SPAN_S = 1e-4  # shorter waits, and what the main thread does between steps, are not recorded
+KEPT_SPANS = 2048  # some hundred steps
 
 
 class Times(NamedTuple):
@@ -28,6 +32,44 @@ class Times(NamedTuple):
     read_s: float
     produced_s: float
     producer: str = ""
+
+
+class Span(NamedTuple):
+    """What a thread did for a while, in seconds of `time.perf_counter`.
+
+    Attributes:
+        lane: `MODEL`, a data device, or another thread such as `observer`.
+        kind: `step`, `wait` or the kind of a pause; of a data device `read` (its producer waited for samples),
+            `produce`, and `feed` (the batch lay ready until the main thread took it).
+        number: of the batch among those of this process, from 1; of a step, that of its last batch.
+    """
+
+    lane: str
+    kind: str
+    start_s: float
+    end_s: float
+    number: int = 0
+
+
+class Timeline:
+    """The newest spans of a run; any thread may add some and read all.
+
+    Args:
+        size: number of spans that are kept.
+    """
+
+    def __init__(self, size: int = KEPT_SPANS):
+        self._spans: deque[Span] = deque(maxlen=size)
+        self._lock = threading.Lock()
+
+    def add(self, *spans: Span) -> None:
+        with self._lock:
+            self._spans.extend(spans)
+
+    def newest(self) -> list[Span]:
+        """Return the spans in the order in which they were added, which is that of their ends for each lane."""
+        with self._lock:
+            return list(self._spans)
 
 
 class Interval(NamedTuple):
@@ -103,13 +145,26 @@ class Clock:
     Args:
         now: returns seconds of the same clock as the producer's times.
         producers: that make the batches together, over which the producer's times are averaged.
+        replicas: of this process; each wait is for so many batches.
+        timeline: gets the spans of steps, waits, pauses and batches. The span of a step is what the main thread did
+            between waits and pauses, which are the times of the device as in the clock's figures.
 
     Attributes:
         pauses_s: seconds of all pauses so far, by kind.
     """
 
-    def __init__(self, now: Callable[[], float] = time.perf_counter, producers: int = 1):
-        self._now, self._producers = now, producers
+    def __init__(
+        self,
+        now: Callable[[], float] = time.perf_counter,
+        producers: int = 1,
+        replicas: int = 1,
+        timeline: Timeline | None = None,
+    ):
+        self._now, self._producers, self._replicas = now, producers, replicas
+        self._timeline = timeline or Timeline()
+        self._busy_since_s = now()
+        self._takes: deque[tuple[int, float]] = deque(maxlen=64)  # number and time of batches that no step has yet
+        self._taken = self._trained = 0
         self._last_s: dict[str, float] = {}  # when each producer finished its newest batch
         self._pauses: deque[tuple[float, float]] = deque(maxlen=64)  # usually more than a feed runs ahead
         self._reported = NOTHING
@@ -127,7 +182,11 @@ class Clock:
         """Count the scope as time in which the model device has nothing to do, for want of a batch."""
         start_s = self._now()
         yield
-        self._wait_s += self._now() - start_s
+        end_s = self._now()
+        self._wait_s += end_s - start_s
+        self._taken += 1
+        self._takes.append((self._taken, end_s))
+        self._record("wait", start_s, end_s)
 
     @contextmanager
     def pause(self, kind: str) -> Iterator[None]:
@@ -138,6 +197,16 @@ class Clock:
         self._pause_s += end_s - start_s
         self.pauses_s[kind] += end_s - start_s
         self._pauses.append((start_s, end_s))
+        self._record(kind, start_s, end_s)
+
+    def _record(self, kind: str, start_s: float, end_s: float) -> None:
+        """Add a wait or a pause to the timeline, and what the main thread did before as a part of the newest step."""
+        if end_s - start_s < SHORTEST_SPAN_S:
+            return
+        if start_s - self._busy_since_s >= SHORTEST_SPAN_S:
+            self._timeline.add(Span(MODEL, "step", self._busy_since_s, start_s, self._trained))
+        self._timeline.add(Span(MODEL, kind, start_s, end_s))
+        self._busy_since_s = end_s
 
     def finish_step(self, audio_s: float, padded_s: float, batches: Iterable[Times]) -> None:
         """Count a step.
@@ -146,7 +215,10 @@ class Clock:
             audio_s, padded_s: seconds of speech of its batches, without and with padding.
             batches: times of its batches, in order for each producer.
         """
-        share = 1.0 / self._producers
+        batches, share, end_s = list(batches), 1.0 / self._producers, self._now()
+        self._record_batches(batches)
+        self._timeline.add(Span(MODEL, "step", self._busy_since_s, end_s, self._trained))
+        self._busy_since_s = end_s
         self._steps += 1
         self._audio_s += audio_s
         self._padded_s += padded_s
@@ -156,6 +228,21 @@ class Clock:
             if times.producer in self._last_s:
                 self._blocked_s += share * self._unpaused(self._last_s[times.producer], times.began_s)
             self._last_s[times.producer] = times.produced_s
+
+    def _record_batches(self, batches: list[Times]) -> None:
+        """Add the batches of a step to the timeline, with the times at which the main thread took them."""
+        taken_s = 0.0
+        for index, times in enumerate(batches):
+            if index % self._replicas == 0:
+                if not self._takes:
+                    return  # batches that nobody waited for
+                self._trained, taken_s = self._takes.popleft()
+            lane, number = times.producer, self._trained
+            self._timeline.add(
+                Span(lane, "read", times.began_s, times.read_s, number),
+                Span(lane, "produce", times.read_s, times.produced_s, number),
+                Span(lane, "feed", times.produced_s, taken_s, number),
+            )
 
     def _unpaused(self, start_s: float, end_s: float) -> float:
         """Return the seconds between two moments, without pauses."""

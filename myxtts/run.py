@@ -6,15 +6,16 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from myxtts.clock import Clock
+from myxtts.clock import Clock, Timeline
 from myxtts.config.load import dump
 from myxtts.config.schema import Config
 from myxtts.distributed.cluster import find_cluster
 from myxtts.local_sgd.sync import WeightSync
 from myxtts.local_sgd.sync_folder import owes_sync
 from myxtts.observe.assessment import assess_run
-from myxtts.observe.html_report import write_report
+from myxtts.observe.html_report import RunReport
 from myxtts.observe.report import time_line
+from myxtts.observe.report_thread import ReportThread
 from myxtts.observe.run_log import RunLog
 from myxtts.placement.devices import describe_threads
 from myxtts.placement.replicas import Replicas, open_replicas
@@ -23,9 +24,11 @@ from myxtts.tasks.registry import task_of
 from myxtts.training import loop
 from myxtts.training.checkpoint import Checkpoints, save_nothing
 from myxtts.training.chief_hooks import chief_hooks
+from myxtts.training.description import describe_run
 from myxtts.training.diagnostics import explained, explained_out_of_memory, log_start
 from myxtts.training.hooks import CheckDevices, Hook
 from myxtts.training.observer import NoObserver
+from myxtts.training.report_hooks import RecordMetrics, RefreshPage
 from myxtts.training.run_folder import RunFolder
 from myxtts.training.setup import configure_devices, open_corpora, set_up
 from myxtts.training.start import Start, check_workers_settings, resolve_start, shared_settings
@@ -89,6 +92,7 @@ def train_on(
             )
             return 0
 
+        timeline, description = Timeline(), describe_run(setup, placement)
         hooks: list[Hook] = [CheckDevices(started_s)]
         save: loop.Save = save_nothing  # the chief saves for all workers
         observer = NoObserver()
@@ -99,6 +103,13 @@ def train_on(
             of_chief, observer = resources.enter_context(chief_hooks(setup, folder, checkpoints, weight_sync))
             hooks += of_chief
             save = checkpoints.save
+            folder.write_description(description)
+            page = resources.enter_context(ReportThread(RunReport(folder.path, timeline)))
+            hooks.append(RefreshPage(page))
+        else:
+            worker = RunFolder(corpora.folder)
+            worker.write_description(description)
+            hooks.append(resources.enter_context(RecordMetrics(worker.metrics, state.step)))
         if weight_sync is not None:
             weight_sync.prepare(state, new_run=start.checkpoint is None)
         if not schedule.total_steps:  # --stop-at-step 0
@@ -119,7 +130,7 @@ def train_on(
         if weight_sync is not None and weight_sync.is_due(state) and weight_sync.sync(state, stop.due):
             save(state, None)  # the sync that a stopped run owed
 
-        clock = Clock(producers=len(pipeline.producers))
+        clock = Clock(producers=len(pipeline.producers), replicas=len(replicas.routes), timeline=timeline)
         with explained(setup, placement, folder.checkpoints):
             loop.train(state, step, feed, schedule, hooks, save, clock, stop, observer)
         observer.close()
@@ -135,7 +146,7 @@ def train_on(
                 log.info("grade          %s", run.line)
     log.info("traces         %d of the training step", step.traces)
     if replicas.is_chief:
-        log.info("report         %s", write_report(folder.path))
+        log.info("report         %s", page.end(f"stopped by {stop.name}" if stop.due() else "finished"))
     if stop.due():
         log.info("stopped        by %s at step %d, after a checkpoint; resume with --resume", stop.name, state.step)
     return stop.exit_code

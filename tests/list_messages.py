@@ -16,7 +16,8 @@ HEADING = """\
 Every text that the program shows: errors, log lines, results of the preflight and `--help`, by module and function.
 `{name}` stands for a value. Written by `python -m tests.list_messages`: change the sources, then run it again.
 """
-OMITTED = ("document.py", "foreign_names.py")  # the first writes a page, and the second is a table of names
+# Modules that write pages, and a table of names.
+OMITTED = ("config/document.py", "config/foreign_names.py", "observe/html_report.py", "observe/page/*.py")
 CALLS = {"print", "info", "warning", "error", "exception", "write", "add_parser"}
 KEYWORDS = {"help", "description", "epilog", "title", "expected", "advice"}
 NAMES = {"prog", "metavar"}
@@ -25,7 +26,8 @@ WORD = re.compile(r"(?<![%{\w])[^\W\d_]{2,}(?![^{}]*\})")  # outside of {…}
 
 def page() -> str:
     sections = [HEADING]
-    for path in sorted(set((ROOT / "myxtts").rglob("*.py")) - {ROOT / "myxtts/config" / name for name in OMITTED}):
+    omitted = {path for pattern in OMITTED for path in (ROOT / "myxtts").glob(pattern)}
+    for path in sorted(set((ROOT / "myxtts").rglob("*.py")) - omitted):
         lines = [entry(name, text) for name, text in messages(ast.parse(path.read_text(encoding="utf-8")))]
         if lines:
             sections.append("\n".join([f"## {path.relative_to(ROOT).as_posix()}\n", "```text", *lines, "```\n"]))

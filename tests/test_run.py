@@ -24,8 +24,8 @@ from myxtts.config.load import load
 from myxtts.data.pipeline import ReplicaFeed
 from myxtts.errors import CheckpointError, ConfigError, TrainingError
 from myxtts.models.xtts import XTTS
-from myxtts.observe.html_report import sound_file
 from myxtts.observe.metrics import MetricsFile, read_metrics
+from myxtts.observe.page.samples import sound_file
 from myxtts.placement.routes import plan_routes
 from myxtts.training.checkpoint_files import (
     latest,
@@ -192,7 +192,9 @@ class CompleteRun(Case):
 
     def test_report_shows_samples_and_settings(self):
         page = (self.folder / "report.html").read_text(encoding="utf-8")
-        self.assertIn("samples/step-000008/", page)
+        self.assertIn('<details id="step-000008" open>', page)
+        self.assertIn('src="samples/step-000004/', page)
+        self.assertIn("finished", page)
         self.assertIn("max_steps: 8", page)
 
     def test_name_of_an_existing_run_is_rejected(self):

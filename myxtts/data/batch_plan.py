@@ -216,6 +216,23 @@ class Plan:
         padded = sum(self.padded_samples(epoch, step) for step in range(epoch.steps))
         return 1 - int(self.samples.sum(dtype=np.int64)) / padded
 
+    @cached_property
+    def buckets(self) -> list[tuple[int, int, int, float]]:
+        """Return (padded length in samples, rows of a batch, utterances, padding) of each bucket.
+
+        The padding is a fraction of the samples of the bucket's steps in an epoch, as in `padding`.
+        """
+        epoch, count = self.epoch(0), len(self.bounds)
+        real, padded, utterances = np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64)
+        for step, bucket in enumerate(epoch.step_bucket):
+            rows = epoch.utterances(step)
+            real[bucket] += self.samples[rows].sum(dtype=np.int64)
+            padded[bucket] += self.padded_samples(epoch, step)
+            utterances[bucket] += len(rows)
+        padding = 1 - real / np.maximum(padded, 1)
+        columns = (self.bounds, self.batch_sizes, utterances, padding)
+        return [tuple(row) for row in zip(*(column.tolist() for column in columns), strict=True) if row[2]]
+
     def padded_samples(self, epoch: EpochPlan, step: int) -> int:
         """Return the samples of all batches of a step, padding included."""
         rows, samples, _ = self.shape(epoch.step_bucket[step])

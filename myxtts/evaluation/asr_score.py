@@ -103,7 +103,7 @@ def evaluate_asr(run: Path, checkpoint: str | None, options: EvaluationOptions) 
         speakers, source = vocabulary.speakers, f"utterances of {options.data}"
     count = options.utterances or len(manifest)
     distorted = distortions(options.noise_snr_db or (), options.rt60 or ())
-    print_score(score_asr(transcriber, manifest, speakers, count, source, distorted), options.json_file)
+    print_score(score_asr(transcriber, manifest, speakers, count, source, distorted), folder, options.json_file)
 
 
 def score_asr(

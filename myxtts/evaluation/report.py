@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, Protocol
 from myxtts.data.dataset import corpus_folder
 from myxtts.errors import ConfigError
 from myxtts.evaluation.options import EvaluationOptions
-from myxtts.files import write_whole
+from myxtts.files import make_folder, write_whole
+from myxtts.observe.page.samples import SCORES
 
 Metric = dict[str, float | None]  # by column; None where it does not apply or nothing was measured
 Metrics = dict[str, Metric]  # by the keys of METRICS
@@ -154,11 +155,13 @@ class Score(Protocol):
         ...
 
 
-def print_score(score: Score, json_file: Path | None) -> None:
-    """Print the table, and write the JSON if a file is given."""
+def print_score(score: Score, folder: Path, json_file: Path | None) -> None:
+    """Print the table and write it to a folder, for report.html of the run; write the JSON if a file is given."""
     print(score.table())
     if json_file is not None:
         write_whole(json_file, json.dumps(score.to_json(), ensure_ascii=False, indent=1).encode())
+    make_folder(folder, "--out")
+    write_whole(folder / SCORES, (score.table() + "\n").encode())
 
 
 def output_folder(run: Path, checkpoint: Path, options: EvaluationOptions) -> Path:

@@ -71,7 +71,7 @@ def evaluate_tts(run: Path, checkpoint: str | None, options: EvaluationOptions) 
     check_writable("--json", options.json_file)
     folder = output_folder(run, selected, options)
     placement = devices.configure_default()
-    print_score(score_tts(run, selected, options, placement.routes[0], folder), options.json_file)
+    print_score(score_tts(run, selected, options, placement.routes[0], folder), folder, options.json_file)
     log.info("plots          %s", folder)
 
 

@@ -78,7 +78,7 @@ def evaluate_vocoder(run: Path, checkpoint: str | None, options: EvaluationOptio
     check_writable("--json", options.json_file)
     folder = output_folder(run, selected, options)
     placement = devices.configure_default()
-    print_score(score_vocoder(run, selected, options, placement.routes[0].model, folder), options.json_file)
+    print_score(score_vocoder(run, selected, options, placement.routes[0].model, folder), folder, options.json_file)
     log.info("pictures       %s", folder)
 
 

@@ -8,6 +8,7 @@ runs/NAME/
     sync/                         checkpoints that the jobs exchange if they synchronize
     logs/                         warmstart_training.log, gpu0_training.log, …, merge.log
     merged/                       the result: a run
+    report.html                   the jobs beside each other
 
 Each stage determines from the files what is done, so that a launcher that was killed can continue.
 """
@@ -41,6 +42,7 @@ from myxtts.local_sgd.launcher_state import (
 from myxtts.local_sgd.progress import Display, format_table, read_progress, table_rows
 from myxtts.local_sgd.shards import CorpusShards, split_corpus
 from myxtts.local_sgd.sync_folder import newest_average, owes_sync, sync_folders
+from myxtts.observe.page.jobs import JobsReport
 from myxtts.training.checkpoint_files import latest, read_metadata, step_of
 from myxtts.training.run_folder import RunFolder
 
@@ -218,6 +220,7 @@ def train_jobs(spec: JobsSpec, display: Display) -> int:
         with stop_requests() as stop:
             code = _Launcher(spec, state, state.shards, stop, display).run(configs)
         state.write(spec.folder)
+        display.print(f"report: {JobsReport(spec.folder).write()}")
         if stop.count:
             display.print(
                 f"stopped by {stop.signal_name} in stage {state.stage}; resume with the same command and --resume"
@@ -408,6 +411,7 @@ class _JobEvents(SupervisorEvents):
 
     def __init__(self, folder: Path, state: LauncherState, display: Display, show_output: bool):
         self._folder, self._state, self._display, self._show_output = folder, state, display, show_output
+        self._report = JobsReport(folder)
 
     def on_start(self, program: ProgramSpec, pid: int, restarts: int) -> None:
         self._write(program.name, ProcessState.running(pid, restarts))
@@ -440,6 +444,7 @@ class _JobEvents(SupervisorEvents):
     def on_poll(self) -> None:
         if self._display.is_due() and not self._show_output:
             self._display.show_table(format_table(table_rows(self._folder, self._state)))
+        self._report.refresh()
 
     def _write(self, name: str, process: ProcessState) -> None:
         self._state.processes[name] = process

@@ -1,7 +1,5 @@
 """Progress of all jobs as a table: redrawn in place on a terminal, printed periodically elsewhere. No TensorFlow."""
 
-import json
-import os
 import shutil
 import socket
 import sys
@@ -9,14 +7,14 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from myxtts.clock import format_duration
 from myxtts.local_sgd.job_settings import WARMSTART
 from myxtts.local_sgd.launcher_state import LauncherState, require_state
+from myxtts.observe.page.history import read_last_report
 from myxtts.training.checkpoint_files import latest, step_of
 
-TAIL_BYTES = 1 << 16  # of metrics.jsonl: several hundred reports
 REDRAW_S = 1.0
 HEADINGS = ("job", "state", "step", "loss", "steps/s", "ETA", "restarts")
 
@@ -41,24 +39,6 @@ def read_progress(run: Path) -> Progress:
     report = read_last_report(run / "metrics.jsonl")
     step = max(report.get("step", 0), step_of(checkpoint) if checkpoint else 0)
     return Progress(step, report.get("loss"), report.get("steps_per_s"), report.get("remaining_s"))
-
-
-def read_last_report(metrics: Path) -> dict[str, Any]:
-    """Return the newest complete line of a metrics.jsonl that has a loss; empty if there is none."""
-    try:
-        with open(metrics, "rb") as file:
-            file.seek(max(os.fstat(file.fileno()).st_size - TAIL_BYTES, 0))
-            lines = file.read().split(b"\n")
-    except FileNotFoundError:
-        return {}
-    for line in reversed(lines):
-        try:
-            report = json.loads(line)
-        except ValueError:  # the last line, or the first line of the tail, may be incomplete
-            continue
-        if "loss" in report:
-            return report
-    return {}
 
 
 def table_rows(folder: Path, state: LauncherState) -> list[tuple[str, ...]]:

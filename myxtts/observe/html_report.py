@@ -1,109 +1,205 @@
-"""report.html: curves, samples and settings of a run on one page that needs no server."""
+"""report.html: how a run is doing, on one page that needs no server and no network."""
 
-import base64
-import html
-from collections.abc import Iterator
+import json
+import threading
+import time
+from collections.abc import Mapping
+from functools import cached_property
+from html import escape
 from pathlib import Path
-from urllib.parse import quote
+from typing import Any
 
-import numpy as np
+import yaml
 
+from myxtts.clock import Span, Timeline
+from myxtts.config.settings import SETTINGS
 from myxtts.files import write_whole
-from myxtts.observe.metrics import read_metrics
-from myxtts.observe.plots import curves, png_bytes
-from myxtts.observe.report import console_line
+from myxtts.observe.page import columns, corpus, head
+from myxtts.observe.page.charts import Line, Mark, line_chart, share_bar, stacked_chart
+from myxtts.observe.page.history import History
+from myxtts.observe.page.lanes import excerpt, lanes
+from myxtts.observe.page.overview import write_overview
+from myxtts.observe.page.samples import Samples, scores
+from myxtts.observe.page.style import document
 
-PAGE = """<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<title>{name}</title>
-<style>
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }}
-img {{ max-width: 100%; }}
-figure {{ margin: 2rem 0; }}
-audio {{ display: block; height: 2.2rem; }}
-th {{ text-align: left; font-weight: normal; padding-right: 1rem; }}
-pre {{ overflow-x: auto; background: #f4f4f4; padding: 1rem; }}
-</style>
-<h1>{name}</h1>
-<p>Step {step}.</p>
-{newest}
-<figure><img alt="losses by step" src="data:image/png;base64,{picture}"></figure>
-{samples}
-<h2>Settings</h2>
-<pre>{config}</pre>
-</html>
-"""
-SAMPLE = """<figure>
-<table>
-{sounds}
-</table>
-<img alt="{name}" src="{picture}">
-</figure>"""
-SOUND = '<tr><th>{label}</th><td><audio controls preload="none" src="{file}"></audio></td></tr>'
-LABELS = {
-    "recording": "recording",
-    "griffin-lim": "copy synthesis, Griffin-Lim",
-    "vocoder": "copy synthesis, vocoder",
-    "synthesized-griffin-lim": "synthesized, Griffin-Lim",
-    "": "synthesized",
-}
-"""What the sounds of a sample are, by the part of their name between NAME and .wav, in the order of the page."""
+TIMELINE = "timeline.json"
+RELOAD_S = 10.0  # an open page of a run reloads itself at this age, ...
+ENDED_RELOAD_S = 120.0  # ... and one of a run that has ended at this one, since it may be resumed
+STALE_REPORTS = 5  # without news for the time of so many reports, the page says so, ...
+STALE_S = 120.0  # ... but not before this age
+OVERVIEW_S = 60.0  # between two index.html
+_WRITING = threading.Lock()  # one page at a time, since all have the same temporary name
+UNSHOWN = ("run", "runs_dir", "resume")  # settings that say nothing of how the run trains
+COMPRESS_S = 0.1  # of a refresh, for new sounds and pictures; the others follow with the next ones
 
 
-def write_report(folder: Path) -> Path:
-    """Write report.html of a run from its metrics, its newest samples and its settings; return its path."""
-    lines = read_metrics(folder / "metrics.jsonl")
-    page = PAGE.format(
-        name=html.escape(folder.name),
-        step=lines[-1]["step"] if lines else 0,
-        newest="".join(f"<p><code>{html.escape(line)}</code></p>" for line in _newest(lines)),
-        picture=base64.b64encode(png_bytes(_losses(lines))).decode(),
-        samples="\n".join(_samples(folder)),
-        config=html.escape((folder / "config.yaml").read_text(encoding="utf-8")),
-    )
-    write_whole(folder / "report.html", page.encode())
-    return folder / "report.html"
+class RunReport:
+    """The page of a run, which is written again and again while the run trains.
+
+    A refresh reads what was written since the one before, so its time does not depend on the length of the run. Any
+    thread may call it.
+
+    Args:
+        folder: of the run.
+        timeline: what its threads did; None reads the newest from timeline.json.
+    """
+
+    def __init__(self, folder: Path, timeline: Timeline | None = None):
+        self._folder, self._timeline = folder, timeline
+        self._history = History(folder / "metrics.jsonl")
+        self._samples = Samples(folder)
+        self._overview_s = -OVERVIEW_S
+
+    def write(self, ended: str = "") -> Path:
+        """Write report.html, and from time to time index.html of all runs beside it; return the path of report.html.
+
+        Args:
+            ended: how the run has ended, such as `finished`; empty while it trains.
+
+        Raises:
+            OSError: the disk is full, for example; the page before is intact.
+        """
+        with _WRITING:
+            self._history.update()
+            page = self._page(ended)
+            write_whole(self._folder / "report.html", page.encode())
+            now_s = time.monotonic()
+            in_jobs = (self._folder.parent / "launcher.json").exists()  # the launcher has a page for its jobs
+            if not in_jobs and (ended or now_s - self._overview_s >= OVERVIEW_S):
+                self._overview_s = now_s
+                write_overview(self._folder.parent)
+        return self._folder / "report.html"
+
+    def _page(self, ended: str) -> str:
+        history, folder, now_s = self._history, self._folder, time.time()
+        facts, spans = columns.read_facts(folder), self._spans()
+        answers = [head.is_learning(history), head.is_starving(history), head.how_long(history, facts, ended, now_s)]
+        body = [
+            f"<h1>{escape(folder.name)}</h1>",
+            f"<p class='small'>Step {history.step:,}, <span id='age'></span>. <span id='stale'></span>"
+            "<a href='../index.html'>All runs</a></p>",
+            head.answers(answers),
+            head.description(facts, changed_settings(self._settings)),
+            self._curves(),
+            self._times(spans),
+            columns.replicas(facts, spans),
+            columns.workers(folder, history.newest, facts),
+            self._samples.section(60.0 if ended else COMPRESS_S),
+            scores(folder),
+            self._corpus(facts),
+            f"<details id='settings'><summary>Settings</summary><pre>{escape(self._settings_text)}</pre></details>",
+        ]
+        stale_s = 0.0 if ended else max(STALE_S, STALE_REPORTS * self._report_s())
+        reload_s = ENDED_RELOAD_S if ended else RELOAD_S
+        return document(folder.name, "\n".join(filter(None, body)), now_s, reload_s, stale_s)
+
+    def _report_s(self) -> float:
+        """Return the seconds between the two newest reports, as their steps take them."""
+        points = self._history.points("loss")
+        report = self._history.newest
+        if len(points) < 2 or "step_s" not in report:
+            return 0.0
+        return (points[-1].last - points[-2].last) * (report["step_s"] + report["pause_s"])
+
+    def _spans(self) -> list[Span]:
+        """Return the newest spans, which timeline.json then has, too."""
+        file = self._folder / TIMELINE
+        if self._timeline is None:
+            return read_spans(file)
+        spans = excerpt(self._timeline.newest())
+        if spans:
+            write_whole(file, json.dumps(spans).encode())
+        return spans
+
+    @cached_property
+    def _settings_text(self) -> str:
+        return (self._folder / "config.yaml").read_text(encoding="utf-8")
+
+    @cached_property
+    def _settings(self) -> dict[str, Any]:
+        return yaml.safe_load(self._settings_text) or {}
+
+    def _curves(self) -> str:
+        history, marks = self._history, sync_marks(self._settings, self._history.step)
+        charts = [line_chart("Loss", self._with_validation("loss"), log=True, marks=marks, wide=True)]
+        charts += [line_chart(name, self._with_validation(name), log=True) for name in history.losses]
+        for name in history.scores:
+            title = name.removeprefix("validation_").replace("_", " ")
+            charts.append(line_chart(title, [Line("held out", history.points(name), 1)], from_zero=True))
+        single = {
+            "gradient_norm": ("Gradient norm", "", True),
+            "learning_rate": ("Learning rate", "", False),
+            "steps_per_s": ("Throughput", "steps/s", False),
+            "audio_seconds_per_s": ("Audio throughput", "s of speech/s", False),
+        }
+        for name, (title, unit, log) in single.items():
+            lines = [Line(title.lower(), history.points(name), 0)]
+            charts.append(line_chart(title, lines, unit=unit, log=log, from_zero=not log))
+        drawn = "".join(charts)
+        return f'<section><h2>Training</h2><div class="charts">{drawn}</div></section>' if drawn else ""
+
+    def _with_validation(self, name: str) -> list[Line]:
+        history = self._history
+        return [Line("training", history.points(name), 0), Line("validation", history.points(f"validation_{name}"), 1)]
+
+    def _times(self, spans: list[Span]) -> str:
+        history, points = self._history, self._history.points
+        model = {"step": (points("busy_s"), 0), "wait": (points("wait_s"), 5), "pause": (points("pause_s"), 6)}
+        data = {"produce": (points("produce_s"), 2), "read": (points("read_s"), 3), "blocked": (points("blocked_s"), 4)}
+        charts = [
+            stacked_chart(
+                "Model device",
+                model,
+                "The hand-over of a batch is a part of the step before; pauses are validation, "
+                "samples, checkpoints and syncs.",
+            ),
+            stacked_chart(
+                "Data device",
+                data,
+                "Read: the producer waits for samples. Blocked: the feed is full, so the data device could do more.",
+            ),
+        ]
+        if not any(charts):
+            return ""
+        total = history.seconds
+        bar = share_bar({name: (total[name], style) for name, style in (("step", 0), ("wait", 5), ("pause", 6))})
+        parts = [f"<section><h2>Where the time goes</h2>{bar}<div class='charts'>{''.join(charts)}</div>"]
+        if drawn := lanes(spans):
+            parts.append(f"<h3>The last seconds</h3>{drawn}")
+        return "".join(parts) + "</section>"
+
+    def _corpus(self, facts: Mapping[str, Any]) -> str:
+        found = corpus.rejected(self._folder / "rejected.csv") + corpus.padding_by_bucket(facts.get("buckets", []))
+        return f"<section><h2>Corpus</h2>{found}</section>" if found else ""
 
 
-def _newest(lines: list[dict]) -> Iterator[str]:
-    """Yield the newest line of the console; none for a run before its first report, or of an older version."""
-    reports = [line for line in lines if "pause_s" in line and line.get("loss") is not None]
-    if reports:
-        yield console_line(reports[-1]["step"], reports[-1])
+def write_report(folder: Path, timeline: Timeline | None = None, ended: str = "") -> Path:
+    """Write report.html of a run once, from all of its files; return its path."""
+    return RunReport(folder, timeline).write(ended)
 
 
-def _losses(lines: list[dict]) -> np.ndarray:
-    series = {}
-    for name in ("loss", "validation_loss"):
-        points = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
-        if points:
-            series[name.replace("_", " ")] = np.array(points)
-    return curves(series)
-
-
-def _samples(folder: Path) -> list[str]:
-    newest = max((folder / "samples").glob("step-*"), key=lambda path: (len(path.name), path.name), default=None)
-    if newest is None:
+def read_spans(file: Path) -> list[Span]:
+    """Return the spans of a timeline.json; none if there is no file that can be read."""
+    try:
+        return [Span(*span) for span in json.loads(file.read_text(encoding="utf-8"))]
+    except (OSError, ValueError, TypeError):
         return []
-    texts = [f"<pre>{html.escape(path.read_text(encoding='utf-8'))}</pre>" for path in newest.glob("*.txt")]
-    if any(picture.with_suffix(".wav").exists() for picture in newest.glob("*.png")):
-        texts.append("<p>Each sample is synthesized with another utterance of the speaker as its reference.</p>")
-    figures = [_figure(folder, picture) for picture in sorted(newest.glob("*.png"))]
-    return [f"<h2>Step {int(newest.name.removeprefix('step-'))}</h2>", *texts, *figures]
 
 
-def _figure(folder: Path, picture: Path) -> str:
-    """Return a sample's sounds, NAME.wav and NAME.KIND.wav, above its picture, NAME.png."""
-    files = {label: picture.with_name(sound_file(picture.stem, kind)) for kind, label in LABELS.items()}
-    sounds = (SOUND.format(label=label, file=_link(folder, file)) for label, file in files.items() if file.exists())
-    return SAMPLE.format(sounds="\n".join(sounds), name=html.escape(picture.stem), picture=_link(folder, picture))
+def changed_settings(sections: Mapping[str, Any]) -> dict[str, str]:
+    """Return the settings of a config.yaml that are not the defaults, as flag -> value."""
+    changed = {}
+    for section in sections.values():
+        for name, value in (section if isinstance(section, dict) else {}).items():
+            setting = SETTINGS.get(name)
+            if setting is None or name in UNSHOWN or value in (None, [], setting.default):
+                continue
+            texts = "" if value is True else value if isinstance(value, list) else [value]
+            changed[setting.flag] = " ".join(map(str, texts))
+    return changed
 
 
-def sound_file(name: str, kind: str) -> str:
-    """Return the name of a sample's sound of a kind, which LABELS has: NAME.KIND.wav, or NAME.wav."""
-    return f"{name}.{kind}.wav" if kind else f"{name}.wav"
-
-
-def _link(folder: Path, file: Path) -> str:
-    return quote(file.relative_to(folder).as_posix())
+def sync_marks(sections: Mapping[str, Any], step: int) -> list[Mark]:
+    """Return a mark at each step up to now at which the weights were averaged with those of other jobs."""
+    every = (sections.get("local_sgd") or {}).get("sync_every") or 0
+    return [Mark(at, "weights averaged") for at in range(every, step + 1, every)] if every else []

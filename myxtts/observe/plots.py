@@ -1,4 +1,4 @@
-"""Plots of mels, alignments, losses and timelines, as images."""
+"""Plots of mels, alignments and timelines, as images."""
 
 import io
 import textwrap
@@ -115,26 +115,6 @@ def f0_curves(f0_hz: dict[str, np.ndarray], title: str) -> np.ndarray:
     axis.set(xlabel="s", ylabel="F0, Hz")
     axis.legend()
     _set_title(figure, title)
-    return _render(figure)
-
-
-def curves(series: dict[str, np.ndarray]) -> np.ndarray:
-    """Draw curves over the steps, on a logarithmic scale.
-
-    Args:
-        series: name -> float [points, 2], step and value.
-
-    Returns:
-        uint8 [height, width, 3].
-    """
-    figure = Figure(figsize=(9, 4), dpi=80, layout="constrained")
-    axis = figure.subplots()
-    for name, points in series.items():
-        axis.plot(points[:, 0], points[:, 1], label=name, marker="o" if len(points) < 20 else None, markersize=3)
-    axis.set(xlabel="step", ylabel="loss")
-    if series:
-        axis.set_yscale("log")
-        axis.legend()
     return _render(figure)
 
 

@@ -14,8 +14,8 @@ from myxtts.config.schema import ModelConfig
 from myxtts.data.audio_file import read_wave
 from myxtts.files import replaced_folder
 from myxtts.models.xtts import SynthesisOptions
-from myxtts.observe.html_report import sound_file
 from myxtts.observe.metrics import TensorBoard
+from myxtts.observe.page.samples import sound_file
 from myxtts.observe.plots import mel_and_alignment, png_bytes
 from myxtts.tasks.base import Examples
 
@@ -31,7 +31,7 @@ class TTSSampler:
         options: how the texts are synthesized.
         vocoder: computes the waves. A trained one is compared with Griffin-Lim.
         folder: gets `step-000500/` with the sounds and a picture of each utterance: `1-NAME.wav` is synthesized, and
-            `observe.html_report` names the others, such as `1-NAME.recording.wav`.
+            `observe.page.samples` names the others, such as `1-NAME.recording.wav`.
         tensorboard: gets the synthesized sounds and the pictures.
     """
 

@@ -14,8 +14,8 @@ from myxtts.audio.vocoder import vocode
 from myxtts.batch import CONTEXT_FRAMES, TAUGHT_VOCODER_FEATURES, first_rows
 from myxtts.files import replaced_folder
 from myxtts.models.vocoder import log_mel_of
-from myxtts.observe.html_report import sound_file
 from myxtts.observe.metrics import TensorBoard
+from myxtts.observe.page.samples import sound_file
 from myxtts.observe.plots import mels, png_bytes
 from myxtts.tasks.base import Examples
 

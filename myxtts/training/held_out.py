@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 
 import keras
 import tensorflow as tf
@@ -12,7 +11,6 @@ from myxtts.data.hand_over import compile_hand_over
 from myxtts.data.pipeline import Pipeline
 from myxtts.data.plan_iterator import Position
 from myxtts.errors import TrainingError
-from myxtts.observe.html_report import write_report
 from myxtts.observe.metrics import TensorBoard
 from myxtts.tasks.base import Examples, Sampler
 from myxtts.tasks.registry import task_of
@@ -31,13 +29,11 @@ class HeldOutWork:
     Attributes:
         device: of the network.
         sampler: None if the run writes no samples.
-        folder: of the run.
     """
 
     device: str
     validation: Validation
     sampler: Sampler | None
-    folder: Path
 
     def trace(self) -> None:
         """Compile all of it, on the main thread, so that another thread may call `observe`."""
@@ -70,11 +66,10 @@ class HeldOutWork:
         return losses
 
     def write_samples(self, step: int) -> None:
-        """Write the samples of a step, and report.html."""
+        """Write the samples of a step."""
         assert self.sampler is not None
         with tf.device(self.device):
             self.sampler(step)
-        write_report(self.folder)
 
 
 def held_out_work(
@@ -94,7 +89,7 @@ def held_out_work(
 
     validation = Validation(network, device, open_batches, task_of(setup.config).metric(setup.corpora.vocabulary))
     sampler = make_sampler(setup, network, device, pipeline, folder, tensorboard)
-    return HeldOutWork(device, validation, sampler, folder.path)
+    return HeldOutWork(device, validation, sampler)
 
 
 def make_sampler(

@@ -189,7 +189,7 @@ class Report:
 
 
 class WriteSamples(PeriodicHook):
-    """Writes the model's output for some held-out utterances, and report.html.
+    """Writes the model's output for some held-out utterances.
 
     Args:
         write: (step) -> None: writes them for the weights that the model has.

@@ -2,22 +2,24 @@
 
 runs/<name>/
     config.yaml       resolved settings; loads back
+    run.json          corpus, buckets, devices, versions and commit
     metrics.jsonl     one object per report
+    timeline.json     what the threads did in the last seconds
     log.txt           the lines of the console, with timestamps
     checkpoints/      see checkpoint_files.py
     samples/          step-000500/*.wav and *.png
     tensorboard/
-    report.html       curves, samples and settings on one page
+    report.html       how the run is doing, on one page; ../index.html has all runs
     rejected.csv      unusable rows of the corpus
     manifest-*.npz    cached manifests
     pcm-*.int16       the decoded corpus, with --cache-dataset
     .lock             held by the process that trains the run
-    worker-N/         caches and log of worker N of several
+    worker-N/         caches, metrics and log of worker N of several
 """
 
 import fcntl
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -68,6 +70,10 @@ class RunFolder:
 
     def write_config(self, text: str) -> None:
         write_whole(self.config, text.encode())
+
+    def write_description(self, description: Mapping[str, Any]) -> None:
+        """Write run.json."""
+        write_whole(self.path / "run.json", json.dumps(description, indent=1, ensure_ascii=False).encode())
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -1,0 +1,216 @@
+"""The metrics of a run for plots: read as they are written, and kept in few points with their extremes."""
+
+import json
+import os
+from collections import deque
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+TAIL_BYTES = 1 << 16  # of metrics.jsonl: several hundred reports
+AMENDED_LINES = 1024  # the newest, to which metrics may be added
+POINTS = 240  # a curve has so many points at least, and twice as many at most
+
+
+class Point(NamedTuple):
+    """Values of some neighbouring reports, of the steps `first` to `last`."""
+
+    first: float
+    last: float
+    low: float
+    mean: float
+    high: float
+
+
+class Series:
+    """A metric by step, in at most 2 * POINTS points of equally many values each.
+
+    Adding a value takes constant time and no memory beyond the points, so a run may have any number of reports. When
+    the points are full, neighbours are joined; the least and the greatest value of all are never lost.
+
+    Attributes:
+        newest, least: (step, value); None before the first value.
+        not_finite: (step of the newest, number) of reports without a finite value.
+    """
+
+    def __init__(self) -> None:
+        self._points: list[list[float]] = []  # first, last, low, sum, high, count
+        self._per_point = 1
+        self.newest: tuple[float, float] | None = None
+        self.least: tuple[float, float] | None = None
+        self.not_finite: tuple[float, int] = (0, 0)
+
+    def add(self, step: float, value: float | None) -> None:
+        """Add the value of a later step; None stands for one that is not finite."""
+        if value is None:
+            self.not_finite = step, self.not_finite[1] + 1
+            return
+        self.newest = step, value
+        if self.least is None or value < self.least[1]:
+            self.least = step, value
+        newest = self._points[-1] if self._points else None
+        if newest is None or newest[5] >= self._per_point:
+            self._points.append([step, step, value, value, value, 1])
+            if len(self._points) > 2 * POINTS:
+                self._join_neighbours()
+            return
+        newest[1] = step
+        newest[2] = min(newest[2], value)
+        newest[3] += value
+        newest[4] = max(newest[4], value)
+        newest[5] += 1
+
+    @property
+    def points(self) -> list[Point]:
+        return [Point(first, last, low, total / count, high) for first, last, low, total, high, count in self._points]
+
+    def _join_neighbours(self) -> None:
+        left, right = self._points[::2], self._points[1::2]
+        odd = left[len(right) :]
+        self._points = [
+            [a[0], b[1], min(a[2], b[2]), a[3] + b[3], max(a[4], b[4]), a[5] + b[5]]
+            for a, b in zip(left, right, strict=False)
+        ] + odd
+        self._per_point *= 2
+
+
+class _Line(NamedTuple):
+    """A line that was read: where it begins, its step, and the metrics that it had."""
+
+    offset: int
+    step: int
+    names: frozenset[str]
+
+
+class History:
+    """A metrics.jsonl, followed while it grows.
+
+    The results of a validation beside the training are added to the line of their step, which is one of the newest; the
+    file is then replaced as a whole. A resumed run replaces it, too, and then it is read from its beginning.
+
+    Attributes:
+        series: by metric.
+        newest: of the reports with a loss; empty before the first.
+        step: of the newest report of any kind.
+        seconds: total of the run's steps by what they went to; see `_sum_up`.
+    """
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._reset(None)
+
+    def _reset(self, inode: int | None) -> None:
+        self._inode, self._offset = inode, 0
+        self._lines: deque[_Line] = deque()
+        self._before = b""  # the line before them
+        self.series: dict[str, Series] = {}
+        self.newest: dict[str, Any] = {}
+        self.step = 0
+        self.seconds: dict[str, float] = {}
+
+    def update(self) -> None:
+        """Read the lines that were written since the last call; one that is not complete yet is left for the next."""
+        with suppress(FileNotFoundError), open(self._path, "rb") as file:
+            status = os.fstat(file.fileno())
+            if status.st_ino != self._inode or status.st_size < self._offset:
+                if not self._read_amended(file):
+                    self._reset(None)
+                self._inode = status.st_ino
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                with suppress(ValueError):  # a damaged line is no reason to show nothing
+                    self._add(json.loads(line), frozenset())
+                self._offset += len(line)
+                if len(self._lines) > AMENDED_LINES:
+                    first = self._lines.popleft()
+                    length = self._lines[0].offset - first.offset
+                    self._before = os.pread(file.fileno(), length, first.offset)
+
+    def _read_amended(self, file: BinaryIO) -> bool:
+        """Read what was added to the newest lines of a file that was replaced.
+
+        Returns:
+            False if it is not the same file with more metrics; then read it from its beginning.
+        """
+        if not self._lines:
+            return False
+        start = self._lines[0].offset
+        file.seek(start - len(self._before))
+        if file.read(len(self._before)) != self._before:
+            return False
+        before, self._lines, self._offset = self._lines, deque(), start
+        names = {line.step: line.names for line in before}
+        for line in file:
+            with suppress(ValueError):
+                report = json.loads(line)
+                if report["step"] > before[-1].step or not line.endswith(b"\n"):
+                    break
+                self._add(report, names.pop(report["step"], frozenset()))
+            self._offset += len(line)
+        return not names
+
+    def _add(self, report: Mapping[str, Any], known: Collection[str]) -> None:
+        """Add a line, without the metrics that are known."""
+        step = report["step"]
+        self._lines.append(_Line(self._offset, step, frozenset(report)))
+        for name, value in report.items():
+            if name != "step" and name not in known and not isinstance(value, str):
+                self.series.setdefault(name, Series()).add(step, value)
+        if "loss" in report and "loss" not in known:
+            self._sum_up(report, step - self.newest.get("step", 0))
+            self.newest = dict(report)
+        self.step = max(self.step, step)
+
+    def _sum_up(self, report: Mapping[str, Any], steps: int) -> None:
+        """Add the times of an interval: its steps without waits, waits and pauses, and those of the producer."""
+        parts = {name: report.get(f"{name}_s") for name in ("step", "wait", "pause", "read", "produce", "blocked")}
+        if parts["step"] is not None and parts["wait"] is not None:
+            parts["step"] -= parts["wait"]
+            self.series.setdefault("busy_s", Series()).add(report["step"], parts["step"])
+        for name, seconds in parts.items():
+            self.seconds[name] = self.seconds.get(name, 0.0) + steps * (seconds or 0.0)
+
+    def points(self, name: str) -> list[Point]:
+        """Return the points of a metric; none if there is no such metric."""
+        return self.series[name].points if name in self.series else []
+
+    @property
+    def losses(self) -> list[str]:
+        """Names of the parts of the loss: the metrics of training that validation measures, too, or that stand first.
+
+        A report begins with the epoch and the losses, and the gradient's norm follows them.
+        """
+        names = list(self.newest)
+        end = names.index("gradient_norm") if "gradient_norm" in names else 0
+        first = [name for name in names[:end] if name not in ("step", "epoch", "loss")]
+        both = [name for name in self.series if f"validation_{name}" in self.series and name != "loss"]
+        return list(dict.fromkeys([*first, *both]))
+
+    @property
+    def scores(self) -> list[str]:
+        """Names of the metrics that only validation measures, such as `validation_character_error_rate`."""
+        prefix = "validation_"
+        return [
+            name for name in self.series if name.startswith(prefix) and name.removeprefix(prefix) not in self.series
+        ]
+
+
+def read_last_report(metrics: Path, key: str = "loss") -> dict[str, Any]:
+    """Return the newest complete line of a metrics.jsonl that has a key; empty if there is none near its end."""
+    try:
+        with open(metrics, "rb") as file:
+            file.seek(max(os.fstat(file.fileno()).st_size - TAIL_BYTES, 0))
+            lines = file.read().split(b"\n")
+    except FileNotFoundError:
+        return {}
+    for line in reversed(lines):
+        try:
+            report = json.loads(line)
+        except ValueError:  # the last line, or the first line of the tail, may be incomplete
+            continue
+        if key in report:
+            return report
+    return {}

@@ -1,0 +1,84 @@
+"""runs/index.html: all runs of a folder beside each other. No TensorFlow."""
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from html import escape
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from myxtts.files import write_whole
+from myxtts.observe.page.charts import number
+from myxtts.observe.page.columns import read_facts
+from myxtts.observe.page.history import read_last_report
+from myxtts.observe.page.style import document
+
+RELOAD_S = 60
+COLUMNS = ("run", "task", "step", "loss", "validation loss", "score", "steps/s", "audio s/s", "busy", "placement")
+
+
+def write_overview(runs: Path) -> Path:
+    """Write index.html of a folder of runs from the ends of their files; return its path.
+
+    Runs that are trained at the same time may call it at the same time; the last one wins.
+    """
+    now_s = time.time()
+    newest_first = sorted(_runs(runs), key=lambda found: -found[1])
+    rows = "".join(_row(folder, folder.relative_to(runs), newest_s, now_s) for folder, newest_s in newest_first)
+    head = "".join(f'<th scope="col">{name}</th>' for name in (*COLUMNS, "newest report"))
+    body = (
+        f"<h1>Runs in {escape(runs.resolve().name)}</h1><p class='small'><span id='age'></span>; the newest first.</p>"
+        f'<div class="scroll"><table class="runs"><tr>{head}{rows}</table></div>'
+    )
+    own = runs / f".index-{os.getpid()}.html"
+    write_whole(own, document(f"{runs.resolve().name}: runs", body, now_s, RELOAD_S).encode())
+    os.replace(own, runs / "index.html")
+    return runs / "index.html"
+
+
+def _runs(runs: Path) -> Iterator[tuple[Path, float]]:
+    """Yield the folder of each run and the time of its newest report; of jobs, those of each job."""
+    for folder in runs.iterdir():
+        metrics = folder / "metrics.jsonl"
+        if metrics.exists():
+            with suppress(FileNotFoundError):  # removed since
+                yield folder, metrics.stat().st_mtime
+        elif (folder / "launcher.json").exists():
+            yield from _runs(folder)
+
+
+def _row(folder: Path, name: Path, newest_s: float, now_s: float) -> str:
+    report, facts = read_last_report(folder / "metrics.jsonl"), read_facts(folder)
+    validation = read_last_report(folder / "metrics.jsonl", "validation_loss")
+    total = f" of {facts['total_steps']:,}" if facts.get("total_steps") else ""
+    cells = {
+        "task": escape(facts.get("task", "")),
+        "step": f"{report['step']:,}{total}" if report else "",
+        "loss": _figure(report, "loss"),
+        "validation loss": _figure(validation, "validation_loss"),
+        "score": escape(score_text(validation)),
+        "steps/s": _figure(report, "steps_per_s"),
+        "audio s/s": _figure(report, "audio_seconds_per_s"),
+        "busy": f"{100 * report['accelerator_utilisation']:.0f} %" if "accelerator_utilisation" in report else "",
+        "placement": escape(facts.get("placement", "")),
+        "newest": time.strftime("%Y-%m-%d %H:%M", time.localtime(newest_s)) + " now" * (now_s - newest_s < RELOAD_S),
+    }
+    link = f'<a href="{quote(f"{name.as_posix()}/report.html")}">{escape(name.as_posix())}</a>'
+    return f"<tr><td>{link}</td>" + "".join(f"<td>{cell}</td>" for cell in cells.values())
+
+
+def _figure(report: Mapping[str, Any], name: str) -> str:
+    return "" if report.get(name) is None else number(report[name])
+
+
+def score_text(validation: Mapping[str, Any]) -> str:
+    """Return what a validation measured beside the losses: `character error rate 0.45 %`."""
+    scores = []
+    for name, value in validation.items():
+        if name.startswith("validation_") and name.endswith("_rate") and value is not None:
+            scores.append(f"{name.removeprefix('validation_').replace('_', ' ')} {100 * value:.2f} %")
+        elif name.startswith("validation_") and name.endswith("_db") and value is not None:
+            scores.append(f"{name.removeprefix('validation_').removesuffix('_db').replace('_', ' ')} {value:.2f} dB")
+    return ", ".join(scores)

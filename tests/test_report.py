@@ -1,0 +1,567 @@
+"""report.html and index.html of synthetic runs: answers, extremes, lanes, samples, columns; and in a browser."""
+
+import html.parser
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+import unittest
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import soundfile
+from PIL import Image
+
+from myxtts.clock import MODEL, Clock, Span, Timeline, Times
+from myxtts.observe import html_report
+from myxtts.observe.html_report import RunReport, changed_settings, sync_marks, write_report
+from myxtts.observe.page import head, samples
+from myxtts.observe.page.charts import Scale, value_scale
+from myxtts.observe.page.history import POINTS, History, Series
+from myxtts.observe.page.jobs import JobsReport
+from myxtts.observe.page.lanes import excerpt, fill_levels, lanes
+from myxtts.observe.page.overview import write_overview
+from myxtts.observe.page.style import STYLE
+from myxtts.observe.report_thread import ReportThread
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+VOID = {"meta", "link", "img", "br"}
+CLOSED_BY_OTHERS = {"tr", "td", "th", "li"}  # their end tags may be left out
+
+
+def report_of(step: int, loss: float | None = 1.0, wait_s: float = 0.0, **more) -> dict:
+    """Return a line of metrics.jsonl, of steps of 0.1 s with a wait."""
+    times = {"step_s": 0.1 + wait_s, "wait_s": wait_s, "pause_s": 0.01, "read_s": 0.001, "produce_s": 0.04}
+    busy = 0.1 / (0.1 + wait_s)
+    rates = {"steps_per_s": 10.0 * busy, "audio_seconds_per_s": 200.0, "padding": 0.05, "blocked_s": 0.059}
+    rates |= {"accelerator_utilisation": busy, "bottleneck": "step" if busy > 0.95 else "read", "remaining_s": 720.0}
+    return (
+        {"step": step, "epoch": 0, "mel": loss, "loss": loss, "gradient_norm": 1.0, "learning_rate": 1e-3}
+        | times
+        | rates
+        | more
+    )
+
+
+class Folder(unittest.TestCase):
+    """A run without a network: its files."""
+
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.runs = Path(temporary.name) / "runs"
+        self.folder = self.make_run("voice")
+
+    def make_run(self, name: str) -> Path:
+        folder = self.runs / name
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").write_text("model:\n  task: tts\n")
+        return folder
+
+    def report(self, *lines: dict, folder: Path | None = None) -> None:
+        with open((folder or self.folder) / "metrics.jsonl", "a", encoding="utf-8") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+
+    def sample(self, step: int, name: str = "1-a", kinds: tuple[str, ...] = ("", "recording")) -> Path:
+        folder = self.folder / "samples" / f"step-{step:06d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.zeros((8, 16, 3), np.uint8)).save(folder / f"{name}.png")
+        for kind in kinds:
+            wave = np.sin(np.arange(4800, dtype=np.float32) / 10 + len(kind) + step)
+            soundfile.write(folder / samples.sound_file(name, kind), wave, 24_000)
+        return folder
+
+
+class Curves(Folder):
+    def test_extremes_of_any_number_of_reports_are_kept_in_few_points(self):
+        series, random = Series(), np.random.default_rng(0)
+        values = random.normal(size=20_000)
+        for step, value in enumerate(values.tolist()):
+            series.add(step, value)
+        points = series.points
+        self.assertTrue(POINTS <= len(points) <= 2 * POINTS)
+        self.assertEqual(max(point.high for point in points), values.max())
+        self.assertEqual(min(point.low for point in points), values.min())
+        self.assertEqual((points[0].first, points[-1].last), (0, 19_999))
+        whole = [point.mean * (point.last - point.first + 1) for point in points]
+        self.assertAlmostEqual(sum(whole), values.sum())
+        self.assertEqual(series.least, (values.argmin(), values.min()))
+
+    def test_lines_are_read_once_as_they_are_written(self):
+        history = History(self.folder / "metrics.jsonl")
+        history.update()
+        self.report(report_of(1, 3.0))
+        history.update()
+        with open(self.folder / "metrics.jsonl", "a") as file:
+            file.write('{"step": 2, "lo')
+        history.update()
+        self.assertEqual(history.step, 1)
+        with open(self.folder / "metrics.jsonl", "a") as file:
+            file.write('ss": null}\n')
+        with mock.patch.object(json, "loads", side_effect=json.loads) as loads:
+            history.update()
+        self.assertEqual(loads.call_count, 1)
+        self.assertEqual((history.step, history.series["loss"].not_finite), (2, (2, 1)))
+
+    def test_metrics_that_are_added_to_earlier_lines_are_read_alone(self):
+        path = self.folder / "metrics.jsonl"
+        history, lines = History(path), [report_of(step) for step in range(10, 60, 10)]
+        self.report(*lines)
+        history.update()
+        lines[2]["validation_loss"] = 0.5
+        replace_lines(path, [*lines, report_of(60)])
+        history.update()
+        self.assertEqual([point.first for point in history.points("validation_loss")], [30])
+        self.assertEqual([point.first for point in history.points("loss")], [10, 20, 30, 40, 50, 60])
+
+    def test_a_file_with_fewer_lines_is_read_from_its_beginning(self):
+        path = self.folder / "metrics.jsonl"
+        history = History(path)
+        self.report(*map(report_of, (10, 20, 30)))
+        history.update()
+        replace_lines(path, [report_of(10), report_of(20, 7.0)])
+        history.update()
+        self.assertEqual([point.mean for point in history.points("loss")], [1.0, 7.0])
+
+    def test_lines_before_the_newest_ones_are_not_read_again(self):
+        path = self.folder / "metrics.jsonl"
+        history, lines = History(path), [{"step": step, "loss": 1.0} for step in range(50)]
+        self.report(*lines)
+        with mock.patch("myxtts.observe.page.history.AMENDED_LINES", 5):
+            history.update()
+        lines[-1]["validation_loss"] = 2.0
+        replace_lines(path, lines)
+        with mock.patch.object(json, "loads", side_effect=json.loads) as loads:
+            history.update()
+        self.assertEqual(loads.call_count, 5)
+        self.assertEqual(history.series["validation_loss"].newest, (49, 2.0))
+        lines[0]["loss"] = 9.0  # the file of another run
+        replace_lines(path, [{"step": 0, "a": 1}, *lines])
+        history.update()
+        self.assertEqual(history.series["loss"].points[0].high, 9.0)
+
+    def test_ticks_are_round_and_lie_between_the_limits(self):
+        for scale, ticks in (
+            (Scale(0.0, 10.0), [0, 2.5, 5, 7.5, 10]),
+            (Scale(0.1, 12.0, log=True), [0.1, 0.5, 2, 10]),
+            (value_scale([3.0, 3.0]), [2.9, 3.0, 3.1]),
+        ):
+            with self.subTest(scale=scale):
+                np.testing.assert_allclose(scale.ticks(), ticks)
+
+
+def replace_lines(path: Path, lines: list[dict]) -> None:
+    other = path.with_suffix(".new")
+    other.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    os.replace(other, path)
+
+
+class Answers(Folder):
+    def learning(self, *lines: dict) -> head.Answer:
+        self.report(*lines)
+        return head.is_learning(self.history())
+
+    def history(self) -> History:
+        history = History(self.folder / "metrics.jsonl")
+        history.update()
+        return history
+
+    def test_a_run_learns_while_its_validation_loss_falls(self):
+        lines = [report_of(step, 1 / step, validation_loss=1 / step) for step in range(1, 9)]
+        answer = self.learning(*lines)
+        self.assertEqual(
+            (answer.state, answer.answer), ("good", "yes: best validation loss 0.125 at step 8, the newest")
+        )
+
+    def test_a_run_whose_validation_loss_rises_while_training_goes_on_overfits(self):
+        lines = [report_of(step, 1 / step, validation_loss=float(step)) for step in range(1, 12)]
+        answer = self.learning(*lines)
+        self.assertEqual(answer.state, "bad")
+        self.assertIn("no: 10 validations without a better one, it overfits", answer.answer)
+
+    def test_without_validation_the_trend_of_the_training_loss_decides(self):
+        for slope, state in ((-0.01, "good"), (0.0, "fair"), (0.01, "bad")):
+            with self.subTest(slope=slope):
+                (self.folder / "metrics.jsonl").unlink(missing_ok=True)
+                self.assertEqual(self.learning(*(report_of(s, 1 + slope * s) for s in range(1, 30))).state, state)
+
+    def test_a_loss_that_is_not_finite_is_named(self):
+        self.assertIn("not finite", self.learning(report_of(1), report_of(2, None)).answer)
+
+    def test_a_starving_device_is_named_with_the_slowest_stage(self):
+        self.report(*(report_of(step, wait_s=0.1) for step in range(5)))
+        answer = head.is_starving(self.history())
+        self.assertEqual(
+            (answer.state, answer.answer), ("bad", "yes: the model device waits 50 % of its time, for read")
+        )
+
+    def test_what_is_left_is_in_time_steps_and_utterances(self):
+        self.report(report_of(100))
+        facts = {"total_steps": 300, "steps_per_epoch": 50, "utterances": 400}
+        answer = head.how_long(self.history(), facts, "", time.time())
+        self.assertIn("12 min, until about", answer.answer)
+        self.assertEqual(answer.detail, "step 100 of 300; 200 steps, about 1,600 utterances left")
+        self.assertEqual(head.how_long(self.history(), facts, "stopped by SIGTERM", 0.0).answer, "stopped by SIGTERM")
+
+    def test_settings_other_than_the_defaults_are_shown_as_flags(self):
+        settings = {
+            "training": {"learning_rate": 0.5, "seed": 0},
+            "run": {"resume": True},
+            "data": {"cache_dataset": True},
+        }
+        self.assertEqual(changed_settings(settings), {"--learning-rate": "0.5", "--cache-dataset": ""})
+
+
+class Lanes(unittest.TestCase):
+    def test_the_clock_records_steps_waits_pauses_and_batches(self):
+        now = iter([0.0, 0.0, *(float(i) for i in range(1, 40))])
+        timeline = Timeline()
+        clock = Clock(lambda: next(now), timeline=timeline)  # now 0
+        with clock.wait():  # 1 to 2
+            pass
+        clock.finish_step(1.0, 1.0, [Times(-3.0, -2.0, -1.0, "data")])  # 3
+        with clock.pause("validation"):  # 4 to 5
+            pass
+        spans = timeline.newest()
+        self.assertIn(Span("data", "read", -3.0, -2.0, 1), spans)
+        self.assertIn(Span("data", "produce", -2.0, -1.0, 1), spans)
+        self.assertIn(Span("data", "feed", -1.0, 2.0, 1), spans)
+        self.assertEqual(
+            [span[1:4] for span in spans if span.lane == MODEL][-3:],
+            [("step", 2.0, 3.0), ("step", 3.0, 4.0), ("validation", 4.0, 5.0)],
+        )
+
+    def test_each_wait_is_for_a_batch_of_each_replica(self):
+        timeline = Timeline()
+        clock = Clock(replicas=2, timeline=timeline)
+        for _ in range(2):  # the loop takes a batch ahead
+            with clock.wait():
+                pass
+        clock.finish_step(1.0, 1.0, [Times(0.0, 0.0, 0.0, "a"), Times(0.0, 0.0, 0.0, "b")])
+        clock.finish_step(1.0, 1.0, [Times(0.0, 0.0, 0.0, "a"), Times(0.0, 0.0, 0.0, "b")])
+        taken = {(span.lane, span.number): span.end_s for span in timeline.newest() if span.kind == "feed"}
+        self.assertEqual(taken["a", 1], taken["b", 1])
+        self.assertLess(taken["a", 1], taken["a", 2])
+
+    def test_a_timeline_is_bounded_and_can_be_read_while_it_grows(self):
+        timeline = Timeline(100)
+        thread = threading.Thread(target=lambda: [timeline.add(Span(MODEL, "step", i, i + 1)) for i in range(20_000)])
+        thread.start()
+        while thread.is_alive():
+            self.assertLessEqual(len(timeline.newest()), 100)
+        thread.join()
+        self.assertEqual(timeline.newest()[-1].start_s, 19_999)
+
+    def test_an_excerpt_has_the_newest_steps_from_time_0(self):
+        spans = [Span(MODEL, "step", i, i + 1.0, i) for i in range(100)] + [Span("observer", "validation", 50.0, 98.5)]
+        cut = excerpt(spans)
+        self.assertEqual((cut[0].number, cut[0].start_s, cut[-2].end_s), (76, 0.0, 24.0))
+        self.assertEqual(cut[-1], Span("observer", "validation", 0.0, 22.5))
+        self.assertEqual(excerpt([]), [])
+
+    def test_an_excerpt_leaves_out_a_long_pause(self):
+        spans = [Span(MODEL, "step", i / 10, (i + 1) / 10, i) for i in range(20)]
+        spans += [Span(MODEL, "samples", 2.0, 30.0), Span(MODEL, "step", 30.0, 30.1, 20)]
+        self.assertEqual([span.number for span in excerpt(spans)], list(range(20)))
+        spans += [Span(MODEL, "step", 30 + i / 10, 30 + (i + 1) / 10, 20 + i) for i in range(1, 10)]
+        self.assertEqual([span.number for span in excerpt(spans)], list(range(20, 30)))
+
+    def test_the_fill_of_a_feed_is_known_until_its_newest_batch(self):
+        spans = [Span("d", "feed", 0.0, 3.0), Span("d", "feed", 1.0, 4.0), Span("d", "feed", 2.0, 5.0)]
+        self.assertEqual(fill_levels(spans, 10.0), [(0.0, 1.0, 1), (1.0, 2.0, 2)])
+
+    def test_each_thread_has_a_lane(self):
+        spans = [
+            Span(MODEL, "step", 0.0, 1.0, 1),
+            Span("/GPU:0", "produce", 0.0, 0.5, 2),
+            Span("/GPU:0", "feed", 0.5, 0.7, 2),
+        ]
+        drawn = lanes([*spans, Span("observer <1>", "validation", 0.1, 0.9)])
+        titles = re.findall(r'<span class="small">(.*?)</span>', drawn)
+        expected = [
+            "/GPU:0: makes batches",
+            "/GPU:0: batches ready in the feed",
+            "model device: steps, waits and pauses",
+        ]
+        self.assertEqual(titles, [*expected, "observer &lt;1&gt;"])
+        self.assertIn("<title>validation: 800 ms</title>", drawn)
+
+
+class Page(Folder):
+    def test_newest_samples_are_in_the_page_and_others_are_linked(self):
+        self.report(report_of(20))
+        self.sample(10)
+        self.sample(20)
+        page = write_report(self.folder).read_text()
+        self.assertEqual(len(re.findall('src="data:audio/mpeg', page)), 2)
+        self.assertEqual(len(re.findall('src="data:image/jpeg', page)), 1)
+        self.assertIn('src="samples/step-000010/1-a.recording.wav"', page)
+        self.assertLess(page.index("Step 20"), page.index("Step 10"))
+
+    def test_samples_are_compressed_once_and_within_the_time_for_it(self):
+        self.report(report_of(20))
+        self.sample(20)
+        report = RunReport(self.folder)
+        with mock.patch.object(html_report, "COMPRESS_S", -1.0):
+            self.assertNotIn("data:audio", report.write().read_text())
+        self.assertEqual(report.write().read_text().count("data:audio"), 2)
+        with mock.patch.object(soundfile, "write", side_effect=AssertionError):
+            self.assertEqual(report.write().read_text().count("data:audio"), 2)
+
+    def test_file_names_in_links_are_percent_encoded_and_sounds_have_their_order(self):
+        self.report(report_of(20))
+        self.sample(20)
+        self.sample(10, "1-a#b%?", kinds=tuple(samples.LABELS))
+        page = write_report(self.folder).read_text()
+        kinds = (".recording", ".griffin-lim", ".vocoder", ".synthesized-griffin-lim", "")
+        expected = [f"samples/step-000010/1-a%23b%25%3F{kind}.wav" for kind in kinds]
+        self.assertEqual(re.findall('src="(samples/.*?wav)"', page), expected)
+        self.assertIn('src="samples/step-000010/1-a%23b%25%3F.png"', page)
+
+    def test_a_damaged_sample_is_linked(self):
+        self.report(report_of(20))
+        folder = self.sample(20)
+        (folder / "1-a.wav").write_bytes(b"RIFF")
+        (folder / "1-a.png").write_bytes(b"")
+        page = write_report(self.folder).read_text()
+        self.assertIn('src="samples/step-000020/1-a.wav"', page)
+        self.assertIn('src="samples/step-000020/1-a.png"', page)
+
+    def test_transcripts_scores_rejected_rows_and_buckets_are_shown(self):
+        self.report(report_of(20))
+        (self.sample(20, kinds=()) / "transcripts.txt").write_text("a <b>")
+        evaluation = self.folder / "evaluation" / "step-000020"
+        evaluation.mkdir(parents=True)
+        (evaluation / "scores.md").write_text("| metric | <x> |\n|---|---|\n| PESQ | 3.1 |\n\n- of 50 & more\n")
+        rows = [
+            "metadata,line,audio,reason,detail",
+            "m,3,a.wav,no text,",
+            "m,4,b.wav,no text,",
+            "m,5,<c>,too long,21 s",
+        ]
+        (self.folder / "rejected.csv").write_text("\n".join(rows))
+        buckets = [{"seconds": 2.5, "rows": 8, "utterances": 40, "padding": 0.125}]
+        (self.folder / "run.json").write_text(json.dumps({"buckets": buckets, "numbers": {"model": "tts <tiny>"}}))
+        page = write_report(self.folder).read_text()
+        for text in (
+            "<pre>a &lt;b&gt;</pre>",
+            "&lt;x&gt;",
+            "<td>3.1",
+            "<li>of 50 &amp; more",
+            "Rejected rows of the corpus: 3",
+        ):
+            self.assertIn(text, page)
+        self.assertIn("<td>no text<td class='n'>2", page.replace("</td>", ""))
+        self.assertIn("&lt;c&gt;", page)
+        self.assertIn("12.5 % of the bucket of 2.50 s is padding", page)
+        self.assertIn("tts &lt;tiny&gt;", page)
+
+    def test_syncs_of_local_sgd_are_marked(self):
+        self.assertEqual([mark.step for mark in sync_marks({"local_sgd": {"sync_every": 30}}, 70)], [30, 60])
+        (self.folder / "config.yaml").write_text("local_sgd:\n  sync_every: 30\n")
+        self.report(*map(report_of, (10, 20, 30, 40)))
+        self.assertIn("<title>weights averaged, step 30</title>", write_report(self.folder).read_text())
+
+    def test_workers_and_replicas_have_a_column_each(self):
+        self.report(report_of(20))
+        worker = self.folder / "worker-1"
+        worker.mkdir()
+        self.report(report_of(20, wait_s=0.3), folder=worker)
+        (worker / "run.json").write_text('{"host": "second"}')
+        (self.folder / "run.json").write_text(json.dumps({"routes": [[["/GPU:0"], "/GPU:1"], [["/GPU:2"], "/GPU:3"]]}))
+        timeline = Timeline()
+        timeline.add(Span("/GPU:2", "produce", 0.0, 0.25, 1), Span(MODEL, "step", 0.0, 1.0, 1))
+        page = write_report(self.folder, timeline).read_text()
+        for text in ("worker 0 (chief)", "worker 1", "second", "300 ms", "replica 0", "replica 1", "250 ms"):
+            self.assertIn(text, page)
+        again = write_report(self.folder).read_text()  # without the process
+        self.assertIn("250 ms", again)
+
+    def test_a_page_of_a_run_that_has_ended_says_how(self):
+        self.report(report_of(20))
+        page = write_report(self.folder, ended="ended by NonFiniteLoss: <x>").read_text()
+        self.assertIn("ended by NonFiniteLoss: &lt;x&gt;", page)
+        self.assertIn('data-stale="0"', page)
+
+    def test_pages_are_valid_and_refer_to_nothing_elsewhere(self):
+        self.report(
+            *(report_of(step, validation_loss=1.0, validation_word_error_rate=0.1) for step in range(10, 90, 10))
+        )
+        self.sample(20)
+        (self.folder / "rejected.csv").write_text("metadata,line,audio,reason,detail\nm,3,a.wav,no text,\n")
+        timeline = Timeline()
+        timeline.add(Span(MODEL, "step", 0.0, 1.0, 1), Span("/CPU:0", "feed", 0.0, 0.5, 1))
+        paths = [write_report(self.folder, timeline), write_overview(self.runs), make_jobs(self.runs / "jobs")]
+        for path in paths:
+            with self.subTest(page=path.name):
+                Checker(self, path.read_text())
+
+    def test_colours_can_be_told_from_their_background(self):
+        light, dark = (dict(re.findall(r"--(\w+):(#\w+)", part)) for part in STYLE.split("@media")[:2])
+        for theme in (light, {**light, **dark}):
+            for name, least in (
+                ("text", 7.0),
+                ("soft", 4.5),
+                ("link", 4.5),
+                ("good", 4.5),
+                ("fair", 4.5),
+                ("bad", 4.5),
+            ):
+                for background in ("bg", "card"):
+                    with self.subTest(name=name, background=theme[background]):
+                        self.assertGreaterEqual(contrast(theme[name], theme[background]), least)
+            for number in range(7):  # WCAG 2.2, 1.4.11: graphics
+                self.assertGreaterEqual(contrast(theme[f"c{number}"], theme["bg"]), 3.0)
+
+
+def contrast(one: str, other: str) -> float:
+    """Return the contrast ratio of two colours; WCAG 2.2."""
+
+    def luminance(colour: str) -> float:
+        digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+        parts = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
+
+    dark, light = sorted(map(luminance, (one, other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+class Checker(html.parser.HTMLParser):
+    """Fails a test where a page is malformed, refers to the network, or has a picture without a text."""
+
+    def __init__(self, test: unittest.TestCase, page: str):
+        super().__init__()
+        self._test, self._open = test, []
+        self.feed(page)
+        self.close()
+        test.assertEqual(self._open, [])
+        test.assertNotRegex(page, "https?:|@import|url\\(")
+
+    def handle_starttag(self, tag, attributes):
+        given = dict(attributes)
+        for name in ("src", "href"):
+            self._test.assertNotRegex(given.get(name) or "", "^(//|(?!data:)[a-z]+:)")
+        if tag == "img":
+            self._test.assertTrue(given["alt"])
+        if tag in ("svg", "audio"):
+            self._test.assertTrue(given.get("aria-label") or given.get("aria-hidden"), self.get_starttag_text())
+        if tag not in VOID and tag not in CLOSED_BY_OTHERS:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        pass  # closed in SVG
+
+    def handle_endtag(self, tag):
+        if tag not in CLOSED_BY_OTHERS:
+            self._test.assertEqual(self._open.pop(), tag)
+
+
+def make_jobs(folder: Path) -> Path:
+    """Write two jobs that were merged, and their page."""
+    process = {"state": "done", "restarts": 1}
+    state = {
+        "stage": "done",
+        "total_steps": 60,
+        "immutable": {"gpus": [0, 1], "warmstart_steps": 10, "sync_every": 30},
+        "processes": {"warmstart": process, "gpu0": process, "gpu1": process | {"state": "running"}, "merge": process},
+        "merge": {"job_steps": {"gpu0": 60, "gpu1": 60}, "exit_code": 0},
+    }
+    for name in ("warmstart", "gpu0", "gpu1"):
+        (folder / name).mkdir(parents=True)
+        lines = [report_of(step, 2.0 + (name == "gpu1")) for step in range(10, 70, 10)]
+        (folder / name / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "launcher.json").write_text(json.dumps(state))
+    return JobsReport(folder).write()
+
+
+class SeveralRuns(Folder):
+    def test_jobs_have_a_column_each_and_marks_of_their_merges(self):
+        page = make_jobs(self.runs / "both").read_text()
+        for text in ("60 of 60", "60 of 10", "weights averaged, step 30", "merge of gpu0, gpu1, step 60", "12 min"):
+            self.assertIn(text, page)
+        self.assertIn('href="gpu1/report.html"', page)
+
+    def test_overview_compares_runs_and_jobs(self):
+        self.report(report_of(20, 0.75, validation_loss=0.5, validation_word_error_rate=0.024))
+        (self.folder / "run.json").write_text('{"task": "asr tiny", "placement": "dual", "total_steps": 40}')
+        make_jobs(self.runs / "both")
+        (self.runs / "index.html").touch()
+        page = write_overview(self.runs).read_text()
+        for text in ("asr tiny", "20 of 40", "0.75", "0.5", "word error rate 2.40 %", "dual", "100 %"):
+            self.assertIn(f"<td>{text}", page)
+        self.assertIn('href="both/gpu1/report.html"', page)
+        self.assertEqual([path.name for path in self.runs.iterdir() if path.name.startswith(".")], [])
+
+    def test_a_run_writes_the_overview_beside_its_page(self):
+        self.report(report_of(20))
+        write_report(self.folder)
+        self.assertIn("voice/report.html", (self.runs / "index.html").read_text())
+
+
+class Thread(Folder):
+    def test_requests_are_answered_by_pages_and_the_last_one_says_how_the_run_ended(self):
+        written = []
+        report = mock.Mock(write=lambda ended="": written.append(ended) or self.folder)
+        with ReportThread(report, refresh_s=0.0) as thread:
+            thread.request()
+            while not written:
+                time.sleep(0.001)
+            self.assertEqual(thread.end("finished"), self.folder)
+        self.assertEqual((written[0], written[-1]), ("", "finished"))
+        self.assertNotIn("myxtts-report", [thread.name for thread in threading.enumerate()])
+
+    def test_an_error_of_the_run_is_on_its_page(self):
+        self.report(report_of(20))
+        with self.assertRaises(ZeroDivisionError), ReportThread(RunReport(self.folder)):
+            1 / 0  # noqa: B018
+        self.assertIn("ended by ZeroDivisionError", (self.folder / "report.html").read_text())
+
+    def test_a_full_disk_is_warned_of_once(self):
+        report = mock.Mock(write=mock.Mock(side_effect=OSError(28, "No space left on device")))
+        with self.assertLogs("myxtts", "WARNING") as logged, ReportThread(report) as thread:
+            self.assertEqual([thread.end(""), thread.end("")], ["not written"] * 2)
+        self.assertEqual(len(logged.output), 1)
+
+
+@unittest.skipUnless(BROWSER, "no Chromium is installed (apt-get install chromium)")
+class Browser(Folder):
+    """The page in headless Chromium, from a file."""
+
+    def dump(self, page: Path, script: str) -> str:
+        """Return the title of a page after a script has run in it."""
+        other = page.with_name("probe.html")
+        other.write_text(page.read_text().replace("</body>", f"<script>{script}</script></body>"))
+        flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={self.runs / 'profile'}"]
+        command = [BROWSER, *flags, "--virtual-time-budget=2000", "--dump-dom", f"file://{other}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        return re.search(r"<title>(.*?)</title>", done.stdout)[1]
+
+    def test_it_draws_plays_and_fits_its_window_without_errors(self):
+        self.report(*(report_of(step, validation_loss=1.0) for step in range(10, 90, 10)))
+        self.sample(20)
+        self.sample(10)
+        probe = """
+        var errors = [];
+        onerror = function (m) { errors.push(m) };
+        addEventListener('load', function () { setTimeout(function () {
+          document.querySelectorAll('details').forEach(function (e) { e.open = true });
+          var images = Array.from(document.images);
+          images.forEach(function (i) { i.loading = 'eager' });
+          Promise.all(images.map(function (i) { return i.decode().then(Object, String) })).then(function () {
+            document.title = JSON.stringify([errors, images.map(function (i) { return i.naturalWidth }),
+              Array.from(document.querySelectorAll('.plot > svg')).every(function (s) { return s.clientWidth > 100 }),
+              document.documentElement.scrollWidth <= innerWidth,
+              document.getElementById('age').textContent.slice(0, 7),
+              document.querySelectorAll('.hit > title').length > 20,
+              document.createElement('audio').canPlayType('audio/mpeg') !== '' ])
+          })
+        }, 100) });
+        """
+        title = self.dump(write_report(self.folder), probe)
+        self.assertEqual(json.loads(title.replace("&quot;", '"')), [[], [16, 16], True, True, "written", True, True])

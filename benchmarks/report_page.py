@@ -1,0 +1,131 @@
+"""Time and size of report.html after a long run: of a synthetic run with samples, refreshed as a run does.
+
+python benchmarks/report_page.py
+python benchmarks/report_page.py --steps 100000 --log-every 50 --sample-every 500
+"""
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import soundfile
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from myxtts.clock import MODEL, Span, Timeline
+from myxtts.files import write_whole
+from myxtts.observe.html_report import RunReport
+from myxtts.observe.page.samples import LABELS, sound_file
+from myxtts.observe.plots import mel_and_alignment, png_bytes
+
+PARTS = ("mel", "flow", "prior", "duration", "pitch", "energy")
+UTTERANCES, SECONDS, RATE_HZ = 4, 4.0, 22_050
+REFRESHES = 20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=100_000)
+    parser.add_argument("--log-every", type=int, default=1)
+    parser.add_argument("--sample-every", type=int, default=1000)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        measure(Path(name) / "run", options.steps, options.log_every, options.sample_every)
+
+
+def measure(folder: Path, steps: int, log_every: int, sample_every: int) -> None:
+    folder.mkdir()
+    (folder / "config.yaml").write_text("model:\n  task: tts\n")
+    metrics, timeline = folder / "metrics.jsonl", Timeline()
+    reports = range(log_every, steps + 1, log_every)
+    metrics.write_text("".join(line(step) for step in reports))
+    write_samples(folder, range(sample_every, steps + 1, sample_every))
+    add_spans(timeline)
+    print(f"{len(reports):,} reports, {metrics.stat().st_size / 1e6:.1f} MB; samples of {steps // sample_every} steps")
+
+    report = RunReport(folder, timeline)
+    print(f"first page of a process    {refresh(report)}")
+    print(f"page with new samples      {refresh(report, ended='finished')}")
+    refreshes = []
+    for number in range(1, REFRESHES + 1):
+        with open(metrics, "a") as file:
+            file.write(line(steps + number * log_every))
+        refreshes.append(refresh(report))
+    for name, pick in (("median", statistics.median_low), ("longest", max)):
+        print(f"refresh, {name:<17} {pick(refreshes)}")
+    lines = metrics.read_text().splitlines(keepends=True)
+    lines[-2] = json.dumps({**json.loads(lines[-2]), "validation_loss": 1.0}) + "\n"
+    write_whole(metrics, "".join(lines).encode())
+    print(f"refresh after a validation {refresh(report)}")
+    print(f"report.html                {(folder / 'report.html').stat().st_size / 1e6:.2f} MB")
+
+
+class Seconds(NamedTuple):
+    """Of a thread: time on a processor, which other programs do not change much, and on the wall."""
+
+    busy: float
+    wall: float
+
+    def __str__(self) -> str:
+        return f"{self.busy:.3f} s of a processor, {self.wall:.3f} s"
+
+
+def refresh(report: RunReport, ended: str = "") -> Seconds:
+    start_s, busy_s = time.perf_counter(), time.thread_time()
+    report.write(ended)
+    return Seconds(time.thread_time() - busy_s, time.perf_counter() - start_s)
+
+
+def line(step: int) -> str:
+    """Return a line of metrics.jsonl with noisy values that fall."""
+    noise = 1 + 0.3 * math.sin(step * 12.9898)
+    losses = {name: noise * (i + 1) * step**-0.3 for i, name in enumerate(PARTS)}
+    times = {"step_s": 0.11 * noise, "wait_s": 1e-4, "pause_s": 0.002, "read_s": 0.002, "produce_s": 0.05 * noise}
+    rates = {"steps_per_s": 9 / noise, "audio_seconds_per_s": 200.0, "padding": 0.06, "blocked_s": 0.06}
+    rates |= {"accelerator_utilisation": 0.999, "remaining_s": 100.0, "gradient_norm": noise, "learning_rate": 1e-3}
+    report = (
+        {"step": step, "epoch": 1} | losses | {"loss": sum(losses.values())} | rates | times | {"bottleneck": "step"}
+    )
+    if step % 500 == 0:
+        report |= {f"validation_{name}": value for name, value in losses.items()} | {"validation_loss": 1.0}
+    return json.dumps(report) + "\n"
+
+
+def write_samples(folder: Path, steps: range) -> None:
+    """Write the same sounds and pictures for all steps, those of the newest as they are and of the others as links."""
+    random = np.random.default_rng(0)
+    wave = (0.3 * random.normal(size=int(SECONDS * RATE_HZ))).astype(np.float32)
+    mel = random.normal(-5, 2, (int(SECONDS * 86), 80)).astype(np.float32)
+    picture = png_bytes(mel_and_alignment(mel, mel, np.arange(len(mel)) // 5, "synthetic"))
+    for step in steps:
+        target = folder / "samples" / f"step-{step:06d}"
+        target.mkdir(parents=True)
+        for row in range(UTTERANCES):
+            name = f"{row + 1}-utterance"
+            (target / f"{name}.png").write_bytes(picture if step == steps[-1] else b"")
+            for number, kind in enumerate(LABELS):
+                file = target / sound_file(name, kind)
+                if step == steps[-1]:
+                    soundfile.write(file, np.roll(wave, 10 * row + number), RATE_HZ)
+                else:
+                    file.touch()
+
+
+def add_spans(timeline: Timeline) -> None:
+    for number in range(400):
+        at_s = 0.1 * number
+        timeline.add(Span(MODEL, "step", at_s, at_s + 0.099, number), Span(MODEL, "wait", at_s + 0.099, at_s + 0.1))
+        timeline.add(Span("/GPU:0", "read", at_s, at_s + 0.01, number))
+        timeline.add(Span("/GPU:0", "produce", at_s + 0.01, at_s + 0.06, number))
+        timeline.add(Span("/GPU:0", "feed", at_s + 0.06, at_s + 0.36, number))
+
+
+if __name__ == "__main__":
+    main()

@@ -137,19 +137,23 @@ class Finished(NamedTuple):
 
 
 class Workspace:
-    """A folder with a corpus and runs, which are started through the command line in this process."""
+    """A folder with a corpus and runs, which are started through the command line in this process.
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    Args:
+        size: of the model size `tiny` of voices.
+    """
+
+    def __init__(self, folder: Path, size: XTTSSize = SMALLEST):
+        self.folder, self._size = folder, size
         self.corpus = folder / "corpus" / "corpus.csv"
         write_corpus(self.corpus.parent, SECONDS)
 
     @classmethod
-    def temporary(cls, add_cleanup: Callable) -> "Workspace":
+    def temporary(cls, add_cleanup: Callable, size: XTTSSize = SMALLEST) -> "Workspace":
         """Create a workspace in a temporary folder, which the `add_cleanup` of a test, class or module removes."""
         folder = tempfile.TemporaryDirectory()
         add_cleanup(folder.cleanup)
-        return cls(Path(folder.name))
+        return cls(Path(folder.name), size)
 
     @classmethod
     def with_toy_models(cls, add_cleanup: Callable) -> "Workspace":
@@ -173,7 +177,7 @@ class Workspace:
     def main(self, *argv: str) -> Finished:
         out, err = io.StringIO(), io.StringIO()
         with (
-            small_models(),
+            small_models(self._size),
             shared_traces(),
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),

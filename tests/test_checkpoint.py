@@ -45,7 +45,7 @@ class Case(unittest.TestCase):
         self.folder = Path(folder.name) / "checkpoints"
 
     def checkpoints(self, keep=3):
-        return Checkpoints(self.folder, keep, {"settings": {"a": 1}, "symbols": ["ა", "b"]})
+        return Checkpoints(self.folder, keep, {"settings": {"a": {"b": 1}}, "symbols": ["ა", "b"]})
 
     def save(self, state, loss=None, checkpoints=None):
         """Save a state, and wait until the thread has written it."""
@@ -91,7 +91,9 @@ class RoundTrip(Case):
         state = training_state(build_toy())
         state.step = 3
         metadata = read_metadata(self.save(state))
-        self.assertEqual((metadata["settings"], metadata["symbols"], metadata["step"]), ({"a": 1}, ["ა", "b"], 3))
+        self.assertEqual(
+            (metadata["settings"], metadata["symbols"], metadata["step"]), ({"a": {"b": 1}}, ["ა", "b"], 3)
+        )
 
 
 class Retention(Case):
@@ -285,7 +287,7 @@ class Damaged(Case):
                 with self.subTest(group=group, length=length):
                     message = self.restore_error()
                     self.assertTrue(message.startswith(f"{path} cannot be read: "), message)
-                    self.assertIn(f"Remove the folder {self.saved} to use the previous checkpoint.", message)
+                    self.assertIn(f"No other checkpoint in {self.folder} is intact: start another run", message)
             path.unlink()
             self.assertIn(f"{path} cannot be read", self.restore_error())
             path.write_bytes(whole)
@@ -338,7 +340,11 @@ class Damaged(Case):
         for changed, message in (
             (
                 arrays | {kernel: np.zeros((2, 3), np.float32)},
-                f"'{kernel}' has shape (2, 3), but the model has (80, 80)",
+                f"'{kernel}' is float32 (2, 3), but the model has float32 (80, 80)",
+            ),
+            (
+                arrays | {kernel: np.zeros((80, 80), np.int8)},
+                f"'{kernel}' is int8 (80, 80), but the model has float32 (80, 80)",
             ),
             (
                 arrays | {"another": np.zeros(1)},

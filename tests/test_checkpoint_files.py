@@ -1,6 +1,7 @@
-"""Checkpoints are written whole or not at all, whatever ends the write. No TensorFlow."""
+"""Checkpoints are written whole or not at all, and damaged ones are rejected by name. No TensorFlow."""
 
 import itertools
+import json
 import logging
 import os
 import shutil
@@ -9,15 +10,19 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import zipfile
 from pathlib import Path
 
 import numpy as np
 
+from myxtts.errors import CheckpointError
 from myxtts.training.checkpoint_files import (
+    FORMAT,
     checkpoint_of,
     latest,
     put_back_former,
     read_arrays,
+    read_best,
     read_metadata,
     remove_remains,
     write_checkpoint,
@@ -29,6 +34,7 @@ ROOT = Path(__file__).parents[1]
 BEFORE = {5: 1.0, 10: 2.0}  # step -> value of the weights
 NEW = 3.0
 STEPS = (20, 10)  # of the checkpoint that is cut off: a new one, and one that exists
+METADATA = {"format": FORMAT, "step": 10}
 FILES = ["model.npz", "optimizer.npz", "state.json"]
 
 
@@ -133,6 +139,95 @@ class InterruptedWrites(Case):
                     break
                 self.assertEqual(code, -signal.SIGKILL)
             self.assertGreater(at, 20)
+
+
+class Hostile(Case):
+    """Damaged files, or files made by another program: one message each, and no memory for what they promise."""
+
+    def setUp(self):
+        super().setUp()
+        self.prepare()
+        self.checkpoint = checkpoint_of(self.folder, 10)
+        self.state, self.archive = self.checkpoint / "state.json", self.checkpoint / "model.npz"
+
+    def message(self, read, *arguments):
+        with self.assertRaises(CheckpointError) as raised:
+            read(*arguments)
+        return str(raised.exception)
+
+    def write_member(self, header: bytes, content: bytes, **options):
+        """Write an archive with one array, whose header may promise what it does not have."""
+        with zipfile.ZipFile(self.archive, "w") as archive:
+            member = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + content
+            archive.writestr("w.npy", member, **options)
+
+    def test_an_archive_that_promises_terabytes_is_rejected_before_memory_is_taken(self):
+        for shape, dtype in (((10**13,), "<f4"), ((-1,), "<f4"), ((2, 10**30), "<f4"), ((3,), "|O"), ((3,), "<U4")):
+            header = repr({"descr": dtype, "fortran_order": False, "shape": shape}).encode()
+            self.write_member(header, bytes(12))
+            with self.subTest(shape=shape, dtype=dtype):
+                self.assertRegex(
+                    self.message(read_arrays, self.archive), "^" + str(self.archive) + " cannot be read: w.npy "
+                )
+        self.write_member(b"(" * 9000, b"")
+        self.assertIn("cannot be read", self.message(read_arrays, self.archive))
+        self.write_member(b"", bytes(1 << 24), compress_type=zipfile.ZIP_DEFLATED)
+        self.assertIn("it is compressed", self.message(read_arrays, self.archive))
+
+    def test_a_pipe_or_a_folder_in_place_of_a_file_is_rejected_without_waiting(self):
+        for path, read in ((self.archive, read_arrays), (self.state, lambda _: read_metadata(self.checkpoint))):
+            path.unlink()
+            os.mkfifo(path)
+            self.assertIn(f"{path} cannot be read: it is not a regular file", self.message(read, path))
+
+    def test_a_value_of_another_type_in_the_metadata_is_named(self):
+        for key, value in (
+            ("step", "ten"),
+            ("step", -1),
+            ("step", 10**30),
+            ("position", [0]),
+            ("replicas", 0),
+            ("audio_s", None),
+            ("best", [5]),
+            ("settings", []),
+            ("symbols", [1]),
+            ("ancestor", {"symbols": "all"}),
+            ("participants", [1]),
+        ):
+            self.state.write_text(json.dumps(METADATA | {key: value}))
+            with self.subTest(key=key, value=value):
+                message = self.message(read_metadata, self.checkpoint)
+                self.assertRegex(
+                    message, rf"^{self.state} cannot be read: {key}[\w.]*: .*The newest intact checkpoint is "
+                )
+        for text in ("[" * 100_000, "9" * 5_000):
+            self.state.write_text(text)
+            self.assertIn(f"{self.state} cannot be read", self.message(read_metadata, self.checkpoint))
+
+    def test_a_missing_key_of_the_metadata_is_named(self):
+        self.state.write_text(json.dumps(METADATA | {"settings": {"training": {}}}))
+        metadata = read_metadata(self.checkpoint)
+        self.assertIn(f"{self.state} lacks 'best'. ", self.message(read_best, self.checkpoint))
+        missing = self.message(lambda: metadata["settings"]["training"]["ema_decay"])
+        self.assertIn(f"{self.state} lacks 'settings.training.ema_decay'. ", missing)
+
+    def test_a_damaged_checkpoint_names_the_newest_intact_one_and_how_to_take_it(self):
+        for step in (20, 30):
+            write(self.folder, step, NEW)
+            (checkpoint_of(self.folder, step) / "optimizer.npz").write_bytes(b"damaged")
+        broken = self.folder / "step-000030"
+        damaged = self.message(read_arrays, broken / "optimizer.npz")
+        self.assertIn(
+            f"The newest intact checkpoint is {self.checkpoint}. To use it, remove {broken} and "
+            f"{self.folder / 'step-000020'}.",
+            damaged,
+        )
+        for checkpoint in self.folder.iterdir():
+            (checkpoint / "model.npz").unlink()
+        self.assertIn(
+            f"No other checkpoint in {self.folder} is intact: start another run with --run.",
+            self.message(read_arrays, broken / "model.npz"),
+        )
 
 
 if __name__ == "__main__":

@@ -295,10 +295,10 @@ class Rejected(Case):
         file = archive.with_name("state.json")
         whole = json.loads(file.read_text())
         for changed, expected in (
-            ({"audio_s": "long"}, "has no usable 'audio_s'"),
+            ({"audio_s": "long"}, "state.json cannot be read: audio_s: Input should be a valid number"),
             ({"audio_s": -1.0}, "Give --weights"),
             ({"settings": {"data": {"colour": 1}}}, "data.colour"),
-            ({"symbols": None}, "has no usable 'symbols'"),
+            ({"symbols": None}, "state.json cannot be read: symbols: Input should be a valid array"),
             ({"format": 1}, "has format 1"),
         ):
             with self.subTest(changed=changed):

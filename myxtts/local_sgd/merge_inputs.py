@@ -19,10 +19,6 @@ from myxtts.training.select_checkpoint import (
     weights_file,
 )
 
-METADATA_TYPES: dict[str, type | tuple[type, ...]] = {  # what a merge reads of a state.json
-    **dict.fromkeys(("symbols", "languages", "speakers"), list),
-    **{"settings": dict, "start": str, "step": int, "audio_s": (int, float)},
-}
 TASK_SETTINGS = {  # by task: (section, setting) that features or weights depend on
     "tts": (("data", "reference_seconds"),),
     "asr": (("asr", "encoder"), ("asr", "subsampling")),
@@ -89,14 +85,10 @@ def read_input(path: Path) -> MergeInput:
     is_checkpoint = path.is_dir() and ((path / "state.json").exists() or re.fullmatch(r"step-\d+", path.name))
     checkpoint = path if is_checkpoint else select_checkpoint(path)
     metadata = read_metadata(checkpoint)
-    for name, types in METADATA_TYPES.items():
-        if not isinstance(metadata.get(name), types):
-            raise CheckpointError(
-                f"{checkpoint} cannot be merged: its state.json has no usable '{name}'. Give a checkpoint of a run."
-            )
     config = settings_of(checkpoint, metadata)
     vocabulary_of(metadata)
-    return MergeInput(checkpoint, metadata | {"settings": config.model_dump(mode="json")}, config)
+    metadata["settings"] = config.model_dump(mode="json")
+    return MergeInput(checkpoint, metadata, config)
 
 
 def merge_coefficients(inputs: Sequence[MergeInput], given: Sequence[float] | None) -> list[float]:

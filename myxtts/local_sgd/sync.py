@@ -27,7 +27,7 @@ from myxtts.config.schema import Config
 from myxtts.errors import CheckpointError, ConfigError
 from myxtts.local_sgd.averaging import normalised, weighted_mean
 from myxtts.local_sgd.sync_folder import newest_average, sync_folders, sync_step
-from myxtts.training.checkpoint import restore_variables, write_state
+from myxtts.training.checkpoint import restore_groups, write_state
 from myxtts.training.checkpoint_files import opened_arrays, read_arrays, read_metadata, write_checkpoint
 from myxtts.training.state import TrainingState
 from myxtts.training.step import unscaled
@@ -295,11 +295,9 @@ class WeightSync:
         average, groups = self._averaged(step), state.variables()
         metadata = read_metadata(average)
         self._check_same_settings(average, metadata)
-        optimizer = groups.pop("optimizer")
-        for group, variables in groups.items():
-            restore_variables(average / f"{group}.npz", variables)
-        if self._sync_optimizer == "average":
-            restore_variables(average / "optimizer.npz", optimizer)
+        if self._sync_optimizer != "average":
+            del groups["optimizer"]
+        restore_groups(average, groups)
         if self._sync_optimizer == "reset":
             for trained in state.groups:
                 for variable in unscaled(trained.optimizer).variables:

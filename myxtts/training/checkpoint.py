@@ -265,11 +265,10 @@ def restore(checkpoint: Path, state: TrainingState) -> None:
 
     Raises:
         CheckpointError: the checkpoint is damaged, or of another architecture (names the first difference). The state
-            is unusable then.
+            is unchanged then.
     """
     metadata = read_metadata(checkpoint)
-    for group, variables in state.variables().items():
-        restore_variables(checkpoint / f"{group}.npz", variables)
+    restore_groups(checkpoint, state.variables())
     state.step, state.audio_s = metadata["step"], metadata["audio_s"]
     state.audio_s_since_sync = metadata["audio_s_since_sync"]
     state.position, before = position_of(metadata), metadata["replicas"]
@@ -280,28 +279,47 @@ def restore(checkpoint: Path, state: TrainingState) -> None:
     state.observing = observations_of(metadata)
 
 
-def position_of(metadata: dict[str, Any]) -> Position:
+def position_of(metadata: Mapping[str, Any]) -> Position:
     """Return the position in the plan that a checkpoint recorded."""
     epoch, step, history = metadata["position"]
     return Position(epoch, step, tuple(map(tuple, history)))
 
 
-def restore_variables(path: Path, variables: Mapping[str, tf.Variable]) -> None:
-    """Set variables from an archive that must have exactly their names and shapes.
+def restore_groups(checkpoint: Path, groups: Mapping[str, Mapping[str, tf.Variable]]) -> None:
+    """Set the variables of several archives of a checkpoint: all, or after an error none.
 
     Raises:
-        CheckpointError: naming the first difference.
+        CheckpointError: as `restore_variables`.
     """
+    values = {group: _arrays_for(checkpoint / f"{group}.npz", variables) for group, variables in groups.items()}
+    for group, variables in groups.items():
+        for name, variable in variables.items():
+            variable.assign(values[group][name])
+
+
+def restore_variables(path: Path, variables: Mapping[str, tf.Variable]) -> None:
+    """Set variables from an archive that must have exactly their names, shapes and types.
+
+    Raises:
+        CheckpointError: naming the first difference; no variable is changed then.
+    """
+    arrays = _arrays_for(path, variables)
+    for name, variable in variables.items():
+        variable.assign(arrays[name])
+
+
+def _arrays_for(path: Path, variables: Mapping[str, tf.Variable]) -> dict[str, np.ndarray]:
+    """Return the arrays of an archive, which fit the variables of the same names."""
     arrays = read_arrays(path)
     check_names(path, set(arrays), set(variables))
     for name, variable in variables.items():
-        if arrays[name].shape != tuple(variable.shape):
+        array, dtype, shape = arrays[name], np.dtype(variable.dtype.as_numpy_dtype), tuple(variable.shape)
+        if (array.dtype, array.shape) != (dtype, shape):
             raise CheckpointError(
-                f"{path}: '{name}' has shape {arrays[name].shape}, but the model has {tuple(variable.shape)}. "
+                f"{path}: '{name}' is {array.dtype} {array.shape}, but the model has {dtype} {shape}. "
                 "Use the settings that the run was started with (its config.yaml)."
             )
-    for name, variable in variables.items():
-        variable.assign(arrays[name])
+    return arrays
 
 
 def check_names(path: Path, saved: set[str], expected: set[str]) -> None:

@@ -9,20 +9,31 @@ checkpoints/step-000500/
 import hashlib
 import json
 import logging
+import math
 import os
 import shutil
+import stat
+import struct
+import tokenize
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
+from pydantic import ValidationError
 
 from myxtts.errors import CheckpointError
 from myxtts.files import fsync_folder, name_in_errors, write_whole
+from myxtts.training.checkpoint_metadata import Metadata, check_types, describe_types
 
 FORMAT = 6
+MAX_STATE_BYTES = 1 << 26  # a million texts of speakers take less
+UNREADABLE = (  # what zipfile, numpy and json raise for damaged files; NotImplementedError is a RuntimeError
+    *(OSError, ValueError, EOFError, RuntimeError, MemoryError, TypeError, OverflowError),
+    *(SyntaxError, tokenize.TokenError, struct.error, zipfile.BadZipFile),
+)
 
 log = logging.getLogger(__name__)
 
@@ -90,24 +101,34 @@ def read_best(checkpoint: Path) -> Best | None:
     return Best(*best) if best else None
 
 
-def read_metadata(checkpoint: Path) -> dict[str, Any]:
+def read_metadata(checkpoint: Path) -> Metadata:
     """Return the metadata of a checkpoint: its state.json.
 
     Raises:
-        CheckpointError: the file is missing, damaged or of another format.
+        CheckpointError: the file is missing, damaged or of another format, or a value has another type.
     """
-    path = checkpoint / "state.json"
-    try:
-        metadata = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(metadata, dict):
-            raise ValueError("it does not hold a JSON object")
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}. {advice(checkpoint)}") from error
+    with _explained(checkpoint / "state.json"):
+        metadata = _load_metadata(checkpoint)
     if metadata.get("format") != FORMAT:
         raise CheckpointError(
             f"{checkpoint} has format {metadata.get('format')}, but this version of MyXTTS reads format {FORMAT}. "
             "Use the version that wrote it."
         )
+    return Metadata(metadata, checkpoint / "state.json", lambda: advice(checkpoint))
+
+
+def _load_metadata(checkpoint: Path) -> dict[str, Any]:
+    """Return the content of a state.json; raises one of UNREADABLE."""
+    path = checkpoint / "state.json"
+    size = _size_of(path)
+    if size > MAX_STATE_BYTES:
+        raise ValueError(f"it has {size:,} bytes, and the largest that is read has {MAX_STATE_BYTES:,}")
+    text = path.read_text(encoding="utf-8")
+    metadata = json.loads(text)
+    if not isinstance(metadata, dict):
+        raise ValueError("it does not hold a JSON object")
+    if metadata.get("format") == FORMAT:
+        check_types(text)
     return metadata
 
 
@@ -117,9 +138,37 @@ def update_metadata(checkpoint: Path, changes: Mapping[str, Any]) -> None:
     write_whole(checkpoint / "state.json", json.dumps(metadata, ensure_ascii=False, indent=1).encode())
 
 
+def _size_of(path: Path) -> int:
+    """Return the size of a file in bytes; raises ValueError if it is a folder, or a pipe, which could block."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError("it is not a regular file")
+    return status.st_size
+
+
 def advice(checkpoint: Path) -> str:
-    """Return what to do about a damaged checkpoint."""
-    return f"Remove the folder {checkpoint} to use the previous checkpoint."
+    """Return what to do about a damaged checkpoint: which others to remove, so that the newest intact one is used."""
+    folder = checkpoint.parent
+    others = [other for other in list_checkpoints(folder) if other != checkpoint]
+    if not checkpoint.name.startswith("step-"):  # of a sync
+        return f"Remove the folder {checkpoint}."
+    intact = next(filter(_is_intact, reversed(others)), None)
+    if intact is None:
+        return f"No other checkpoint in {folder} is intact: start another run with --run."
+    damaged = [checkpoint, *(other for other in others if step_of(other) > step_of(intact))]
+    return f"The newest intact checkpoint is {intact}. To use it, remove {' and '.join(map(str, damaged))}."
+
+
+def _is_intact(checkpoint: Path) -> bool:
+    """Whether the metadata and all archives of a checkpoint can be read."""
+    try:
+        if _load_metadata(checkpoint).get("format") != FORMAT:
+            return False
+        for path in checkpoint.glob("*.npz"):
+            _check_archive(path)
+    except UNREADABLE:
+        return False
+    return (checkpoint / "model.npz").exists()
 
 
 def write_checkpoint(
@@ -191,9 +240,7 @@ def opened_arrays(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
         CheckpointError: the archive is missing or damaged, by the checksum of each array.
     """
     with _explained(path):
-        with zipfile.ZipFile(path) as archive:  # checksums first: numpy parses a header before it reads the array
-            if damaged := archive.testzip():
-                raise zipfile.BadZipFile(f"the checksum of {damaged} is wrong")
+        _check_archive(path)
         opened = np.load(path, allow_pickle=False)
     with opened:
         yield _Arrays(path, opened)
@@ -214,18 +261,48 @@ class _Arrays(Mapping):
         return len(self._archive.files)
 
 
+def _check_archive(path: Path) -> None:
+    """Check the members of an archive before memory is taken for them: their sizes, checksums and headers.
+
+    A compressed member may promise terabytes, and so may the shape in a header; numpy would try to take the memory.
+
+    Raises:
+        one of UNREADABLE.
+    """
+    size = _size_of(path)
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+        if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+            raise ValueError("it is compressed, and archives of checkpoints are not")
+        if sum(member.file_size for member in members) > size:
+            raise ValueError(f"it promises more than its {size:,} bytes")
+        if damaged := archive.testzip():
+            raise zipfile.BadZipFile(f"the checksum of {damaged} is wrong")
+        for member in members:
+            with archive.open(member) as file:
+                _check_header(member.filename, file, member.file_size)
+
+
+def _check_header(name: str, file: IO[bytes], size: int) -> None:
+    """Raise ValueError if the header of an array of numbers does not fit the `size` bytes of its file."""
+    version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"{name} has format {version}")
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read_header(file)
+    if dtype.kind not in "iuf":
+        raise ValueError(f"{name} has {dtype}, and not numbers")
+    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != size - file.tell():
+        raise ValueError(f"{name} promises the shape {shape}, which does not fit its {size:,} bytes")
+
+
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
     try:
         yield
-    except (
-        OSError,
-        ValueError,
-        EOFError,
-        RuntimeError,
-        zipfile.BadZipFile,
-    ) as error:  # RuntimeError: encrypted
-        raise CheckpointError(f"{path} cannot be read: {error}. {advice(path.parent)}") from error
+    except UNREADABLE as error:
+        reason = describe_types(error) if isinstance(error, ValidationError) else str(error) or type(error).__name__
+        raise CheckpointError(f"{path} cannot be read: {reason}. {advice(path.parent)}") from error
 
 
 def write_arrays(path: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> None:

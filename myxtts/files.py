@@ -1,5 +1,7 @@
 """Atomic writes and text files, with errors that name the file."""
 
+import errno
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -7,6 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from myxtts.errors import ConfigError, DataError
+
+FULL = (errno.ENOSPC, errno.EDQUOT)  # the disk, or the quota of the user
+
+log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -17,6 +23,25 @@ def name_in_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         error.filename, error.filename2 = str(path), None
         raise
+
+
+@contextmanager
+def going_on_if_full(what: str) -> Iterator[None]:
+    """Log that the disk is full, where the files of the scope are not worth the end of a run.
+
+    Args:
+        what: the files: `the samples of step 500`.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        log.error("%s cannot be written: %s: %s. Free some disk space; the run goes on.", what, *_reason(error))
+
+
+def _reason(error: OSError) -> tuple[str, str | None]:
+    return str(error.filename2 or error.filename or "a file"), error.strerror
 
 
 def decode_text(read: Callable[[], bytes], source: str) -> str:

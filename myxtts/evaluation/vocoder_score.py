@@ -8,11 +8,11 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
-import soundfile
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ, frame_count
 from myxtts.audio.griffin_lim import GriffinLim
 from myxtts.audio.vocoder import VocoderProtocol
+from myxtts.audio.wav import write_wav
 from myxtts.cores import core_count
 from myxtts.data.manifest import Manifest, Vocabulary
 from myxtts.data.metadata_file import DEFAULT_SPEAKER
@@ -245,5 +245,5 @@ def write_example(folder: Path, number: int, identity: str, waves: Mapping[str, 
     folder.mkdir(parents=True, exist_ok=True)
     name = f"{number}-{Path(identity).stem}"
     for column, wave in waves.items():
-        soundfile.write(folder / f"{name}.{column}.wav", wave, SAMPLE_RATE_HZ, subtype="PCM_16")
+        write_wav(folder / f"{name}.{column}.wav", wave)
     write_spectra(folder / f"{name}.png", {COLUMNS[column]: waves[column] for column in PICTURED}, identity)

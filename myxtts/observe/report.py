@@ -8,6 +8,7 @@ from typing import Any
 from tqdm import tqdm
 
 from myxtts.clock import FIRST_STEP, Interval, format_duration
+from myxtts.files import going_on_if_full
 from myxtts.observe.metrics import MetricsFile, TensorBoard
 
 LEAST_SHOWN_S = 0.05  # a shorter pause is left out of the summary
@@ -35,13 +36,16 @@ class Reporter:
 
     def __exit__(self, *_) -> None:
         self._bar.close()
-        self._file.close()
-        self.tensorboard.close()
+        for file in (self._file, self.tensorboard):
+            with going_on_if_full("the last metrics"):
+                file.close()
 
     def write(self, step: int, metrics: dict[str, Any]) -> None:
         """Write the metrics of a step, of training, validation or both, as one line of metrics.jsonl."""
-        self._file.write({"step": step, **metrics})
-        self.tensorboard.scalars(step, metrics)
+        with going_on_if_full(f"the metrics of step {step}"):
+            self._file.write({"step": step, **metrics})
+        with going_on_if_full(f"the scalars of step {step}"):
+            self.tensorboard.scalars(step, metrics)
         self._bar.update(step - self._bar.n)
         if "loss" in metrics:
             log.info("%s", console_line(step, metrics))
@@ -49,8 +53,10 @@ class Reporter:
 
     def amend(self, step: int, metrics: dict[str, Any]) -> None:
         """Add metrics to what was written of an earlier step: of a validation beside the training."""
-        self._file.amend(step, metrics)
-        self.tensorboard.scalars(step, metrics)
+        with going_on_if_full(f"the validation of step {step}"):
+            self._file.amend(step, metrics)
+        with going_on_if_full(f"the scalars of step {step}"):
+            self.tensorboard.scalars(step, metrics)
         self._show_validation(step, metrics)
 
     def _show_validation(self, step: int, metrics: dict[str, Any]) -> None:

@@ -1,6 +1,8 @@
 """log.txt: the lines of the console with timestamps, kept in the run folder."""
 
 import logging
+import sys
+from contextlib import suppress
 from logging.handlers import MemoryHandler
 from pathlib import Path
 from types import TracebackType
@@ -29,11 +31,18 @@ class RunLog(MemoryHandler):
             self.emit(PACKAGE.makeRecord(PACKAGE.name, logging.ERROR, "", 0, message, (), None))
         PACKAGE.removeHandler(self)
         if self.target is not None:
-            self.target.close()
+            with suppress(OSError):  # of a full disk: the console has the lines
+                self.target.close()
 
     def open(self, path: Path) -> None:
         """Write the lines so far, and from now on each line at once; the folder of the file must exist."""
-        file = logging.FileHandler(path, encoding="utf-8")
+        file = _LogFile(path, encoding="utf-8")
         file.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
         self.setTarget(file)
         self.flush()
+
+
+class _LogFile(logging.FileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):  # a full disk must not fill the console with tracebacks
+            super().handleError(record)

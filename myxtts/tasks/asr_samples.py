@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.batch import ASR_FEATURES, first_rows, tensor_specs
-from myxtts.files import replaced_folder
+from myxtts.files import going_on_if_full, replaced_folder
 from myxtts.models.ctc_decoding import decoded_texts, greedy_decode
 from myxtts.observe.metrics import TensorBoard
 from myxtts.observe.plots import mel_and_posteriors, png_bytes
@@ -83,7 +83,8 @@ class ASRSampler:
         rows = zip(self._ids, references(batch, self._symbols), transcribed, strict=True)
         lines = [f"{name}\n  reference   {reference}\n  transcript  {text}\n" for name, reference, text in rows]
         columns = batch["mel"].numpy(), batch["frames"].numpy(), posteriors.numpy(), positions.numpy()
-        with replaced_folder(self._folder / f"step-{step:06d}") as folder:
+        samples = replaced_folder(self._folder / f"step-{step:06d}")
+        with going_on_if_full(f"the samples of step {step}"), samples as folder:
             (folder / "transcripts.txt").write_text("\n".join(lines), encoding="utf-8")
             for number, (mel, frames, posterior, positions) in enumerate(zip(*columns, strict=True)):
                 name = f"{number + 1}-{Path(self._ids[number]).stem}"

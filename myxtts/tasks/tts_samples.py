@@ -3,16 +3,15 @@
 from pathlib import Path
 
 import keras
-import soundfile
 import tensorflow as tf
 
-from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.audio.griffin_lim import GriffinLim
 from myxtts.audio.vocoder import VocoderProtocol, vocode
+from myxtts.audio.wav import write_wav
 from myxtts.batch import TAUGHT_TTS_FEATURES, first_rows, tensor_specs
 from myxtts.config.schema import ModelConfig
 from myxtts.data.audio_file import read_wave
-from myxtts.files import replaced_folder
+from myxtts.files import going_on_if_full, replaced_folder
 from myxtts.models.xtts import SynthesisOptions
 from myxtts.observe.metrics import TensorBoard
 from myxtts.observe.page.samples import sound_file
@@ -73,14 +72,15 @@ class TTSSampler:
         synthesized = zip(self._ids, self._texts, mels, frames, strict=True)
         recorded = zip(batch["mel"].numpy(), batch["frames"].numpy(), self._align(batch).numpy(), strict=True)
         sounds = self._fixed | {kind: vocode(by, mels, frames) for kind, by in self._synthesized_by.items()}
-        with replaced_folder(self._folder / f"step-{step:06d}") as folder:
+        samples = replaced_folder(self._folder / f"step-{step:06d}")
+        with going_on_if_full(f"the samples of step {step}"), samples as folder:
             for row, (utterance, recording) in enumerate(zip(synthesized, recorded, strict=True)):
                 identity, text, mel, length = utterance
                 recorded_mel, recorded_length, path = recording
                 picture = mel_and_alignment(recorded_mel[:recorded_length], mel[:length], path[:recorded_length], text)
                 name = f"{row + 1}-{Path(identity).stem}"  # files of several folders may have the same stem
                 for kind, waves in sounds.items():
-                    soundfile.write(folder / sound_file(name, kind), waves[row], SAMPLE_RATE_HZ, subtype="PCM_16")
+                    write_wav(folder / sound_file(name, kind), waves[row])
                 (folder / f"{name}.png").write_bytes(png_bytes(picture))
                 self._tensorboard.picture(step, f"mel_and_alignment/{name}", picture)
                 self._tensorboard.sound(step, f"spoken/{name}", sounds[""][row])

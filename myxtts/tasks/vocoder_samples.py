@@ -4,15 +4,15 @@ from pathlib import Path
 
 import keras
 import numpy as np
-import soundfile
 import tensorflow as tf
 
-from myxtts.audio.format import DECIBELS_PER_NEPER, HOP_SAMPLES, SAMPLE_RATE_HZ
+from myxtts.audio.format import DECIBELS_PER_NEPER, HOP_SAMPLES
 from myxtts.audio.griffin_lim import GriffinLim
 from myxtts.audio.mel import log_mel
 from myxtts.audio.vocoder import vocode
+from myxtts.audio.wav import write_wav
 from myxtts.batch import CONTEXT_FRAMES, TAUGHT_VOCODER_FEATURES, first_rows
-from myxtts.files import replaced_folder
+from myxtts.files import going_on_if_full, replaced_folder
 from myxtts.models.vocoder import log_mel_of
 from myxtts.observe.metrics import TensorBoard
 from myxtts.observe.page.samples import sound_file
@@ -74,7 +74,8 @@ class VocoderSampler:
         self._log_mel.get_concrete_function()
 
     def __call__(self, step: int) -> None:
-        with replaced_folder(self._folder / f"step-{step:06d}") as folder:
+        samples = replaced_folder(self._folder / f"step-{step:06d}")
+        with going_on_if_full(f"the samples of step {step}"), samples as folder:
             rows = zip(self._names, self._recordings, self._mels, self._griffin_lim, strict=True)
             for name, recording, mel, griffin_lim in rows:
                 vocoded = self._network.synthesize(mel[None], self._seed).numpy()[0]
@@ -85,7 +86,7 @@ class VocoderSampler:
     def _write(self, folder: Path, step: int, name: str, waves: dict[str, np.ndarray]) -> None:
         """Write the sounds of an utterance, and their log-mels as one picture."""
         for kind, wave in waves.items():
-            soundfile.write(folder / sound_file(name, kind), wave, SAMPLE_RATE_HZ, subtype="PCM_16")
+            write_wav(folder / sound_file(name, kind), wave)
             self._tensorboard.sound(step, f"{kind}/{name}", wave)
         picture = mels({kind: self._log_mel(wave[None]).numpy()[0] for kind, wave in waves.items()}, name)
         (folder / f"{name}.png").write_bytes(png_bytes(picture))

@@ -1,6 +1,5 @@
 """The checkpoints of a run: from the state to files (checkpoint_files.py) and back."""
 
-import errno
 import logging
 import math
 import os
@@ -17,6 +16,7 @@ import tensorflow as tf
 
 from myxtts.data.plan_iterator import Position
 from myxtts.errors import CheckpointError
+from myxtts.files import FULL
 from myxtts.training.background_writer import BackgroundWriter
 from myxtts.training.checkpoint_files import (
     Best,
@@ -224,7 +224,7 @@ class Checkpoints:
 def describe_refusal(target: Path, copy: StateCopy, error: OSError) -> str:
     """Return a sentence on why a checkpoint is not on the disk, with the file; if the disk is full, with the bytes."""
     space = ""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in FULL:
         existing = next(folder for folder in target.parents if folder.exists())
         free_mb = shutil.disk_usage(existing).free / 1e6
         space = f" ({copy.file_bytes / 1e6:,.1f} MB are needed, {free_mb:,.1f} MB are free)"

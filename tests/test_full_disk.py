@@ -1,0 +1,95 @@
+"""A full disk ends no run for the sake of metrics, samples and logs, and is never taken for full memory."""
+
+import contextlib
+import errno
+import io
+import logging
+import tempfile
+import unittest
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import soundfile
+import tensorflow as tf
+
+from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.audio.wav import write_wav
+from myxtts.files import going_on_if_full
+from myxtts.observe.metrics import TensorBoard
+from myxtts.observe.report import Reporter
+from myxtts.observe.run_log import RunLog
+
+FULL = Path("/dev/full")  # each write to it fails with ENOSPC
+
+
+def full_events(*_):
+    """Fail as TensorFlow does where an event file is on a full disk."""
+    raise tf.errors.ResourceExhaustedError(None, None, "/runs/a/events.v2; No space left on device\n\tFailed to flush")
+
+
+class FullDiskTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    @contextlib.contextmanager
+    def reporter(self):
+        with mock.patch("myxtts.observe.metrics.open", lambda *_, **__: open(FULL, "a"), create=True):
+            reporter = Reporter(self.folder / "metrics.jsonl", self.folder / "tensorboard", 0, 10)
+        with reporter:
+            yield reporter
+
+    def test_a_report_that_cannot_be_written_is_logged_and_the_run_goes_on(self):
+        with (
+            self.assertLogs("myxtts.files", "ERROR") as logs,
+            mock.patch("tensorflow.summary.scalar", full_events),
+            self.reporter() as reporter,
+        ):
+            reporter.write(3, {"pause_s": 1.0})
+        self.assertEqual(
+            [line.partition(":myxtts.files:")[2] for line in logs.output],
+            [
+                f"{what} cannot be written: {self.folder / file}: No space left on device. Free some disk space; the "
+                "run goes on."
+                for what, file in (
+                    ("the metrics of step 3", "metrics.jsonl"),
+                    ("the scalars of step 3", "tensorboard"),
+                    ("the last metrics", "metrics.jsonl"),
+                )
+            ],
+        )
+
+    def test_full_memory_is_no_full_disk(self):
+        full = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
+        with (
+            mock.patch("tensorflow.summary.scalar", side_effect=full),
+            self.assertRaises(tf.errors.ResourceExhaustedError),
+        ):
+            TensorBoard(self.folder).scalars(3, {"loss": 1.0})
+
+    def test_only_a_full_disk_lets_a_run_go_on(self):
+        with self.assertRaises(PermissionError), going_on_if_full("the samples"):
+            raise PermissionError(errno.EACCES, "Permission denied", "a.png")
+
+    def test_a_sound_on_a_full_disk_is_an_error_that_names_the_file(self):
+        with self.assertRaises(OSError) as raised:
+            write_wav(FULL, np.zeros(10_000, np.float32))
+        self.assertEqual((raised.exception.errno, raised.exception.filename), (errno.ENOSPC, str(FULL)))
+
+    def test_a_sound_has_the_bytes_that_soundfile_writes(self):
+        wave, expected = np.sin(np.arange(999, dtype=np.float32)), self.folder / "expected.wav"
+        write_wav(self.folder / "sound.wav", wave)
+        soundfile.write(expected, wave, SAMPLE_RATE_HZ, subtype="PCM_16")
+        self.assertEqual((self.folder / "sound.wav").read_bytes(), expected.read_bytes())
+
+    def test_a_log_that_cannot_be_written_prints_no_traceback(self):
+        with contextlib.redirect_stderr(io.StringIO()) as errors, RunLog() as run_log:
+            run_log.open(FULL)
+            logging.getLogger("myxtts.tests").error("step")
+        self.assertNotIn("Traceback", errors.getvalue())
+
+
+if __name__ == "__main__":
+    unittest.main()

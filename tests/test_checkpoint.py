@@ -212,6 +212,21 @@ class Background(Case):
                 buffer = np.from_dlpack(variable.read_value()) if variable.shape.rank else variable.numpy()
                 self.assertFalse(np.shares_memory(copy.groups[group][name], buffer), name)
 
+    def test_the_memory_of_a_copy_is_taken_for_the_next_one_after_it_is_written(self):
+        with self.checkpoints() as checkpoints:
+            first = self.save_at(checkpoints, 10)
+            for group in self.state.variables().values():
+                for variable in group.values():
+                    variable.assign(tf.ones_like(variable))
+            ones = values(self.state)
+            second = self.save_at(checkpoints, 20)
+        for saved, expected in ((first, self.saved_values), (second, ones)):
+            restore(saved, self.state)
+            self.assert_equal_values(values(self.state), expected)
+        copy = copy_state(self.state)
+        again = copy_state(self.state, reused=copy)
+        self.assertIs(copy.groups["model"].popitem()[1], again.groups["model"].popitem()[1])
+
     def test_the_next_checkpoint_waits_for_the_one_before_and_says_so(self):
         gate = self.gated()
         with self.checkpoints() as checkpoints:

@@ -61,14 +61,18 @@ class StateCopy:
         return sum(array.nbytes + HEADER_BYTES for arrays in self.groups.values() for array in arrays.values())
 
 
-def copy_state(state: TrainingState) -> StateCopy:
-    """Copy a state to host memory; waits for the device. A variable of two archives is copied once."""
+def copy_state(state: TrainingState, reused: StateCopy | None = None) -> StateCopy:
+    """Copy a state to host memory; waits for the device. A variable of two archives is copied once.
+
+    Args:
+        reused: an earlier copy of this state, whose memory the new one takes: new memory takes longer than the copy.
+    """
     copies: dict[int, np.ndarray] = {}
     groups: dict[str, dict[str, np.ndarray]] = {}
     for group, variables in state.variables().items():
-        for variable in variables.values():
+        for name, variable in variables.items():
             if id(variable) not in copies:
-                copies[id(variable)] = state.host_copy(variable)
+                copies[id(variable)] = state.host_copy(variable, reused.groups[group][name] if reused else None)
         groups[group] = {name: copies[id(variable)] for name, variable in variables.items()}
     return StateCopy(state.step, progress_of(state), groups)
 
@@ -93,6 +97,7 @@ class Checkpoints:
         self._keep = keep
         self._metadata = metadata
         self._writer = BackgroundWriter()
+        self._copy: StateCopy | None = None
         self._failure: CheckpointError | None = None
         remove_remains(folder)
         newest = latest(folder)
@@ -122,8 +127,9 @@ class Checkpoints:
         if validation_loss is not None and self.improves(validation_loss):
             self.best = Best(state.step, validation_loss)
         target = checkpoint_of(self._folder, state.step)
+        self._copy = copy_state(state, reused=self._copy)
         needed = self._needed_steps(state)
-        self._writer.start(partial(self._write, target, copy_state(state), self.best, best_before, needed))
+        self._writer.start(partial(self._write, target, self._copy, self.best, best_before, needed))
         return target
 
     @property

@@ -52,6 +52,7 @@ class MetadataTypes(_Section):
     start: str = ""
     ancestor: _Source | None = None
     teacher: _Source | None = None
+    observing: list[tuple[Count, list[str]]] = []
     participants: list[_Participant] = []
     missed_syncs: dict[str, Count] = {}
 

@@ -153,9 +153,13 @@ class TrainingState:
         for name, variable in self.variables()[group].items():
             yield name, self.host_copy(variable)
 
-    def host_copy(self, variable: tf.Variable) -> np.ndarray:
-        """Return the value of a variable in host memory; later steps do not change it."""
-        return self.replicas.local_results(variable)[0].numpy()
+    def host_copy(self, variable: tf.Variable, out: np.ndarray | None = None) -> np.ndarray:
+        """Return the value of a variable in host memory, `out` if it is given; later steps do not change it."""
+        value = self.replicas.local_results(variable)[0].read_value()
+        if out is None:
+            out = np.empty(tuple(value.shape), value.dtype.as_numpy_dtype)
+        np.copyto(out, value)  # `value` shares its memory with the variable if both are on the CPU
+        return out
 
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:

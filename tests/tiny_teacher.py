@@ -6,14 +6,14 @@ import tensorflow as tf
 from myxtts.data.features import FeatureExtractor
 from myxtts.data.producer import trace_produce
 from tests.test_vocoder import inputs
-from tests.tiny import build_model
+from tests.tiny import BARE, build_model
 
 
 class UntrainedTeacher:
     """What a producer needs of a teacher: see `training.load_teacher.FrozenVoice`."""
 
     def __init__(self, device: str, guidance: float = 1.0):
-        self.network, self._guidance = build_model(device=device), guidance
+        self.network, self._guidance = build_model(device=device, size=BARE), guidance
         self.align = self.network.align
 
     def speak(self, batch, padded_frames):

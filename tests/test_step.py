@@ -450,7 +450,7 @@ class CompiledByXla(unittest.TestCase):
 
 class Network(unittest.TestCase):
     def test_network_learns_a_batch_with_one_trace(self):
-        state, step = make_step(build_model(), clip=1.0, averaged=False)
+        state, step = make_step(build_model(size=BARE), clip=1.0, averaged=False)
         losses = [run_step(step, features(ROWS, (8 + i % 3, 24 + i % 3)), number=i + 1)["loss"] for i in range(12)]
         self.assertTrue(np.isfinite(losses).all())
         self.assertLess(losses[-1], 0.8 * losses[0])

@@ -9,8 +9,32 @@ from myxtts.errors import DataError
 from myxtts.observe.metrics import read_metrics
 from myxtts.training.checkpoint_files import list_checkpoints, read_best, read_metadata
 from myxtts.training.validation import Validation
+from tests.long import long
 from tests.test_resume import DUAL
-from tests.tiny import Workspace, arrays_of
+from tests.tiny import Workspace, arrays_of, whole_run
+
+
+class NetworkRun(unittest.TestCase):
+    @long
+    def test_losses_and_samples_are_those_of_a_run_that_pauses_for_them(self):
+        whole = whole_run()
+        paused = whole.workspace.train("paused", *whole.flags, "--observer", "model")
+        self.assertEqual((paused.code, paused.err), (0, ""))
+        beside, between = (
+            {
+                str(path.relative_to(folder)): path.read_bytes()
+                for path in (folder / "samples").rglob("*")
+                if path.is_file()
+            }
+            for folder in (whole.folder, whole.workspace.run_dir("paused"))
+        )
+        self.assertEqual(set(beside), set(between))
+        self.assertEqual([name for name in beside if beside[name] != between[name]], [])
+        losses = [
+            [line.get("validation_loss") for line in read_metrics(folder / "metrics.jsonl")]
+            for folder in (whole.folder, whole.workspace.run_dir("paused"))
+        ]
+        self.assertEqual(*losses)
 
 
 class ToyRuns(unittest.TestCase):

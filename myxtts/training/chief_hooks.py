@@ -70,6 +70,7 @@ def open_observer(
     snapshot = setup.build_snapshot()
     work = held_out_work(setup, snapshot.network, device, folder, reporter.tensorboard, buffered=False)
     work.trace()
+    snapshot.take()  # TensorFlow prepares a function at its first call
     log.info("observer       traced for %s in %.1f s", device, time.perf_counter() - start_s)
     record = partial(record_result, setup, checkpoints, reporter)
     observer = opened.enter_context(Observer(work.observe, record, lambda: not checkpoints.is_writing))

@@ -101,7 +101,7 @@ def train_on(
             folder.write_config(f"# threads on this machine: {describe_threads()}\n{dump(config)}")
             keep = config.run.keep_checkpoints
             checkpoints = resources.enter_context(Checkpoints(folder.checkpoints, keep, setup.metadata))
-            of_chief, observer = resources.enter_context(chief_hooks(setup, folder, checkpoints, weight_sync))
+            of_chief, observer = resources.enter_context(chief_hooks(setup, folder, checkpoints, weight_sync, timeline))
             hooks += of_chief
             save = checkpoints.save
             folder.write_description(description)

@@ -28,6 +28,8 @@ from myxtts.observe.page.lanes import excerpt, fill_levels, lanes
 from myxtts.observe.page.overview import write_overview
 from myxtts.observe.page.style import STYLE
 from myxtts.observe.report_thread import ReportThread
+from myxtts.training.observation import Observation
+from myxtts.training.report_hooks import recorded
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 VOID = {"meta", "link", "img", "br"}
@@ -263,6 +265,14 @@ class Lanes(unittest.TestCase):
         self.assertEqual((cut[0].number, cut[0].start_s, cut[-2].end_s), (76, 0.0, 24.0))
         self.assertEqual(cut[-1], Span("observer", "validation", 0.0, 22.5))
         self.assertEqual(excerpt([]), [])
+
+    def test_an_observation_is_on_the_timeline_even_if_it_fails(self):
+        timeline = Timeline()
+        observe = recorded(lambda observation, pace: 1 / 0, timeline)
+        with self.assertRaises(ZeroDivisionError):
+            observe(Observation(30, ("validation", "samples")), lambda: None)
+        (span,) = timeline.newest()
+        self.assertEqual((span.lane, span.kind, span.number), ("observer", "validation and samples", 30))
 
     def test_an_excerpt_leaves_out_a_long_pause(self):
         spans = [Span(MODEL, "step", i / 10, (i + 1) / 10, i) for i in range(20)]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from myxtts.clock import Timeline
 from myxtts.observe.advice import LongWait
 from myxtts.observe.report import Reporter
 from myxtts.training.checkpoint import Checkpoints
@@ -17,6 +18,7 @@ from myxtts.training.held_out import held_out_work
 from myxtts.training.hooks import Hook, Observe, Report, SyncWeights, Validate, WeightSyncProtocol, WriteSamples
 from myxtts.training.observation import Observation, without
 from myxtts.training.observer import NoObserver, Observer
+from myxtts.training.report_hooks import recorded
 from myxtts.training.run_folder import RunFolder
 from myxtts.training.select_checkpoint import weights_file
 from myxtts.training.setup import TrainingSetup
@@ -27,7 +29,11 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def chief_hooks(
-    setup: TrainingSetup, folder: RunFolder, checkpoints: Checkpoints, weight_sync: WeightSyncProtocol | None
+    setup: TrainingSetup,
+    folder: RunFolder,
+    checkpoints: Checkpoints,
+    weight_sync: WeightSyncProtocol | None,
+    timeline: Timeline,
 ) -> Iterator[tuple[list[Hook], NoObserver]]:
     """Open the reporter and the observer of a run; return its hooks in the order of their calls, and it.
 
@@ -49,7 +55,7 @@ def chief_hooks(
             yield [*sync, report], NoObserver()
             return
         if setup.replicas.observer:
-            observer, observe = open_observer(setup, folder, checkpoints, reporter, opened)
+            observer, observe = open_observer(setup, folder, checkpoints, reporter, opened, timeline)
             yield [*sync, report, observe], observer  # its error leaves no step without a report
             return
         work = held_out_work(setup, state.model, state.device, folder, reporter.tensorboard, buffered=True)
@@ -63,7 +69,12 @@ def chief_hooks(
 
 
 def open_observer(
-    setup: TrainingSetup, folder: RunFolder, checkpoints: Checkpoints, reporter: Reporter, opened: ExitStack
+    setup: TrainingSetup,
+    folder: RunFolder,
+    checkpoints: Checkpoints,
+    reporter: Reporter,
+    opened: ExitStack,
+    timeline: Timeline,
 ) -> tuple[Observer, Observe]:
     """Return the observer of a run, which `opened` closes, and the hook that begins its work."""
     start_s, run, device = time.perf_counter(), setup.config.run, setup.replicas.observer
@@ -73,7 +84,9 @@ def open_observer(
     snapshot.take()  # TensorFlow prepares a function at its first call
     log.info("observer       traced for %s in %.1f s", device, time.perf_counter() - start_s)
     record = partial(record_result, setup, checkpoints, reporter)
-    observer = opened.enter_context(Observer(work.observe, record, lambda: not checkpoints.is_writing))
+    observer = opened.enter_context(
+        Observer(recorded(work.observe, timeline), record, lambda: not checkpoints.is_writing)
+    )
     repeat(setup, folder, observer, snapshot)
     return observer, Observe(run.validate_every, run.sample_every, observer, snapshot, checkpoints.add_provisional)
 

@@ -1,10 +1,14 @@
-"""Hooks beside the reports of the chief: a new page, and the metrics of the other workers."""
+"""What a run does for its page: hooks that ask for it and record other workers, and the span of each observation."""
 
+import time
 from pathlib import Path
 
+from myxtts.clock import Span, Timeline
 from myxtts.observe.metrics import MetricsFile
 from myxtts.observe.report_thread import ReportThread
 from myxtts.training.hooks import StepEnd
+from myxtts.training.observation import Observation
+from myxtts.training.observer import OBSERVER, Observe, Pace
 
 
 class RefreshPage:
@@ -46,3 +50,17 @@ class RecordMetrics:
 
     def __call__(self, end: StepEnd) -> None:
         self._file.write({"step": end.step, **end.metrics})
+
+
+def recorded(observe: Observe, timeline: Timeline) -> Observe:
+    """Return a function that does an observation, and adds the time that it takes to a timeline."""
+
+    def observe_and_record(observation: Observation, pace: Pace) -> dict[str, float]:
+        start_s = time.perf_counter()
+        try:
+            return observe(observation, pace)
+        finally:
+            what = " and ".join(observation.parts)
+            timeline.add(Span(OBSERVER, what, start_s, time.perf_counter(), observation.step))
+
+    return observe_and_record

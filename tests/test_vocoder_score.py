@@ -59,7 +59,7 @@ def untrained_run(folder: Path, corpus: Path) -> Path:
     keras.utils.set_random_seed(0)
     with replicas_on(MODEL).scope():
         network = task_of(config).build(config, vocabulary)
-    metadata = run_metadata(config, loaded, vocabulary, None, None)
+    metadata = run_metadata(config, loaded, vocabulary, None, "")
     save_checkpoint(folder, metadata, training_state(network))
     return folder
 

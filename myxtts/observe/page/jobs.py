@@ -105,8 +105,9 @@ def _job(state: Mapping[str, Any], name: str, history: History) -> dict[str, str
     if "steps_per_s" in report:
         cells |= {"loss": number(report["loss"]) if report["loss"] is not None else "not finite"}
         cells |= {"steps/s": f"{report['steps_per_s']:.2f}"}
-        cells["model device busy"] = f"{100 * report['accelerator_utilisation']:.1f} %"
-        if process["state"] == "running":
+        if "accelerator_utilisation" in report:
+            cells["model device busy"] = f"{100 * report['accelerator_utilisation']:.1f} %"
+        if process["state"] == "running" and "remaining_s" in report:
             cells["time left"] = format_duration(report["remaining_s"])
     validation = history.series.get("validation_loss")
     if validation is not None and validation.newest is not None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from myxtts.observe.metrics import read_metrics
 from myxtts.training.checkpoint_files import latest, read_metadata
+from tests.kill_points import KillPoints
 from tests.long import long
 from tests.tiny import Workspace, arrays_of, whole_run
 
@@ -28,6 +29,15 @@ from myxtts.commands.console import report_errors
 from tests.test_resume import signal_at
 from tests.tiny import toy_models
 with toy_models(), signal_at(int(sys.argv[1]), signal.SIGKILL):
+    sys.exit(report_errors(lambda: train.main(sys.argv[2:])))
+"""
+KILLED_WRITING = """
+import sys
+from myxtts.commands import train
+from myxtts.commands.console import report_errors
+from tests.test_checkpoint_files import RealKillPoints
+from tests.tiny import toy_models
+with toy_models(), RealKillPoints(int(sys.argv[1]), thread="background writer").active():
     sys.exit(report_errors(lambda: train.main(sys.argv[2:])))
 """
 
@@ -155,6 +165,24 @@ class ToyRuns(Case):
         self.assertEqual((newest.name, read_metadata(newest)["position"]), ("step-000004", [1, 1, []]))
         self.assertEqual(self.workspace.train("turns", *three, "--resume").code, 0)
         self.assert_same_run(self.workspace, "turns", "whole")
+
+    @long
+    def test_run_killed_30_times_inside_a_checkpoint_equals_an_uninterrupted_run(self):
+        flags = (*DUAL, "--checkpoint-every", "1", "--keep-checkpoints", "2", "--max-steps", "40")
+        with KillPoints(thread="background writer").active() as points:
+            self.assertEqual(self.workspace.train("written", *flags).code, 0)
+        in_one_write, names = len(points.names) // 40, set()
+        for kill in range(30):
+            at = in_one_write + kill * in_one_write // 30  # in the second write of the process: the first one counts
+            argv = self.workspace.argv("worn", *flags, "--resume")
+            child = subprocess.run(
+                [sys.executable, "-c", KILLED_WRITING, str(at), *argv], cwd=ROOT, capture_output=True
+            )
+            self.assertEqual(child.returncode, -signal.SIGKILL, child.stderr)
+            names |= {path.name for path in (self.workspace.run_dir("worn") / "checkpoints").glob(".partial-*")}
+        self.assertGreater(len(names), 15)  # most kills left a part of a checkpoint
+        self.assertEqual(self.workspace.train("worn", *flags, "--resume").code, 0)
+        self.assert_same_run(self.workspace, "worn", "written")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from myxtts.clock import Clock, Timeline
 from myxtts.config.load import dump
 from myxtts.config.schema import Config
 from myxtts.distributed.cluster import find_cluster
-from myxtts.files import going_on_if_full
 from myxtts.local_sgd.sync import WeightSync
 from myxtts.local_sgd.sync_folder import owes_sync
 from myxtts.observe.assessment import assess_run
@@ -147,8 +146,7 @@ def train_on(
                 log.info("grade          %s", run.line)
     log.info("traces         %d of the training step", step.traces)
     if replicas.is_chief:
-        with going_on_if_full("the report"):
-            log.info("report         %s", page.end(f"stopped by {stop.name}" if stop.due() else "finished"))
+        log.info("report         %s", page.end(f"stopped by {stop.name}" if stop.due() else "finished"))
     if stop.due():
         log.info("stopped        by %s at step %d, after a checkpoint; resume with --resume", stop.name, state.step)
     return stop.exit_code

@@ -19,9 +19,9 @@ from PIL import Image
 
 from myxtts.clock import MODEL, Clock, Span, Timeline, Times
 from myxtts.observe import html_report
-from myxtts.observe.html_report import RunReport, changed_settings, sync_marks, write_report
+from myxtts.observe.html_report import RunReport, changed_settings, write_report
 from myxtts.observe.page import head, samples
-from myxtts.observe.page.charts import Scale, value_scale
+from myxtts.observe.page.charts import Scale, sync_marks, value_scale
 from myxtts.observe.page.history import POINTS, History, Series
 from myxtts.observe.page.jobs import JobsReport
 from myxtts.observe.page.lanes import excerpt, fill_levels, lanes
@@ -372,7 +372,7 @@ class Page(Folder):
         self.assertIn("tts &lt;tiny&gt;", page)
 
     def test_syncs_of_local_sgd_are_marked(self):
-        self.assertEqual([mark.step for mark in sync_marks({"local_sgd": {"sync_every": 30}}, 70)], [30, 60])
+        self.assertEqual([mark.step for mark in sync_marks(30, 70)], [30, 60])
         (self.folder / "config.yaml").write_text("local_sgd:\n  sync_every: 30\n")
         self.report(*map(report_of, (10, 20, 30, 40)))
         self.assertIn("<title>weights averaged, step 30</title>", write_report(self.folder).read_text())

@@ -15,7 +15,7 @@ from myxtts.clock import Span, Timeline
 from myxtts.config.settings import SETTINGS
 from myxtts.files import write_whole
 from myxtts.observe.page import columns, corpus, head
-from myxtts.observe.page.charts import Line, Mark, line_chart, share_bar, stacked_chart
+from myxtts.observe.page.charts import Line, line_chart, share_bar, stacked_chart, sync_marks
 from myxtts.observe.page.history import History
 from myxtts.observe.page.lanes import excerpt, lanes
 from myxtts.observe.page.overview import write_overview
@@ -119,8 +119,12 @@ class RunReport:
     def _settings(self) -> dict[str, Any]:
         return yaml.safe_load(self._settings_text) or {}
 
+    @property
+    def _sync_every(self) -> int:
+        return (self._settings.get("local_sgd") or {}).get("sync_every") or 0
+
     def _curves(self) -> str:
-        history, marks = self._history, sync_marks(self._settings, self._history.step)
+        history, marks = self._history, sync_marks(self._sync_every, self._history.step)
         charts = [line_chart("Loss", self._with_validation("loss"), log=True, marks=marks, wide=True)]
         charts += [line_chart(name, self._with_validation(name), log=True) for name in history.losses]
         for name in history.scores:
@@ -197,9 +201,3 @@ def changed_settings(sections: Mapping[str, Any]) -> dict[str, str]:
             texts = "" if value is True else value if isinstance(value, list) else [value]
             changed[setting.flag] = " ".join(map(str, texts))
     return changed
-
-
-def sync_marks(sections: Mapping[str, Any], step: int) -> list[Mark]:
-    """Return a mark at each step up to now at which the weights were averaged with those of other jobs."""
-    every = (sections.get("local_sgd") or {}).get("sync_every") or 0
-    return [Mark(at, "weights averaged") for at in range(every, step + 1, every)] if every else []

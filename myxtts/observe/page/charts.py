@@ -33,6 +33,11 @@ class Mark(NamedTuple):
     label: str
 
 
+def sync_marks(every: int, step: int) -> list[Mark]:
+    """Return a mark at each step up to `step` at which jobs averaged their weights; none if `every` is 0."""
+    return [Mark(at, "weights averaged") for at in range(every, step + 1, every)] if every else []
+
+
 class Scale(NamedTuple):
     """The values between two limits, on a linear or a logarithmic axis."""
 

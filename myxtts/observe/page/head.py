@@ -6,11 +6,11 @@ from time import localtime, strftime
 from typing import Any, NamedTuple
 
 from myxtts.clock import format_duration
+from myxtts.observe.advice import WAIT_SHARE
 from myxtts.observe.assessment import grade
 from myxtts.observe.page.charts import number
 from myxtts.observe.page.history import History, Point
 
-STARVING = 0.10  # of the steps' time that is spent waiting; `advice.WAIT_SHARE` warns at the same
 FLAT = 0.005  # a relative change of the mean loss below this is none
 PATIENCE = 3  # validations without a better loss before the answer is no
 RECENT = 8  # points whose mean is compared
@@ -81,10 +81,10 @@ def is_starving(history: History) -> Answer:
     if report["read_s"] > 0.2 * making:
         producer += f" and waited for samples {100 * report['read_s'] / max(report['step_s'], 1e-9):.0f} %"
     detail = f"{producer} of a step's time; {pause}"
-    if 1.0 - busy < STARVING:
+    if 1.0 - busy < WAIT_SHARE:
         return Answer(question, "good", f"no: the model device is busy {100 * busy:.1f} % ({grade(busy)})", detail)
     stage = report["bottleneck"] if report["bottleneck"] != "step" else "batches"
-    state = "fair" if 1.0 - busy < 2 * STARVING else "bad"
+    state = "fair" if 1.0 - busy < 2 * WAIT_SHARE else "bad"
     return Answer(
         question, state, f"yes: the model device waits {100 * (1 - busy):.0f} % of its time, for {stage}", detail
     )

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from myxtts.clock import format_duration
 from myxtts.files import write_whole
-from myxtts.observe.page.charts import Line, Mark, line_chart, number
+from myxtts.observe.page.charts import Line, Mark, line_chart, number, sync_marks
 from myxtts.observe.page.columns import table
 from myxtts.observe.page.history import History
 from myxtts.observe.page.style import document
@@ -78,8 +78,7 @@ class JobsReport:
 
 def merge_marks(state: Mapping[str, Any], step: int) -> list[Mark]:
     """Return a mark at each step up to now at which the jobs averaged their weights, and at the final merge."""
-    every = state["immutable"]["sync_every"]
-    marks = [Mark(at, "weights averaged") for at in range(every, step + 1, every)] if every else []
+    marks = sync_marks(state["immutable"]["sync_every"], step)
     if merge := state.get("merge"):
         marks.append(Mark(max(merge["job_steps"].values()), f"merge of {', '.join(merge['job_steps'])}"))
     return marks

@@ -35,7 +35,7 @@ from benchmarks._one_core import (
     run_functions_in_one_thread,
     run_functions_in_the_pool,
 )
-from benchmarks._timed_runs import run_script
+from benchmarks._timed_runs import metrics_of, run_script
 from myxtts.commands import train
 from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded
@@ -143,14 +143,14 @@ def parse() -> argparse.Namespace:
 
 def measure_row(row: Row, folder: Path, repeats: int) -> tuple[Stages, dict[str, list[float]]]:
     """Return the stages, and the batches per second of the runs of each placement."""
-    flags = (*row.flags, "--train-data", str(CORPUS), *SIMULATED, *COMMON, "--runs-dir", str(folder))
+    flags = (*row.flags, "--train-data", str(CORPUS), *SIMULATED, *COMMON)
     if row.teacher:
         flags = (*flags, "--teacher", str(untrained(row.teacher, folder)))
     stages = in_process(measure_stages, flags, row.steps)
     rates: dict[str, list[float]] = {name: [] for name in PLACEMENTS}
     for _ in range(repeats):
         for name, measured in rates.items():
-            measured.append(in_process(batches_per_s, flags, name, row.steps, folder))
+            measured.append(in_process(batches_per_s, flags, name, row.steps))
     return stages, rates
 
 
@@ -175,17 +175,16 @@ def train_quietly(flags: Sequence[str]) -> None:
             raise ConfigError(f"training with {' '.join(flags)} ended with exit code {code}")
 
 
-def batches_per_s(flags: Sequence[str], placement: str, steps: int, folder: Path) -> float:
+def batches_per_s(flags: Sequence[str], placement: str, steps: int) -> float:
     """Train in a placement, each device on one core; return the throughput after the first steps."""
     if placement != REPLICATED:
         run_functions_in_one_thread()
     if placement == SINGLE:
         compute_on_one_core()
-    run = Path(tempfile.mkdtemp(prefix="run-", dir=folder))
-    run.rmdir()
     length = ("--max-steps", str(WARM_UP_STEPS + steps), "--log-every", str(WARM_UP_STEPS))
-    train_quietly((*flags, *PLACEMENTS[placement], *length, "--run", run.name))
-    reports = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    with tempfile.TemporaryDirectory() as folder:
+        train_quietly((*flags, *PLACEMENTS[placement], *length, "--runs-dir", folder, "--run", "run"))
+        reports = metrics_of(Path(folder) / "run")
     step_s = median(report["step_s"] for report in reports if report["step"] > WARM_UP_STEPS)
     return (2 if placement == REPLICATED else 1) / step_s
 
@@ -194,7 +193,7 @@ def measure_stages(flags: Sequence[str], steps: int) -> Stages:
     """Measure the stages of a row alone, each on one core, and predict all placements on two devices."""
     run_functions_in_one_thread()
     from myxtts.planner.auto import rank_placements
-    from myxtts.planner.stage_times import StageProfile, StageTimes
+    from myxtts.planner.stage_times import StageProfile
     from myxtts.profiling import isolated_stages as isolated
     from myxtts.profiling.profiled_run import measurement_window, open_run
 
@@ -202,29 +201,24 @@ def measure_stages(flags: Sequence[str], steps: int) -> Stages:
     with redirect_stdout(sys.stderr), open_run(config) as run:
         pipeline = run.setup.training_pipeline(synchronize=run.setup.between_devices)
         window = measurement_window(pipeline, steps)
-        read_s, waves = isolated.time_reading(pipeline, window)
-
-        def produce(batch: dict) -> dict:
-            return isolated.produce(pipeline, batch, run.route.data)
-
-        _, features = isolated.time_stage(window, waves, produce)  # traces
+        times, features = isolated.measure_isolated(run, pipeline, window)
+        _, waves = isolated.time_reading(pipeline, window)
+        produce = isolated.produce_on(run.route.data, pipeline.producers[0].produce)
         with processor_time() as produce_cpu_s:
-            produce_s, _ = isolated.time_stage(window, waves, produce)
-        transfer_s, _ = isolated.time_stage(window, features, lambda batch: isolated.transfer(run.step, batch))
-        isolated.time_steps(run.setup, run.step, window, features)  # traces
+            isolated.time_stage(window, waves, produce)
         with processor_time() as step_cpu_s:
-            step_s = isolated.time_steps(run.setup, run.step, window, features)
+            isolated.time_steps(run.setup, run.step, window, features)
         with run_functions_in_the_pool():
             all_reduce_s = isolated.measure_all_reduce(run)
-    times = StageTimes(read_s, produce_s, transfer_s, step_s)
     predictions = rank_placements(StageProfile(times, window.measured_buckets, all_reduce_s), 2, config)
-    produced = len(produce_s) + sum(map(len, waves.values()))  # with those that warm up
+    mean_s, measured = times.mean_s(), len(times)
+    warm_up = sum(map(len, waves.values())), len(features)  # batches and steps that the processor time has in addition
     return Stages(
-        produce_s=float(produce_s.mean()),
-        produce_cpu_s=produce_cpu_s[0] / produced,
-        step_s=float(step_s.mean()),
-        step_cpu_s=step_cpu_s[0] / (len(step_s) + len(features)),
-        transfer_s=float(transfer_s.mean()),
+        produce_s=mean_s["produce"],
+        produce_cpu_s=produce_cpu_s[0] / (measured + warm_up[0]),
+        step_s=mean_s["step"],
+        step_cpu_s=step_cpu_s[0] / (measured + warm_up[1]),
+        transfer_s=mean_s["transfer"],
         all_reduce_s=all_reduce_s,
         predicted={prediction.candidate.name: prediction.batches_per_s for prediction in predictions},
     )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from myxtts.commands.parser import bounded
 from myxtts.errors import ConfigError
 
 RUNS = Path("runs")
@@ -50,9 +51,12 @@ class Target:
 def parse_options(parser: argparse.ArgumentParser) -> argparse.Namespace:
     """Parse the command line; `train_flags` are the arguments after --, which are for train_main.py.
 
-    Adds --only and --json to the options, which the benchmarks of timed runs have in common.
+    Adds --seeds, --only and --json to the options, which the benchmarks of timed runs have in common.
     """
     parser.epilog = "Arguments after -- are passed to train_main.py."
+    parser.add_argument(
+        "--seeds", type=bounded(int, 0, 2**31 - 1), nargs="+", default=[0], help="of the runs; medians are shown"
+    )
     parser.add_argument("--only", choices=("train", "measure"), help="only train, or only measure existing runs")
     parser.add_argument(
         "--json", metavar="FILE", type=absolute, help="output file for the figures (default: beside the runs)"
@@ -63,6 +67,12 @@ def parse_options(parser: argparse.ArgumentParser) -> argparse.Namespace:
     if train_flags and options.only == "measure":
         parser.error("arguments after -- are passed to train_main.py, which --only measure does not run")
     return options
+
+
+def write_figures(figures: object, out: Path) -> None:
+    """Write the figures of a benchmark as JSON, and print where."""
+    out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    print(f"\n{out}")
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

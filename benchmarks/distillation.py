@@ -39,6 +39,7 @@ from benchmarks._timed_runs import (
     run_script,
     train_for,
     training_figures,
+    write_figures,
 )
 from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded
@@ -148,9 +149,7 @@ def main() -> int:
         },
     }
     print_figures(figures)
-    out = options.json or RUNS / f"{name}-{options.minutes:g}min.json"
-    out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    print(f"\n{out}")
+    write_figures(figures, options.json or RUNS / f"{name}-{options.minutes:g}min.json")
     return 0
 
 
@@ -167,9 +166,6 @@ def parse() -> argparse.Namespace:
         nargs="+",
         default=[FEW, MANY],
         help="minutes of recordings of the students (default: both)",
-    )
-    parser.add_argument(
-        "--seeds", type=bounded(int, 0, 2**31 - 1), nargs="+", default=[0], help="of the students; medians are shown"
     )
     parser.add_argument("--name", help="first part of the names of the runs (default: distillation- and the kind)")
     return parse_options(parser)

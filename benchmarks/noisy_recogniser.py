@@ -35,6 +35,7 @@ from benchmarks._timed_runs import (
     settings_of,
     train_for,
     training_figures,
+    write_figures,
 )
 from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded
@@ -65,9 +66,7 @@ def main() -> int:
         return 0
     figures = {kind: [measure(run) for run in of_kind] for kind, of_kind in runs.items()}
     print_figures(figures)
-    out = options.json or RUNS / f"{options.name}-{options.minutes:g}min.json"
-    out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    print(f"\n{out}")
+    write_figures(figures, options.json or RUNS / f"{options.name}-{options.minutes:g}min.json")
     return 0
 
 
@@ -75,9 +74,6 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument(
         "--minutes", type=bounded(float, 0.1, 1e5), default=9.0, help="minutes of steps of each run (default 9)"
-    )
-    parser.add_argument(
-        "--seeds", type=bounded(int, 0, 2**31 - 1), nargs="+", default=[0], help="two runs for each; medians are shown"
     )
     parser.add_argument("--name", default="noisy", help="first part of the names of the runs (default noisy)")
     return parse_options(parser)

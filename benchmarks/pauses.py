@@ -4,8 +4,8 @@
     python benchmarks/pauses.py --steps 350 --skip 150 --sizes tiny -- --train-data data/demo
     python benchmarks/pauses.py --gpus
 
-Each run trains on two simulated GPUs with one thread for each operation, so that the devices do not share a core on a
-machine with two. The first --skip steps are left out: validation and samples between two steps are traced there.
+Each run trains on two simulated GPUs with one thread for each operation; both devices share the cores of the machine.
+The first --skip steps are left out: validation and samples between two steps are traced there.
 
 --gpus prints the steps of the training loop on emulated GPUs instead, in virtual time: the same on every machine.
 """

@@ -38,6 +38,7 @@ from benchmarks._timed_runs import (
     run_script,
     train_for,
     training_figures,
+    write_figures,
 )
 from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded
@@ -93,9 +94,7 @@ def main() -> int:
             print_figures(figures, minutes, many=corpus.unseen is not None)
             all_figures[f"{minutes:g}"] = figures
     if all_figures:
-        out = options.json or RUNS / f"{run_name(options)}.json"
-        out.write_text(json.dumps(all_figures, indent=1) + "\n", encoding="utf-8")
-        print(f"\n{out}")
+        write_figures(all_figures, options.json or RUNS / f"{run_name(options)}.json")
     return 0
 
 
@@ -103,9 +102,6 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument(
         "--minutes", type=bounded(float, 0.1, 1e5), nargs="+", default=[15.0], help="minutes of steps (default 15)"
-    )
-    parser.add_argument(
-        "--seeds", type=bounded(int, 0, 2**31 - 1), nargs="+", default=[0], help="one run for each; medians are shown"
     )
     parser.add_argument("--speakers", type=bounded(int, 1, 48), default=1, help="speakers to train on (default 1)")
     parser.add_argument("--languages", nargs="+", default=["en"], help="languages of the corpus (default en)")

@@ -36,6 +36,7 @@ from benchmarks._timed_runs import (
     run_script,
     train_for,
     training_figures,
+    write_figures,
 )
 from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded
@@ -134,9 +135,7 @@ def main() -> int:
         goals = targets(options.kind, options.minutes)
         print(f"\n{', '.join(run['run'] for run in figures)}")
         print_table(goals, figures)
-        out = options.json or RUNS / f"{name}.json"
-        out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-        print(f"\n{out}")
+        write_figures(figures, options.json or RUNS / f"{name}.json")
     return 0
 
 
@@ -145,13 +144,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("kind", choices=KINDS, help="one voice, or many speakers and languages")
     parser.add_argument(
         "--minutes", type=bounded(float, 0.1, 1e5), default=15.0, help="minutes of training steps (default 15)"
-    )
-    parser.add_argument(
-        "--seeds",
-        type=bounded(int, 0, 2**31 - 1),
-        nargs="+",
-        default=[0],
-        help="one run for each; the table shows medians",
     )
     parser.add_argument("--name", help="name of the runs, without minutes and seed (default: the configuration's)")
     return parse_options(parser)

@@ -6,13 +6,23 @@ thread (TensorFlow's single-threaded executor; an operation uses one thread by -
 step then keep one core each busy. One device that does both is held to one core by the affinity of its threads. Two
 replicas keep two cores busy whatever the executor; theirs is the usual one, since an all-reduce between devices
 of one thread each would wait for itself.
+
+As a program it is train_main.py with each of two devices held to one core:
+
+    python benchmarks/_one_core.py --simulate-gpus 2 --data-gpu 0 --model-gpu 1 --max-steps 20
 """
 
 import os
+import sys
 import threading
 import time
 from contextlib import AbstractContextManager
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from myxtts.commands import train
+from myxtts.commands.console import report_errors
 
 COMPUTING = "tf_Compute"  # name of the threads of TensorFlow's inter-op pool, which run the functions
 THREADS = ("--intra-op-threads", "1", "--inter-op-threads", "4")
@@ -51,3 +61,12 @@ def compute_on_one_core() -> None:
             time.sleep(0.2)
 
     threading.Thread(target=pin, daemon=True).start()
+
+
+def main() -> int:
+    run_functions_in_one_thread()
+    return train.main([*sys.argv[1:], *THREADS])
+
+
+if __name__ == "__main__":
+    sys.exit(report_errors(main))

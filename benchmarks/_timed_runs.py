@@ -13,6 +13,7 @@ from statistics import median
 
 from myxtts.commands.parser import bounded
 from myxtts.errors import ConfigError
+from myxtts.observe.metrics_reader import read_metrics
 
 RUNS = Path("runs")
 PROBE_REPORTS = 3  # the first one is ignored
@@ -106,29 +107,31 @@ def settings_of(run: Path) -> Path:
     return run / "config.yaml"
 
 
-def train_for(run: Path, minutes: float, probe_steps: int, common: Sequence[str]) -> None:
+def train_for(
+    run: Path, minutes: float, probe_steps: int, common: Sequence[str], script: str = "train_main.py"
+) -> None:
     """Train a run whose steps take the given minutes, or resume it. A finished run is not trained again.
 
     A short run measures the step time first, which gives the number of steps.
 
     Args:
         common: arguments of train_main.py, for both runs.
+        script: train_main.py, or another with its arguments.
     """
     if settings_of(run).exists():
-        return run_script("train_main.py", "--config", str(settings_of(run)), "--resume")
+        return run_script(script, "--resume", "--run", run.name, "--runs-dir", str(run.parent))
     probe = RUNS / f"{run.name}-probe-{int(time.time())}"
     length = ("--max-steps", str(probe_steps), "--log-every", str(probe_steps // PROBE_REPORTS))
-    run_script("train_main.py", *common, "--run", probe.name, *length, "--checkpoint-every", "0")
+    run_script(script, *common, "--run", probe.name, *length, "--checkpoint-every", "0")
     step_s = median(line["step_s"] for line in metrics_of(probe)[1:])
     shutil.rmtree(probe)
     steps = max(round(60 * minutes / step_s), 1)
-    return run_script("train_main.py", *common, "--run", run.name, "--max-steps", str(steps))
+    return run_script(script, *common, "--run", run.name, "--max-steps", str(steps))
 
 
 def metrics_of(run: Path) -> list[dict]:
     """Return the training reports in order."""
-    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [line for line in map(json.loads, lines) if "step_s" in line]
+    return [report for report in read_metrics(run / "metrics.jsonl") if "step_s" in report]
 
 
 def training_figures(run: Path) -> dict[str, float]:

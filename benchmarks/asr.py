@@ -10,7 +10,6 @@ the sentences that are held out, and the time from the first step to the last, i
 """
 
 import argparse
-import json
 import re
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded
 from myxtts.data.demo_corpus import make_demo_corpus
 from myxtts.errors import TrainingError
+from myxtts.observe.metrics_reader import read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = "configs/asr_voice.yaml"
@@ -71,7 +71,7 @@ def train_encoder(config: str, encoder: str, steps: int, seed: int) -> dict[str,
         minutes = (time.monotonic() - start_s) / 60
         if run.returncode:
             raise TrainingError(f"train_main.py {flags} ended with code {run.returncode}:\n{''.join(output)}")
-        reports = [json.loads(line) for line in (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()]
+        reports = read_metrics(Path(folder) / "run" / "metrics.jsonl")
     parameters = int(re.search(r"([0-9,]+) parameters", "".join(output))[1].replace(",", ""))
     speeds = sorted(report["steps_per_s"] for report in reports)
     rates = {name.removeprefix("validation_"): value for name, value in reports[-1].items()}

@@ -6,10 +6,11 @@
 
 `one` is an espeak-ng voice of English, `many` are eight of them. The teacher, of --model-size small, learns from 45
 minutes of the corpus; the students, tiny, from the same 45 minutes or from their first 5. A student with a teacher also
-hears it speak sentences of which nobody has a recording. All students train for the same time, in dual placement on
-simulated GPUs that share the cores, so a student with a teacher takes fewer steps. They are measured on 50 sentences
-that are neither in the corpus nor among these, by a recogniser that learned from the whole corpus; and those of many
-speakers also with two others.
+hears it speak sentences of which nobody has a recording. All students train for the same time, in dual placement, with
+each device held to one core (see benchmarks/_one_core.py): a student without a teacher leaves most of the data device
+idle, and one with a teacher takes fewer steps only where speaking a batch takes longer than learning it. They are
+measured on 50 sentences that are neither in the corpus nor among these, by a recogniser that learned from the whole
+corpus; and those of many speakers also with two others.
 
 Existing results are reused: the corpora under data/, and the runs under runs/, which continue where they were stopped.
 A probe run gives the number of steps, as in benchmarks/voice.py. Arguments after -- are passed to train_main.py for the
@@ -49,6 +50,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FEW, MANY = 5, 45  # minutes of recordings
 WAYS = "without", "with"  # a teacher
 PROBE_STEPS = 60
+ONE_CORE = "benchmarks/_one_core.py"
 MEASURED, SENTENCES = 50, 2000  # measured, and for the teacher
 ASR_STEPS = 900
 MIN_REDUCTION = 0.2  # of the distortion
@@ -194,7 +196,7 @@ def train(
         for (minutes, way), runs in students.items():
             flags = ("--train-data", str(kind.recordings(minutes)), "--seed", str(seed))
             further = with_teacher if way == "with" else ()
-            train_for(runs[number], options.minutes, PROBE_STEPS, (*common, *flags, *further))
+            train_for(runs[number], options.minutes, PROBE_STEPS, (*common, *flags, *further), ONE_CORE)
 
 
 def make_corpus(folder: Path, utterances: str, *arguments: str) -> None:

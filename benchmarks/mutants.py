@@ -228,7 +228,7 @@ def mutated_nodes(node: ast.AST) -> Iterator[ast.AST]:
             yield from mutated_nodes(child)
 
 
-def replacements(node: ast.AST) -> Iterator[tuple[str, ast.AST, str]]:
+def replacements(node: ast.AST) -> Iterator[tuple[str, ast.expr | ast.stmt, str]]:
     """Yield (operator, node to replace, its new text)."""
     match node:
         case ast.Compare(ops=[operator]):
@@ -247,8 +247,9 @@ def replacements(node: ast.AST) -> Iterator[tuple[str, ast.AST, str]]:
                 yield "constant", node, f"({value - 1})" if isinstance(value, int) else f"{value / 2}"
         case ast.Call(args=args, keywords=keywords) if not any(isinstance(arg, ast.Starred) for arg in args):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            if name in SAME_TYPE:
-                yield "call", node, text(args[0] if args else node.func.value)
+            kept = args[0] if args else getattr(node.func, "value", None)
+            if name in SAME_TYPE and kept is not None:
+                yield "call", node, text(kept)
             if len(args) > 1 and all(isinstance(arg, ast.Name | ast.Attribute) for arg in args[:2]):
                 yield "swap", node, text(node, args=[args[1], args[0], *args[2:]])
             for index, keyword in enumerate(keywords):

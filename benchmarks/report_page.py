@@ -99,17 +99,18 @@ def line(step: int) -> str:
 
 
 def write_samples(folder: Path, steps: range) -> None:
-    """Write the same sounds and pictures for all steps, those of the newest as they are and of the others as links."""
+    """Write the same pictures for all steps, and sounds for the newest, since those of the others are links."""
     random = np.random.default_rng(0)
     wave = (0.3 * random.normal(size=int(SECONDS * RATE_HZ))).astype(np.float32)
     mel = random.normal(-5, 2, (int(SECONDS * 86), 80)).astype(np.float32)
     picture = png_bytes(mel_and_alignment(mel, mel, np.arange(len(mel)) // 5, "synthetic"))
+    (shared := folder / "picture.png").write_bytes(picture)
     for step in steps:
         target = folder / "samples" / f"step-{step:06d}"
         target.mkdir(parents=True)
         for row in range(UTTERANCES):
             name = f"{row + 1}-utterance"
-            (target / f"{name}.png").write_bytes(picture if step == steps[-1] else b"")
+            (target / f"{name}.png").hardlink_to(shared)
             for number, kind in enumerate(LABELS):
                 file = target / sound_file(name, kind)
                 if step == steps[-1]:

@@ -10,7 +10,6 @@ report of each run. The all-reduce is measured on tensors of the model's size.
 """
 
 import argparse
-import json
 import os
 import re
 import subprocess
@@ -26,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded
 from myxtts.errors import TrainingError
+from myxtts.observe.metrics_reader import read_metrics
 
 TARGET_GAIN = 1.8  # of two workers
 LOG_EVERY = 20
@@ -86,8 +86,7 @@ def train(task: str, workers: int, steps: int, batch_size: int, core: int | None
         flags += " --simulate-gpus 1"  # the gain of cores, also on a machine with GPUs
         command = ["train_main.py", *flags.split(), "--sample-every", "0", "--checkpoint-every", "0"]
         printed = launched(workers, *command) if core is None else pinned(core, *command)
-        lines = (Path(folder) / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    reports = [json.loads(line) for line in lines][1:]
+        reports = read_metrics(Path(folder) / "run" / "metrics.jsonl")[1:]
     parameters = int(re.search(r"([0-9,]+) parameters", printed)[1].replace(",", ""))
     return {"parameters": parameters} | {
         name: [report[name] for report in reports] for name in ("audio_seconds_per_s", "steps_per_s")

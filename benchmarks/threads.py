@@ -10,7 +10,6 @@ number of cores for both. The ratio is to the first size. Processor seconds are 
 """
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded
 from myxtts.cores import core_count
 from myxtts.errors import ConfigError
+from myxtts.observe.metrics_reader import read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 DUAL = ("--simulate-gpus", "2", "--data-gpu", "0", "--model-gpu", "1")
@@ -114,7 +114,7 @@ def train(row: Row, threads: str, arguments: argparse.Namespace) -> Run:
         after = os.times()
         if done.returncode:
             raise ConfigError(f"the training ended with exit code {done.returncode}: {done.stderr.strip()}")
-        reports = [json.loads(line) for line in (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()]
+        reports = read_metrics(Path(folder) / "run" / "metrics.jsonl")
     processor_s = after.children_user + after.children_system - before.children_user - before.children_system
     step_s = median(report["step_s"] for report in reports[1:])
     return Run(1.0 / step_s, processor_s, tuple(report["loss"] for report in reports))

@@ -1,16 +1,21 @@
 """Atomic writes and text files, with errors that name the file."""
 
 import errno
+import fcntl
 import logging
 import os
 import shutil
+import stat
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
 from myxtts.errors import ConfigError, DataError
 
-FULL = (errno.ENOSPC, errno.EDQUOT)  # the disk, or the quota of the user
+PARTIAL_FILES = ".*.partial"  # the names that `partial_of` returns
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk, the quota of the user, or the limit of a file (ulimit -f)
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +49,28 @@ def _reason(error: OSError) -> tuple[str, str | None]:
     return str(error.filename2 or error.filename or "a file"), error.strerror
 
 
+def read_file(path: Path, max_bytes: int) -> bytes:
+    """Return the content of a file.
+
+    Raises:
+        OSError: the file cannot be read, or is larger than `max_bytes`, or is a pipe or a device, which could block or
+            never end.
+    """
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # the error for a folder is that of `open`
+        raise OSError(errno.EINVAL, "it is a pipe or a device, and no file", str(path))
+    with path.open("rb") as file:
+        return read_bounded(file, max_bytes, str(path))
+
+
+def read_bounded(file: BinaryIO, max_bytes: int, name: str) -> bytes:
+    """Return the rest of an open file or pipe; raise OSError if it is larger than `max_bytes`."""
+    content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise OSError(errno.EFBIG, f"it is larger than {max_bytes / 1e6:,.3g} MB", name)
+    return content
+
+
 def decode_text(read: Callable[[], bytes], source: str) -> str:
     """Return the UTF-8 text that `read` returns, without a byte order mark.
 
@@ -57,17 +84,33 @@ def decode_text(read: Callable[[], bytes], source: str) -> str:
         raise DataError(f"the text in {source} cannot be read: {reason}. Give a text file in UTF-8.") from error
 
 
+def partial_of(path: Path) -> Path:
+    """Return the name of a file while this thread writes it; another process or thread gets another name."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{threading.get_native_id()}.partial")
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file under a temporary name, flush it to the disk, and rename it.
 
     Raises:
         OSError: names `path`, which is unchanged.
     """
-    partial = path.with_name(f".{path.name}.partial")
+    with replaced_file(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def replaced_file(path: Path) -> Iterator[BinaryIO]:
+    """Yield a file under a temporary name; then flush it to the disk, and rename it to `path`.
+
+    Raises:
+        OSError: names `path`, which is unchanged.
+    """
+    partial = partial_of(path)
     try:
         with name_in_errors(path):
             with open(partial, "wb") as file:
-                file.write(content)
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(partial, path)
@@ -97,6 +140,55 @@ def check_writable(flag: str, path: Path | None) -> None:
     if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
         fault = "that is a folder" if path.is_dir() else f"there is no folder {path.parent}"
         raise ConfigError(f"{flag} {path} was given, but {fault}. Name a file in an existing folder.")
+
+
+class FileStamp(NamedTuple):
+    """By what a changed file is known.
+
+    A program that copies files may set the time of modification, but not the time of change, which is also that of a
+    new name or of new permissions. Both have the resolution of the file system, often some milliseconds.
+    """
+
+    size: int
+    modified_ns: int
+    changed_ns: int
+
+
+def file_stamp(path: str | os.PathLike[str]) -> FileStamp | None:
+    """Return the stamp of a file, or of the file that a link points to; None if there is none."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return FileStamp(status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+@contextmanager
+def locked_file(path: Path, wait: bool = True) -> Iterator[BinaryIO]:
+    """Open a file, which is made if it is missing, and lock it for as long as the scope or the process lasts.
+
+    The scope may rename or remove the file: whoever has waited for it then opens the file of that name anew.
+
+    Args:
+        wait: until nobody else has it, process or thread.
+
+    Raises:
+        BlockingIOError: another has it, and `wait` is off.
+        OSError: it cannot be opened.
+    """
+    while True:
+        with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            if _has_name(file, path):
+                yield file
+                return
+
+
+def _has_name(file: BinaryIO, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def fsync_folder(folder: Path) -> None:

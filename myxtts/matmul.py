@@ -35,7 +35,7 @@ def function_per_device_type(*signature: tf.TensorSpec) -> Callable[[Callable], 
     """
 
     def compile_function(function: Callable) -> Callable:
-        compiled = {kind: tf.function(function, input_signature=signature) for kind in ("CPU", "GPU")}
+        compiled = {kind: tf.function(function, input_signature=signature, autograph=False) for kind in ("CPU", "GPU")}
         return wraps(function)(lambda *args: compiled[tf_internals.device_type_in_scope()](*args))
 
     return compile_function

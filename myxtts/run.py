@@ -47,9 +47,11 @@ def train(config: Config) -> int:
     cluster = find_cluster(os.environ)
     folder = RunFolder(Path(config.run.runs_dir) / config.run.run)
     check_workers_settings(config, cluster)
-    if cluster is None:
-        folder.check_not_existing(config.run.resume)
-    with RunLog() as run_log:
+    with ExitStack() as resources:
+        if cluster is None:  # before anything is read or written, so that of two starts one trains
+            resources.enter_context(folder.locked())
+            folder.check_not_existing(config.run.resume)
+        run_log = resources.enter_context(RunLog())
         config, start = resolve_start(config, folder)
         placement = configure_devices(config, cluster)
         with (
@@ -69,13 +71,13 @@ def train_on(
     started_s: float,
 ) -> int:
     """Corpus, state, feed and loop, on devices that are set up. Of several workers the chief writes the run folder."""
-    if replicas.is_distributed and replicas.is_chief:  # only now, so that the other workers learn of the error
-        folder.check_not_existing(config.run.resume)
     with ExitStack() as resources:
+        if replicas.is_distributed:  # only now, so that the other workers learn of the error
+            resources.enter_context(RunFolder(folder.of_process(replicas.process)).locked())
+        if replicas.is_distributed and replicas.is_chief:
+            folder.check_not_existing(config.run.resume)
         corpora = open_corpora(config, start, replicas, folder.of_process(replicas.process))
         run_log.open(corpora.folder / "log.txt")
-        if replicas.is_chief:
-            resources.enter_context(folder.locked())
 
         setup = set_up(config, start, replicas, corpora)
         log_start(setup, start)
@@ -144,6 +146,8 @@ def train_on(
                 augmentation = task_of(config).augmentation
                 run = assess_run(total, placement, replicas.count, setup.gpu_count, setup.can_replicate, augmentation)
                 log.info("grade          %s", run.line)
+    if skipped := int(state.skipped_updates.numpy()):
+        log.info("float16        %d updates were skipped since the start, because their gradients overflowed", skipped)
     log.info("traces         %d of the training step", step.traces)
     if replicas.is_chief:
         log.info("report         %s", page.end(f"stopped by {stop.name}" if stop.due() else "finished"))

@@ -75,6 +75,8 @@ class RankPlacementsTest(unittest.TestCase):
     def test_validation_takes_time_of_the_data_device_in_dual_placement_only(self):
         measured, run = profile(1, 10, 2, 22, 11)._replace(held_out_batches=15), RunConfig(validate_every=100)
         self.assertAlmostEqual(observe_per_step_s(measured, Config(run=run)), 0.15 * (0.010 + 0.022 / 3))
+        sampled = Config(run=RunConfig(validate_every=0, sample_every=500))
+        self.assertAlmostEqual(observe_per_step_s(measured._replace(samples_s=3.0), sampled), 0.006)
         self.assertEqual(rank_placements(measured, 2, Config())[0].candidate.name, "replicated")
         validated = rank_placements(measured, 2, Config(run=run))[0]
         self.assertEqual((validated.candidate.name, validated.bound_s), ("dual", 0.022))
@@ -132,7 +134,7 @@ class ChoosePlacementTest(unittest.TestCase):
 class MeasureTest(unittest.TestCase):
     def test_measurement_has_all_stage_times_that_a_prediction_needs(self):
         workspace = Workspace.temporary(self.addCleanup)
-        argv = workspace.argv("measured", "--data-gpu", "0", "--model-gpu", "1")
+        argv = workspace.argv("measured", "--data-gpu", "0", "--model-gpu", "1", "--sample-every", "500")
         # In its own process: TensorFlow treats the all-reduce of another strategy there as a part of this one.
         with multiprocessing.get_context("spawn").Pool(1) as process:
             measured = process.apply(measure_toy_run, (argv,))
@@ -140,6 +142,7 @@ class MeasureTest(unittest.TestCase):
         for stage in ("read", "produce", "transfer", "step"):
             self.assertGreater(measured.times[stage].sum(), 0.0)
         self.assertGreater(measured.all_reduce_s, 0.0)
+        self.assertGreater(measured.samples_s, 0.0)
 
     def test_user_error_in_the_measuring_process_is_raised(self):
         with self.assertRaisesRegex(DataError, "nowhere"):
@@ -147,7 +150,8 @@ class MeasureTest(unittest.TestCase):
 
 
 def measure_toy_run(argv: list[str]) -> StageProfile:
-    with toy_models():
+    sampler = mock.patch("myxtts.profiling.isolated_stages.make_sampler", return_value=mock.MagicMock())
+    with toy_models(), sampler:
         return measure_stage_times(parse(argv)[0], steps=4)
 
 

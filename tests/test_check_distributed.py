@@ -20,6 +20,29 @@ ROOT = Path(__file__).parents[1]
 SCRIPT, LAUNCHER = ROOT / "utilities" / "check_distributed.py", ROOT / "utilities" / "launch_workers.py"
 TRAINER = ROOT / "train_main.py"
 GOOD = ClusterResult(2, 2, "CPU", 0.0, (AllReduceTime(1 << 20, 0.002),), (1e-7, 2e-7), 0.2)
+# Worker 1 cannot make its seventh batch.
+UNREADABLE = f"""
+import os, sys
+sys.path.insert(0, {str(ROOT)!r})
+from benchmarks.proof.runs import toy_models
+from myxtts.commands import train
+from myxtts.commands.console import report_errors
+from myxtts.data.pipeline import ReplicaFeed
+from myxtts.distributed.cluster import find_cluster
+from myxtts.errors import DataError
+
+taken, take = [], ReplicaFeed.__next__
+
+def take_readable(feed):
+    taken.append(feed)
+    if len(taken) == 7 and find_cluster(os.environ).index == 1:
+        raise DataError("utterance 'u3' cannot be read: No such file or directory. Restore it.")
+    return take(feed)
+
+ReplicaFeed.__next__ = take_readable
+with toy_models():
+    sys.exit(report_errors(lambda: train.main(sys.argv[1:])))
+"""
 
 
 @long
@@ -44,6 +67,21 @@ class TwoWorkersTest(unittest.TestCase):
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             self.assertTrue(Path(folder, "runs/two/checkpoints/step-000002").is_dir())
         self.assertIn("in 2 replicas with ", done.stdout)
+
+    def test_unreadable_utterance_of_a_worker_costs_no_step(self):
+        with tempfile.TemporaryDirectory() as folder:
+            write_corpus(Path(folder, "corpus"), [0.5] * 12)
+            Path(folder, "program.py").write_text(UNREADABLE)
+            flags = "--train-data corpus/corpus.csv --text-frontend characters --model-size tiny --batch-size 2"
+            flags += " --max-steps 9 --run two --validate-every 0 --sample-every 0"
+            command = [sys.executable, LAUNCHER, "--workers", "2", "--", "program.py", *flags.split()]
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240.0)
+            self.assertEqual(done.returncode, 2, done.stdout + done.stderr)
+            checkpoints = [path.name for path in Path(folder, "runs/two/checkpoints").iterdir()]
+        self.assertEqual(checkpoints, ["step-000006"])
+        self.assertIn("[worker 1] error: utterance 'u3' cannot be read", done.stdout)
+        self.assertRegex(done.stdout, r"\[worker 0\] error: worker 1 \(\S+\) gave up: utterance 'u3' cannot be read")
+        self.assertNotIn("Traceback", done.stdout + done.stderr)
 
 
 class ClusterResultTest(unittest.TestCase):

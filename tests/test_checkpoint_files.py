@@ -1,9 +1,11 @@
 """Checkpoints are written whole or not at all, and damaged ones are rejected by name. No TensorFlow."""
 
+import contextlib
 import itertools
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -27,7 +29,7 @@ from myxtts.training.checkpoint_files import (
     remove_remains,
     write_checkpoint,
 )
-from tests.kill_points import FullDisk, Killed, KillPoints
+from tests.kill_points import FullDisk, Killed, KillPoints, RealKillPoints
 from tests.long import long
 
 ROOT = Path(__file__).parents[1]
@@ -36,11 +38,6 @@ NEW = 3.0
 STEPS = (20, 10)  # of the checkpoint that is cut off: a new one, and one that exists
 METADATA = {"format": FORMAT, "step": 10}
 FILES = ["model.npz", "optimizer.npz", "state.json"]
-
-
-class RealKillPoints(KillPoints):
-    def end(self, call, path):
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def write(folder: Path, step: int, value: float) -> None:
@@ -102,7 +99,7 @@ class InterruptedWrites(Case):
                 points = KillPoints(at)
                 if not self.is_cut_off(points, step):
                     break
-                seen.add(points.names[at])
+                seen.add(re.sub(r"\.[0-9-]+\.partial", ".partial", points.names[at]))
                 with self.subTest(step=step, at=points.names[at]):
                     self.assertIn(self.restarted(), (BEFORE, BEFORE | {step: NEW}))
             self.assertEqual(self.restarted(), BEFORE | {step: NEW})
@@ -203,6 +200,22 @@ class Hostile(Case):
         for text in ("[" * 100_000, "9" * 5_000):
             self.state.write_text(text)
             self.assertIn(f"{self.state} cannot be read", self.message(read_metadata, self.checkpoint))
+
+    def test_no_flipped_bit_of_the_metadata_changes_what_is_read(self):
+        write(self.folder, 20, NEW)
+        checkpoint = checkpoint_of(self.folder, 20)
+        expected, whole = read_metadata(checkpoint), (checkpoint / "state.json").read_bytes()
+        self.assertEqual(expected, {"format": FORMAT, "step": 20, "best": None})
+        for bit in range(len(whole) * 8):
+            damaged = bytearray(whole)
+            damaged[bit // 8] ^= 1 << bit % 8
+            (checkpoint / "state.json").write_bytes(damaged)
+            with contextlib.suppress(CheckpointError):  # else it is a bit of the line of the checksum
+                self.assertEqual({**read_metadata(checkpoint), **expected}, read_metadata(checkpoint), bit)
+
+    def test_metadata_without_checksum_are_read(self):
+        self.state.write_text(json.dumps(METADATA))
+        self.assertEqual(read_metadata(self.checkpoint), METADATA)
 
     def test_a_missing_key_of_the_metadata_is_named(self):
         self.state.write_text(json.dumps(METADATA | {"settings": {"training": {}}}))

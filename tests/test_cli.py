@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import errno
 import io
+import logging
 import os
 import re
 import subprocess
@@ -52,7 +53,9 @@ class FlagTest(unittest.TestCase):
                     argv = [setting.flag if setting.default else "--no-" + setting.flag[2:]]
                 else:
                     argv = [setting.flag] if setting.many else [setting.flag, setting.default_text]
-                self.assertEqual(train.parse(argv)[0], Config(), name)
+                with mock.patch("myxtts.commands.parser.load") as load:
+                    train.parse(argv)
+                self.assertEqual(load.call_args.args[1], {name: setting.default})
 
     def test_list_takes_several_values(self):
         self.assertEqual(train.parse(["--model-gpus", "1", "2", "3"])[0].placement.model_gpus, (1, 2, 3))
@@ -283,7 +286,7 @@ class MainTest(unittest.TestCase):
             "seed": "Seed of all randomness: initial weights, order of the utterances, dropout. "
             "(a whole number of at least 0 and below 2147483648; default: 0)",
             "subsampling": "Factor by which frames are subsampled. Each symbol of the text needs one frame afterwards. "
-            "(one of 1, 2, 4; default: 2)",
+            "Only with --task asr. (one of 1, 2, 4; default: 2)",
         }
         for name, meaning in meanings.items():
             self.assertEqual(setting_help(SETTINGS[name]), meaning)
@@ -436,6 +439,33 @@ class DiskErrorTest(unittest.TestCase):
             err.getvalue(),
             f"error: {path}: No space left on device. Free some disk space or fix the permissions of {folder}.\n",
         )
+
+    def test_faults_of_disks_and_limits_say_what_to_do(self):
+        for number, remedy in (
+            (errno.EIO, "Look for the fault in the system's log (dmesg), or use another disk."),
+            (errno.EFBIG, "Raise the limit on the size of files (ulimit -f)."),
+            (errno.EMFILE, "Raise the limit on open files (ulimit -n)."),
+            (errno.EISDIR, "Move it away or choose another place."),
+        ):
+            fault = mock.Mock(side_effect=OSError(number, os.strerror(number), "runs/a/.lock"))
+            with contextlib.redirect_stderr(io.StringIO()) as err:
+                self.assertEqual(report_errors(fault), 2)
+            self.assertEqual(err.getvalue(), f"error: runs/a/.lock: {os.strerror(number)}. {remedy}\n")
+
+    def test_a_full_disk_behind_stdout_ends_no_program(self):
+        def program() -> int:
+            for _ in range(2):
+                logging.getLogger("myxtts.tests").info("step")
+            return 0
+
+        for task, expected in ((program, (0, 1)), (lambda: print("settings") or 0, (2, 1))):
+            with (
+                open("/dev/full", "w") as full,
+                contextlib.redirect_stderr(io.StringIO()) as err,
+                contextlib.redirect_stdout(full),
+            ):
+                code = report_errors(task)
+            self.assertEqual((code, err.getvalue().count("No space left on device")), expected)
 
 
 class TensorFlowLogTest(unittest.TestCase):

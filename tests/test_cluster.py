@@ -1,20 +1,21 @@
-"""Cluster discovery from the environment, and the rendezvous of its workers."""
+"""Cluster discovery from the environment, and the job token."""
 
 import json
 import re
-import socket
+import tempfile
 import unittest
-from concurrent.futures import ThreadPoolExecutor
+from argparse import Namespace
 from pathlib import Path
 from unittest import mock
 
 import yaml
 
 from myxtts.commands import train
-from myxtts.distributed import rendezvous as rendezvous_module
+from myxtts.commands.launch import worker_token
 from myxtts.distributed.cluster import Cluster, expand_counts, expand_hosts, find_cluster
-from myxtts.distributed.launcher import local_workers
-from myxtts.errors import PlacementError
+from myxtts.distributed.job_token import VARIABLE, read_token, token_of
+from myxtts.distributed.launcher import LaunchSpec, _programs
+from myxtts.errors import ConfigError, PlacementError
 
 SLURM = {
     "SLURM_JOB_ID": "31234",
@@ -144,88 +145,55 @@ class SlurmTest(unittest.TestCase):
             find_cluster(incomplete)
 
 
-class RendezvousTest(unittest.TestCase):
-    def join(self, settings, workers=None, present=None, chief_timeout_s=20.0, timeout_s=20.0) -> dict[int, str]:
-        """Return the error message of each present worker, or an empty string."""
-        workers = workers or local_workers(len(settings))
-        self.reports: list[str] = []
+class JobTokenTest(unittest.TestCase):
+    SECRET = "correct horse battery staple"
 
-        def attend(index: int) -> str:
-            try:
-                worker_timeout_s = timeout_s if index else chief_timeout_s
-                rendezvous_module.rendezvous(
-                    Cluster(workers, index), settings[index], worker_timeout_s, self.reports.append
-                )
-            except PlacementError as error:
-                return str(error)
-            return ""
+    def file(self, content: bytes, mode: int = 0o600) -> Path:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        path = Path(folder.name, "token")
+        path.write_bytes(content)
+        path.chmod(mode)
+        return path
 
-        present = range(len(workers)) if present is None else present
-        with ThreadPoolExecutor() as pool:
-            return dict(zip(present, pool.map(attend, present), strict=True))
+    def test_cluster_has_the_token_of_the_environment_and_shows_it_nowhere(self):
+        environ = {**tf_config({"worker": ["a:1", "b:2"]}), VARIABLE: self.SECRET}
+        cluster = find_cluster(environ)
+        self.assertEqual(cluster.token, self.SECRET)
+        self.assertNotIn(self.SECRET, repr(cluster) + cluster.tf_config())
 
-    def test_all_workers_are_released(self):
-        self.assertEqual(self.join([{"GPUs": "0"}] * 3), {0: "", 1: "", 2: ""})
+    def test_launcher_gives_the_token_to_its_workers_in_the_environment_alone(self):
+        spec = LaunchSpec(("program",), ("a:1", "b:2"), (0, 1), Path("logs"), token=self.SECRET)
+        for program in _programs(spec):
+            self.assertEqual(program.environ[VARIABLE], self.SECRET)
+            self.assertNotIn(self.SECRET, " ".join((*program.command, program.title, repr(spec))))
 
-    def test_ports_are_released_afterwards(self):
-        workers = local_workers(2)
-        self.join([{}] * 2, workers)
-        self.assertEqual(self.join([{}] * 2, workers), {0: "", 1: ""})
+    def test_token_is_that_of_the_file_or_of_the_environment_or_on_one_machine_random(self):
+        def token(file=None, nodes=None, **environ):
+            with mock.patch.dict("os.environ", environ):
+                return worker_token(Namespace(job_token=file, nodes=nodes))
 
-    def test_missing_worker_is_named_by_all_others(self):
-        workers = local_workers(3)
-        with mock.patch.object(rendezvous_module, "FIRST_REPORT_S", 0.6):
-            ends = self.join([{}] * 3, workers, present=(0, 1), chief_timeout_s=1.5)
-        for index in (0, 1):
-            self.assertIn(f"worker 2 ({workers[2]}) did not arrive within 1.5 s", ends[index])
-        self.assertEqual(
-            [line.split(",")[0] for line in self.reports], [f"waiting        for worker 2 ({workers[2]})"] * 2
-        )
+        self.assertEqual(token(self.file(self.SECRET.encode() + b"\n")), self.SECRET)
+        self.assertEqual((token(nodes="a:1,b:2"), token(**{VARIABLE: self.SECRET})), ("", ""))
+        self.assertNotEqual(token(), token())
+        self.assertEqual(len(token()), 64)
 
-    def test_missing_chief_is_named(self):
-        workers = local_workers(2)
-        ends = self.join([{}] * 2, workers, present=(1,), timeout_s=0.5)
-        self.assertIn(f"worker 0 ({workers[0]}) did not arrive", ends[1])
-
-    def test_differing_setting_is_reported_by_both(self):
-        ends = self.join([{"--batch-size": "8"}, {"--batch-size": "16"}])
-        for end in ends.values():
-            self.assertRegex(end, r"worker 1 \(.*\) has --batch-size 16, but worker 0 \(.*\) has 8")
-
-    def test_other_addresses_are_rejected(self):
-        workers = local_workers(3)
-        with ThreadPoolExecutor() as pool:
-            chief = pool.submit(rendezvous_module.rendezvous, Cluster(workers[:2], 0), {}, 20.0)
-            second_worker = pool.submit(rendezvous_module.rendezvous, Cluster((workers[0], workers[2]), 1), {}, 20.0)
-            for worker in (chief, second_worker):
-                self.assertIn("the same addresses", str(worker.exception()))
-
-    def test_port_in_use_is_named(self):
-        workers = local_workers(2)
-        host, _, port = workers[1].rpartition(":")
-        with socket.create_server((host, int(port))):
-            ends = self.join([{}] * 2, workers, present=(1,))
-        self.assertIn(f"cannot use port {port}", ends[1])
-
-    def test_strangers_are_ignored(self):
-        workers = local_workers(2)
-        host, _, port = workers[0].rpartition(":")
-        with ThreadPoolExecutor() as pool:
-            chief = pool.submit(rendezvous_module.rendezvous, Cluster(workers, 0), {}, 20.0)
-            for words in (b"GET / HTTP/1.1\n", b'{"worker": "x"}\n', b'{"worker": 1, "settings": 7}\n', b"[]\n", b""):
-                self.knock(host, int(port), words)
-            rendezvous_module.rendezvous(Cluster(workers, 1), {}, 20.0)
-            self.assertIsNone(chief.result())
-
-    @staticmethod
-    def knock(host: str, port: int, words: bytes) -> None:
-        while True:
-            try:
-                with socket.create_connection((host, port), timeout=5.0) as stranger:
-                    stranger.sendall(words)
-                return
-            except ConnectionRefusedError:  # the chief does not listen yet
-                continue
+    def test_unusable_tokens_are_explained_and_not_repeated(self):
+        for reason, path in {
+            "has a job token of 5 characters": self.file(b"short"),
+            "has a job token of 0 characters": self.file(b"\n"),
+            "mode 644": self.file(self.SECRET.encode(), 0o644),
+            "it is no text": self.file(b"\xff" * 32),
+            "No such file": Path(self.SECRET),
+            "Is a directory": Path(tempfile.gettempdir()),
+        }.items():
+            with self.subTest(reason), self.assertRaisesRegex(ConfigError, reason) as raised:
+                read_token(path)
+            self.assertNotIn(self.SECRET, str(raised.exception))
+        self.assertEqual(token_of({}), "")
+        for token in ("", "short"):
+            with self.assertRaisesRegex(ConfigError, f"{VARIABLE} has a job token of {len(token)} characters"):
+                token_of({VARIABLE: token})
 
 
 if __name__ == "__main__":

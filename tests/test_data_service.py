@@ -30,7 +30,8 @@ from myxtts.data.readers import service
 from myxtts.data.readers.files import rows_from_files
 from myxtts.data.readers.local import LocalReader
 from myxtts.data.readers.service import ServiceReader, _Job
-from myxtts.data.readers.service_server import dispatcher, is_loopback, listening_sockets, worker
+from myxtts.data.readers.service_server import dispatcher, worker
+from myxtts.distributed.loopback import is_loopback, listening_sockets
 from myxtts.errors import ConfigError, DataError
 from tests.long import long
 from tests.sine_corpus import planned_corpus, write_corpus

@@ -251,4 +251,5 @@ class Runs(unittest.TestCase):
         for flags in (["--texts", str(self.texts)], ["--teacher-fraction", "0.3"]):
             refused = self.workspace.train("refused", *flags)
             self.assertEqual(refused.code, 2)
-            self.assertIn("which is for a teacher, but there is none", refused.err)
+            self.assertIn("only with --task tts and with --teacher", refused.err)
+            self.assertIn("--teacher is not given. Leave it out", refused.err)

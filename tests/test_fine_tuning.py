@@ -274,7 +274,7 @@ class MissingRunTest(unittest.TestCase):
             ),
             (
                 "runs/begun",
-                f"the run ended before its first. Resume it with `{train} --config runs/begun/config.yaml --resume`.",
+                f"the run ended before its first. Resume it with `{train} --resume --run begun`.",
             ),
         ):
             with self.subTest(run), self.assertRaises(CheckpointError) as caught:

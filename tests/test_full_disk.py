@@ -4,6 +4,7 @@ import contextlib
 import errno
 import io
 import logging
+import os
 import tempfile
 import unittest
 from pathlib import Path
@@ -44,7 +45,7 @@ class FullDiskTest(unittest.TestCase):
     def test_a_report_that_cannot_be_written_is_logged_and_the_run_goes_on(self):
         with (
             self.assertLogs("myxtts.files", "ERROR") as logs,
-            mock.patch("tensorflow.summary.scalar", full_events),
+            mock.patch("tensorflow.summary.experimental.write_raw_pb", full_events),
             self.reporter() as reporter,
         ):
             reporter.write(3, {"pause_s": 1.0})
@@ -64,10 +65,20 @@ class FullDiskTest(unittest.TestCase):
     def test_full_memory_is_no_full_disk(self):
         full = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
         with (
-            mock.patch("tensorflow.summary.scalar", side_effect=full),
+            mock.patch("tensorflow.summary.experimental.write_raw_pb", side_effect=full),
             self.assertRaises(tf.errors.ResourceExhaustedError),
         ):
             TensorBoard(self.folder).scalars(3, {"loss": 1.0})
+
+    def test_a_folder_of_scalars_that_the_disk_refuses_is_named(self):
+        for kind, number in ((tf.errors.UnknownError, errno.EIO), (tf.errors.PermissionDeniedError, errno.EACCES)):
+            refused = kind(None, None, f"/runs/a/events.v2; {os.strerror(number)}")
+            with (
+                mock.patch("tensorflow.summary.experimental.write_raw_pb", side_effect=refused),
+                self.assertRaises(OSError) as raised,
+            ):
+                TensorBoard(self.folder).scalars(3, {"loss": 1.0})
+            self.assertEqual((raised.exception.errno, raised.exception.filename), (number, str(self.folder)))
 
     def test_only_a_full_disk_lets_a_run_go_on(self):
         with self.assertRaises(PermissionError), going_on_if_full("the samples"):

@@ -12,6 +12,7 @@ import tempfile
 import time
 import unittest
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from unittest import mock
 
@@ -20,15 +21,17 @@ from myxtts.commands.console import report_errors
 from myxtts.commands.jobs import MERGER, main
 from myxtts.commands.merge import parse
 from myxtts.config.load import load
-from myxtts.config.schema import Config, DataConfig, ModelConfig
+from myxtts.config.schema import Config, DataConfig, LocalSGDConfig, ModelConfig
 from myxtts.errors import PlacementError
 from myxtts.local_sgd.job_settings import sync_interval
 from myxtts.local_sgd.jobs import job_devices
-from myxtts.local_sgd.launcher_state import ImmutableSettings, new_state, read_state
+from myxtts.local_sgd.launcher_state import ImmutableSettings, announced, new_state, read_state
 from myxtts.local_sgd.progress import read_progress
 from myxtts.training.checkpoint_files import latest, read_metadata, write_checkpoint
+from myxtts.training.run_folder import RunFolder
 from tests.long import long
 from tests.sine_corpus import write_corpus
+from tests.test_launcher import ends
 from tests.tiny import arrays_of, toy_models
 from tests.two_devices import SIMULATED
 
@@ -196,7 +199,7 @@ class JobsTest(Case):
         runs = {name: load(self.run_folder / f"{name}.yaml") for name in ("warmstart", "gpu0", "gpu1")}
         self.assertEqual([config.training.seed for config in runs.values()], [0, 0, 1])
         self.assertEqual([config.training.stop_at_step for config in runs.values()], [2, None, None])
-        self.assertEqual([config.local_sgd.job for config in runs.values()], [0, 0, 1])
+        self.assertEqual([config.local_sgd for config in runs.values()], [LocalSGDConfig()] * 3)  # no syncs
         self.assertEqual(
             [Path(config.data.train_data).name for config in runs.values()], ["train.csv", "shard-0.csv", "shard-1.csv"]
         )
@@ -247,7 +250,7 @@ class JobsTest(Case):
         self.assertEqual(self.states()["gpu1"], ("done", 1))
         self.assertEqual(self.reported("gpu1"), [3, 4, 5, 5, 6])
 
-    def test_failed_job_is_left_out_of_the_merge_until_it_is_resumed(self):
+    def test_failed_job_is_left_out_of_the_merge_until_it_is_resumed_even_in_another_folder(self):
         self.fault("gpu1", "kill", at=5)
         flags = ("--gpus", "0", "1", "2")
         code, _, err = self.launch(*flags)
@@ -263,8 +266,13 @@ class JobsTest(Case):
         )
         self.assertEqual([Path(path).parts[-3] for path in self.read("merged/arguments.json")[1:3]], ["gpu0", "gpu2"])
         self.heal("gpu1")
-        code, out, err = self.launch(*flags, "--resume")
+        self.run_folder.parent.rename(self.folder / "moved")
+        self.run_folder = self.folder / "moved" / "own"
+        code, out, err = self.launch(*flags, "--resume", "--runs-dir", str(self.folder / "moved"))
         self.assertEqual((code, err), (0, ""))
+        data = load(self.run_folder / "gpu1.yaml").data
+        shards = [self.run_folder / "shards" / name for name in ("shard-1.csv", "held_out.csv")]
+        self.assertEqual([Path(data.train_data), Path(data.val_data)], shards)
         self.assertIn("merged-1", out)
         self.assertEqual(len(self.read("merged/arguments.json")), 4 + len(self.read("merged-1/arguments.json")) - 3)
 
@@ -359,10 +367,9 @@ class StopTest(Case):
             "SIGINT: all runs write a checkpoint and end; a second Ctrl-C kills them\n",
             iter(launcher.stdout.readline, ""),
         )
-        self.assertTrue(process.is_alive())
         launcher.send_signal(signal.SIGINT)
         self.assertEqual(launcher.wait(DEADLINE_S), 130)
-        self.assertFalse(process.is_alive())
+        self.assertTrue(ends(process.pid))
         self.assertEqual(self.states()["warmstart"], ("stopped", 0))
 
     def test_jobs_die_with_a_killed_launcher_and_resume_continues(self):
@@ -372,7 +379,7 @@ class StopTest(Case):
         process = read_state(self.run_folder).processes["gpu1"]
         launcher.kill()
         launcher.wait()
-        self.wait_for(lambda: not process.is_alive())
+        self.assertTrue(ends(process.pid))
         code, out, _ = self.launch("--status")
         self.assertEqual(code, 0)
         self.assertIn("launcher       not running; resume with --resume", out)
@@ -380,17 +387,41 @@ class StopTest(Case):
         self.assertEqual(self.launch("--resume")[0], 0)
         self.assertEqual(self.steps("gpu0", "gpu1"), [6, 6])
 
-    def test_stop_does_not_signal_another_process_with_the_same_pid(self):
-        self.run_folder.mkdir(parents=True)
-        fixed = ImmutableSettings(gpus=[0, 1], warmstart_steps=2, sync_every=0, corpus={})
-        record = new_state(6, fixed)
-        self.assertTrue(record.launcher.is_alive())
-        record.launcher.start_ticks -= 1
-        record.write(self.run_folder)
-        with mock.patch("signal.pidfd_send_signal") as sent, mock.patch("myxtts.local_sgd.launcher_state.select"):
+    def test_stop_finds_the_launcher_by_its_lock_on_any_system(self):
+        self.write_state()
+        signals = []
+        with (
+            ExitStack() as running,
+            mock.patch.object(os, "pidfd_open", side_effect=AttributeError, create=True),  # Linux alone has it
+            mock.patch("os.kill", lambda *signal: (signals.append(signal), running.close())),
+        ):
+            running.enter_context(announced(self.run_folder))
+            self.assertIn(f"running (process {os.getpid()})", self.launch("--status")[1])
+            code, out, _ = self.launch("--stop")
+        self.assertEqual((code, signals), (0, [(os.getpid(), signal.SIGTERM)]))
+        self.assertIn(f"stopped the launcher of {self.run_folder} (process {os.getpid()})", out)
+
+    def test_stop_does_not_signal_a_process_with_the_pid_of_a_killed_launcher(self):
+        self.write_state()
+        (self.run_folder / "launcher.pid").write_text(f"{os.getpid()}\n")
+        with RunFolder(self.run_folder).locked(), mock.patch("os.kill") as sent:  # by a run that is no launcher
             code, out, _ = self.launch("--stop")
         self.assertEqual((code, sent.call_count), (0, 0))
         self.assertIn("no launcher", out)
+
+    def test_damaged_pid_is_not_signalled(self):
+        self.write_state()
+        for content in (b"", b"0\n", b"-1\n", b"7", b"\xff\n", b"1" * 40):
+            with announced(self.run_folder), mock.patch("os.kill") as sent:
+                (self.run_folder / "launcher.pid").write_bytes(content)
+                with mock.patch("myxtts.local_sgd.launcher_state.WRITE_S", 0.02):
+                    code, _, err = self.launch("--stop")
+            self.assertEqual((code, sent.call_count), (2, 0), content)
+            self.assertIn("launcher.pid is damaged", err)
+
+    def write_state(self) -> None:
+        self.run_folder.mkdir(parents=True)
+        new_state(6, ImmutableSettings(gpus=[0, 1], warmstart_steps=2, sync_every=0, corpus={})).write(self.run_folder)
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
         until_s = time.monotonic() + DEADLINE_S

@@ -193,6 +193,18 @@ def _imports(tree: ast.AST, parents: tuple[str, ...]) -> Iterator[tuple[int, str
             elif (ROOT / top).is_dir() or (ROOT / f"{top}.py").is_file():
                 yield node.lineno, top
 
+    def test_autograph_is_off_everywhere(self):
+        left = []
+        for path in sorted(PACKAGE.rglob("*.py")):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            calls = {id(node.func): node for node in ast.walk(tree) if isinstance(node, ast.Call)}
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Attribute) and ast.unparse(node) == "tf.function":
+                    keywords = calls[id(node)].keywords if id(node) in calls else []
+                    if "autograph=False" not in map(ast.unparse, keywords):
+                        left.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+        self.assertEqual(left, [])
+
 
 if __name__ == "__main__":
     unittest.main()

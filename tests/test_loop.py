@@ -14,7 +14,7 @@ from myxtts.training import loop
 from myxtts.training.hooks import Observe, PeriodicHook, Report, Validate
 from myxtts.training.observation import SAMPLES, VALIDATION, Observation, without
 from myxtts.training.observer import NoObserver, ObserverFailed
-from myxtts.training.stop_request import StopRequest
+from myxtts.training.stop_request import SharedStopRequest, StopRequest
 from tests.test_clock import ManualTime
 
 
@@ -136,7 +136,7 @@ class LoopTest(unittest.TestCase):
     def setUp(self):
         self.state, self.step, self.calls, self.saved = CountingState(), CountingStep(), [], []
 
-    def train(self, hooks, steps=4, log_every=100, checkpoint_every=0, feed=None, clock=None, observer=None):
+    def train(self, hooks, steps=4, log_every=100, checkpoint_every=0, feed=None, clock=None, observer=None, stop=None):
         schedule = loop.Schedule(steps, log_every, checkpoint_every, lambda step: 1.0, lambda step: 0.9)
 
         def save(state, validation_loss):
@@ -145,7 +145,7 @@ class LoopTest(unittest.TestCase):
 
         clock = clock or NoTimes()
         feed = feed or CountingFeed()
-        loop.train(self.state, self.step, feed, schedule, hooks, save, clock, StopRequest(), observer)
+        loop.train(self.state, self.step, feed, schedule, hooks, save, clock, stop or StopRequest(), observer)
         return clock
 
     def recorder(self, every, name, error=None):
@@ -186,6 +186,13 @@ class LoopTest(unittest.TestCase):
         self.assertEqual(reports[0][1], {"validation_loss": 7.0})
         self.assertEqual((reports[1][1]["loss"], reports[1][1]["validation_loss"]), (3.0, 7.0))
 
+    def test_a_report_counts_the_updates_that_were_skipped_since_the_one_before(self):
+        reports = []
+        self.step.read = lambda outcome: {"loss": 1.0, "skipped_updates": {2: 1.0, 4: 1.0, 6: 4.0}[outcome]}
+        reporter = SimpleNamespace(write=lambda step, metrics: reports.append(metrics["skipped_updates"]))
+        self.train([Report(reporter, lambda step, metrics: None)], steps=6, log_every=2)
+        self.assertEqual(reports, [1.0, 0.0, 3.0])
+
     def test_time_after_a_report_is_a_pause_of_the_next_one(self):
         class Pausing(Recorder):
             def __call__(self, end):
@@ -214,6 +221,21 @@ class LoopTest(unittest.TestCase):
                 self.train([Observe(3, 0, observer, observer, lambda step: None)], steps=9, observer=observer)
             self.assertEqual(self.calls, [("snapshot", 3), ("save", 3), ("save", 5)])
             self.assertEqual(self.state.observing, (Observation(3, (VALIDATION,)),))
+
+    def test_workers_look_for_a_request_to_stop_after_the_same_steps_whatever_the_observer_of_the_chief_does(self):
+        class AskingObserver(DelayedObserver):
+            def wait(self, is_stopped, due_step=None):
+                return not any(is_stopped() for _ in range(5)) and super().wait(is_stopped, due_step)
+
+        reads = {}
+        for is_chief in (True, False):
+            self.setUp()
+            steps = reads[is_chief] = []
+            observer = AskingObserver(self.state, 3, self.calls) if is_chief else None
+            hooks = [Observe(2, 0, observer, observer, lambda step: None)] if observer else []
+            stop = SharedStopRequest(lambda outcome, steps=steps: steps.append(self.state.step))
+            self.train(hooks, steps=9, observer=observer, stop=stop)
+        self.assertEqual(reads, {True: [4, 8], False: [4, 8]})
 
     def test_validation_and_samples_of_a_step_are_one_observation(self):
         observer = DelayedObserver(self.state, 9, self.calls)
@@ -245,6 +267,17 @@ class LoopTest(unittest.TestCase):
             with self.assertRaises(raised):
                 self.train([])
         self.assertEqual(self.saved, [])
+
+    def test_a_worker_that_is_lost_before_an_update_costs_no_step(self):
+        error = tf.errors.AbortedError(None, None, "<<worker 1 (b:2) gave up: no such file>>")
+        for is_unchanged, saved in ((True, [(2, None)]), (False, [])):
+            self.setUp()
+            step = mock.Mock(wraps=self.step, side_effect=[(1, [2]), (2, [3]), error])
+            step.left_unchanged = mock.Mock(return_value=is_unchanged)
+            self.step = step
+            with self.assertRaises(tf.errors.AbortedError):
+                self.train([])
+            self.assertEqual((self.saved, step.left_unchanged.call_args.args), (saved, (error,)))
 
     def test_a_non_finite_loss_or_a_misplaced_variable_saves_nothing(self):
         self.state.bad_step = np.int64(2)

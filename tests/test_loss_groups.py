@@ -145,6 +145,7 @@ class LossScales(unittest.TestCase):
         self.assertFalse(np.isfinite(outcome["gradient_norm_critic"]))
         self.assertEqual(float(network.optimizer.dynamic_scale), 2.0**15)
         self.assertLess(float(critic.optimizer.dynamic_scale), 3e38)
+        self.assertEqual(outcome["skipped_updates"], 1)
 
     def test_a_loss_that_is_not_finite_in_any_group_ends_training(self):
         state, step = built()

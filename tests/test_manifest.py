@@ -392,6 +392,14 @@ class Cache(CorpusCase):
         vocabulary = self.cached()[0][1]
         self.assertTrue(self.cached(vocabulary=vocabulary)[1])
 
+    def test_another_file_of_the_same_size_and_time_rebuilds_the_cache(self):
+        os.utime(self.folder / "a.wav", (1, 1))
+        self.cached()
+        content = (self.folder / "a.wav").read_bytes()
+        (self.folder / "a.wav").write_bytes(content[:-2] + b"\1\1")
+        os.utime(self.folder / "a.wav", (1, 1))  # as `cp --preserve` does
+        self.assertTrue(self.cached()[1])
+
     def test_a_new_file_rebuilds_the_cache(self):
         self.assertEqual(len(self.cached()[0][0]), 2)
         (self.folder / "missing.wav").write_bytes(riff(pcm_format(), DATA))

@@ -5,6 +5,7 @@ import shutil
 import tempfile
 import threading
 import unittest
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -103,7 +104,7 @@ class ReadPcmTest(FolderCase):
         (self.folder / "empty.wav").touch()
         (self.folder / "noise.wav").write_bytes(bytes(range(256)) * 9)
         (self.folder / "folder.wav").mkdir()
-        write_sound(self.folder / "nan.wav", np.array([0.0, np.nan, np.inf]), subtype="FLOAT")
+        write_sound(self.folder / "nan.wav", np.full(50_000, np.nan), subtype="FLOAT")
         write_sound(self.folder / "cut.flac", np.random.default_rng(0).uniform(-0.5, 0.5, 50_000))
         os.truncate(self.folder / "cut.flac", 50_000)
         for name, reason in (
@@ -242,24 +243,26 @@ class CacheTest(FolderCase):
         with self.assertRaises(ValueError):
             pcm[0] = 1
 
-    def test_cache_is_named_by_the_fingerprint_and_leaves_no_other_file(self):
+    def pitch(self, manifest=None) -> float:
+        """Return the frequency in Hz of the first utterance in the cache."""
+        return frequency(open_cache(manifest or self.manifest, self.cache, 2)[:6_615])
+
+    def test_each_corpus_has_a_cache_of_its_own_and_leaves_no_other_file(self):
         open_cache(self.manifest, self.cache, 2)
         open_cache(replace(self.manifest, ids=("a", "b", "c")), self.cache, 2)
-        names = sorted(path.name for path in self.cache.iterdir())
-        self.assertEqual(len(names), 2)
-        self.assertIn(f"pcm-{self.manifest.fingerprint[:16]}.int16", names)
+        self.assertEqual([path.suffix for path in self.cache.iterdir()], [".int16"] * 2)
 
     def test_cache_is_written_once(self):
         open_cache(self.manifest, self.cache, 2)
         (path,) = self.cache.iterdir()
-        os.utime(path, (2**31, 2**31))  # newer than any file of the corpus
         before = path.stat().st_ino
         open_cache(self.manifest, self.cache, 2)
         self.assertEqual(path.stat().st_ino, before)
 
     def test_a_partial_cache_is_overwritten(self):
-        self.cache.mkdir(parents=True)
-        partial = self.cache / f"pcm-{self.manifest.fingerprint[:16]}.partial"
+        open_cache(self.manifest, self.cache, 2)
+        (path,) = self.cache.iterdir()
+        partial = path.rename(path.with_suffix(".partial"))
         partial.write_bytes(b"\1" * 100_000)
         self.assertEqual(len(open_cache(self.manifest, self.cache, 2)), self.manifest.samples.sum())
         self.assertFalse(partial.exists())
@@ -268,21 +271,79 @@ class CacheTest(FolderCase):
         os.remove(self.manifest.paths[1])
         with self.assertRaisesRegex(DataError, "u1.flac cannot be read: No such file"):
             open_cache(self.manifest, self.cache, 2)
-        self.assertEqual([path for path in self.cache.iterdir() if path.suffix == ".int16"], [])
+        self.assertEqual(list(self.cache.iterdir()), [])
 
     def test_a_truncated_cache_is_rebuilt(self):
         open_cache(self.manifest, self.cache, 2)
         (path,) = self.cache.iterdir()
         os.truncate(path, 1_000)
-        os.utime(path, (2**31, 2**31))
         self.assertEqual(len(open_cache(self.manifest, self.cache, 2)), self.manifest.samples.sum())
 
     def test_a_changed_file_of_the_corpus_is_decoded_again(self):
         open_cache(self.manifest, self.cache, 2)
-        write_sound(Path(self.manifest.paths[0]), sine(1_000.0, 0.3))  # the same length, so the same fingerprint
+        self.replace_first(1_000.0, 1)
+        self.assertAlmostEqual(self.pitch(), 1_000.0, delta=2.0)
+
+    def replace_first(self, frequency_hz: float, modified_s: float) -> None:
+        """Replace the first file by one of the same length, so that the fingerprint is the same."""
+        write_sound(Path(self.manifest.paths[0]), sine(frequency_hz, 0.3))
+        os.utime(self.manifest.paths[0], (modified_s, modified_s))  # times have a resolution of a few milliseconds
+
+    def test_a_changed_file_that_is_older_than_the_cache_is_decoded_again(self):
+        open_cache(self.manifest, self.cache, 2)
         (path,) = self.cache.iterdir()
-        os.utime(path, (1, 1))  # file timestamps have a resolution of a few milliseconds
-        self.assertAlmostEqual(frequency(open_cache(self.manifest, self.cache, 2)[:6_615]), 1_000.0, delta=2.0)
+        os.utime(path, (2**31, 2**31))  # the clock was set back meanwhile
+        self.replace_first(1_000.0, 1)
+        self.assertAlmostEqual(self.pitch(), 1_000.0, delta=2.0)
+
+    def test_a_corpus_of_equal_lengths_in_another_folder_is_decoded_for_itself(self):
+        open_cache(self.manifest, self.cache, 2)
+        (self.folder / "other").mkdir()
+        write_sound(self.folder / "other" / "u0.wav", sine(1_000.0, 0.3))
+        other = replace(self.manifest, paths=(str(self.folder / "other" / "u0.wav"), *self.manifest.paths[1:]))
+        self.assertEqual(other.fingerprint, self.manifest.fingerprint)
+        (path,) = self.cache.iterdir()
+        os.utime(path, (2**31, 2**31))
+        self.assertAlmostEqual(self.pitch(other), 1_000.0, delta=2.0)
+
+    def test_a_file_that_is_replaced_while_the_cache_is_written_is_decoded_again(self):
+        changes = iter([1_000.0])
+
+        def read_then_replace(path, samples):
+            pcm = read_pcm(path, samples)
+            if path == self.manifest.paths[0] and (frequency_hz := next(changes, None)):
+                self.replace_first(frequency_hz, 1)
+            return pcm
+
+        with mock.patch("myxtts.data.readers.cache.read_pcm", read_then_replace), self.assertLogs("myxtts.data"):
+            open_cache(self.manifest, self.cache, 2)
+        self.assertAlmostEqual(self.pitch(), 1_000.0, delta=2.0)
+
+    def test_a_file_that_changes_each_time_it_is_decoded_is_named(self):
+        modified_s = iter(range(1, 10))
+
+        def read_then_touch(path, samples):
+            pcm = read_pcm(path, samples)
+            os.utime(self.manifest.paths[0], (1, next(modified_s)))
+            return pcm
+
+        touched = mock.patch("myxtts.data.readers.cache.read_pcm", read_then_touch)
+        with touched, self.assertLogs("myxtts.data"), self.assertRaisesRegex(DataError, "u0.wav changes again and"):
+            open_cache(self.manifest, self.cache, 2)
+        self.assertEqual(list(self.cache.iterdir()), [])
+
+    def test_of_two_processes_that_need_a_cache_one_decodes_it(self):
+        reads = []
+
+        def count(path, samples):
+            reads.append(path)
+            return read_pcm(path, samples)
+
+        with mock.patch("myxtts.data.readers.cache.read_pcm", count), ThreadPoolExecutor(3) as pool:
+            caches = list(pool.map(lambda _: open_cache(self.manifest, self.cache, 2), range(3)))
+        self.assertEqual(sorted(reads), sorted(self.manifest.paths))
+        for pcm in caches:
+            np.testing.assert_array_equal(pcm, caches[0])
 
 
 class WaveBatchesTest(FolderCase):
@@ -354,6 +415,13 @@ class DeterministicReadingTest(FolderCase):
             self.assertTrue({row} & {*expected[len(read)].rows, *expected[len(read)].arrays["reference_row"]})
             self.assertFalse(any(row in batch.rows for batch in read))
             os.replace(self.folder / "away", manifest.paths[row])
+
+    def test_a_file_whose_bytes_are_no_text_is_named(self):
+        manifest = write_corpus(self.folder, [0.3] * 4)
+        Path(manifest.paths[1]).write_bytes(b"\xe2" * 1_000)  # quoted by TensorFlow in its message
+        _, batches = self.batches(manifest)
+        with self.assertRaisesRegex(DataError, "^utterance 'u1' .*cannot be read"):
+            list(batches)
 
 
 class PlannedBatchesTest(FolderCase):

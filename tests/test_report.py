@@ -1,6 +1,5 @@
 """report.html and index.html of synthetic runs: answers, extremes, lanes, samples, columns; and in a browser."""
 
-import html.parser
 import json
 import os
 import re
@@ -30,10 +29,9 @@ from myxtts.observe.page.style import STYLE
 from myxtts.observe.report_thread import ReportThread
 from myxtts.training.observation import Observation
 from myxtts.training.report_hooks import recorded
+from tests.html_checker import Checker
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-VOID = {"meta", "link", "img", "br"}
-CLOSED_BY_OTHERS = {"tr", "td", "th", "li"}  # their end tags may be left out
 
 
 def report_of(step: int, loss: float | None = 1.0, wait_s: float = 0.0, **more) -> dict:
@@ -303,15 +301,20 @@ class Lanes(unittest.TestCase):
 
 
 class Page(Folder):
-    def test_newest_samples_are_in_the_page_and_others_are_linked(self):
+    def test_newest_samples_and_small_pictures_of_others_are_in_the_page_while_there_is_room(self):
         self.report(report_of(20))
         self.sample(10)
         self.sample(20)
-        page = write_report(self.folder).read_text()
+        page = write_report(self.folder, ended="finished").read_text()
         self.assertEqual(len(re.findall('src="data:audio/mpeg', page)), 2)
-        self.assertEqual(len(re.findall('src="data:image/jpeg', page)), 1)
+        self.assertEqual(len(re.findall('src="data:image/jpeg', page)), 2)
         self.assertIn('src="samples/step-000010/1-a.recording.wav"', page)
+        self.assertIn('<a href="samples/step-000010/1-a.png"><img', page)
         self.assertLess(page.index("Step 20"), page.index("Step 10"))
+        with mock.patch.object(samples, "EMBEDDED_BYTES", 0):
+            page = write_report(self.folder, ended="finished").read_text()
+        self.assertNotIn("data:image", page)
+        self.assertIn('src="samples/step-000010/1-a.png"', page)
 
     def test_samples_are_compressed_once_and_within_the_time_for_it(self):
         self.report(report_of(20))
@@ -327,11 +330,11 @@ class Page(Folder):
         self.report(report_of(20))
         self.sample(20)
         self.sample(10, "1-a#b%?", kinds=tuple(samples.LABELS))
-        page = write_report(self.folder).read_text()
+        page = write_report(self.folder, ended="finished").read_text()
         kinds = (".recording", ".griffin-lim", ".vocoder", ".synthesized-griffin-lim", "")
         expected = [f"samples/step-000010/1-a%23b%25%3F{kind}.wav" for kind in kinds]
         self.assertEqual(re.findall('src="(samples/.*?wav)"', page), expected)
-        self.assertIn('src="samples/step-000010/1-a%23b%25%3F.png"', page)
+        self.assertIn('href="samples/step-000010/1-a%23b%25%3F.png"', page)
 
     def test_a_damaged_sample_is_linked(self):
         self.report(report_of(20))
@@ -442,36 +445,6 @@ def contrast(one: str, other: str) -> float:
     return (light + 0.05) / (dark + 0.05)
 
 
-class Checker(html.parser.HTMLParser):
-    """Fails a test where a page is malformed, refers to the network, or has a picture without a text."""
-
-    def __init__(self, test: unittest.TestCase, page: str):
-        super().__init__()
-        self._test, self._open = test, []
-        self.feed(page)
-        self.close()
-        test.assertEqual(self._open, [])
-        test.assertNotRegex(page, "https?:|@import|url\\(")
-
-    def handle_starttag(self, tag, attributes):
-        given = dict(attributes)
-        for name in ("src", "href"):
-            self._test.assertNotRegex(given.get(name) or "", "^(//|(?!data:)[a-z]+:)")
-        if tag == "img":
-            self._test.assertTrue(given["alt"])
-        if tag in ("svg", "audio"):
-            self._test.assertTrue(given.get("aria-label") or given.get("aria-hidden"), self.get_starttag_text())
-        if tag not in VOID and tag not in CLOSED_BY_OTHERS:
-            self._open.append(tag)
-
-    def handle_startendtag(self, tag, attributes):
-        pass  # closed in SVG
-
-    def handle_endtag(self, tag):
-        if tag not in CLOSED_BY_OTHERS:
-            self._test.assertEqual(self._open.pop(), tag)
-
-
 def make_jobs(folder: Path) -> Path:
     """Write two jobs that were merged, and their page."""
     process = {"state": "done", "restarts": 1}
@@ -543,14 +516,15 @@ class Thread(Folder):
 class Browser(Folder):
     """The page in headless Chromium, from a file."""
 
-    def dump(self, page: Path, script: str) -> str:
-        """Return the title of a page after a script has run in it."""
-        other = page.with_name("probe.html")
-        other.write_text(page.read_text().replace("</body>", f"<script>{script}</script></body>"))
+    def dump(self, page: str, script: str) -> list:
+        """Return what a script has written to the title of a page, as JSON, within 4 s that pass at once."""
+        other = self.folder / "probe.html"
+        other.write_text(page.replace("</body>", f"<script>{script}</script></body>"))
         flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={self.runs / 'profile'}"]
-        command = [BROWSER, *flags, "--virtual-time-budget=2000", "--dump-dom", f"file://{other}"]
+        flags += ["--allow-file-access-from-files", "--virtual-time-budget=4000"]
+        command = [BROWSER, *flags, "--dump-dom", f"file://{other}"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-        return re.search(r"<title>(.*?)</title>", done.stdout)[1]
+        return json.loads(re.search(r"<title>(.*?)</title>", done.stdout)[1].replace("&quot;", '"'))
 
     def test_it_draws_plays_and_fits_its_window_without_errors(self):
         self.report(*(report_of(step, validation_loss=1.0) for step in range(10, 90, 10)))
@@ -573,5 +547,25 @@ class Browser(Folder):
           })
         }, 100) });
         """
-        title = self.dump(write_report(self.folder), probe)
-        self.assertEqual(json.loads(title.replace("&quot;", '"')), [[], [16, 16], True, True, "written", True, True])
+        found = self.dump(write_report(self.folder, ended="finished").read_text(), probe)
+        self.assertEqual(found, [[], [16, 16], True, True, "written", True, True])
+
+    def test_an_open_page_reloads_itself_and_stays_where_it_was(self):
+        self.report(*(report_of(step) for step in range(10, 90, 10)))
+        self.sample(20)
+        self.sample(10)
+        probe = """
+        var loads = 0, frame = document.querySelector('iframe');
+        frame.onload = function () {
+          var older = frame.contentDocument.getElementById('step-000010');
+          loads++;
+          if (loads == 1) { older.open = true; frame.contentWindow.scrollTo(0, 150) }
+          else setTimeout(function () {
+            document.title = JSON.stringify([loads > 1, older.open, frame.contentWindow.scrollY])
+          }, 50)
+        }
+        """
+        with mock.patch.object(html_report, "RELOAD_S", 1.0):
+            write_report(self.folder)
+        page = '<title></title><body><iframe src="report.html" style="width:800px;height:600px"></iframe></body>'
+        self.assertEqual(self.dump(page, probe), [True, True, 150])

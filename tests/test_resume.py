@@ -10,11 +10,11 @@ import sys
 import unittest
 from pathlib import Path
 
-from myxtts.observe.metrics import read_metrics
+from myxtts.observe.metrics_reader import read_metrics
 from myxtts.training.checkpoint_files import latest, read_metadata
-from tests.kill_points import KillPoints
+from tests.kill_points import KillPoints, RealKillPoints
 from tests.long import long
-from tests.tiny import Workspace, arrays_of, whole_run
+from tests.tiny import Workspace, arrays_of, train_in_fork, whole_run
 
 ROOT = Path(__file__).parents[1]
 TIMES = {  # measured since the last report
@@ -29,15 +29,6 @@ from myxtts.commands.console import report_errors
 from tests.test_resume import signal_at
 from tests.tiny import toy_models
 with toy_models(), signal_at(int(sys.argv[1]), signal.SIGKILL):
-    sys.exit(report_errors(lambda: train.main(sys.argv[2:])))
-"""
-KILLED_WRITING = """
-import sys
-from myxtts.commands import train
-from myxtts.commands.console import report_errors
-from tests.test_checkpoint_files import RealKillPoints
-from tests.tiny import toy_models
-with toy_models(), RealKillPoints(int(sys.argv[1]), thread="background writer").active():
     sys.exit(report_errors(lambda: train.main(sys.argv[2:])))
 """
 
@@ -174,11 +165,8 @@ class ToyRuns(Case):
         in_one_write, names = len(points.names) // 40, set()
         for kill in range(30):
             at = in_one_write + kill * in_one_write // 30  # in the second write of the process: the first one counts
-            argv = self.workspace.argv("worn", *flags, "--resume")
-            child = subprocess.run(
-                [sys.executable, "-c", KILLED_WRITING, str(at), *argv], cwd=ROOT, capture_output=True
-            )
-            self.assertEqual(child.returncode, -signal.SIGKILL, child.stderr)
+            points = RealKillPoints(at, thread="background writer")
+            self.assertEqual(train_in_fork(points, self.workspace.argv("worn", *flags, "--resume")), -signal.SIGKILL)
             names |= {path.name for path in (self.workspace.run_dir("worn") / "checkpoints").glob(".partial-*")}
         self.assertGreater(len(names), 15)  # most kills left a part of a checkpoint
         self.assertEqual(self.workspace.train("worn", *flags, "--resume").code, 0)

@@ -1,6 +1,7 @@
 """The training step: accumulation, clipping, averages, loss scale, traces and non-finite values."""
 
 import contextlib
+import time
 import unittest
 from types import SimpleNamespace
 from unittest import mock
@@ -49,6 +50,31 @@ def weights(state):
 
 def norm_of(arrays):
     return float(np.sqrt(sum(np.sum(np.square(array, dtype=np.float64)) for array in arrays)))
+
+
+class LostWorker(unittest.TestCase):
+    def test_a_step_whose_all_reduce_fails_changes_nothing_that_is_saved(self):
+        def lose(gradient):
+            time.sleep(0.2)  # in which all else that can run has run
+            raise RuntimeError("another worker is lost")
+
+        def all_reduce(_, tensors):
+            first, *others = tensors
+            return [tf.ensure_shape(tf.numpy_function(lose, [first], tf.float32), first.shape), *others]
+
+        distributed = mock.patch.multiple(
+            "myxtts.placement.replicas.Replicas", is_distributed=True, all_reduce_sum=all_reduce
+        )
+        model = build_toy()
+        with distributed:
+            state, step = make_step(model, clip=0.0)
+            variables = [*model.variables, *state.averages]
+            variables += [v for group in state.groups for v in group.optimizer.variables if v.name != "learning_rate"]
+            before = [variable.numpy() for variable in variables]
+            with self.assertRaisesRegex(tf.errors.OpError, "another worker is lost"):
+                run_step(step, features(ROWS))
+        for variable, value in zip(variables, before, strict=True):
+            np.testing.assert_array_equal(variable.numpy(), value, err_msg=variable.name)
 
 
 class Accumulation(unittest.TestCase):
@@ -378,6 +404,15 @@ class LossScale(unittest.TestCase):
         self.assertEqual(self.state.bad_step.numpy(), 0)
         self.assertEqual(self.optimizer.iterations.numpy(), 0)
         np.testing.assert_allclose(self.optimizer.dynamic_scale.numpy(), 1.5e38)
+
+    def test_skipped_updates_are_counted(self):
+        skipped = []
+        for number, scale in enumerate((3e38, 1.0, 3e38, 1.0), 1):
+            self.optimizer.dynamic_scale.assign(scale)
+            skipped.append(run_step(self.step, features(ROWS), number=number)["skipped_updates"])
+        self.assertEqual(skipped, [1, 1, 2, 2])
+        self.assertEqual(self.optimizer.iterations.numpy(), 2)
+        self.assertNotIn("skipped_updates", run_step(make_step()[1], features(ROWS)))
 
     def test_non_finite_loss_is_an_error_with_loss_scaling(self):
         bad = features(ROWS)

@@ -176,7 +176,7 @@ class Runs(unittest.TestCase):
             "text_frontend phonemes was given": ("--text-frontend", "phonemes"),
             "no metadata": ("--train-data", str(audio)),
             "--produce-precision": ("--produce-precision", "float64"),
-            "does not use it": ("--task", "asr"),
+            "it has an effect only with --task vocoder": ("--task", "asr"),
         }
         for message, flags in cases.items():
             with self.subTest(message):

@@ -20,7 +20,7 @@ from myxtts.config.schema import Config, ModelConfig, VocoderConfig
 from myxtts.data.features import vocoder_extractor
 from myxtts.data.producer import trace_produce
 from myxtts.models.vocoder import Vocoder, log_mel_of, project
-from myxtts.observe.metrics import read_metrics
+from myxtts.observe.metrics_reader import read_metrics
 from myxtts.placement.audit import audit
 from myxtts.placement.copies import find_copies
 from myxtts.placement.kernels import has_gpu_kernels

@@ -6,11 +6,18 @@ import sys
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
 import tensorflow as tf
 
 from myxtts.distributed.cluster import Cluster
-from myxtts.distributed.worker_group import _in_one_line, diagnose_lost_worker
+from myxtts.distributed.worker_group import (
+    WorkerLost,
+    _in_one_line,
+    _report,
+    diagnose_lost_worker,
+    left_unchanged,
+)
 from myxtts.errors import DataError
 
 ROOT = Path(__file__).parents[1]
@@ -33,16 +40,20 @@ LATE = (
     "/job:worker/replica:0/task:1\n\n\nRPC: /tensorflow.CoordinationService/Barrier"
 )
 DIES = """
-import os, signal, sys, time
+import os, signal, socket, sys, time
 sys.path.insert(0, {root!r})
 from myxtts.commands.console import report_errors
-from myxtts.distributed.cluster import find_cluster
+from myxtts.distributed.cluster import find_cluster, split_address
+from myxtts.distributed.loopback import listening_sockets
 
 def main():
     from myxtts.distributed.worker_group import tf, worker_group
     cluster = find_cluster(os.environ)
     tf.config.set_visible_devices([], "GPU")
     with worker_group(cluster, gpus=0) as strategy:
+        for listening in listening_sockets(split_address(cluster.address)[1]):
+            print("listens on", listening.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16)[:2].decode())
+
         @tf.function
         def add():
             return strategy.run(share)
@@ -99,6 +110,29 @@ class DiagnosisTest(unittest.TestCase):
     def test_error_of_this_worker_blames_no_other(self):
         self.assertIsNone(self.lost("Graph execution error:\n\nassertion failed: [bad batch]", tf.errors.InternalError))
 
+    def test_step_of_a_lost_worker_changes_nothing_but_moving_statistics(self):
+        def unchanged(text: str, has_moving_statistics: bool, kind=tf.errors.AbortedError) -> bool:
+            return left_unchanged(kind(None, None, text), has_moving_statistics)
+
+        for text in (BROKEN.format(1), SILENT, "<<worker 1 (b:2) gave up: no such file>>"):
+            self.assertEqual((unchanged(text, False), unchanged(text, True)), (True, False))
+        self.assertTrue(unchanged("<<worker 1 (b:2) gave up: no such file>>[between two steps]", True))
+        self.assertFalse(unchanged("assertion failed: [bad batch]", False))
+        self.assertFalse(unchanged(BROKEN.format(1), False, tf.errors.ResourceExhaustedError))
+
+    def test_worker_without_a_next_batch_gave_up_between_two_steps(self):
+        reasons = {
+            "<<worker 2 (c:3) gave up: no such file>>[between two steps]": DataError("no such file"),
+            "<<worker 2 (c:3) gave up: ValueError: 17>>": ValueError("17"),
+            "<<worker 1 (b:2) gave up: no such file>>[between two steps]": WorkerLost(
+                "worker 1 (b:2) gave up: no such file", between_steps=True
+            ),
+        }
+        for text, error in reasons.items():
+            with mock.patch("myxtts.tf_internals.report_error_to_cluster") as reported:
+                _report(THREE, error)
+            reported.assert_called_once_with(text)
+
     def test_error_is_shortened_to_one_line(self):
         self.assertEqual(_in_one_line(DataError("a\n  b")), "a b")
         self.assertEqual(_in_one_line(ValueError("17")), "ValueError: 17")
@@ -119,6 +153,8 @@ class KilledWorkerTest(unittest.TestCase):
                 text=True,
                 timeout=180.0,
             )
+        for worker in (0, 1):
+            self.assertIn(f"[worker {worker}] listens on lo\n", done.stdout)
         self.assertIn("[worker 0] sum 3.0", done.stdout)
         self.assertRegex(done.stdout, r"\[worker 0\] error: worker 1 \(127\.0\.0\.1:\d+\) is gone")
         self.assertRegex(done.stderr, r"error: worker 1 \S+ was killed by SIGTERM")

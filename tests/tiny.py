@@ -3,7 +3,9 @@
 import atexit
 import contextlib
 import io
+import multiprocessing
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -32,6 +34,7 @@ from myxtts.training.load_model import load_model
 from myxtts.training.schedule import ConstantRates
 from myxtts.training.state import TrainingState, make_optimizers
 from myxtts.training.step import Step
+from tests.kill_points import KillPoints
 from tests.sine_corpus import write_corpus
 from tests.two_devices import MODEL, SIMULATED
 
@@ -167,7 +170,9 @@ class Workspace:
         """Return flags for 8 steps in epochs of 3 without validation and samples; `flags` override them."""
         fixed = f"--run {name} --runs-dir {self.folder / 'runs'} --train-data {self.corpus}"
         fixed += f" --simulate-gpus {SIMULATED}"
-        size = "--text-frontend characters --model-size tiny --batch-size 4 --buckets 2 --validation-fraction 0.07"
+        size = "--model-size tiny --batch-size 4 --buckets 2 --validation-fraction 0.07"
+        if "vocoder" not in flags or "--teacher" in flags:  # a vocoder alone reads no texts
+            size += " --text-frontend characters"
         length = "--max-steps 8 --warmup-steps 2 --log-every 1 --checkpoint-every 3 --keep-checkpoints 9"
         return [*fixed.split(), *size.split(), *length.split(), "--validate-every=0", "--sample-every=0", *flags]
 
@@ -192,6 +197,25 @@ class Workspace:
         """Copy a run for a test that changes it; the cleanup removes the copy."""
         add_cleanup(shutil.rmtree, self.run_dir(name))
         return Path(shutil.copytree(self.run_dir(run), self.run_dir(name)))
+
+
+def train_in_fork(points: KillPoints, argv: Sequence[str]) -> int:
+    """Train the toy in a process of its own that the points end; return its exit code, -9 if it was killed.
+
+    One server imports the modules, which takes seconds, and forks each process before TensorFlow starts.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["myxtts.run", "benchmarks.proof.runs"])  # tests.two_devices starts TensorFlow
+    process = context.Process(target=_train_in_fork, args=(points, argv))
+    process.start()
+    process.join()
+    assert process.exitcode is not None
+    return process.exitcode
+
+
+def _train_in_fork(points: KillPoints, argv: Sequence[str]) -> None:
+    with toy_models(), points.active(), contextlib.redirect_stdout(io.StringIO()):
+        sys.exit(report_errors(lambda: train.main(argv)))
 
 
 class WholeRun(NamedTuple):

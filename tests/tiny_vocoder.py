@@ -72,7 +72,7 @@ def vocoder_run() -> WholeRun:
     workspace = Workspace(Path(folder.name))
     audio = shutil.copytree(workspace.corpus.parent, workspace.folder / "audio", ignore=shutil.ignore_patterns("*.csv"))
     flags = "--task vocoder --validation-fraction 0.25 --data-gpu 0 --model-gpu 1 --vocoder-segment-seconds 0.2"
-    flags += f" --train-data {audio} --text-frontend phonemes --max-steps 4"
+    flags += f" --train-data {audio} --max-steps 4"
     flags += " --validate-every 4 --sample-every 4 --checkpoint-every 2"
     with small_vocoders():
         return WholeRun(workspace, tuple(flags.split()), workspace.train("whole", *flags.split()))

@@ -11,6 +11,7 @@ rounding; how much is allowed follows from the number format:
   the first step of Adam is the sign of the gradient, and rounding turns many signs.
 """
 
+import inspect
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
@@ -45,6 +46,7 @@ from myxtts.text.ctc_feasibility import BLANK_ID
 from myxtts.training.schedule import ConstantRates
 from myxtts.training.setup import RunCorpora, build_state, make_step, open_corpora, tune
 from myxtts.training.start import Start
+from myxtts.training.step import SKIPPED
 
 TITLE = "Every operation"
 CPU = "/CPU:0"
@@ -436,7 +438,7 @@ def step(scope: Scope, name: str, inputs: Inputs, tolerances: Tolerances, **chan
         batch = [on_device(inputs.features, device)]
         following = [batch] * config.training.gradient_accumulation  # the last one is of a next step
         outcome, _ = train_step(batch, following, 1, ConstantRates(LEARNING_RATE, EMA_DECAY))
-        losses = train_step.read(outcome)
+        losses = {name: value for name, value in train_step.read(outcome).items() if name != SKIPPED}
         moments = [v.numpy() for v in optimizer_variables(state) if v.path.endswith("_momentum")]
         changes = [v.numpy() - old for v, old in zip(state.trained, before, strict=True)]
         outputs = {"losses": np.array([*losses.values()]), "gradient": flat(moments), "update": flat(changes)}
@@ -500,7 +502,7 @@ def griffin_lim_operation(inputs: Inputs) -> Operation:
     def run_on(device: str) -> Ran:
         with tf.device(device):
             arguments = tf.identity(mel), tf.constant(10), tf.constant([0, 0])
-            function = tf.function(griffin_lim.__wrapped__).get_concrete_function(*arguments)
+            function = tf.function(inspect.unwrap(griffin_lim)).get_concrete_function(*arguments)
             wave = function(*arguments)
         with tf.device(CPU):
             return {"log-mel": log_mel(tf.identity(wave)).numpy()}, [function]

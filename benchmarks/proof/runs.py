@@ -14,6 +14,7 @@ from unittest import mock
 from benchmarks.proof.section import Scope
 from myxtts.commands.console import report_errors
 from myxtts.distributed.processes import ChildProcess, OutputReader
+from myxtts.observe.metrics_reader import read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = {
@@ -134,6 +135,4 @@ def toy_models() -> Iterator[None]:
 
 def read_reports(scope: Scope, name: str) -> list[dict[str, Any]]:
     """Return the reports of a run in its metrics.jsonl; none if it has no such file."""
-    from myxtts.observe.metrics import read_metrics  # imports TensorFlow, which takes seconds
-
     return read_metrics(scope.out / "runs" / name / "metrics.jsonl")

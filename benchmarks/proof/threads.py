@@ -234,6 +234,9 @@ class CheckedStep:
         self._handed_over.append(self.checksums(self._step.hand_over([features])[0], model))
         return self._step(first, following, *arguments)
 
+    def left_unchanged(self, error: tf.errors.OpError) -> bool:
+        return self._step.left_unchanged(error)
+
     def synchronize(self, outcome: tf.Tensor) -> None:
         self._step.synchronize(outcome)
 

@@ -58,11 +58,13 @@ def griffin_lim(log_mel, iterations, seed):
     magnitude = inverse_mel_scale(log_mel)
     phase = tf.random.stateless_uniform(tf.shape(magnitude), seed, 0.0, 2.0 * np.pi)
     spectrum = tf.complex(magnitude * tf.cos(phase), magnitude * tf.sin(phase))
-    wave = previous = _istft(spectrum)
-    for _ in tf.range(iterations):
+    wave = _istft(spectrum)
+
+    def iterate(number, wave, previous):
         spectrum = stft(wave + MOMENTUM * (wave - previous))
-        previous = wave
-        wave = _istft(_with_magnitude(spectrum, magnitude))
+        return number + 1, _istft(_with_magnitude(spectrum, magnitude)), wave
+
+    _, wave, _ = tf.while_loop(lambda number, *_: number < iterations, iterate, (0, wave, wave))
     wave = wave[:, PAD_SAMPLES:-PAD_SAMPLES]
     return wave / tf.maximum(tf.reduce_max(tf.abs(wave), axis=1, keepdims=True), 1.0)
 

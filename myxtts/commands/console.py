@@ -5,16 +5,27 @@ import logging
 import os
 import signal
 import sys
+import unicodedata
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
+from io import UnsupportedOperation
 from typing import BinaryIO
 
 from tqdm import tqdm
 
 from myxtts.commands.tensorflow_log import set_environment
 from myxtts.errors import ConfigError, UserError
+from myxtts.files import FULL
 
-_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
+_BIDIRECTIONAL_CONTROLS = ("LRE", "RLE", "PDF", "LRO", "RLO", "LRI", "RLI", "FSI", "PDI")  # classes of Unicode
+_SPACE = "Free some disk space or fix the permissions"
+_REMEDIES = {  # errno of an error of the disk -> what to do
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR), _SPACE),
+    **dict.fromkeys((errno.EIO, errno.ESTALE), "Look for the fault in the system's log (dmesg), or use another disk"),
+    errno.EFBIG: "Raise the limit on the size of files (ulimit -f)",
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "Raise the limit on open files (ulimit -n)"),
+    **dict.fromkeys((errno.EISDIR, errno.ELOOP, errno.EEXIST, errno.ENOTEMPTY), "Move it away or choose another place"),
+}
 
 
 def report_errors(program: Callable[[], int]) -> int:
@@ -30,15 +41,17 @@ def report_errors(program: Callable[[], int]) -> int:
         sys.stdout.flush()
         return code
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         return 2
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python reports the pipe again at its exit
+        _discard_stdout()
         return 128 + signal.SIGPIPE
     except OSError as error:
-        if error.errno not in _DISK_ERRORS:
+        if error.errno not in _REMEDIES:
             raise
-        print(f"error: {_disk_message(error)}", file=sys.stderr)
+        print(printable(f"error: {_disk_message(error)}"), file=sys.stderr)
+        if error.filename is None:  # it may be that of stdout
+            _discard_stdout()
         return 2
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
@@ -62,6 +75,21 @@ def sound_on_stdout() -> Iterator[BinaryIO]:
         yield sound
 
 
+def printable(text: str) -> str:
+    r"""Return a text for a terminal, with \x1b and the like for what a terminal would not show but act on.
+
+    Names of files and texts of a corpus are quoted in messages, and whoever wrote them may have put control characters
+    in them, or characters that reverse the order of the text around them. Bytes of names that are not UTF-8 are lone
+    surrogates, which cannot be written.
+    """
+    return "".join(ascii(character)[1:-1] if _is_control(character) else character for character in text)
+
+
+def _is_control(character: str) -> bool:
+    is_control = unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") and character not in "\n\t"
+    return is_control or unicodedata.bidirectional(character) in _BIDIRECTIONAL_CONTROLS
+
+
 def log_to_console() -> None:
     package = logging.getLogger("myxtts")
     package.setLevel(logging.INFO)
@@ -73,13 +101,25 @@ class _Console(logging.Handler):
     """Log lines on stdout, above a progress bar if there is one."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        tqdm.write(self.format(record), file=sys.stdout)
-        sys.stdout.flush()
+        try:
+            tqdm.write(printable(self.format(record)), file=sys.stdout)
+            sys.stdout.flush()
+        except OSError as error:
+            if error.errno not in FULL:  # such as the end of a reader
+                raise
+            _discard_stdout()
+            print(f"warning: stdout ends here: {error.strerror}. The program goes on.", file=sys.stderr)
+
+
+def _discard_stdout() -> None:
+    """Write stdout to nowhere, with what it still has, or Python reports its error again at its exit."""
+    with suppress(UnsupportedOperation):  # of a stdout that is no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _disk_message(error: OSError) -> str:
-    file = error.filename2 or error.filename  # the target of a rename, if the error names one
+    file, remedy = error.filename2 or error.filename, _REMEDIES[error.errno or 0]  # a rename names its target second
     if file is None:
-        return f"a file: {error.strerror}. Free some disk space or fix the permissions."
+        return f"a file: {error.strerror}. {remedy}."
     folder = os.path.dirname(os.path.abspath(os.fsdecode(file)))
-    return f"{os.fsdecode(file)}: {error.strerror}. Free some disk space or fix the permissions of {folder}."
+    return f"{os.fsdecode(file)}: {error.strerror}. {remedy}{f' of {folder}' if remedy == _SPACE else ''}."

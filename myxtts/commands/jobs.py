@@ -33,6 +33,7 @@ HELP = "Train independent jobs, one on each GPU, and merge their weights (local 
 TRAINER = (sys.executable, "-u", "-m", "myxtts", "train")
 MERGER = (sys.executable, "-u", "-m", "myxtts", "merge")
 NO_SYNC = ("--sync-every", "0")  # sync_every is checked against --jobs and --sync-dir, which are known later
+SYNC_SETTINGS = ("sync_every",)
 
 log = logging.getLogger("myxtts.local_sgd")
 
@@ -81,7 +82,7 @@ def main(
     merger: Sequence[str] = MERGER,
 ) -> int:
     parser = make_parser(prog)
-    config, options = read_settings(parser, [*argv, *NO_SYNC])
+    config, options = read_settings(parser, [*argv, *NO_SYNC], own=SYNC_SETTINGS)
     folder = Path(config.run.runs_dir) / config.run.run
     if options.status:
         print(status_report(folder))
@@ -156,8 +157,11 @@ def sync_every_of(
     jobs: int,
 ) -> int:
     """Return the steps between two syncs; 0 if the jobs merge at the end only."""
-    job_flags = ("--jobs", str(jobs), "--sync-dir", config.local_sgd.sync_dir or "sync")
-    sync_every = read_settings(parser, [*argv, *job_flags])[0].local_sgd.sync_every
+    job_flags = ["--jobs", str(jobs)]
+    job_flags += [] if config.local_sgd.sync_dir else ["--sync-dir", "sync"]
+    own = {"jobs", "job"} | ({"sync_dir"} if not config.local_sgd.sync_dir else set())
+    own |= {"sync_every"} if options.num_syncs is not None else set()
+    sync_every = read_settings(parser, [*argv, *job_flags], own=own)[0].local_sgd.sync_every
     if options.num_syncs is None:
         return sync_every
     if sync_every:
@@ -187,7 +191,7 @@ def read_job_file(parser: CommandParser, argv: Sequence[str], config: Config, na
     job_file = file.with_name(f"{file.stem}_{name}{file.suffix}") if file is not None else None
     if job_file is None or not job_file.is_file():
         return config
-    settings = read_settings(parser, [*argv, "--config", str(job_file), *NO_SYNC])[0]
+    settings = read_settings(parser, [*argv, "--config", str(job_file), *NO_SYNC], own=SYNC_SETTINGS)[0]
     check_launcher_settings(settings)
     check_job_settings(config, settings, job_file)
     log.info("%-14s has its own settings: %s", name, job_file)

@@ -1,12 +1,14 @@
 """`myxtts launch`: run a program as each worker of a distributed job on this machine."""
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from myxtts.commands.main import COMMANDS
 from myxtts.commands.parser import CommandParser, bounded
 from myxtts.distributed.cluster import check_addresses
+from myxtts.distributed.job_token import VARIABLE, new_token, read_token
 from myxtts.distributed.launcher import LaunchSpec, find_program, launch, local_workers
 from myxtts.errors import ConfigError
 
@@ -47,6 +49,12 @@ def add_worker_flags(parser: CommandParser) -> None:
     group.add_argument("--workers", metavar="N", type=bounded(int, 1, 1000), help="workers on this machine (default 2)")
     group.add_argument("--nodes", metavar="HOST:PORT,...", help="addresses of several machines, one worker on each")
     parser.add_argument("--node-rank", metavar="N", type=bounded(int, 0), help="position of this machine in --nodes")
+    parser.add_argument(
+        "--job-token",
+        metavar="FILE",
+        type=Path,
+        help=f"file with a secret that all workers must have (default: {VARIABLE}; on one machine a random one)",
+    )
 
 
 def worker_addresses(options: argparse.Namespace) -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -66,6 +74,13 @@ def worker_addresses(options: argparse.Namespace) -> tuple[tuple[str, ...], tupl
     return workers, (rank,)
 
 
+def worker_token(options: argparse.Namespace) -> str:
+    """Return the secret for the workers; empty leaves them that of the environment, if there is one."""
+    if options.job_token is not None:
+        return read_token(options.job_token)
+    return "" if options.nodes is not None or VARIABLE in os.environ else new_token()
+
+
 def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     options = parse(argv, prog)
     program = [word for i, word in enumerate(options.program) if i or word != "--"]
@@ -73,4 +88,5 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
         program = ["-m", "myxtts", *program]
     command = find_program(program)
     workers, local = worker_addresses(options)
-    return launch(LaunchSpec(command, workers, local, options.logs, options.cores_per_worker, options.gpus_per_worker))
+    sizes = options.cores_per_worker, options.gpus_per_worker
+    return launch(LaunchSpec(command, workers, local, options.logs, *sizes, worker_token(options)))

@@ -7,10 +7,11 @@ text; the schema decides which values are allowed, for flags and YAML alike.
 import argparse
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from myxtts.config.config_files import config_of_run, describe_missing_run
 from myxtts.config.foreign_names import COMMANDS
 from myxtts.config.load import load, shown
 from myxtts.config.renamed import RENAMED
@@ -151,7 +152,8 @@ def settings_parser(prog: str, description: str) -> CommandParser:
         usage=f"{prog} [--config FILE] [--FLAG VALUE ...]",
         description=description,
         epilog="Flags replace the values of --config, and these replace the defaults. Every flag may be spelled with "
-        "_ for -. The value `null` unsets a flag whose default is not set.",
+        "_ for -. The value `null` unsets a flag whose default is not set. `--resume --run NAME` without --config "
+        "and --train-data takes the settings of the run from its config.yaml.",
     )
     parser.add_argument("--config", metavar="FILE", type=Path, help="YAML file of settings, by section")
     for section, meaning in SECTIONS.items():
@@ -181,21 +183,33 @@ def add_vocoder_flags(parser: CommandParser) -> None:
     parser.add_argument("--iterations", type=bounded(int, 1, 1000), help="iterations of Griffin-Lim (default 30)")
 
 
-def read_settings(parser: CommandParser, argv: Sequence[str]) -> tuple[Config, argparse.Namespace]:
+def read_settings(
+    parser: CommandParser, argv: Sequence[str], own: Collection[str] = ()
+) -> tuple[Config, argparse.Namespace]:
     """Return the settings (flags over the file of --config over the defaults) and the values of a command's own flags.
+
+    A run that is resumed without --config and --train-data takes its own config.yaml, if it has one.
 
     Args:
         parser: from `settings_parser` or with flags from `add_setting_flags`, perhaps with flags of the command's own.
         argv: without the program's name.
+        own: settings that the command sets later.
 
     Raises:
-        ConfigError: a flag, a value or the file is wrong.
+        ConfigError: a flag, a value or the file is wrong, or there is no run to resume.
     """
     values = vars(parser.parse(argv))
     path = values.pop("config", None)
     options = argparse.Namespace(**{name: value for name, value in values.items() if name not in SETTINGS})
-    overrides = {name: value for name, value in values.items() if name in SETTINGS}
-    return load(path, {n: tuple(v) if isinstance(v, list) else v for n, v in overrides.items()}), options
+    overrides = {n: tuple(v) if isinstance(v, list) else v for n, v in values.items() if n in SETTINGS}
+    # A command that names the corpus has all settings, as at the start of the run.
+    if path is None and overrides.get("resume") and "train_data" not in overrides:
+        place = {name: overrides.get(name, SETTINGS[name].default) for name in ("run", "runs_dir")}
+        path = config_of_run(**place)
+        if path is None and not set(overrides) - {*place, "resume"}:
+            raise ConfigError(describe_missing_run(**place))
+        overrides = {"stop_at_step": None} | overrides | place  # an early stop is that of one start
+    return load(path, overrides, own), options
 
 
 def _hyphenated(argument: str) -> str:
@@ -216,6 +230,7 @@ def _argument(setting: Setting) -> dict[str, Any]:
 def setting_help(setting: Setting) -> str:
     """Return the help of a setting's flag, which names other settings by their flags."""
     description = _SETTING_NAMES.sub(lambda match: SETTINGS[match[0]].flag, setting.description)
+    description += f" Only {setting.needs.text}." if setting.needs.names else ""
     if setting.kind is bool:
         return f"{description} (default: {'on' if setting.default else 'off'})"
     default = "not set" if setting.default in (None, ()) else setting.default_text

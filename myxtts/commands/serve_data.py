@@ -9,13 +9,14 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 from typing import NoReturn
 
 from myxtts.commands.console import report_errors
 from myxtts.commands.parser import CommandParser, bounded
 from myxtts.config.address import host_and_port, is_host
+from myxtts.distributed.processes import child_setup
 from myxtts.errors import ConfigError
 
 NAME = "serve-data"
@@ -46,22 +47,67 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     return parser.parse(argv)
 
 
-def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> NoReturn:
-    """Serve until a signal arrives; never returns, because a server that does not stop would keep the process alive."""
+def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     options = parse(argv, prog)
+    return run_until_signal(lambda: report_errors(lambda: serve(options)))
+
+
+def run_until_signal(program: Callable[[], int]) -> int:
+    """Run a program in a child process, and kill it at the first SIGINT or SIGTERM.
+
+    TensorFlow holds Python's global lock while it starts a server, which takes forever if the dispatcher does not
+    answer, and while it stops one, which waits for all open requests. No handler of a signal and no other thread runs
+    meanwhile. The parent has no TensorFlow and nothing to wait for. A server has no state to lose.
+
+    Returns:
+        the exit code of the program, or 128 + the number of the signal that ended it.
+    """
+    received, child = 0, 0
+
+    def end(number, _frame) -> None:
+        nonlocal received
+        received = received or number
+        if child:
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+
+    # Set even where SIGINT was ignored, as a shell does for commands in the background.
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    die_with_parent = child_setup(os.getpid())
+    child = os.fork()
+    if not child:
+        _run_child(program, die_with_parent)
+    if received:  # before the handler knew the child
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    if received:
+        return 128 + received
+    code = os.waitstatus_to_exitcode(status)
+    return 128 - code if code < 0 else code
+
+
+def _run_child(program: Callable[[], int], die_with_parent: Callable[[], None]) -> NoReturn:
+    """Run a program, and end this process with its exit code."""
+    code = 1
     try:
-        code = report_errors(lambda: serve(options))
-    except SystemExit as stop:  # from SIGTERM
-        code = int(stop.code or 0)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)  # a signal to the whole group ends this process without Python
+        die_with_parent()
+        code = program()
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def serve(options: argparse.Namespace) -> int:
+    """Serve until a signal ends this process."""
     if not is_host(options.host):
         raise ConfigError(f"--host is {options.host[:80]!r}, but must be a host name or an IPv4 address.")
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with start_server(options) as port:
         log.info("%s of the data service listens on port %d", options.kind, port)
         if options.kind == "dispatcher":

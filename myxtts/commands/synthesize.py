@@ -9,10 +9,11 @@ from pathlib import Path
 from myxtts.commands.console import sound_on_stdout
 from myxtts.commands.parser import CommandParser, add_vocoder_flags, bounded
 from myxtts.errors import DataError
-from myxtts.files import decode_text
+from myxtts.files import decode_text, read_bounded, read_file
 
 NAME = "synthesize"
 HELP = "Synthesize speech from a text with a trained run."
+MAX_TEXT_BYTES = 5_000_000  # a long novel
 
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:
@@ -88,10 +89,12 @@ def read_text(text: str | None, file: Path | None) -> str:
     """Return the text that was given, or else the content of the file or of stdin.
 
     Raises:
-        DataError: there is no text, or it is not UTF-8.
+        DataError: there is no text, it is not UTF-8, it is too large, or the file is a pipe or a device.
     """
     if text is not None:
         return text
     if file is None and sys.stdin.isatty():
         raise DataError("there is no text. Give it with --text, with --text-file or on stdin.")
-    return decode_text(sys.stdin.buffer.read if file is None else file.read_bytes, str(file or "stdin"))
+    if file is None:
+        return decode_text(lambda: read_bounded(sys.stdin.buffer, MAX_TEXT_BYTES, "stdin"), "stdin")
+    return decode_text(lambda: read_file(file, MAX_TEXT_BYTES), str(file))

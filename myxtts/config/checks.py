@@ -1,6 +1,4 @@
-"""Rules that involve several settings, in one place; the schema bounds each setting alone."""
-
-import json
+"""Rules that involve several settings; the schema bounds each setting alone, and says which others it needs."""
 
 from myxtts.config.address import service_address
 from myxtts.config.schema import (
@@ -8,28 +6,9 @@ from myxtts.config.schema import (
     Config,
     DataConfig,
     LocalSGDConfig,
-    ModelConfig,
-    TeacherConfig,
     TrainingConfig,
-    VocoderConfig,
 )
-from myxtts.config.settings import SETTINGS
 from myxtts.errors import ConfigError, PlacementError
-
-UNUSED = {
-    "tts": (*VocoderConfig.model_fields, "speed_perturbation"),
-    "asr": (*VocoderConfig.model_fields, *TeacherConfig.model_fields),
-    "vocoder": (
-        *("segment_seconds", "vtlp", "dropout", "reference_dropout", "cfg_dropout", "reference_seconds", "ode_steps"),
-        *("guidance", "teacher_fraction", "texts"),
-        *AugmentationConfig.model_fields,
-    ),
-}
-"""Settings that have no effect on a task. For `asr`, not all that exist: its old runs may have recorded some."""
-
-
-TAUGHT = ("reference_seconds",)
-"""Settings that a task uses if it has a teacher."""
 
 
 def check_settings(config: Config) -> None:
@@ -40,11 +19,8 @@ def check_settings(config: Config) -> None:
     """
     _check_data(config.data)
     _check_augmentation(config.augmentation)
-    _check_model(config.model)
-    _check_unused(config)
     _check_training(config.training, config.data)
     _check_discriminators(config)
-    _check_teacher(config.teacher)
     _check_local_sgd(config.local_sgd)
 
 
@@ -113,30 +89,6 @@ def _check_augmentation(augmentation: AugmentationConfig) -> None:
         )
 
 
-def _check_model(model: ModelConfig) -> None:
-    if model.vocoder is not None and model.task != "tts":
-        raise ConfigError(
-            f"vocoder is {model.vocoder}, but the task is {model.task}, and only the waves of `tts` are computed by a "
-            "vocoder. Leave out --vocoder."
-        )
-
-
-def _check_unused(config: Config) -> None:
-    task = config.model.task
-    used = TAUGHT if config.teacher.teacher is not None else ()
-    for setting in map(SETTINGS.__getitem__, UNUSED[task]):
-        if setting.name in used:
-            continue
-        value = getattr(getattr(config, setting.section), setting.name)
-        if value == setting.default:
-            continue
-        instead = " (--vocoder-segment-seconds sets its segments)" if setting.name == "segment_seconds" else ""
-        raise ConfigError(
-            f"{setting.name} is {json.dumps(value)}, but the task {task} does not use it{instead}. Leave it out, or "
-            f"set it to {setting.default_text}."
-        )
-
-
 def _check_training(training: TrainingConfig, data: DataConfig) -> None:
     if training.max_steps == 0 and training.epochs == 0:
         raise ConfigError("max_steps and epochs are both 0, so the run would never end. Set --max-steps or --epochs.")
@@ -155,18 +107,6 @@ def _check_discriminators(config: Config) -> None:
             "--discriminators was given without a trained vocoder: against random weights, discriminators teach a "
             "vocoder to make noise. Train one with --config configs/vocoder.yaml, then name its run with --init-from."
         )
-
-
-def _check_teacher(teacher: TeacherConfig) -> None:
-    if teacher.teacher is not None:
-        return
-    for setting in (SETTINGS[name] for name in TeacherConfig.model_fields):
-        value = getattr(teacher, setting.name)
-        if value != setting.default:
-            raise ConfigError(
-                f"{setting.flag} {value} was given, which is for a teacher, but there is none. Leave it out, or name "
-                "the run of a voice with --teacher."
-            )
 
 
 def _check_local_sgd(local_sgd: LocalSGDConfig) -> None:

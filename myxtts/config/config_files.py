@@ -1,10 +1,12 @@
 """Configuration files that cannot be read: what there is instead."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from myxtts.config.settings import nearest
 
 SHIPPED = Path("configs")
+OF_RUN = "config.yaml"
 MAX_LISTED = 16
 
 
@@ -19,6 +21,34 @@ def describe(path: Path, error: OSError) -> str:
     return f"{error.strerror}. Give another file."
 
 
+def listed(names: Sequence[str], most: int = MAX_LISTED) -> str:
+    """Return the first names for a message, with a mark if there are more."""
+    return ", ".join([*names[:most], *["…"] * (len(names) > most)])
+
+
+def config_of_run(run: str, runs_dir: str) -> Path | None:
+    """Return the settings that a run has recorded; None if it has none."""
+    file = Path(runs_dir, run, OF_RUN)
+    return file if file.is_file() else None
+
+
+def is_config_of_run(path: Path) -> bool:
+    """Whether a configuration is that of a run, which the run has written itself."""
+    return path.name == OF_RUN and any((path.parent / name).exists() for name in (".lock", "checkpoints"))
+
+
+def describe_missing_run(run: str, runs_dir: str) -> str:
+    """Return why a run cannot be resumed by its name alone, and what to give instead."""
+    runs = sorted(file.parent.name for file in Path(runs_dir).glob(f"*/{OF_RUN}"))
+    near = nearest(run, runs)
+    hint = f"Did you mean --run {near}? " if near else ""
+    return (
+        f"--resume was given without the settings of a run, but there is no {Path(runs_dir, run, OF_RUN)} to read. "
+        f"{hint}Runs in {runs_dir}: {listed(runs) or 'none'}. Name a run with --run and --runs-dir, or give "
+        "the settings of a new one."
+    )
+
+
 def _hint(path: Path, folder: Path) -> str:
     """Return the configurations of a folder, or those of configs/ if it has none, and the nearest to a path."""
     folder = folder if _yaml_files(folder) else SHIPPED
@@ -26,8 +56,9 @@ def _hint(path: Path, folder: Path) -> str:
     if not files:
         return f"Paths are relative to {Path.cwd()}."
     near = nearest(path.stem.strip(), files)
-    listed = [*list(files.values())[:MAX_LISTED], *["…"] * (len(files) > MAX_LISTED)]
-    return f"{f'Did you mean {folder / files[near]}? ' if near else ''}Files in {folder}: {', '.join(listed)}."
+    return (
+        f"{f'Did you mean {folder / files[near]}? ' if near else ''}Files in {folder}: {listed(list(files.values()))}."
+    )
 
 
 def _yaml_files(folder: Path) -> list[str]:

@@ -57,6 +57,15 @@ flags replace all of them. Listed files may list further files. Error messages n
 Some settings depend on each other (`myxtts/config/checks.py` has all rules): `min_seconds` is below `max_seconds`;
 `compile: xla` requires `enable_static_shapes`; `max_steps` and `epochs` are not both 0.
 
+Some have an effect only with certain values of others, which their meaning lists as "Only with …". Such a setting
+ends the program with exit code 2 if it is given without them: as a flag, or in a file with a value that is not the
+default. A flag may make settings of a file useless: `--task tts` those of a recogniser, `--batch-seconds 100` the
+`batch_size`. They then have their defaults.
+
+`--resume --run NAME` continues a run with the settings of its own `config.yaml`, and flags replace them. Flags that
+name GPUs replace all GPUs that the run had. A command with `--train-data`, such as the one that started the run, or
+with `--config FILE` has its settings from there alone.
+
 A run ends after `max_steps` steps or after `epochs` passes over the corpus. With both set, the first limit that is
 reached ends the run. With `epochs` alone, `max_steps` becomes 0, in the `config.yaml` of the run, too: its default does
 not end the run. To train a run further, resume it with a larger limit, such as `--resume --epochs 200`.
@@ -77,7 +86,8 @@ def _section(name: str, meaning: str) -> str:
 
 
 def _row(setting: Setting) -> str:
-    cells = (f"`{setting.flag}`", f"`{setting.default_text}`", setting.allowed, setting.description)
+    needs = f" Only {setting.needs.text}." if setting.needs.names else ""
+    cells = (f"`{setting.flag}`", f"`{setting.default_text}`", setting.allowed, setting.description + needs)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

@@ -14,10 +14,7 @@ from collections.abc import Mapping
 Names = tuple[tuple[str, str], ...]
 
 _RUN_FOLDER = "{run=NAME}: all files of a run are in runs/NAME, and {runs_dir=DIR} moves the folder runs"
-_RESUME = (
-    "{resume} with --config runs/NAME/config.yaml to continue a run, or {init_from=runs/NAME} to start another one "
-    "from its weights"
-)
+_RESUME = "{resume} with --run NAME to continue a run, or {init_from=runs/NAME} to start another one from its weights"
 _REPLICAS = "{model_gpus=0 1} for the GPUs of one machine, or {launch --workers=N} for several processes"
 _CLUSTER = "{launch --nodes=HOST:PORT,HOST:PORT}, whose first address is that of the chief"
 _STEPS = ", in steps instead of epochs"

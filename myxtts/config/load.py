@@ -5,9 +5,11 @@ mapping of sections, of settings, of plain values or flat lists. Values are vali
 values of the file.
 """
 
+import errno
 import json
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,19 +18,22 @@ import yaml
 from pydantic import ValidationError
 
 from myxtts.config.checks import check_settings
-from myxtts.config.config_files import describe
+from myxtts.config.config_files import describe, is_config_of_run
+from myxtts.config.effects import describe_useless, is_off, values_of, without_effect
 from myxtts.config.renamed import RENAMED, RENAMED_SECTIONS, RENAMED_VALUES
 from myxtts.config.schema import Config
 from myxtts.config.settings import SECTIONS, SETTINGS, Setting, in_section, nearest
 from myxtts.config.suggest import foreign_key, foreign_section, intended_value
 from myxtts.errors import ConfigError
+from myxtts.files import read_file
 
-MAX_BYTES = 64 * 1024  # all settings take 1.5 KiB; PyYAML needs 1 s for 64 KiB
-MAX_FILES = 16  # of one configuration, because each may take that second
+MAX_BYTES = 64 * 1024  # of all files of a configuration; all settings take 1.5 KiB, and PyYAML needs 1 s for 64 KiB
+MAX_FILES = 16
 _DEFAULT_STEPS = SETTINGS["max_steps"].default
 MAX_UNKNOWN = 12  # unknown names in one message
 MAX_TYPOS = 3  # a file with more unknown names was written for another program
 DEFAULTS = "defaults"  # a key beside the sections
+GPUS = {"placement", "data_gpu", "data_gpus", "model_gpu", "model_gpus"}  # a flag for one replaces those of a run
 
 _TAG = "tag:yaml.org,2002:"
 _SCALARS: dict[str, Callable[[str], Any]] = {
@@ -81,7 +86,7 @@ class _Given:
     where: str
 
 
-def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Config:
+def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None, own: Collection[str] = ()) -> Config:
     """Return the defaults of the schema, overridden by the YAML file at `path`, overridden by `overrides`.
 
     The file may list other files of its folder as `defaults`: later files override earlier ones, and the file overrides
@@ -89,15 +94,47 @@ def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -
 
     Args:
         overrides: values of flags by the name of the setting; lists are tuples.
+        own: settings that the caller sets later, so that it is not known yet whether others need them.
 
     Raises:
         ConfigError: names the file and line or the flag, what was found and what is allowed.
     """
     given = _Files().read(path) if path else {}
     flags = {name: _Given(value, SETTINGS[name].flag) for name, value in (overrides or {}).items()}
-    config = _validated(given | flags | _without_default_length(given, flags))
+    is_of_run = path is not None and is_config_of_run(path)
+    if is_of_run and GPUS.intersection(flags):
+        given = {name: value for name, value in given.items() if name not in GPUS}
+    given_and_flags = given | flags | _without_default_length(given, flags)
+    config = _validated(given_and_flags)
+    if useless := set(_useless(config, given, flags, own, is_of_run)):
+        config = _validated({name: value for name, value in given_and_flags.items() if name not in useless})
     check_settings(config)
     return config
+
+
+def _useless(
+    config: Config, given: Mapping[str, _Given], flags: Mapping[str, _Given], own: Collection[str], is_of_run: bool
+) -> Iterator[str]:
+    """Yield the settings of files that have no effect: which a flag has replaced, or which an old run has recorded.
+
+    Raises:
+        ConfigError: the user gave a setting that has no effect.
+    """
+    values = values_of(config)
+    of_files = {name: given[name].value if name in given else setting.default for name, setting in SETTINGS.items()}
+    for setting in without_effect(values):
+        name, value = setting.name, values[setting.name]
+        if name in own or setting.needs.names.intersection(own):
+            continue
+        if name in flags:
+            is_mistake = not is_off(setting, value)
+        else:
+            is_mistake = value != setting.default and not is_of_run and not setting.needs.is_met(of_files)
+        if is_mistake:
+            where = (flags if name in flags else given)[name].where
+            raise ConfigError(describe_useless(setting, where, shown(value), values))
+        if name in given and name not in flags:
+            yield name
 
 
 def _without_default_length(given: Mapping[str, _Given], flags: Mapping[str, _Given]) -> dict[str, _Given]:
@@ -128,11 +165,14 @@ class _Files:
 
     def __init__(self) -> None:
         self._read: dict[Path, dict[str, _Given]] = {}
+        self._bytes_left = MAX_BYTES
 
     def read(self, path: Path, through: tuple[Path, ...] = ()) -> dict[str, _Given]:
         """Return what a file and the files that it lists set, by name; `through` are the listing files."""
         if path not in self._read:
-            bases, settings = _parsed(path)
+            data = _content(path, self._bytes_left)
+            self._bytes_left -= len(data)
+            bases, settings = _parsed(path, _text(path, data))
             through = (*through, path)
             given: dict[str, _Given] = {}
             for name, where in bases.items():
@@ -151,17 +191,22 @@ class _Files:
             near = nearest(name, files)
             hint = f"Did you mean {shown(near)}?" if near else f"Available files: {', '.join(files[:12]) or 'none'}."
             raise ConfigError(f"{where}, but there is no file {shown(base.name)} in {base.parent}. {hint}")
+        target = os.path.realpath(base)
+        if not target.startswith(os.path.join(os.path.realpath(base.parent), "")):
+            raise ConfigError(
+                f"{where}, but that is a link to {target}, outside of {base.parent}. Copy the file there."
+            )
         if base not in self._read and len({*self._read, *through}) >= MAX_FILES:
             raise ConfigError(f"{where}, but a configuration has at most {MAX_FILES} files. Merge some of them.")
         return base
 
 
-def _parsed(path: Path) -> tuple[dict[str, str], dict[str, _Given]]:
+def _parsed(path: Path, text: str) -> tuple[dict[str, str], dict[str, _Given]]:
     """Return the places of the files that one file lists, by name, and the settings that it sets itself."""
     bases: dict[str, str] = {}
     given: dict[str, _Given] = {}
     unknown: list[str] = []
-    for section, section_line, section_node in _entries(_composed(path), path, 1, "the file"):
+    for section, section_line, section_node in _entries(_composed(path, text), path, 1, "the file"):
         if section == DEFAULTS:
             bases = _bases(section_node, path, section_line)
             continue
@@ -209,14 +254,17 @@ def _bases(node: yaml.Node, path: Path, line: int) -> dict[str, str]:
     return places
 
 
-def _text(path: Path) -> str:
+def _content(path: Path, max_bytes: int) -> bytes:
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+        return read_file(path, max_bytes)
     except OSError as error:
+        if error.errno == errno.EFBIG:
+            size = f"over {MAX_BYTES // 1024} KiB{', with the files that it lists' * (max_bytes < MAX_BYTES)}"
+            raise ConfigError(f"{path}: too large for a configuration ({size}). Give another.") from None
         raise ConfigError(f"{path}: the configuration cannot be read: {describe(path, error)}") from None
-    if len(data) > MAX_BYTES:
-        raise ConfigError(f"{path}: too large for a configuration (over {MAX_BYTES // 1024} KiB). Give another.")
+
+
+def _text(path: Path, data: bytes) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -224,9 +272,8 @@ def _text(path: Path) -> str:
         raise ConfigError(f"{path}, line {line}: byte 0x{data[error.start]:02x} is not UTF-8. Save as UTF-8.") from None
 
 
-def _composed(path: Path) -> yaml.Node | None:
+def _composed(path: Path, text: str) -> yaml.Node | None:
     """Return the node tree of the file's only document; None for an empty file."""
-    text = _text(path)
     try:
         return _Loader(text).get_single_node()
     except yaml.MarkedYAMLError as error:
@@ -238,6 +285,8 @@ def _composed(path: Path) -> yaml.Node | None:
         raise ConfigError(f"{path}, line {line}: YAML forbids U+{error.character:04X}. Remove it.") from None
     except RecursionError:
         raise ConfigError(f"{path}: nested too deeply. A file has sections, which have settings.") from None
+    except (ValueError, OverflowError) as error:  # from chr() and int(): "\\U00110000", %YAML with 5,000 digits
+        raise ConfigError(f"{path}: broken YAML: {error}. Correct the escape or the number.") from None
 
 
 def _entries(node: yaml.Node | None, path: Path, line: int, name: str) -> Iterator[tuple[str, int, yaml.Node]]:

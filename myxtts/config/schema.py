@@ -2,12 +2,15 @@
 
 A YAML file and the command line name only the settings that differ from these defaults. The name of a setting is unique
 over all sections, because its flag does not name the section (`data.batch_size` is `--batch-size`). A period of 0 turns
-its action off.
+its action off. A setting that has an effect only with certain values of others declares them with `needs`; so does a
+section for all of its settings. To give it without them is an error.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from myxtts.config.needs import SET, UNSET, Needs, needs
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Period = Annotated[int, Field(ge=0, le=1_000_000_000)]
@@ -31,9 +34,14 @@ Component = Literal[
     "filter",
 ]
 
+WITH_TEXTS = needs(task=("tts", "asr")) | needs(task="vocoder", teacher=SET)
+SYNCING = needs(sync_every=SET)
+
 
 class Section(BaseModel):
     """A group of settings; frozen, and without unknown names."""
+
+    all_need: ClassVar[Needs] = Needs()
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
@@ -55,7 +63,9 @@ class PlacementConfig(Section):
     model_gpus: tuple[GpuIndex, ...] = ()
     """Physical GPUs that train one replica of the model each. Each makes its own batches unless data_gpu or data_gpus
     is set."""
-    observer: GpuIndex | Literal["auto", "data", "model", "cpu"] = "auto"
+    observer: Annotated[
+        GpuIndex | Literal["auto", "data", "model", "cpu"], needs(validate_every=SET) | needs(sample_every=SET)
+    ] = "auto"
     """Device that validates and writes samples beside the training, on a snapshot of the weights: the data GPU, the
     CPU, or a GPU by its index. On the model GPU (`model`) training pauses meanwhile. `auto`: the data GPU if it does
     not train, else the model GPU."""
@@ -85,29 +95,31 @@ class DataConfig(Section):
     """Validation corpus, in the same forms. Default: validation_fraction of train_data is held out."""
     audio_root: str | None = None
     """Folder that contains all audio; paths in CSV and TSV files are relative to it. Default: the file's folder."""
-    validation_fraction: Fraction = 0.05
-    """Fraction of the utterances to hold out for validation if val_data is not set."""
+    validation_fraction: Annotated[Fraction, needs(val_data=UNSET)] = 0.05
+    """Fraction of the utterances to hold out for validation."""
     max_rejected: Annotated[float, Field(ge=0.0, le=1.0)] = 0.05
     """Abort above this fraction of unusable rows."""
     min_seconds: Annotated[float, Field(ge=MIN_SECONDS)] = 0.3
     """Reject shorter utterances."""
     max_seconds: Annotated[float, Field(gt=MIN_SECONDS, le=MAX_SECONDS)] = 20.0
     """Reject longer utterances."""
-    text_frontend: Literal["phonemes", "characters"] = "phonemes"
+    text_frontend: Annotated[Literal["phonemes", "characters"], WITH_TEXTS] = "phonemes"
     """Tokens of the text: IPA symbols from espeak-ng, or characters."""
-    language: str = "en"
+    language: Annotated[str, WITH_TEXTS] = "en"
     """Language of utterances without one in the corpus (an espeak-ng code: en, ka, fa, …)."""
-    batch_size: Count = 16
+    batch_size: Annotated[Count, needs(batch_seconds=UNSET)] = 16
     """Utterances in a batch of each replica."""
     batch_seconds: Annotated[float, Field(ge=0.0, le=86400.0)] = 0.0
     """Audio seconds in a batch, with padding, instead of batch_size; short buckets get larger batches. 0 is off."""
     buckets: Annotated[int, Field(ge=1, le=64)] = 8
     """Number of duration buckets. More buckets need less padding, but each has fewer utterances."""
-    reference_seconds: Annotated[float, Field(ge=0.5, le=30.0)] = 3.0
+    reference_seconds: Annotated[
+        float, Field(ge=0.5, le=30.0), needs(task="tts") | needs(task="vocoder", teacher=SET)
+    ] = 3.0
     """Maximum duration of the reference audio that the model receives."""
     num_workers: Count = 2
     """Batches read and decoded in parallel for each data device."""
-    use_tf_native_loading: bool = True
+    use_tf_native_loading: Annotated[bool, needs(cache_dataset=UNSET)] = True
     """Decode 16-bit WAV with TensorFlow operations; if off, read all files with soundfile."""
     data_service: str | None = None
     """Address of a tf.data service that reads and decodes instead of this process: grpc://HOST:PORT."""
@@ -115,7 +127,7 @@ class DataConfig(Section):
     """Batches buffered on the host for each data device."""
     prefetch_buffer_size: Count = 3
     """Batches buffered on the data device, and as many on the model device."""
-    vtlp: Annotated[float, Field(ge=0.0, le=0.3)] = 0.0
+    vtlp: Annotated[float, Field(ge=0.0, le=0.3), needs(task="tts")] = 0.0
     """Vocal tract length perturbation: scale the frequencies of each utterance and its reference by a random factor
     from exp(-x) to exp(x), and shape the spectrum with a random smooth curve. 0 is off; for unseen speakers try 0.1."""
     cache_dataset: bool = False
@@ -129,17 +141,19 @@ class DataConfig(Section):
 class AugmentationConfig(Section):
     """Random distortions of waves in training: of the utterances for `asr`, and of the references for `tts`."""
 
+    all_need: ClassVar[Needs] = needs(task=("tts", "asr"))
+
     reverb_probability: Probability = 0.0
     """Fraction of the utterances that get the reverberation of a random synthetic room."""
-    reverb_max_rt60: Annotated[float, Field(ge=0.1, le=3.0)] = 0.6
+    reverb_max_rt60: Annotated[float, Field(ge=0.1, le=3.0), needs(reverb_probability=SET)] = 0.6
     """Longest reverberation time in seconds, in which the sound of the room falls by 60 dB; the shortest is 0.1."""
     noise_probability: Probability = 0.0
     """Fraction of the utterances that get noise."""
-    noise_min_snr_db: Decibels = 0.0
+    noise_min_snr_db: Annotated[Decibels, needs(noise_probability=SET)] = 0.0
     """Lowest signal-to-noise ratio in dB."""
-    noise_max_snr_db: Decibels = 20.0
+    noise_max_snr_db: Annotated[Decibels, needs(noise_probability=SET)] = 20.0
     """Highest signal-to-noise ratio in dB."""
-    babble_fraction: Probability = 0.3
+    babble_fraction: Annotated[Probability, needs(noise_probability=SET)] = 0.3
     """Fraction of these noises that are babble, a sum of the other utterances of the batch. The others are stationary,
     with a spectrum from white to brown."""
     equaliser_probability: Probability = 0.0
@@ -148,8 +162,8 @@ class AugmentationConfig(Section):
     """Fraction of the utterances that lose their low frequencies, their high ones, or both, as on a telephone."""
     codec_probability: Probability = 0.0
     """Fraction of the utterances that are quantised as by a codec: mu-law with 4 to 8 bits."""
-    speed_perturbation: Annotated[float, Field(ge=0.0, le=0.2)] = 0.0
-    """Largest change of the speed of an utterance, pitch included, for `asr`: 0.1 is a factor from 0.9 to 1.1."""
+    speed_perturbation: Annotated[float, Field(ge=0.0, le=0.2), needs(task="asr")] = 0.0
+    """Largest change of the speed of an utterance, pitch included: 0.1 is a factor from 0.9 to 1.1."""
 
 
 class ModelConfig(Section):
@@ -160,21 +174,21 @@ class ModelConfig(Section):
     model_size: Literal["tiny", "small", "normal", "big"] = "normal"
     """About 3, 10, 25 or 80 million parameters for `tts`, 1.3, 3, 7 or 20 million for `asr`,
     and 3, 6, 14 or 34 million for `vocoder`."""
-    dropout: Fraction = 0.05
+    dropout: Annotated[Fraction, needs(task=("tts", "asr"))] = 0.05
     """Dropout rate."""
-    reference_dropout: Fraction = 0.1
+    reference_dropout: Annotated[Fraction, needs(task="tts")] = 0.1
     """Fraction of the utterances trained without a reference, so that synthesis works without one."""
-    cfg_dropout: Fraction = 0.1
+    cfg_dropout: Annotated[Fraction, needs(task="tts")] = 0.1
     """Fraction of the utterances whose flow is trained without conditions, for classifier-free guidance."""
-    segment_seconds: Annotated[float, Field(ge=0.25, le=120.0)] = 1.5
+    segment_seconds: Annotated[float, Field(ge=0.25, le=120.0), needs(task="tts")] = 1.5
     """Train decoder and flow on a random segment of this duration from each utterance."""
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: Annotated[bool, needs(task=("tts", "vocoder"))] = False
     """Recompute activations in the backward pass instead of storing them: less memory, more time."""
-    ode_steps: Annotated[int, Field(ge=1, le=1000)] = 4
+    ode_steps: Annotated[int, Field(ge=1, le=1000), needs(task="tts")] = 4
     """Steps of the ODE solver from noise to speech in synthesis; more steps are more accurate and slower."""
-    guidance: Annotated[float, Field(ge=0.0, le=10.0)] = 1.0
+    guidance: Annotated[float, Field(ge=0.0, le=10.0), needs(task="tts")] = 1.0
     """Scale of classifier-free guidance in synthesis; 1 turns it off, other values take twice the time."""
-    vocoder: str | None = None
+    vocoder: Annotated[str | None, needs(task="tts")] = None
     """Folder of the run of a vocoder, which computes the waves of a `tts` in samples, synthesis, evaluation and export;
     relative to the working folder. Without one, or with `griffin-lim`: Griffin-Lim, which needs no training."""
 
@@ -182,53 +196,59 @@ class ModelConfig(Section):
 class ASRConfig(Section):
     """Settings of the task `asr`."""
 
+    all_need: ClassVar[Needs] = needs(task="asr")
+
     encoder: Literal["lmu", "gru", "conv"] = "lmu"
     """Encoder blocks: Legendre memory units, gated recurrent units or convolutions, of about equal size."""
     subsampling: Literal[1, 2, 4] = 2
     """Factor by which frames are subsampled. Each symbol of the text needs one frame afterwards."""
     time_masks: Annotated[int, Field(ge=0, le=20)] = 2
     """Number of time masks of SpecAugment per utterance."""
-    time_mask_fraction: Annotated[float, Field(ge=0.0, le=1.0)] = 0.05
+    time_mask_fraction: Annotated[float, Field(ge=0.0, le=1.0), needs(time_masks=SET)] = 0.05
     """Maximum length of a time mask, as a fraction of the utterance."""
     frequency_masks: Annotated[int, Field(ge=0, le=20)] = 2
     """Number of frequency masks of SpecAugment per utterance."""
-    frequency_mask_bands: Annotated[int, Field(ge=1, le=80)] = 15
+    frequency_mask_bands: Annotated[int, Field(ge=1, le=80), needs(frequency_masks=SET)] = 15
     """Maximum width of a frequency mask, in mel bands."""
-    sync_batch_norm: bool = False
-    """Synchronize batch normalisation over all replicas, if the encoder has it."""
+    sync_batch_norm: Annotated[bool, needs(encoder="conv")] = False
+    """Synchronize batch normalisation over all replicas."""
 
 
 class VocoderConfig(Section):
     """Settings of the task `vocoder`."""
 
+    all_need: ClassVar[Needs] = needs(task="vocoder")
+
     vocoder_segment_seconds: Annotated[float, Field(ge=0.15, le=10.0)] = 0.65
     """Train on a random segment of this duration from each utterance."""
     discriminators: bool = False
     """Train against multi-period and multi-resolution discriminators: a second stage, with init_from."""
-    adversarial_weight: Annotated[float, Field(ge=0.0, le=100.0)] = 0.1
+    adversarial_weight: Annotated[float, Field(ge=0.0, le=100.0), needs(discriminators=SET)] = 0.1
     """Weight of the adversarial loss, beside the spectral losses."""
-    feature_matching_weight: Annotated[float, Field(ge=0.0, le=100.0)] = 0.5
+    feature_matching_weight: Annotated[float, Field(ge=0.0, le=100.0), needs(discriminators=SET)] = 0.5
     """Weight of the feature-matching loss."""
-    adversarial_warmup_steps: Period = 2000
+    adversarial_warmup_steps: Annotated[Period, needs(discriminators=SET)] = 2000
     """Steps over which these weights rise from 0, so that untrained discriminators do not spoil a trained vocoder."""
-    discriminator_lr_ratio: Annotated[float, Field(gt=0.0, le=100.0)] = 1.0
+    discriminator_lr_ratio: Annotated[float, Field(gt=0.0, le=100.0), needs(discriminators=SET)] = 1.0
     """Learning rate of the discriminators divided by that of the vocoder."""
 
 
 class TeacherConfig(Section):
     """A frozen voice that makes part of the features, on the data device."""
 
+    all_need: ClassVar[Needs] = needs(task=("tts", "vocoder"))
+
     teacher: str | None = None
     """Folder of the run of a `tts`. A `vocoder` then learns from the mels that this voice makes of the recordings,
     with their durations, pitch and energy, instead of from the recordings' own mels. A `tts` learns from what this
     voice speaks, and from recordings that this voice has aligned."""
-    teacher_fraction: Annotated[float, Field(ge=0.0, le=0.95)] = 0.5
+    teacher_fraction: Annotated[float, Field(ge=0.0, le=0.95), needs(task="tts", teacher=SET)] = 0.5
     """Fraction of each batch of a `tts` that the teacher speaks, with voices of random references from the corpus; the
     rest are recordings."""
-    texts: str | None = None
+    texts: Annotated[str | None, needs(task="tts", teacher=SET, teacher_fraction=SET)] = None
     """Text file with a sentence in each line, in the language of `language`, which the teacher speaks. Without one, it
     speaks the texts of the corpus."""
-    produce_precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] = "float32"
+    produce_precision: Annotated[Literal["float32", "mixed_bfloat16", "mixed_float16"], needs(teacher=SET)] = "float32"
     """Number format in which the teacher computes; its weights stay float32."""
 
 
@@ -275,7 +295,7 @@ class TrainingConfig(Section):
     """Use deterministic kernels only (slower). A run repeats bit for bit on the CPU, and on GPUs with this flag."""
     compile: Literal["off", "xla"] = "off"
     """Compile the training step with XLA; requires enable_static_shapes."""
-    alignment_search: Literal["auto", "xla", "host", "loop"] = "auto"
+    alignment_search: Annotated[Literal["auto", "xla", "host", "loop"], needs(task="tts")] = "auto"
     """Where the alignment search of `tts` runs: compiled by XLA for the model device or for the host's CPU, or as
     TensorFlow operations; all find the same alignment. auto measures on a GPU, and is xla on a CPU."""
 
@@ -288,7 +308,8 @@ class RunConfig(Section):
     runs_dir: str = "runs"
     """Folder of all runs."""
     resume: bool = False
-    """Continue the run of this name from its newest checkpoint; without one, start from the beginning."""
+    """Continue the run of this name from its newest checkpoint; without one, start from the beginning. Without
+    --config and train_data, its settings are those of its config.yaml, which flags replace."""
     log_every: Count = 50
     """Steps between two reports."""
     checkpoint_every: Period = 1000
@@ -306,19 +327,19 @@ class LocalSGDConfig(Section):
 
     sync_every: Period = 0
     """Steps between two syncs with the other jobs; 0 is off."""
-    sync_dir: str | None = None
+    sync_dir: Annotated[str | None, SYNCING] = None
     """Folder that all jobs share, for the weights that they exchange at each sync."""
-    jobs: Annotated[int, Field(ge=1, le=1024)] = 1
+    jobs: Annotated[int, Field(ge=1, le=1024), SYNCING] = 1
     """Number of jobs."""
-    job: Annotated[int, Field(ge=0, le=1023)] = 0
+    job: Annotated[int, Field(ge=0, le=1023), SYNCING] = 0
     """Index of this job, from 0."""
-    sync_timeout: Annotated[float, Field(gt=0.0, le=86400.0)] = 600.0
+    sync_timeout: Annotated[float, Field(gt=0.0, le=86400.0), SYNCING] = 600.0
     """Maximum time in seconds that a sync waits for the other jobs."""
-    outer_learning_rate: Annotated[float, Field(gt=0.0, le=2.0)] = 1.0
+    outer_learning_rate: Annotated[float, Field(gt=0.0, le=2.0), SYNCING] = 1.0
     """Learning rate of the outer optimizer, which applies the mean change at each sync; 1 without momentum averages."""
-    outer_momentum: Fraction = 0.0
+    outer_momentum: Annotated[Fraction, SYNCING] = 0.0
     """Nesterov momentum of the outer optimizer (DiLoCo, Douillard et al. 2023: 0.9 with a learning rate of 0.7)."""
-    sync_optimizer: Literal["keep", "average", "reset"] = "average"
+    sync_optimizer: Annotated[Literal["keep", "average", "reset"], SYNCING] = "average"
     """What a sync does with the state of each job's optimizer."""
 
 

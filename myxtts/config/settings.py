@@ -4,8 +4,11 @@ import difflib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 from typing import Any
 
+from myxtts.config.needs import Needs, flag_of
 from myxtts.config.schema import Config, Section
 
 _KINDS = {"integer": int, "number": float, "boolean": bool, "string": str}
@@ -26,10 +29,11 @@ class Setting:
     allowed: str  # in words, to follow "must be"
     default: Any
     description: str
+    needs: Needs
 
     @property
     def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
+        return flag_of(self.name)
 
     @property
     def default_text(self) -> str:
@@ -68,7 +72,7 @@ def _allowed(form: dict[str, Any]) -> str:
     return f"a {_NOUNS[form['type']]}{_bounds(form)}"
 
 
-def _setting(section: str, name: str, form: dict[str, Any], default: Any) -> Setting:
+def _setting(section: str, name: str, form: dict[str, Any], default: Any, needs: Needs) -> Setting:
     value = form["anyOf"][0] if "anyOf" in form else form
     item = value.get("items", value)
     return Setting(
@@ -81,7 +85,14 @@ def _setting(section: str, name: str, form: dict[str, Any], default: Any) -> Set
         allowed=_allowed(form),
         default=default,
         description=" ".join(form["description"].split()),
+        needs=needs,
     )
+
+
+def _needs(schema: type[Section], name: str) -> Needs:
+    """Return what a setting and its section need."""
+    of_setting = (part for part in schema.model_fields[name].metadata if isinstance(part, Needs))
+    return reduce(and_, of_setting, schema.all_need)
 
 
 _SCHEMAS: dict[str, type[Section]] = {name: type(section) for name, section in Config()}
@@ -90,7 +101,7 @@ SECTIONS: dict[str, str] = {name: schema.__doc__ or "" for name, schema in _SCHE
 """Description of each section, by its name."""
 
 SETTINGS: dict[str, Setting] = {
-    name: _setting(section, name, form, schema.model_fields[name].default)
+    name: _setting(section, name, form, schema.model_fields[name].default, _needs(schema, name))
     for section, schema in _SCHEMAS.items()
     for name, form in schema.model_json_schema()["properties"].items()
 }

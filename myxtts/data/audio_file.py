@@ -12,18 +12,21 @@ import soxr
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.errors import DataError
 
+MAX_RECORDING_S = 4 * 3600.0  # a megabyte of FLAC may hold days of silence
+
 
 def resampled_length(samples, rate_hz):
     """Return the length at 22,050 Hz, rounded half up as by soxr; for integers or int64 arrays."""
     return (2 * samples * SAMPLE_RATE_HZ + rate_hz) // (2 * rate_hz)
 
 
-def read_pcm(path: str | Path, samples: int | None = None) -> np.ndarray:
+def read_pcm(path: str | Path, samples: int | None = None, max_s: float = MAX_RECORDING_S) -> np.ndarray:
     """Read a file as mono at 22,050 Hz: channels are averaged, resampled by soxr and clipped.
 
     Args:
         path: the file.
         samples: expected length after resampling; None turns the check off.
+        max_s: seconds to read; nothing that is behind them is decoded.
 
     Returns:
         int16 [samples].
@@ -34,7 +37,9 @@ def read_pcm(path: str | Path, samples: int | None = None) -> np.ndarray:
     """
     try:
         with open(path, "rb") as file:  # its errors are clearer than libsndfile's "System error"
-            wave, rate_hz = soundfile.read(file.fileno(), dtype="float32", always_2d=True, closefd=False)
+            wave, rate_hz = _read(file.fileno(), samples, max_s)
+    except _OtherLength as other:
+        raise DataError(_length_message(path, other.samples, samples)) from None
     except (soundfile.LibsndfileError, OSError) as error:
         reason = error.error_string.rstrip(".") if isinstance(error, soundfile.LibsndfileError) else error.strerror
         raise DataError(f"{path} cannot be read: {reason}") from error
@@ -47,10 +52,30 @@ def read_pcm(path: str | Path, samples: int | None = None) -> np.ndarray:
     if samples is None:
         return pcm
     if abs(len(pcm) - samples) > (rate_hz != SAMPLE_RATE_HZ):
-        raise DataError(
-            f"{path} has {len(pcm)} samples at {SAMPLE_RATE_HZ} Hz, but had {samples} when the manifest was made"
-        )
+        raise DataError(_length_message(path, len(pcm), samples))
     return np.pad(pcm[:samples], (0, samples - min(len(pcm), samples)))
+
+
+class _OtherLength(Exception):
+    """The header promises another length than the expected one, perhaps more than the memory takes."""
+
+    def __init__(self, samples: int):
+        super().__init__()
+        self.samples = samples
+
+
+def _read(file: int, samples: int | None, max_s: float) -> tuple[np.ndarray, int]:
+    """Return the wave of a file descriptor, float32 [samples, channels], and its sample rate."""
+    with soundfile.SoundFile(file, closefd=False) as sound:
+        promised = int(resampled_length(sound.frames, sound.samplerate))
+        if samples is not None and abs(promised - samples) > 1:
+            raise _OtherLength(promised)
+        frames = min(sound.frames, round(max_s * sound.samplerate))
+        return sound.read(frames, dtype="float32", always_2d=True), sound.samplerate
+
+
+def _length_message(path: str | Path, found: int, expected: int | None) -> str:
+    return f"{path} has {found} samples at {SAMPLE_RATE_HZ} Hz, but had {expected} when the manifest was made"
 
 
 def to_pcm(wave: np.ndarray) -> np.ndarray:
@@ -58,6 +83,6 @@ def to_pcm(wave: np.ndarray) -> np.ndarray:
     return np.clip(np.rint(wave * 32768.0), -32768, 32767).astype(np.int16)
 
 
-def read_wave(path: str | Path, samples: int | None = None) -> np.ndarray:
+def read_wave(path: str | Path, samples: int | None = None, max_s: float = MAX_RECORDING_S) -> np.ndarray:
     """Read a file as by `read_pcm`, but as float32 [samples] in [-1, 1]."""
-    return read_pcm(path, samples).astype(np.float32) / 32768.0
+    return read_pcm(path, samples, max_s).astype(np.float32) / 32768.0

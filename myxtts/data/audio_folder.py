@@ -24,6 +24,7 @@ class AudioFolder:
         self._listing = cache(self._list)
         self._by_stem = cache(self._index)
         self._real_path = cache(os.path.realpath)
+        self._is_inside = cache(self._leads_inside)
 
     def find(self, name: str) -> str | None:
         r"""Return the path of a file in this folder, relative to it unless `name` is absolute; None if there is none.
@@ -37,6 +38,8 @@ class AudioFolder:
         if name.startswith("/") or "../" in name:
             return name if self._contains(name) else None
         subfolder, _, file = name.rpartition("/")
+        if not self._is_inside(subfolder):
+            return name if os.path.exists(os.path.join(self.path, name)) else None
         written, files = self._listing(subfolder)
         if file in files:
             return name if written == subfolder else os.path.join(written, file)
@@ -47,9 +50,12 @@ class AudioFolder:
 
     def _contains(self, name: str) -> bool:
         """Whether a path that may lead out of the folder names a file in it."""
-        path = os.path.join(self.path, name)
-        subfolder = os.path.join(self._real_path(os.path.dirname(path)), "")
-        return subfolder.startswith(os.path.join(self._real_path(self.path), "")) and os.path.exists(path)
+        return self._is_inside(os.path.dirname(name)) and os.path.exists(os.path.join(self.path, name))
+
+    def _leads_inside(self, subfolder: str) -> bool:
+        """Whether a path is in this folder, and by no link outside of it, where nothing is listed."""
+        real_path = os.path.join(self._real_path(os.path.join(self.path, subfolder)), "")
+        return real_path.startswith(os.path.join(self._real_path(self.path), ""))
 
     def _list(self, subfolder: str) -> tuple[str, frozenset[str]]:
         """The subfolder as it is written on the disk, and the names in it."""

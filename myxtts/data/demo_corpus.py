@@ -14,6 +14,7 @@ its neighbour (the l of "small", a palatal mark).
 """
 
 import csv
+import errno
 import itertools
 import json
 import math
@@ -138,6 +139,8 @@ def make_demo_corpus(
             (folder / ARGUMENTS_FILE).write_text(json.dumps(arguments, indent=2) + "\n", encoding="utf-8")
             folder.rename(out)
     except OSError as error:
+        if error.errno in (errno.EEXIST, errno.ENOTEMPTY) and _is_complete(out, arguments):
+            return False  # another process made the same corpus meanwhile
         raise DataError(f"the demo corpus cannot be written to {out}: {error}. Give another folder.") from error
     return True
 

@@ -22,15 +22,16 @@ from myxtts.audio.format import SAMPLE_RATE_HZ, frame_count
 from myxtts.config.schema import MAX_SECONDS, MIN_SECONDS
 from myxtts.data.audio_file import resampled_length
 from myxtts.data.audio_header import UnusableAudio, check_finite, read_header
-from myxtts.data.metadata_file import RejectedRow, Row, Rows
+from myxtts.data.metadata_file import RejectedRow, Row, Rows, shortened
 from myxtts.errors import DataError
-from myxtts.files import write_whole
+from myxtts.files import file_stamp, write_whole
 from myxtts.text.ctc_feasibility import frames_needed
 from myxtts.text.symbols import SymbolTable
 
 CACHE_FORMAT = 2  # increase it when the columns or the checks change
 DIGEST_BYTES = 32
 CHUNK_ROWS = 256  # rows that a thread takes at a time
+MAX_TEXT_CHARACTERS = 20_000  # twice the frames of the longest utterance, which is more than its symbols
 STRING_COLUMNS = ("ids", "paths", "texts")
 
 TextFrontend = Literal["phonemes", "characters"]
@@ -152,7 +153,7 @@ class _Rejections:
     rejected: list[RejectedRow] = field(default_factory=list)
 
     def add(self, row: Row, reason: str, detail: str = "") -> None:
-        self.rejected.append(RejectedRow(self.metadata, row.line, row.audio, reason, detail))
+        self.rejected.append(RejectedRow(self.metadata, row.line, row.audio, reason, shortened(detail)))
 
 
 def build_manifest(
@@ -331,6 +332,10 @@ def _usable_text(
         for utterance in audio:
             bar.update()
             row = utterance.row
+            if len(row.text) > MAX_TEXT_CHARACTERS:
+                limit = f"{len(row.text):,} characters, at most {MAX_TEXT_CHARACTERS:,}"
+                rejections.add(row, "text too long", limit)
+                continue
             try:
                 symbols = symbols_of(row.text, row.language, frontend)
             except DataError as error:
@@ -384,17 +389,12 @@ def _cache_key(rows: Rows, settings: tuple, vocabulary: Vocabulary | None, worke
     known = _vocabulary_to_json(vocabulary) if vocabulary else None
     paths = str(rows.metadata), os.path.realpath(rows.folder)
     digest = hashlib.sha256(json.dumps([CACHE_FORMAT, *paths, settings, known]).encode())
-    for row, stamp in _in_threads(lambda row: _stamp(rows.folder, row), rows.rows, workers, "files", progress=False):
+    stamped = _in_threads(
+        lambda row: file_stamp(os.path.join(rows.folder, row.audio)), rows.rows, workers, "files", progress=False
+    )
+    for row, stamp in stamped:
         digest.update(json.dumps([row, stamp]).encode())
     return digest.hexdigest()
-
-
-def _stamp(folder: Path, row: Row) -> tuple[int, int]:
-    try:
-        status = os.stat(os.path.join(folder, row.audio))
-    except OSError:
-        return -1, -1
-    return status.st_size, status.st_mtime_ns
 
 
 def _save(cache: Path, key: str, manifest: Manifest, vocabulary: Vocabulary, rejected: list[RejectedRow]) -> None:

@@ -45,6 +45,11 @@ from myxtts.errors import DataError
 DEFAULT_SPEAKER = "default"
 UNREADABLE = (".m4a", ".aac", ".mp4", ".webm", ".wma", ".amr")  # libsndfile has no decoder
 METADATA_NAMES = ("metadata.csv", "metadata.tsv", "metadata.txt")
+MAX_BYTES = 1 << 31  # of a metadata file: ten million rows
+BLOCK_BYTES = 1 << 20
+MAX_LINE_CHARACTERS = 1 << 20
+MAX_PATH_CHARACTERS = 4096  # PATH_MAX of Linux
+SHOWN_CHARACTERS = 500  # of a path or another text of the file in a message
 FORMATS = (
     "Give an LJSpeech folder (metadata.csv with id|text lines, audio in wavs/) "
     "or a CSV/TSV file whose header names path and text; docs/guides/data.md has all forms."
@@ -149,7 +154,8 @@ def _rows_of_folder(folder: Path, language: str) -> Rows:
             detail = "this format cannot be read; convert it to WAV or FLAC"
             rejected.append(RejectedRow(str(folder), line, audio, "unreadable format", detail))
             continue
-        parent = os.path.basename(os.path.dirname(audio))
+        folder_name = os.path.basename(os.path.dirname(audio))
+        parent = os.fsencode(folder_name).decode(errors="backslashreplace")  # checkpoints name the speakers in UTF-8
         speaker = DEFAULT_SPEAKER if parent.lower() in ("", *AUDIO_SUBFOLDERS) else parent
         rows.append(Row(line, audio, audio, "", speaker, language))
     if not rows:
@@ -177,7 +183,7 @@ def hold_out(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
 
 
 def _sort_key(seed: int, id_: str) -> bytes:
-    return hashlib.blake2b(f"{seed}:{id_}".encode(), digest_size=16).digest()
+    return hashlib.blake2b(f"{seed}:{id_}".encode(errors="surrogateescape"), digest_size=16).digest()
 
 
 def _metadata_of(path: Path, preferred: str) -> Path:
@@ -193,6 +199,8 @@ def _metadata_of(path: Path, preferred: str) -> Path:
         raise DataError(f"the corpus {path} {fault}. {FORMATS}")
     if metadata := _metadata_in(path, preferred):
         return metadata
+    if odd := next((path / name for name in (preferred, *METADATA_NAMES) if os.path.lexists(path / name)), None):
+        raise DataError(f"{odd} is a folder, a pipe, a device or a link to nothing, and no file. {FORMATS}")
     raise DataError(f"the corpus folder {path} has no metadata.csv{_alternative(path)}")
 
 
@@ -203,7 +211,7 @@ def _metadata_in(folder: Path, preferred: str) -> Path | None:
 def _alternative(folder: Path) -> str:
     """What a folder without metadata.csv has instead, and what to do."""
     names = sorted(os.listdir(folder), key=lambda name: (not name.startswith("train"), name))
-    if tables := [name for name in names if name.lower().endswith((".csv", ".tsv", ".txt"))]:
+    if tables := [name for name in names if _is_table(folder / name)]:
         return f", but it has {', '.join(tables[:4])}. Give the one with the texts, such as {folder / tables[0]}."
     if json := next((name for name in names if name.lower().endswith((".jsonl", ".json"))), None):
         return f", and JSON such as {json} is not read. Write its entries as CSV lines under the header path,text."
@@ -221,6 +229,10 @@ def _alternative(folder: Path) -> str:
                 f"each file, such as {name},TEXT,{speaker}; docs/guides/data.md shows how."
             )
     return f". {FORMATS}"
+
+
+def _is_table(path: Path) -> bool:
+    return path.suffix.lower() in (".csv", ".tsv", ".txt") and os.path.isfile(path)
 
 
 def _read(metadata: Path, language: str, root: Path | None, needs_text: bool) -> Rows:
@@ -263,7 +275,7 @@ def _is_header(table: Table, folder: AudioFolder, text: str, needs_text: bool) -
 
 def _text_of(metadata: Path) -> str:
     try:
-        blob = metadata.read_bytes()
+        blob = _content(metadata)
     except OSError as error:
         raise DataError(f"{metadata} cannot be read: {error.strerror}. Check the path and its permissions.") from error
     if not blob.strip():
@@ -277,7 +289,41 @@ def _text_of(metadata: Path) -> str:
         raise DataError(
             f"{metadata} should be UTF-8 text, but line {line} has the byte 0x{byte:02x}. Save it as UTF-8."
         ) from error
-    return text if "\n" in text else text.replace("\r", "\n")  # the line end of Excel's "CSV (Macintosh)"
+    text = text if "\n" in text else text.replace("\r", "\n")  # the line end of Excel's "CSV (Macintosh)"
+    _check_lines(text, metadata)
+    return text
+
+
+def _content(metadata: Path) -> bytes:
+    """The bytes of a metadata file, up to the first megabyte with a NUL: a sparse file may promise terabytes of them.
+
+    Raises:
+        DataError: the file is too large.
+    """
+    blocks: list[bytes] = []
+    with metadata.open("rb") as file:
+        while (block := file.read(BLOCK_BYTES)) and (not blocks or b"\0" not in blocks[-1]):
+            blocks.append(block)
+            if len(blocks) * BLOCK_BYTES > MAX_BYTES:
+                size = metadata.stat().st_size
+                raise DataError(
+                    f"{metadata} has {size:,} bytes, but metadata may have {MAX_BYTES:,}. Split the corpus."
+                )
+    return b"".join(blocks)
+
+
+def _check_lines(text: str, metadata: Path) -> None:
+    """Raise DataError if a line is longer than any utterance needs: its fields could fill the memory."""
+    begin, line = 0, 1
+    while begin < len(text):
+        end = text.find("\n", begin)
+        end = len(text) if end < 0 else end
+        if end - begin > MAX_LINE_CHARACTERS:
+            raise DataError(
+                f"line {line} of {metadata} has {end - begin:,} characters, but a line may have "
+                f"{MAX_LINE_CHARACTERS:,}. Write one utterance in a line."
+            )
+        begin, line = end + 1, line + 1
 
 
 def _folders_of(table: Table, metadata: Path, root: Path | None) -> list[Path]:
@@ -290,10 +336,10 @@ def _folders_of(table: Table, metadata: Path, root: Path | None) -> list[Path]:
 
 
 def _names(table: Table) -> Iterator[str]:
-    """The non-empty names of audio files."""
+    """The names of audio files, without those that are empty or longer than any."""
     column = table.columns.index("path")
     for record in table.records:
-        if column < len(record.fields) and record.fields[column]:
+        if column < len(record.fields) and 0 < len(record.fields[column]) <= MAX_PATH_CHARACTERS:
             yield _audio_name(record.fields[column], table)
 
 
@@ -305,8 +351,8 @@ def _row(record: Record, table: Table, folder: AudioFolder, metadata: Path, lang
     line, fields = record
     values = dict(zip(table.columns, fields, strict=False))
     path = values.get("path", "")
-    if (len(fields) != len(table.columns) or not path) and (fault := _fault(fields, path, table)):
-        return RejectedRow(str(metadata), line, path, "malformed row", fault)
+    if fault := _fault(fields, path, table):
+        return RejectedRow(str(metadata), line, shortened(path), "malformed row", fault)
     name = _audio_name(path, table)
     audio = folder.find(name) or name
     text = values.get("normalised text") or values.get("text", "")
@@ -316,11 +362,20 @@ def _row(record: Record, table: Table, folder: AudioFolder, metadata: Path, lang
 
 def _fault(fields: Sequence[str], path: str, table: Table) -> str:
     """What makes a row unusable; empty if nothing does."""
+    if len(path) > MAX_PATH_CHARACTERS:
+        return f"a path of {len(path):,} characters, but a file name has at most {MAX_PATH_CHARACTERS:,}"
+    if path and len(fields) == len(table.columns):
+        return ""
     count, most = len(fields), len(table.columns)
     least = most - (not table.header and table.columns[-1] == "normalised text")
     if count < least or any(fields[most:]):  # spreadsheets write empty fields at the end
         return f"{count} fields, " + (f"but the header names {most}" if table.header else f"not {table.line_form()}")
     return "" if path else "no path"
+
+
+def shortened(text: str) -> str:
+    """Return a text for a message."""
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 1]}…"
 
 
 def _describe(metadata: Path, table: Table, folder: AudioFolder, rows: Sequence[Row]) -> str:
@@ -342,8 +397,8 @@ def _no_audio(table: Table, metadata: Path, root: Path | None) -> DataError:
         return DataError(f"{metadata} has no utterances. {FORMATS}")
     places = ", ".join(map(str, _folders_of(table, metadata, root)))
     return DataError(
-        f"none of the {len(names)} audio files of {metadata} ({table.describe()}) was found: {names[0]!r} is not in "
-        f"{places}. {_remedy(names, root or metadata.parent)}"
+        f"none of the {len(names)} audio files of {metadata} ({table.describe()}) was found: "
+        f"{shortened(names[0])!r} is not in {places}. {_remedy(names, root or metadata.parent)}"
     )
 
 

@@ -6,6 +6,7 @@ sentence, locale), Hugging Face (file_name, transcription), DeepSpeech (wav_file
 
 import csv
 import io
+import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -29,7 +30,11 @@ COLUMN_NAMES = {  # meaning: names, of which the first that a header has is used
     "language": ("language", "lang", "locale", "language_code"),
 }
 EXAMPLE_HEADER = ("path", "text", "speaker", "language")
+MAX_HEADER_CHARACTERS = 10_000
 MIN_SPEAKER_ROWS = 4  # fewer rows say too little about which column repeats
+
+
+_NO_LINE_END = re.compile(r"[^\r\n]")
 
 
 class Record(NamedTuple):
@@ -105,7 +110,11 @@ def tables_without_header(text: str, needs_text: bool = True) -> Iterator[Table]
 
 
 def first_line(text: str) -> str:
-    return text.lstrip("\r\n").split("\n", 1)[0].rstrip("\r")
+    """Return the first line that is not empty, or the beginning of a line that is longer than any header."""
+    match = _NO_LINE_END.search(text)
+    begin = match.start() if match else len(text)
+    end = text.find("\n", begin)
+    return text[begin : min(len(text) if end < 0 else end, begin + MAX_HEADER_CHARACTERS)].rstrip("\r")
 
 
 def header_of(line: str, separator: str) -> tuple[str, ...]:
@@ -116,7 +125,8 @@ def header_of(line: str, separator: str) -> tuple[str, ...]:
 
 def meanings(header: Sequence[str]) -> tuple[str, ...]:
     """Return the meaning of each column; of several with the same meaning, only the first in COLUMN_NAMES has it."""
-    used = {next((name for name in names if name in header), ""): meaning for meaning, names in COLUMN_NAMES.items()}
+    present = set(header)
+    used = {next((name for name in names if name in present), ""): meaning for meaning, names in COLUMN_NAMES.items()}
     return tuple(used.get(name, "") if name else "" for name in header)
 
 

@@ -140,7 +140,7 @@ def trace_produce(device: str, extractor: FeatureExtractor) -> ProduceFunction:
             features = produce(waves)
             return Produced(features, tf.reshape(features[computed], [-1])[:1])
 
-    return tf.function(produce_on_device).get_concrete_function(tensor_specs(extractor.inputs))
+    return tf.function(produce_on_device, autograph=False).get_concrete_function(tensor_specs(extractor.inputs))
 
 
 def produced_batches(

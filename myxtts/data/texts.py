@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from myxtts.data.manifest import Manifest, SymbolsOf, TextFrontend, Vocabulary
+from myxtts.data.manifest import MAX_TEXT_CHARACTERS, Manifest, SymbolsOf, TextFrontend, Vocabulary
 from myxtts.errors import DataError
-from myxtts.files import decode_text
+from myxtts.files import decode_text, read_file
 
 MAX_BYTES = 200_000_000
 NEAR = 1.25  # largest ratio of the tokens of a text and of the utterance whose place it takes
@@ -137,7 +137,7 @@ def read_texts(
             f"{', '.join(vocabulary.languages)}. Give another --language or --teacher."
         )
     lines = _lines(path)
-    symbols = (symbols_of(line, language, frontend) for line in lines)
+    symbols = (symbols_of(line, language, frontend) for line in lines if len(line) <= MAX_TEXT_CHARACTERS)
     usable = [known for known in symbols if known and not vocabulary.symbols.unknown(known)]
     if not usable:
         raise DataError(
@@ -146,16 +146,15 @@ def read_texts(
         )
     tokens = sorted((vocabulary.symbols.encode(known) for known in usable), key=len)
     start = np.cumsum([0, *map(len, tokens)], dtype=np.int64)
-    left_out = f", {len(lines) - len(usable)} left out (no or unknown symbols)" if len(usable) < len(lines) else ""
+    left_out = (
+        f", {len(lines) - len(usable)} left out (too long, or no or unknown symbols)"
+        if len(usable) < len(lines)
+        else ""
+    )
     log.info("%-14s %d sentences without recordings in %s%s", "texts", len(usable), path, left_out)
     return Texts(np.concatenate(tokens).astype(np.int32), start, vocabulary.languages.index(language))
 
 
 def _lines(path: Path) -> list[str]:
-    def read() -> bytes:
-        if path.stat().st_size > MAX_BYTES:
-            raise DataError(f"--texts {path} has more than {MAX_BYTES // 10**6} MB. Give a smaller file.")
-        return path.read_bytes()
-
-    lines = decode_text(read, str(path)).splitlines()
+    lines = decode_text(lambda: read_file(path, MAX_BYTES), f"--texts {path}").splitlines()
     return [line.strip() for line in lines if line.strip()]

@@ -7,8 +7,9 @@ only the chief writes checkpoints, pictures and metrics.
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
+from myxtts.distributed.job_token import token_of
 from myxtts.errors import PlacementError
 
 FIRST_SLURM_PORT = 15_000  # ports end below 32,768, where Linux begins to assign ports to outgoing connections
@@ -22,10 +23,12 @@ class Cluster:
     Attributes:
         workers: address host:port of each worker, the chief's first.
         index: index of this process.
+        token: secret that the workers share; empty without one.
     """
 
     workers: tuple[str, ...]
     index: int
+    token: str = field(default="", repr=False)
 
     @property
     def count(self) -> int:
@@ -55,7 +58,7 @@ class Cluster:
 
 
 def find_cluster(environ: Mapping[str, str]) -> Cluster | None:
-    """Read the cluster from TF_CONFIG, or else from the variables of a Slurm step.
+    """Read the cluster from TF_CONFIG, or else from the variables of a Slurm step, and its token from a variable.
 
     Args:
         environ: such as `os.environ`.
@@ -65,6 +68,7 @@ def find_cluster(environ: Mapping[str, str]) -> Cluster | None:
 
     Raises:
         PlacementError: the environment contradicts itself, or requests something unsupported.
+        ConfigError: the job token is too short.
     """
     if environ.get("TF_CONFIG", "").strip():
         cluster = _from_tf_config(environ["TF_CONFIG"])
@@ -72,7 +76,9 @@ def find_cluster(environ: Mapping[str, str]) -> Cluster | None:
         cluster = _from_slurm(environ)
     else:
         return None
-    return cluster if cluster is not None and cluster.count > 1 else None
+    if cluster is None or cluster.count < 2:
+        return None
+    return replace(cluster, token=token_of(environ))
 
 
 def split_address(address: str) -> tuple[str, int]:

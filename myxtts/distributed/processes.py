@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from itertools import takewhile
-from pathlib import Path
 from typing import BinaryIO
 
 LAST_LINES = 20
@@ -55,7 +54,7 @@ class ChildProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=_child_setup(os.getpid(), cores),
+            preexec_fn=child_setup(os.getpid(), cores),
         )
         assert self._process.stdout is not None
         self.pid = self._process.pid
@@ -110,7 +109,7 @@ class ChildProcess:
         return "\n".join(line.removeprefix("error: ") for line in lines[first:])
 
 
-def _child_setup(parent: int, cores: frozenset[int] | None) -> Callable[[], None]:
+def child_setup(parent: int, cores: frozenset[int] | None = None) -> Callable[[], None]:
     """Return a function that a child runs before its program: die with the parent (Linux only), and pin to cores."""
     prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
@@ -214,15 +213,3 @@ def visible_gpus() -> list[str]:
 def gpu_environ(gpus: Sequence[str]) -> dict[str, str]:
     """Return the environment variable that shows a child only these GPUs, named as by `visible_gpus`."""
     return {"CUDA_VISIBLE_DEVICES": ",".join(gpus) or "-1"}
-
-
-def start_ticks(pid: int) -> int | None:
-    """Return the start time of a process in clock ticks since boot; None if it does not run. Linux only.
-
-    PID and start time together identify a process; the system reuses the PID alone.
-    """
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if fields[0] == "Z" else int(fields[19])  # Z: a zombie, which has ended but was not reaped

@@ -1,29 +1,61 @@
 """Rendezvous: wait until all workers have started, and verify that all workers have the same settings. No TensorFlow.
 
 TensorFlow would wait too, but silently and without reacting to Ctrl-C. Here the chief listens on its port, each other
-worker connects and introduces itself, and the chief releases all of them together. The messages are lines of JSON. They
-are not encrypted, like all later communication: a cluster needs a private network.
+worker connects and introduces itself, and the chief releases all of them together. Other programs may connect as well:
+whoever does not introduce itself as a worker of this job in time is dropped and counted. With a job token the messages
+are signed (`signed_lines`). They are not encrypted, like all later communication: a cluster needs a private network.
 """
 
-import json
 import logging
+import selectors
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, suppress
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from myxtts.distributed.cluster import Cluster, split_address
+from myxtts.distributed.job_token import VARIABLE
+from myxtts.distributed.signed_lines import (
+    MALFORMED,
+    NO_TOKEN,
+    UNEXPECTED_TOKEN,
+    LineReader,
+    SignedLines,
+    Stranger,
+    TokenRefused,
+    encode,
+    new_nonce,
+    nonce_in,
+)
 from myxtts.errors import PlacementError
 
 START_TIMEOUT_S = 600.0  # a node may have to fetch an image first
 FIRST_REPORT_S = 5.0  # waiting time before the first log line
 REPORT_EVERY_S = 30.0
 RETRY_S = 0.5
-INTRODUCTION_TIMEOUT_S = 2.0  # a worker introduces itself at once
-CHIEF_TIMEOUT_S = 30.0  # the chief sends a message every RETRY_S, unless strangers keep it busy
-MAX_LINE_BYTES = 1 << 20
+SEND_TIMEOUT_S = 2.0
+CHIEF_TIMEOUT_S = 30.0  # the chief sends a message every RETRY_S
+SHOWN_CHARACTERS = 1000  # of a message from another process
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a connection may take before it has introduced itself.
+
+    Attributes:
+        introduction_s: time from the connection to the end of the introduction; a worker introduces itself at once.
+        line_bytes: length of a line.
+        connections: how many at once, beside one of each worker.
+    """
+
+    introduction_s: float = 5.0
+    line_bytes: int = 1 << 20
+    connections: int = 32
 
 
 def rendezvous(
@@ -31,6 +63,7 @@ def rendezvous(
     settings: Mapping[str, str],
     timeout_s: float = START_TIMEOUT_S,
     report: Callable[[str], None] = log.info,
+    limits: Limits = Limits(),
 ) -> None:
     """Wait until all workers have started, and verify that all workers have the same settings.
 
@@ -40,17 +73,19 @@ def rendezvous(
         settings: values that must be the same on all workers, by their names in messages, such as `GPUs`.
         timeout_s: maximum time to wait.
         report: receives a log line about the missing workers now and then.
+        limits: of connections that may not be those of workers.
 
     Raises:
-        PlacementError: a worker did not arrive in time, has started twice or has other settings than the chief; or the
-            port is in use.
+        PlacementError: a worker did not arrive in time, has started twice or has other settings than the chief; the
+            chief has other addresses or another job token; or the port is in use.
     """
     wait = _Wait(timeout_s, report)
     with _bind_port(cluster) as listener:
         if cluster.is_chief:
-            _gather_workers(cluster, dict(settings), listener, wait)
+            with _Gathering(cluster, dict(settings), listener, limits) as gathering:
+                gathering.run(wait)
         else:
-            _join_chief(cluster, dict(settings), wait)
+            _join_chief(cluster, dict(settings), wait, limits)
 
 
 class _Wait:
@@ -93,114 +128,302 @@ def _bind_port(cluster: Cluster) -> socket.socket:
     return listener
 
 
-def _gather_workers(cluster: Cluster, settings: dict, listener: socket.socket, wait: _Wait) -> None:
-    """Wait as the chief for all other workers, and release them."""
-    arrived: dict[int, socket.socket] = {}
-    listener.settimeout(RETRY_S)
-    with ExitStack() as resources:
-        resources.callback(lambda: _close(arrived.values()))
-        while len(arrived) < cluster.count - 1:
-            arrived = {index: worker for index, worker in arrived.items() if not _has_left(worker)}
-            missing = " and ".join(cluster.name(index) for index in range(1, cluster.count) if index not in arrived)
-            _send(arrived.values(), {"waiting": missing})
+@dataclass
+class _Visitor:
+    """A connection that has not introduced itself yet."""
+
+    connection: socket.socket
+    address: str
+    nonce: str
+    reader: LineReader
+    deadline_s: float
+
+
+@dataclass
+class _Arrived:
+    """A worker that has introduced itself."""
+
+    connection: socket.socket
+    lines: SignedLines
+
+    def send(self, message: dict[str, Any]) -> bool:
+        """Send a message; return whether the worker has taken it."""
+        return _send(self.connection, self.lines.pack(message))
+
+
+class _Gathering:
+    """The chief's side: the workers that have arrived, and the connections that have not introduced themselves.
+
+    No connection keeps another one waiting: the sockets do not block, and one that is not done in time is dropped.
+    """
+
+    def __init__(self, cluster: Cluster, settings: dict[str, str], listener: socket.socket, limits: Limits):
+        self._cluster, self._settings, self._limits = cluster, settings, limits
+        self._listener = listener
+        self._selector = selectors.DefaultSelector()
+        self._visitors: list[_Visitor] = []  # oldest first
+        self._arrived: dict[int, _Arrived] = {}
+        self._dropped: Counter[str] = Counter()  # by reason
+        self._next_message_s = 0.0
+
+    def __enter__(self) -> "_Gathering":
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        visitors = (visitor.connection for visitor in self._visitors)
+        for connection in (*visitors, *(worker.connection for worker in self._arrived.values())):
+            connection.close()
+        self._selector.close()
+        if self._dropped.total() > 1:  # the first one was logged at once
+            reasons = ", ".join(f"{count} {reason}" for reason, count in self._dropped.most_common())
+            log.warning("rendezvous     %d connections were dropped: %s", self._dropped.total(), reasons)
+
+    def run(self, wait: _Wait) -> None:
+        """Wait for all other workers, and release them."""
+        while missing := self._missing():
             try:
                 wait.check(missing)
             except PlacementError as error:
-                _send(arrived.values(), {"error": str(error)})
+                self._send_all({"error": str(error)})
                 raise
-            try:
-                visitor, _ = listener.accept()
-            except TimeoutError:
-                continue
-            introduction = _receive(visitor, INTRODUCTION_TIMEOUT_S)
-            index = introduction.get("worker")
-            if not isinstance(index, int) or not isinstance(introduction.get("settings"), dict):  # a port scanner
-                visitor.close()
-                continue
-            if mismatch := _mismatch(cluster, settings, introduction, arrived):
-                with visitor:
-                    _send([visitor, *arrived.values()], {"error": mismatch})
-                raise PlacementError(mismatch)
-            arrived[index] = visitor
-        _send(arrived.values(), {"go": True})
+            if time.monotonic() >= self._next_message_s:
+                self._send_all({"waiting": missing})
+                self._next_message_s = time.monotonic() + RETRY_S
+            for key, _ in self._selector.select(self._pause_s()):
+                key.data()
+            for visitor in self._late():
+                self._drop(visitor, "too slow")
+        self._send_all({"go": True})
+
+    def _missing(self) -> str:
+        absent = (index for index in range(1, self._cluster.count) if index not in self._arrived)
+        return " and ".join(map(self._cluster.name, absent))
+
+    def _pause_s(self) -> float:
+        """Return how long to wait for a connection or a line."""
+        due_s = min([self._next_message_s, *(visitor.deadline_s for visitor in self._visitors)])
+        return max(0.0, due_s - time.monotonic())
+
+    def _late(self) -> list[_Visitor]:
+        return [visitor for visitor in self._visitors if visitor.deadline_s <= time.monotonic()]
+
+    def _accept(self) -> None:
+        try:
+            connection, (address, _) = self._listener.accept()
+        except OSError:  # it has ended before
+            return
+        connection.setblocking(False)
+        reader = LineReader(connection, self._limits.line_bytes)
+        deadline_s = time.monotonic() + self._limits.introduction_s
+        visitor = _Visitor(connection, address, new_nonce(), reader, deadline_s)
+        self._visitors.append(visitor)
+        self._selector.register(connection, selectors.EVENT_READ, partial(self._hear, visitor))
+        _send(connection, {"nonce": visitor.nonce})
+        if len(self._visitors) > self._limits.connections + self._cluster.count:
+            self._drop(self._visitors[0], "too many at once")
+
+    def _hear(self, visitor: _Visitor) -> None:
+        """Receive what a visitor has sent, and let it in if that is the introduction of a worker."""
+        if visitor not in self._visitors:  # dropped since its event
+            return
+        try:
+            fields = visitor.reader.read()
+            if fields is None:
+                return
+            lines = SignedLines(self._cluster.token, "chief", visitor.nonce, nonce_in(fields))
+            introduction = _introduction(lines.unpack(fields))
+        except Stranger as stranger:
+            if isinstance(stranger, TokenRefused):
+                _send(visitor.connection, {"refused": str(stranger)})
+            self._drop(visitor, str(stranger))
+            return
+        self._receive(visitor, lines, introduction)
+
+    def _receive(self, visitor: _Visitor, lines: SignedLines, introduction: dict[str, Any]) -> None:
+        """Let a worker in.
+
+        Raises:
+            PlacementError: two processes claim to be this worker, or it has other settings.
+        """
+        worker, index = _Arrived(visitor.connection, lines), introduction["worker"]
+        before = self._arrived.get(index)
+        if before is not None and _has_ended(before.connection):
+            self._lose(index, before)
+        if error := _other_job(self._cluster, introduction):
+            worker.send({"error": error})
+            self._drop(visitor, "of another job")
+            return
+        if mismatch := _mismatch(self._cluster, self._settings, introduction, self._arrived):
+            worker.send({"error": mismatch})
+            self._send_all({"error": mismatch})
+            raise PlacementError(mismatch)
+        self._visitors.remove(visitor)
+        self._arrived[index] = worker
+        self._selector.modify(worker.connection, selectors.EVENT_READ, partial(self._lose, index, worker))
+        self._next_message_s = 0.0
+
+    def _send_all(self, message: dict[str, Any]) -> None:
+        for index, worker in list(self._arrived.items()):
+            if not worker.send(message):
+                self._lose(index, worker)
+
+    def _lose(self, index: int, worker: _Arrived) -> None:
+        """Forget a worker that has left; it sends nothing else, so it has left if there is something to receive."""
+        if self._arrived.get(index) is worker:
+            del self._arrived[index]
+            self._close(worker.connection)
+
+    def _drop(self, visitor: _Visitor, reason: str) -> None:
+        """Close a connection that is not a worker's, and count it; the log says so once."""
+        if not self._dropped:
+            log.warning(
+                "rendezvous     a connection from %s was dropped (%s). Only the workers of this job should reach port "
+                "%d: close it to others. If this was a worker, give all workers the same addresses, job token and "
+                "version of MyXTTS.",
+                visitor.address,
+                reason,
+                split_address(self._cluster.address)[1],
+            )
+        self._dropped[reason] += 1
+        self._visitors.remove(visitor)
+        self._close(visitor.connection)
+
+    def _close(self, connection: socket.socket) -> None:
+        self._selector.unregister(connection)
+        connection.close()
 
 
-def _mismatch(cluster: Cluster, settings: dict, introduction: dict, arrived: Mapping[int, socket.socket]) -> str:
-    """Return why a worker cannot take part; empty if it can."""
+def _introduction(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message if it is an introduction. Raises Stranger otherwise."""
+    index, workers, settings = message.get("worker"), message.get("workers"), message.get("settings")
+    if type(index) is not int or not isinstance(workers, list) or not isinstance(settings, dict):
+        raise Stranger(MALFORMED)
+    return message
+
+
+def _other_job(cluster: Cluster, introduction: dict[str, Any]) -> str:
+    """Return why a worker does not belong to this job; empty if it does."""
+    if introduction["workers"] == list(cluster.workers):
+        return ""
+    return _shown(
+        f"worker {introduction['worker']} has the cluster {introduction['workers']}, but worker 0 has "
+        f"{list(cluster.workers)}. Give all workers the same addresses, in the same order."
+    )
+
+
+def _mismatch(
+    cluster: Cluster, settings: dict[str, str], introduction: dict[str, Any], arrived: Mapping[int, _Arrived]
+) -> str:
+    """Return why a worker of this job cannot take part; empty if it can."""
     index = introduction["worker"]
-    if introduction.get("workers") != list(cluster.workers):
-        return (
-            f"worker {index} has the cluster {introduction.get('workers')}, but worker 0 has {list(cluster.workers)}. "
-            "Give all workers the same addresses, in the same order."
-        )
     if not 1 <= index < cluster.count or index in arrived:
         return f"two processes claim to be worker {index}. Give each process its own index."
     for name in sorted({*settings, *introduction["settings"]}):
         expected, value = settings.get(name), introduction["settings"].get(name)
         if expected != value:
-            return (
+            return _shown(
                 f"{cluster.name(index)} has {name} {value}, but {cluster.name(0)} has {expected}. "
                 "Give all workers the same value."
             )
     return ""
 
 
-def _join_chief(cluster: Cluster, settings: dict, wait: _Wait) -> None:
+def _join_chief(cluster: Cluster, settings: dict[str, str], wait: _Wait, limits: Limits) -> None:
     """Introduce this worker to the chief, and wait until the chief releases it."""
-    missing = cluster.name(0)
+    reasons: set[str] = set()  # of connections that have failed
     while True:
-        wait.check(missing)
+        wait.check(cluster.name(0))
         try:
             chief = socket.create_connection(split_address(cluster.workers[0]), timeout=RETRY_S)
         except OSError:  # it does not listen yet, or its name does not resolve yet
             time.sleep(RETRY_S)
             continue
         with chief:
-            _send([chief], {"worker": cluster.index, "workers": cluster.workers, "settings": settings})
-            while message := _receive(chief, CHIEF_TIMEOUT_S):
-                if "error" in message:
-                    raise PlacementError(message["error"])
-                if "go" in message:
-                    return
-                missing = str(message.get("waiting"))
-                wait.check(missing)
-        missing = cluster.name(0)
-        time.sleep(RETRY_S)  # the chief has left; it may be restarted
+            try:
+                _wait_for_release(cluster, settings, chief, wait, limits)
+                return
+            except Stranger as stranger:  # the chief has left, and may be restarted; or another program listens there
+                if str(stranger) not in reasons:
+                    log.warning("rendezvous     %s has ended a connection (%s)", cluster.name(0), stranger)
+                reasons.add(str(stranger))
+        time.sleep(RETRY_S)
 
 
-def _send(peers: Iterable[socket.socket], message: dict) -> None:
-    for peer in peers:
-        with suppress(OSError):  # `_has_left` notices a broken connection
-            peer.settimeout(INTRODUCTION_TIMEOUT_S)
-            peer.sendall(json.dumps(message).encode() + b"\n")
+def _wait_for_release(
+    cluster: Cluster, settings: dict[str, str], chief: socket.socket, wait: _Wait, limits: Limits
+) -> None:
+    """Introduce this worker on a connection, and wait until the chief releases it.
+
+    Raises:
+        Stranger: what listens there is not the chief, or has left.
+        PlacementError: the chief has rejected this worker, or has given up.
+    """
+    reader, missing = LineReader(chief, limits.line_bytes), cluster.name(0)
+    chief_nonce = nonce_in(_next_line(chief, reader, limits.introduction_s, wait, missing))
+    nonce = new_nonce()
+    lines = SignedLines(cluster.token, "worker", chief_nonce, nonce)
+    introduction = {"worker": cluster.index, "workers": cluster.workers, "settings": settings}
+    _send(chief, {"nonce": nonce, **lines.pack(introduction)})
+    while True:
+        fields = _next_line(chief, reader, CHIEF_TIMEOUT_S, wait, missing)
+        if "refused" in fields:
+            raise PlacementError(_refusal(cluster, str(fields["refused"])))
+        message = lines.unpack(fields)
+        if "error" in message:
+            raise PlacementError(_shown(str(message["error"])))
+        if "go" in message:
+            return
+        missing = _shown(str(message.get("waiting")))
 
 
-def _receive(peer: socket.socket, timeout_s: float) -> dict:
-    """Return the next line as an object; empty if the peer has left, is silent or sends anything else."""
-    peer.settimeout(timeout_s)
-    line = b""
+def _refusal(cluster: Cluster, reason: str) -> str:
+    """Return the message of a worker that the chief has refused."""
+    found = {
+        NO_TOKEN: "it has a job token, and this worker has none",
+        UNEXPECTED_TOKEN: "this worker has a job token, and it has none",
+    }.get(reason, "the two have different job tokens")
+    return (
+        f"{cluster.name(0)} refused {cluster.name()}: {found}. Give all workers the same one, with --job-token of the "
+        f"launcher or in {VARIABLE}."
+    )
+
+
+def _next_line(chief: socket.socket, reader: LineReader, timeout_s: float, wait: _Wait, missing: str) -> dict[str, Any]:
+    """Return the next line of the chief. Raises Stranger if it takes too long."""
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        wait.check(missing)
+        chief.settimeout(RETRY_S)
+        fields = reader.read()
+        if fields is not None:
+            return fields
+    raise Stranger("too slow")
+
+
+def _send(connection: socket.socket, fields: dict[str, Any]) -> bool:
+    """Send a line; return whether the other end has taken it within SEND_TIMEOUT_S."""
+    timeout_s = connection.gettimeout()
     try:
-        while not line.endswith(b"\n") and len(line) < MAX_LINE_BYTES:
-            received = peer.recv(1)
-            if not received:
-                return {}
-            line += received
-        message = json.loads(line)
-    except (OSError, ValueError):
-        return {}
-    return message if isinstance(message, dict) else {}
+        connection.settimeout(SEND_TIMEOUT_S)
+        connection.sendall(encode(fields))
+        return True
+    except OSError:
+        return False
+    finally:
+        connection.settimeout(timeout_s)
 
 
-def _has_left(peer: socket.socket) -> bool:
-    peer.setblocking(False)
+def _has_ended(connection: socket.socket) -> bool:
     try:
-        return peer.recv(1, socket.MSG_PEEK) == b""
+        return not connection.recv(1, socket.MSG_PEEK)
     except BlockingIOError:
         return False
     except OSError:
         return True
 
 
-def _close(peers: Iterable[socket.socket]) -> None:
-    for peer in peers:
-        peer.close()
+def _shown(text: str) -> str:
+    """Return what another process has said without control characters and shortened, for a terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)[:SHOWN_CHARACTERS]

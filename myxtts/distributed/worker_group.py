@@ -4,6 +4,7 @@ Worker 0 hosts TensorFlow's coordination service, which receives a heartbeat fro
 closed connection breaks the collectives of all other workers.
 """
 
+import logging
 import re
 import signal
 import threading
@@ -13,14 +14,17 @@ from contextlib import contextmanager, suppress
 import tensorflow as tf
 
 from myxtts import tf_internals
-from myxtts.distributed.cluster import Cluster
+from myxtts.distributed.cluster import Cluster, split_address
+from myxtts.distributed.loopback import bind_to_loopback, is_loopback
 from myxtts.distributed.rendezvous import START_TIMEOUT_S, rendezvous
-from myxtts.errors import PlacementError, TrainingError, UserError
+from myxtts.errors import DataError, PlacementError, TrainingError, UserError
 
 HEARTBEAT_TIMEOUT_S = 20  # a worker without a heartbeat for this long is lost
 REGISTER_TIMEOUT_S = 60  # for CUDA and TensorFlow's server to start, after the rendezvous
 END_BARRIER = "end"
 END_TIMEOUT_S = 600  # the chief may still be writing
+
+log = logging.getLogger(__name__)
 
 _COLLECTIVE_ERRORS = (
     tf.errors.UnavailableError,
@@ -36,10 +40,20 @@ _NO_HEARTBEAT = re.compile(rf"stopped sending heartbeats\):\s*{_TASKS}|Task {_TA
 _LATE_AT_BARRIER = re.compile(r"Barrier timed out\. Id: (\S*?)::.*timed out task names:\s*" + _TASKS, re.DOTALL)
 _BROKEN_CONNECTION = re.compile(r"remote target (/job:worker/replica:0/task:\d+)")
 _NO_SERVICE = re.compile(r"RPC: /tensorflow\.CoordinationService/|Failed to send RPC to coordination service")
+_SIGNS = (_REPORTED, _NO_HEARTBEAT, _LATE_AT_BARRIER, _BROKEN_CONNECTION, _NO_SERVICE)
+_BETWEEN_STEPS = "[between two steps]"  # behind the reason of a worker that had no part in the step of the others
 
 
 class WorkerLost(TrainingError):
-    """Another worker died or gave up, so this worker cannot continue."""
+    """Another worker died or gave up, so this worker cannot continue.
+
+    Attributes:
+        between_steps: the worker gave up before it had a part in the step that the others could not finish.
+    """
+
+    def __init__(self, message: str, between_steps: bool = False):
+        super().__init__(message)
+        self.between_steps = between_steps
 
 
 @contextmanager
@@ -64,6 +78,7 @@ def worker_group(
     rendezvous(cluster, {"GPUs": str(gpus), "TensorFlow": tf.__version__, **(settings or {})}, timeout_s)
     try:
         strategy = worker_strategy(cluster, gpus)
+        _keep_on_machine(cluster)
         yield strategy
         tf_internals.wait_at_barrier(END_BARRIER, END_TIMEOUT_S)
     except BaseException as error:
@@ -71,7 +86,7 @@ def worker_group(
         if diagnosis is None:
             _report(cluster, error)
             raise
-        lost = WorkerLost(diagnosis)
+        lost = WorkerLost(diagnosis, _BETWEEN_STEPS in str(error))
         _report(cluster, lost)
         raise lost from error
 
@@ -112,6 +127,20 @@ def worker_strategy(cluster: Cluster, gpus: int) -> tf.distribute.MultiWorkerMir
     return strategy
 
 
+def _keep_on_machine(cluster: Cluster) -> None:
+    """Let no other machine reach TensorFlow's server of this worker if the addresses of all workers are local."""
+    hosts_and_ports = [split_address(worker) for worker in cluster.workers]
+    if all(is_loopback(host) for host, _ in hosts_and_ports):
+        port = hosts_and_ports[cluster.index][1]
+        if not bind_to_loopback(port):
+            log.warning(
+                "workers        Other machines can reach port %d of %s, without encryption or a password, and then run "
+                "operations as this user: this system cannot restrict it to the loopback interface. Close the port.",
+                port,
+                cluster.name(),
+            )
+
+
 def diagnose_lost_worker(error: tf.errors.OpError, cluster: Cluster) -> str | None:
     """Return a message that names the worker to blame for a TensorFlow error; None if it is this worker's own error."""
     text = error.message
@@ -130,6 +159,18 @@ def diagnose_lost_worker(error: tf.errors.OpError, cluster: Cluster) -> str | No
     return None
 
 
+def left_unchanged(error: tf.errors.OpError, has_moving_statistics: bool) -> bool:
+    """Return whether a step that failed with this error has changed nothing, because another worker was lost.
+
+    All weights, averages and optimizers are updated from one sum over all workers, so an all-reduce that fails leaves
+    them as they were. Moving statistics (batch normalisation) are updated before it, from a sum of each layer: a worker
+    that dies within a step may leave some of them updated, but one that gives up between two steps cannot.
+    """
+    if not isinstance(error, _COLLECTIVE_ERRORS) or not any(sign.search(error.message) for sign in _SIGNS):
+        return False
+    return not has_moving_statistics or _BETWEEN_STEPS in error.message
+
+
 def _lost(cluster: Cluster, tasks: str, what: str) -> str:
     names = " and ".join(cluster.name(int(index)) for index in re.findall(r"task:(\d+)", tasks))
     return (
@@ -142,8 +183,10 @@ def _report(cluster: Cluster, error: BaseException) -> None:
     """Report to the other workers why this worker ends, so that they end now with this reason."""
     # A worker that was in no collective would otherwise blame this worker for the loss of another.
     reason = str(error) if isinstance(error, WorkerLost) else f"{cluster.name()} gave up: {_in_one_line(error)}"
+    # Of a batch that cannot be made the loop learns before it begins the step.
+    between_steps = error.between_steps if isinstance(error, WorkerLost) else isinstance(error, DataError)
     with suppress(tf.errors.OpError, ValueError):  # no worker is left, or the service has not started
-        tf_internals.report_error_to_cluster(f"<<{reason}>>")
+        tf_internals.report_error_to_cluster(f"<<{reason}>>{_BETWEEN_STEPS * between_steps}")
 
 
 def _in_one_line(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 runs/NAME/
     launcher.json                 state of the launcher and its processes
+    launcher.pid                  its PID; locked while it runs
     shards/                       the corpus, one shard for each job
     warmstart.yaml  warmstart/    the warm start: a run
     gpu0.yaml  gpu0/  …           the jobs: one run each, which continue from the newest checkpoint of the warm start
@@ -21,6 +22,7 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
+from myxtts.config.effects import without_useless
 from myxtts.config.load import dump, load, shown
 from myxtts.config.schema import Config
 from myxtts.config.scripts import command_line
@@ -36,6 +38,7 @@ from myxtts.local_sgd.launcher_state import (
     LauncherState,
     MergeResult,
     ProcessState,
+    announced,
     new_state,
     read_state,
 )
@@ -45,6 +48,8 @@ from myxtts.local_sgd.sync_folder import newest_average, owes_sync, sync_folders
 from myxtts.observe.page.jobs import JobsReport
 from myxtts.training.checkpoint_files import latest, read_metadata, step_of
 from myxtts.training.run_folder import RunFolder
+
+SHARDS = "shards"  # name of the folder of the split corpus
 
 
 class JobDevice(NamedTuple):
@@ -206,11 +211,11 @@ def train_jobs(spec: JobsSpec, display: Display) -> int:
         UserError: the user can fix it.
     """
     make_folder(spec.folder / "logs", "--runs-dir")
-    with RunFolder(spec.folder).locked():
+    with RunFolder(spec.folder).locked(), announced(spec.folder):
         state = _restore_state(spec)
         if state.shards is None:
-            shutil.rmtree(spec.folder / "shards", ignore_errors=True)  # those of another number of jobs
-            state.shards = split_corpus(spec.config, spec.folder / "shards", len(spec.jobs))
+            shutil.rmtree(spec.folder / SHARDS, ignore_errors=True)  # those of another number of jobs
+            state.shards = split_corpus(spec.config, spec.folder / SHARDS, len(spec.jobs))
         display.print(state.shards.table)
         for job in spec.jobs:
             display.print(f"{job.name:<14} on {job.device.describe()}; log: {spec.log_file(job.name)}")
@@ -246,6 +251,8 @@ def _restore_state(spec: JobsSpec) -> LauncherState:
         )
     if previous is not None and not difference:
         state.shards, state.merge = previous.shards, previous.merge
+        if state.shards is not None:
+            state.shards = state.shards.in_folder(spec.folder / SHARDS)  # the run may have been moved
     state.write(spec.folder)
     return state
 
@@ -257,7 +264,7 @@ def _write_configs(spec: JobsSpec, shards: CorpusShards) -> dict[str, Config]:
     for index, job in enumerate(spec.jobs):
         configs[job.name] = job_config(job.config, spec.folder, shards, job.name, index, local_sgd)
     for name, config in configs.items():
-        write_whole(spec.config_file(name), dump(config).encode())
+        write_whole(spec.config_file(name), dump(without_useless(config)).encode())
         configs[name] = load(spec.config_file(name))  # rejects invalid settings before any run starts
     return configs
 
@@ -414,7 +421,7 @@ class _JobEvents(SupervisorEvents):
         self._report = JobsReport(folder)
 
     def on_start(self, program: ProgramSpec, pid: int, restarts: int) -> None:
-        self._write(program.name, ProcessState.running(pid, restarts))
+        self._write(program.name, ProcessState(state="running", pid=pid, restarts=restarts))
 
     def on_line(self, program: ProgramSpec, line: str) -> None:
         if self._show_output:

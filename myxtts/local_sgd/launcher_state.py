@@ -1,47 +1,42 @@
-"""State of a launcher of independent jobs, in a file that other terminals read. No TensorFlow."""
+"""State of a launcher of independent jobs, in files that other terminals read. No TensorFlow."""
 
+import fcntl
 import os
+import re
 import signal
 import socket
-from contextlib import suppress
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from select import select
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from myxtts.distributed.processes import start_ticks
 from myxtts.errors import ConfigError
 from myxtts.files import write_whole
 from myxtts.local_sgd.shards import CorpusShards
 
 FILE = "launcher.json"
+PID_FILE = "launcher.pid"
+POLL_S = 0.01
+WRITE_S = 2.0  # within which a launcher that has the lock writes its PID
 
 
 class ProcessState(BaseModel):
-    """A process, identified by its PID and start time.
+    """A process of the launcher.
 
     Attributes:
         state: when the file was written. `rejected` means exit code 2; `dead` is a process that ended together with a
             launcher that was killed.
-        start_ticks: start time in clock ticks since boot.
         restarts: how often the process was restarted.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="ignore", strict=True)  # the files of earlier versions have start times
 
     state: Literal["pending", "running", "done", "stopped", "rejected", "failed", "dead"] = "pending"
     pid: int | None = None
-    start_ticks: int | None = None
     restarts: int = 0
-
-    @classmethod
-    def running(cls, pid: int, restarts: int = 0) -> "ProcessState":
-        return cls(state="running", pid=pid, start_ticks=start_ticks(pid), restarts=restarts)
-
-    def is_alive(self) -> bool:
-        """Return whether the process runs on this machine."""
-        return self.pid is not None and self.start_ticks is not None and start_ticks(self.pid) == self.start_ticks
 
 
 class ImmutableSettings(BaseModel):
@@ -99,10 +94,9 @@ class LauncherState(BaseModel):
         processes: warm start, jobs and merge by name.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="ignore", strict=True)  # the files of earlier versions have the launcher's PID
 
     host: str
-    launcher: ProcessState
     stage: Literal["shards", "warmstart", "jobs", "merge", "done"] = "shards"
     immutable: ImmutableSettings
     total_steps: int
@@ -143,9 +137,50 @@ def require_state(folder: Path) -> LauncherState:
 
 
 def new_state(total_steps: int, immutable: ImmutableSettings) -> LauncherState:
-    """Return the initial state, with this process as the launcher."""
-    launcher = ProcessState.running(os.getpid())
-    return LauncherState(host=socket.gethostname(), launcher=launcher, immutable=immutable, total_steps=total_steps)
+    """Return the initial state of a launcher on this machine."""
+    return LauncherState(host=socket.gethostname(), immutable=immutable, total_steps=total_steps)
+
+
+@contextmanager
+def announced(folder: Path) -> Iterator[None]:
+    """Let other terminals find this process as the launcher of a run, for the scope; the run must be locked.
+
+    The PID is in a file that this process locks. The file is emptied before it is locked, so a locked file never has
+    the PID of an earlier launcher, which may belong to another process by now.
+    """
+    with open(folder / PID_FILE, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # `running_launcher` may hold a shared lock for a moment
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
+
+
+def running_launcher(folder: Path) -> int | None:
+    """Return the PID of the launcher that runs in a folder on this machine; None if there is none.
+
+    Raises:
+        ConfigError: a launcher runs, but the file does not have its PID.
+    """
+    path, deadline_s = folder / PID_FILE, time.monotonic() + WRITE_S
+    with suppress(FileNotFoundError), open(path, "rb") as file:
+        while not _is_free(file):
+            file.seek(0)
+            if pid := re.fullmatch(rb"([1-9][0-9]{0,9})\n", file.read(32)):
+                return int(pid[1])
+            if time.monotonic() > deadline_s:
+                raise ConfigError(
+                    f"{path} is damaged: a launcher locks it, but its PID is not there. Press Ctrl-C where it runs."
+                )
+            time.sleep(POLL_S)
+    return None
+
+
+def _is_free(file: BinaryIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def stop_launcher(folder: Path) -> str:
@@ -155,24 +190,18 @@ def stop_launcher(folder: Path) -> str:
         ConfigError: there is no such run, or this process cannot stop its launcher.
     """
     state = require_state(folder)
-    launcher = state.launcher
     if state.host != socket.gethostname():
         raise ConfigError(f"the launcher of {folder} cannot be stopped here: it runs on {state.host}. Stop it there.")
-    if launcher.pid is None or launcher.start_ticks is None:
-        raise ConfigError(
-            f"the launcher of {folder} cannot be stopped: this system reports no start times, so its PID may belong to "
-            "another process by now. Press Ctrl-C where it runs."
-        )
-    process = None
-    with suppress(ProcessLookupError):
-        process = os.pidfd_open(launcher.pid)  # refers to this process even after the PID is reused
-    if process is None or not launcher.is_alive():
+    pid = running_launcher(folder)
+    if pid is None:
         return f"no launcher of {folder} is running; it ended in stage {state.stage}"
     try:
-        signal.pidfd_send_signal(process, signal.SIGTERM)
+        with suppress(ProcessLookupError):  # it has just ended
+            os.kill(pid, signal.SIGTERM)
     except PermissionError as error:
         raise ConfigError(
-            f"the launcher of {folder} (process {launcher.pid}) cannot be stopped: another user started it. Ask them."
+            f"the launcher of {folder} (process {pid}) cannot be stopped: another user started it. Ask them."
         ) from error
-    select([process], [], [])  # readable once the process has ended
-    return f"stopped the launcher of {folder} (process {launcher.pid}); resume with the same command and --resume"
+    with open(folder / PID_FILE) as file:
+        fcntl.flock(file, fcntl.LOCK_SH)  # free once the launcher has ended
+    return f"stopped the launcher of {folder} (process {pid}); resume with the same command and --resume"

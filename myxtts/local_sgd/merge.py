@@ -5,7 +5,6 @@ Averaging weights relies on the common start: from there, the runs mostly stay i
 2020).
 """
 
-import json
 import logging
 import math
 import os
@@ -34,7 +33,7 @@ from myxtts.training.checkpoint_files import (
     digest_of,
     opened_arrays,
     partial_of,
-    read_metadata,
+    update_metadata,
     write_checkpoint,
 )
 from myxtts.training.select_checkpoint import audio_format_of, vocabulary_of
@@ -232,8 +231,7 @@ def write_mean(
         "ancestor": {"run": str(run), "step": step, "weights": digest, **rows},
         "start": starts.pop() if len(starts) == 1 else digest,
     }
-    content = json.dumps(read_metadata(target) | metadata, ensure_ascii=False, indent=1)
-    write_whole(target / "state.json", content.encode())
+    update_metadata(target, metadata)
     return target
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from myxtts.clock import format_duration
 from myxtts.local_sgd.job_settings import WARMSTART
-from myxtts.local_sgd.launcher_state import LauncherState, require_state
+from myxtts.local_sgd.launcher_state import LauncherState, require_state, running_launcher
 from myxtts.observe.page.history import read_last_report
 from myxtts.training.checkpoint_files import latest, step_of
 
@@ -89,13 +89,14 @@ def status_report(folder: Path) -> str:
     if state.host != socket.gethostname():
         launcher = f"started on {state.host}; check there whether it is running"
     else:
-        for process in state.processes.values():
-            if process.state == "running" and not process.is_alive():
-                process.state = "dead"
-        if state.launcher.is_alive():
-            launcher = f"running (process {state.launcher.pid})"
+        pid = running_launcher(folder)
+        if pid is not None:
+            launcher = f"running (process {pid})"
         else:
             launcher = "not running" + ("" if state.stage == "done" else "; resume with --resume")
+            for process in state.processes.values():
+                if process.state == "running":  # when the launcher was killed
+                    process.state = "dead"
     lines = [f"run            {folder}", f"stage          {state.stage}", f"launcher       {launcher}"]
     if state.processes:
         lines += format_table(table_rows(folder, state))

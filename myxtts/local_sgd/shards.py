@@ -4,7 +4,7 @@ import csv
 import io
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +40,16 @@ class CorpusShards:
     table: str
     utterances: tuple[int, ...]
     minutes: tuple[float, ...]
+
+    def in_folder(self, folder: Path) -> "CorpusShards":
+        """Return these shards with their files in a folder, to which they were moved."""
+        held_out = None if self.held_out is None else folder / self.held_out.name
+        return replace(
+            self,
+            train=folder / self.train.name,
+            shards=tuple(folder / shard.name for shard in self.shards),
+            held_out=held_out,
+        )
 
     def describe(self, shard: int) -> str:
         """Return what a shard holds, such as "190 utterances, 10.25 minutes"."""

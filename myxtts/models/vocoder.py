@@ -199,7 +199,8 @@ class Vocoder(keras.Model):
         input_signature=(
             tf.TensorSpec([None, None, MEL_BANDS], tf.float32, "log_mel"),
             tf.TensorSpec([2], tf.int32, "seed"),
-        )
+        ),
+        autograph=False,
     )
     def synthesize(self, log_mel, seed):
         """Compute the waves of log-mels: float32 [B, T, 80], int32 [2] -> float32 [B, T * 256] in [-1, 1].

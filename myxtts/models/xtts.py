@@ -325,7 +325,7 @@ class XTTS(keras.Model):
         texts = tokens, token_count, language, reference, reference_frames
         return self.synthesize_mel(*texts, *options.tensors())
 
-    @tf.function(input_signature=SYNTHESIS_SIGNATURE)
+    @tf.function(input_signature=SYNTHESIS_SIGNATURE, autograph=False)
     def synthesize_mel(
         self,
         tokens,

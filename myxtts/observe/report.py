@@ -75,12 +75,13 @@ def console_line(step: int, metrics: dict[str, Any]) -> str:
     """Return `step   1200 | loss 2.310 | 8.3 steps/s | wait 0.4 % | pause 3.1 % | 12 min left | feed keeps up`."""
     further = [name for name in metrics if name.startswith("loss_")]  # of groups such as discriminators
     losses = " | ".join(f"{name.replace('_', ' ')} {metrics[name]:.3f}" for name in ("loss", *further))
+    skipped = f" | {metrics['skipped_updates']:.0f} updates skipped" if metrics.get("skipped_updates") else ""
     wait_share = 1.0 - metrics["accelerator_utilisation"]
     pause_share = metrics["pause_s"] / max(metrics["step_s"] + metrics["pause_s"], 1e-9)
     return (
         f"step {step:6d} | {losses} | {metrics['steps_per_s']:.1f} steps/s | "
         f"wait {100 * wait_share:.1f} % | pause {100 * pause_share:.1f} % | "
-        f"{format_duration(metrics['remaining_s'])} left | {console_bottleneck(metrics)}"
+        f"{format_duration(metrics['remaining_s'])} left | {console_bottleneck(metrics)}{skipped}"
     )
 
 

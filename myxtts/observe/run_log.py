@@ -36,7 +36,7 @@ class RunLog(MemoryHandler):
 
     def open(self, path: Path) -> None:
         """Write the lines so far, and from now on each line at once; the folder of the file must exist."""
-        file = _LogFile(path, encoding="utf-8")
+        file = _LogFile(path, encoding="utf-8", errors="backslashreplace")  # names of files need not be UTF-8
         file.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
         self.setTarget(file)
         self.flush()

@@ -143,7 +143,7 @@ def _interface(definition) -> tuple:
 def _register_xla_kernels() -> None:
     """Compile a function: TensorFlow registers XLA's kernels when a process compiles its first one."""
     with tf.device("/CPU:0"):
-        tf.function(lambda: tf.constant(1.0) + 1.0, jit_compile=True)()
+        tf.function(lambda: tf.constant(1.0) + 1.0, jit_compile=True, autograph=False)()
 
 
 def _bodies(entry, library: dict) -> Iterator[tuple]:

@@ -77,7 +77,7 @@ class Replicas:
             return True
         terms = tf.constant(digest_terms(digest))
 
-        @tf.function
+        @tf.function(autograph=False)
         def sums():
             return tf.distribute.get_replica_context().all_reduce("SUM", terms)
 

@@ -122,11 +122,11 @@ def all_reduce_per_batch_s(profile: StageProfile, config: Config) -> float:
 
 
 def observe_per_step_s(profile: StageProfile, config: Config) -> float:
-    """Return the seconds of validation in each step, from producing and a share of the step; samples are left out."""
-    if not config.run.validate_every:
-        return 0.0
-    mean_s = profile.times.mean_s()
-    return profile.held_out_batches * (mean_s["produce"] + FORWARD * mean_s["step"]) / config.run.validate_every
+    """Return the seconds of validation, from producing and a share of the step, and of samples in each step."""
+    mean_s, run = profile.times.mean_s(), config.run
+    validation_s = profile.held_out_batches * (mean_s["produce"] + FORWARD * mean_s["step"])
+    periods = ((validation_s, run.validate_every), (profile.samples_s, run.sample_every))
+    return sum(seconds / every for seconds, every in periods if every)
 
 
 def format_means(profile: StageProfile, config: Config) -> str:
@@ -136,7 +136,8 @@ def format_means(profile: StageProfile, config: Config) -> str:
     mean_s["A"] = all_reduce_per_batch_s(profile, config)
     figures = ", ".join(f"{letter} {1e3 * seconds:.4g}" for letter, seconds in mean_s.items())
     observe_ms = 1e3 * observe_per_step_s(profile, config)
-    return f"milliseconds per batch: {figures} (all-reduce of two replicas), V {observe_ms:.4g} (validation, in a step)"
+    figures += f" (all-reduce of two replicas), V {observe_ms:.4g} (validation and samples, in a step)"
+    return f"milliseconds per batch: {figures}"
 
 
 def measure_in_subprocess(measure: MeasureStages, config: Config) -> StageProfile:

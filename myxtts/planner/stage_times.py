@@ -186,12 +186,14 @@ class StageProfile(NamedTuple):
         bucket: int [batches], the bucket of each batch.
         all_reduce_s: of a step's gradients between two replicas.
         held_out_batches: of a validation.
+        samples_s: of a set of samples; 0 if the run writes none.
     """
 
     times: StageTimes
     bucket: np.ndarray
     all_reduce_s: float
     held_out_batches: int = 0
+    samples_s: float = 0.0
 
     def per_reader(self, num_workers: int) -> StageTimes:
         """Return the stage times with the mean time that one of `num_workers` readers takes for a batch."""

@@ -111,7 +111,7 @@ def _all_reduce_sum(strategy: tf.distribute.Strategy, value: Callable[[Any], tf.
         context = tf.distribute.get_replica_context()
         return context.all_reduce("SUM", value(context.replica_id_in_sync_group))
 
-    return strategy.experimental_local_results(tf.function(strategy.run)(reduced))[0]
+    return strategy.experimental_local_results(tf.function(strategy.run, autograph=False)(reduced))[0]
 
 
 def _sum_error(strategy: tf.distribute.Strategy) -> float:
@@ -124,7 +124,7 @@ def _time_all_reduce(strategy: tf.distribute.Strategy, size_bytes: int, repetiti
     with strategy.scope():
         numbers = tf.Variable(tf.ones([size_bytes // 4]))  # on the device of each replica
 
-    @tf.function
+    @tf.function(autograph=False)
     def all_reduce_once():
         return strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("SUM", numbers.read_value())[:1])
 
@@ -185,7 +185,7 @@ def _train(network: keras.Model, strategy: tf.distribute.Strategy | None) -> Non
         gradients = tape.gradient(loss, network.trainable_variables)
         network.optimizer.apply(gradients, network.trainable_variables)
 
-    traced = tf.function(step if strategy is None else lambda: strategy.run(step))
+    traced = tf.function(step if strategy is None else lambda: strategy.run(step), autograph=False)
     for _ in range(STEPS):
         traced()
 

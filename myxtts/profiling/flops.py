@@ -68,7 +68,7 @@ def matmul_flops_per_s(dtype: str = "float32", size: int = 2048, repeats: int = 
         size: rows and columns of the first factors.
         repeats: products of each size.
     """
-    product = tf.function(tf.matmul)
+    product = tf.function(tf.matmul, autograph=False)
     rate = 0.0
     while True:
         try:

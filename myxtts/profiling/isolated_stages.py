@@ -1,9 +1,11 @@
 """Times of each stage in isolation, on a run's own corpus, model and devices; and of an all-reduce."""
 
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
@@ -13,12 +15,15 @@ from myxtts.data.hand_over import Batch
 from myxtts.data.pipeline import Pipeline
 from myxtts.data.plan_iterator import Position
 from myxtts.data.producer import ProduceFunction, trace_produce
+from myxtts.observe.metrics import TensorBoard
 from myxtts.placement import devices
 from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Route
 from myxtts.planner.stage_times import StageProfile, StageTimes
 from myxtts.profiling.profiled_run import MeasurementWindow, ProfiledRun, measurement_window, open_run
+from myxtts.training.held_out import make_sampler
 from myxtts.training.load_teacher import NoVoice
+from myxtts.training.run_folder import RunFolder
 from myxtts.training.setup import TrainingSetup
 from myxtts.training.step import Step
 
@@ -29,7 +34,7 @@ SampleBatches = dict[int, list[Batch]]  # by bucket
 
 
 def measure_stage_times(config: Config, steps: int) -> StageProfile:
-    """Measure the stages of one replica on `steps` steps, and the all-reduce between its two devices.
+    """Measure the stages of one replica on `steps` steps, a set of samples, and the all-reduce between its two devices.
 
     Raises:
         UserError: as `open_run`.
@@ -40,7 +45,8 @@ def measure_stage_times(config: Config, steps: int) -> StageProfile:
         times, _ = measure_isolated(run, pipeline, window)
         held_out = run.setup.corpora.held_out
         held_out_batches = held_out.plan.steps_per_epoch if held_out else 0
-        return StageProfile(times, window.measured_buckets, measure_all_reduce(run), held_out_batches)
+        samples_s = time_samples(run.setup) if held_out and config.run.sample_every else 0.0
+        return StageProfile(times, window.measured_buckets, measure_all_reduce(run), held_out_batches, samples_s)
 
 
 def measure_isolated(
@@ -152,6 +158,22 @@ def time_step(setup: TrainingSetup, step: Step, features: Sequence[Batch]) -> fl
     return seconds
 
 
+def time_samples(setup: TrainingSetup) -> float:
+    """Return the seconds in which the model device and the host write a set of samples."""
+    state = setup.state
+    with tempfile.TemporaryDirectory() as name:
+        folder = RunFolder(Path(name))
+        with closing(TensorBoard(folder.tensorboard)) as tensorboard:
+            pipeline = setup.validation_pipeline()
+            sampler = make_sampler(setup, state.model, state.device, pipeline, folder, tensorboard)
+            with tf.device(state.device):
+                sampler.trace()
+                for step in range(2):  # the first call prepares pictures and functions
+                    started_s = time.perf_counter()
+                    sampler(step)
+            return time.perf_counter() - started_s
+
+
 def measure_all_reduce(run: ProfiledRun) -> float:
     """Return the seconds in which replicas on the two devices of a run reduce the gradients of a step."""
     gradients = [(variable.shape, variable.dtype) for variable in run.setup.state.trained]
@@ -173,7 +195,7 @@ def time_all_reduce(models: Sequence[str], gradients: Sequence[tuple[Sequence[in
         with tf.device(model):
             by_device.append([tf.zeros(*gradient) for gradient in gradients])
 
-    @tf.function
+    @tf.function(autograph=False)
     def all_reduce(by_device):
         summed = replicas.strategy.run(
             lambda gradients: tf.distribute.get_replica_context().all_reduce("SUM", gradients),

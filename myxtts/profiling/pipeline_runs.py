@@ -112,6 +112,9 @@ class SpanRecorder:
     def hand_over(self, features: Sequence[Batch]) -> list[Batch]:
         return self._step.hand_over(features)
 
+    def left_unchanged(self, error: tf.errors.OpError) -> bool:
+        return self._step.left_unchanged(error)
+
     def synchronize(self, outcome: tf.Tensor) -> None:
         self._step.synchronize(outcome)
 

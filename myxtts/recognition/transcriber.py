@@ -61,7 +61,7 @@ class Transcriber:
                 return network.compute_logits(log_mel(wave, samples), frame_count(samples))
 
         signature = [tf.TensorSpec([None, None], tf.float32), tf.TensorSpec([None], tf.int32)]
-        self._compute_logits = tf.function(compute_logits, input_signature=signature)
+        self._compute_logits = tf.function(compute_logits, input_signature=signature, autograph=False)
         self._transcribe_chunks([np.zeros(SAMPLE_RATE_HZ, np.float32)])  # traces now, not at the first wave
         log.info("transcriber    %s, step %d", run, metadata["step"])
 

@@ -125,13 +125,13 @@ def write_export(export: Export, out: Path) -> None:
 def synthesis_module(network: XTTS, vocoder: VocoderProtocol, reference_samples: int) -> tf.Module:
     """Return the module of a voice: `synthesize` maps ids to waves, and `reference_mel` a reference wave to its mel."""
 
-    @tf.function(input_signature=SYNTHESIS_SIGNATURE)
+    @tf.function(input_signature=SYNTHESIS_SIGNATURE, autograph=False)
     def synthesize(*inputs):
         mel, frames, _ = network.synthesize_mel(*inputs)
         *_, seed = inputs
         return padded_waves(vocoder, mel, frames, seed) | {"mel": mel}
 
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.float32, "wave")])
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.float32, "wave")], autograph=False)
     def reference_mel(wave):
         mel = log_mel(wave[None, :reference_samples])
         return {"reference": mel, "reference_frames": tf.shape(mel)[1:2]}
@@ -145,11 +145,11 @@ def synthesis_module(network: XTTS, vocoder: VocoderProtocol, reference_samples:
 def vocoder_module(vocoder: VocoderProtocol) -> tf.Module:
     """Return the module of a vocoder: `synthesize` maps mels to waves, and `log_mel` a wave to its mel."""
 
-    @tf.function(input_signature=VOCODER_SIGNATURE)
+    @tf.function(input_signature=VOCODER_SIGNATURE, autograph=False)
     def synthesize(mel, frames, seed):
         return padded_waves(vocoder, mel, frames, seed)
 
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.float32, "wave")])
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.float32, "wave")], autograph=False)
     def mel_of_wave(wave):
         mel = log_mel(wave[None])
         return {"mel": mel, "frames": tf.shape(mel)[1:2]}

@@ -13,6 +13,7 @@ import soundfile
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.errors import ConfigError, DataError
+from myxtts.files import partial_of
 from myxtts.synthesis.language import choose_language
 from myxtts.synthesis.reference import check_reference
 from myxtts.synthesis.wav_stream import wav_stream
@@ -116,7 +117,7 @@ def sound_file(path: Path) -> Iterator[soundfile.SoundFile]:
     Raises:
         DataError: writing failed.
     """
-    partial = path.with_name(f".{path.name}.partial")
+    partial = partial_of(path)
     try:
         with soundfile.SoundFile(partial, "w", SAMPLE_RATE_HZ, channels=1, format=FORMATS[path.suffix.lower()]) as file:
             yield file

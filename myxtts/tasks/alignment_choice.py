@@ -77,7 +77,7 @@ def search_of(name: str, device: str) -> Search:
 
 @cache
 def compiled_search(search: Search) -> Search:
-    return tf.function(search, jit_compile=True)
+    return tf.function(search, jit_compile=True, autograph=False)
 
 
 def _on_host(score, token_count, frames):

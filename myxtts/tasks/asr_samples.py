@@ -66,7 +66,7 @@ class ASRSampler:
             _, outputs = network(batch, training=False)
             return tf.nn.softmax(outputs["logits"]), outputs["frames"], *greedy_decode(**outputs)
 
-        self._transcribe = tf.function(transcribe, input_signature=[tensor_specs(ASR_FEATURES)])
+        self._transcribe = tf.function(transcribe, input_signature=[tensor_specs(ASR_FEATURES)], autograph=False)
         count = min(UTTERANCES, len(examples.ids))
         self._batch = first_rows(examples.batch, ASR_FEATURES, count)
         self._ids, self._symbols = examples.ids[:count], symbols

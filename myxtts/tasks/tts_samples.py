@@ -48,7 +48,7 @@ class TTSSampler:
         self._ids, self._texts = examples.ids[:count], examples.texts[:count]
         self._folder, self._tensorboard = folder, tensorboard
         self._network, self._options = network, options.tensors()
-        self._align = tf.function(network.align, input_signature=[tensor_specs(network.BATCH_FIELDS)])
+        self._align = tf.function(network.align, input_signature=[tensor_specs(network.BATCH_FIELDS)], autograph=False)
         griffin_lim = GriffinLim()
         copied_by: dict[str, VocoderProtocol] = {"griffin-lim": griffin_lim}
         self._synthesized_by: dict[str, VocoderProtocol] = {"": vocoder}

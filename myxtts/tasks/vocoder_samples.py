@@ -57,7 +57,7 @@ class VocoderSampler:
 
     def __init__(self, network: keras.Model, examples: Examples, folder: Path, tensorboard: TensorBoard):
         self._network, self._seed = network, tf.constant(SEED)
-        self._log_mel = tf.function(log_mel, input_signature=[tf.TensorSpec([None, None], tf.float32)])
+        self._log_mel = tf.function(log_mel, input_signature=[tf.TensorSpec([None, None], tf.float32)], autograph=False)
         count = min(UTTERANCES, len(examples.ids))
         batch = first_rows(examples.batch, TAUGHT_VOCODER_FEATURES, count)
         self._names = [f"{number}-{Path(name).stem}" for number, name in enumerate(examples.ids[:count], 1)]

@@ -211,7 +211,7 @@ class Espeak:
             to_do = f"The nearest are: {', '.join(nearest)}. " if nearest else ""
             to_do += "Use a code such as en, de, ka or fa, or the text front end 'characters', which needs no language."
         return DataError(
-            f"language {language!r} was requested, but the installed espeak-ng does not support it. {to_do}"
+            f"language {language[:40]!r} was requested, but the installed espeak-ng does not support it. {to_do}"
         )
 
     def _list_voices(self) -> tuple[dict[str, str], dict[str, str]]:

@@ -9,6 +9,9 @@ from myxtts.text import espeak
 PUNCTUATION = ",.;:!?…"  # kept as symbols, from which the model learns pauses
 STRESS_AND_LENGTH = "ˈˌːˑ"
 
+MAX_MARKS = 30  # combining marks in a row
+MAX_UNSAFE_CHARACTERS = 1_000  # shorter texts are sorted quickly, whatever they have
+
 Frontend = Literal["phonemes", "characters"]
 
 _JOINERS = "\u200c\u200d"  # zero width, but they change Persian and Indic words
@@ -36,11 +39,28 @@ def normalise_text(text: str) -> str:
 
     Control characters and invisible format characters are removed, except joiners that change the spelling.
     """
-    text = unicodedata.normalize("NFC", " ".join(text.split())).translate(_SPELLINGS)
+    text = unicodedata.normalize("NFC", " ".join(_stream_safe(text).split())).translate(_SPELLINGS)
     text = "".join(c for c in text if unicodedata.category(c) not in ("Cc", "Cf", "Cs") or c in _JOINERS)
+    text = " ".join(text.split())  # where characters between spaces were removed: the next lines are quadratic in a run
     text = re.sub(r"\.{3,}", "…", text)
     text = re.sub(r"\s*—\s*|\s+-+\s+", " — ", text)
     return " ".join(re.sub(rf"\s+([{PUNCTUATION}])(?!\w)", r"\1", text).split())
+
+
+def _stream_safe(text: str) -> str:
+    """Return a long text without marks behind the 30th of a run of combining marks, which no writing system needs.
+
+    Unicode's Stream-Safe Text Format (UAX 15, section 13) has this limit, since marks are sorted in NFC: a run of
+    100,000 takes minutes.
+    """
+    if len(text) <= MAX_UNSAFE_CHARACTERS:
+        return text
+    kept, run = [], 0
+    for character in text:
+        run = run + 1 if unicodedata.combining(character) else 0
+        if run <= MAX_MARKS:
+            kept.append(character)
+    return "".join(kept)
 
 
 def symbols_of(text: str, language: str, frontend: Frontend) -> list[str]:

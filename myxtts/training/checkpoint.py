@@ -19,6 +19,7 @@ from myxtts.errors import CheckpointError
 from myxtts.files import FULL
 from myxtts.training.background_writer import BackgroundWriter
 from myxtts.training.checkpoint_files import (
+    SHOWN_CHARACTERS,
     Best,
     checkpoint_of,
     latest,
@@ -48,7 +49,7 @@ class StateCopy:
     Attributes:
         step: that step.
         progress: of state.json: step, position and what else changes with each step.
-        groups: archive -> name -> array. No array shares memory with a variable.
+        groups: archive -> name -> array. No later step changes an array.
     """
 
     step: int
@@ -61,19 +62,15 @@ class StateCopy:
         return sum(array.nbytes + HEADER_BYTES for arrays in self.groups.values() for array in arrays.values())
 
 
-def copy_state(state: TrainingState, reused: StateCopy | None = None) -> StateCopy:
-    """Copy a state to host memory; waits for the device. A variable of two archives is copied once.
-
-    Args:
-        reused: an earlier copy of this state, whose memory the new one takes: new memory takes longer than the copy.
-    """
-    copies: dict[int, np.ndarray] = {}
+def copy_state(state: TrainingState) -> StateCopy:
+    """Take the values of a state to host memory; waits for the device. A variable of two archives is read once."""
+    arrays: dict[int, np.ndarray] = {}
     groups: dict[str, dict[str, np.ndarray]] = {}
     for group, variables in state.variables().items():
-        for name, variable in variables.items():
-            if id(variable) not in copies:
-                copies[id(variable)] = state.host_copy(variable, reused.groups[group][name] if reused else None)
-        groups[group] = {name: copies[id(variable)] for name, variable in variables.items()}
+        for variable in variables.values():
+            if id(variable) not in arrays:
+                arrays[id(variable)] = state.host_value(variable)
+        groups[group] = {name: arrays[id(variable)] for name, variable in variables.items()}
     return StateCopy(state.step, progress_of(state), groups)
 
 
@@ -97,7 +94,6 @@ class Checkpoints:
         self._keep = keep
         self._metadata = metadata
         self._writer = BackgroundWriter()
-        self._copy: StateCopy | None = None
         self._failure: CheckpointError | None = None
         remove_remains(folder)
         newest = latest(folder)
@@ -127,9 +123,8 @@ class Checkpoints:
         if validation_loss is not None and self.improves(validation_loss):
             self.best = Best(state.step, validation_loss)
         target = checkpoint_of(self._folder, state.step)
-        self._copy = copy_state(state, reused=self._copy)
         needed = self._needed_steps(state)
-        self._writer.start(partial(self._write, target, self._copy, self.best, best_before, needed))
+        self._writer.start(partial(self._write, target, copy_state(state), self.best, best_before, needed))
         return target
 
     @property
@@ -161,8 +156,8 @@ class Checkpoints:
     def record(self, state: TrainingState, step: int, validation_loss: float | None) -> None:
         """Record the result of the observation of a step, in the state and in the checkpoints from that step on.
 
-        Waits until no checkpoint is being written. A run that resumes from a checkpoint that does not know the result
-        repeats the observation, with the same result.
+        Waits for the checkpoint that is being written; then the thread records the result in the files. A run that
+        resumes from a checkpoint that does not know the result repeats the observation, with the same result.
 
         Args:
             validation_loss: None without a validation.
@@ -173,14 +168,18 @@ class Checkpoints:
         if validation_loss is not None and saved and self.improves(validation_loss):
             self.best = Best(step, validation_loss)
             self._provisional.discard(step)  # as if the validation had asked for it
+        self._writer.start(partial(self._record, step, self.best, self._needed_steps(state)))
+
+    def _record(self, step: int, best: Best | None, needed: set[int]) -> None:
+        """Write the result of an observation to the checkpoints, in the thread of the writer."""
         for checkpoint in list_checkpoints(self._folder):
             if step_of(checkpoint) >= step:
                 observing = without(observations_of(read_metadata(checkpoint)), step)
                 try:
-                    update_metadata(checkpoint, {"best": self.best, "observing": observing})
+                    update_metadata(checkpoint, {"best": best, "observing": observing})
                 except OSError as error:
                     log.error("%s: %s. A resumed run validates step %d again.", error.filename, error.strerror, step)
-        self._prune(self._needed_steps(state))
+        self._prune(needed)
 
     def improves(self, validation_loss: float) -> bool:
         """Whether a loss is the best so far."""
@@ -332,8 +331,9 @@ def check_names(path: Path, saved: set[str], expected: set[str]) -> None:
     """Raise CheckpointError if an archive has not exactly the expected names."""
     if saved != expected:
         name = min(saved ^ expected)
+        shown = f"{name[:SHOWN_CHARACTERS]}…" if len(name) > SHOWN_CHARACTERS else name
         where = "the checkpoint" if name in saved else "the model"
         raise CheckpointError(
-            f"{path}: '{name}' is only in {where} ({len(saved)} variables there, {len(expected)} in the model). "
+            f"{path}: '{shown}' is only in {where} ({len(saved)} variables there, {len(expected)} in the model). "
             "Use the settings that the run was started with (its config.yaml)."
         )

@@ -11,6 +11,7 @@ import json
 import logging
 import math
 import os
+import re
 import shutil
 import stat
 import struct
@@ -29,6 +30,9 @@ from myxtts.files import fsync_folder, name_in_errors, write_whole
 from myxtts.training.checkpoint_metadata import Metadata, check_types, describe_types
 
 FORMAT = 6
+CHECKSUM = "sha256"  # key of state.json
+_CHECKSUM = re.compile(rb' "%s": "([0-9a-f]{64})"\n}\Z' % CHECKSUM.encode())
+SHOWN_CHARACTERS = 300  # of a reason, which may quote a name in the archive
 MAX_STATE_BYTES = 1 << 26  # a million texts of speakers take less
 UNREADABLE = (  # what zipfile, numpy and json raise for damaged files; NotImplementedError is a RuntimeError
     *(OSError, ValueError, EOFError, RuntimeError, MemoryError, TypeError, OverflowError),
@@ -123,19 +127,37 @@ def _load_metadata(checkpoint: Path) -> dict[str, Any]:
     size = _size_of(path)
     if size > MAX_STATE_BYTES:
         raise ValueError(f"it has {size:,} bytes, and the largest that is read has {MAX_STATE_BYTES:,}")
-    text = path.read_text(encoding="utf-8")
+    content = path.read_bytes()
+    if (checksum := _CHECKSUM.search(content)) and checksum[1] != _checksum(content[: checksum.start()]):
+        raise ValueError("its checksum is wrong")
+    text = content.decode("utf-8")
     metadata = json.loads(text)
     if not isinstance(metadata, dict):
         raise ValueError("it does not hold a JSON object")
     if metadata.get("format") == FORMAT:
         check_types(text)
+    metadata.pop(CHECKSUM, None)
     return metadata
+
+
+def write_metadata(checkpoint: Path, metadata: Mapping[str, Any]) -> None:
+    """Write the state.json of a checkpoint, whole or not at all.
+
+    Its last line is a checksum of the lines before it. Without that line, as in older files, nothing is checked.
+    """
+    values = {name: value for name, value in metadata.items() if name != "format"}
+    text = json.dumps({"format": FORMAT, **values}, ensure_ascii=False, indent=1)
+    body = text.removesuffix("\n}").encode() + b",\n"
+    write_whole(checkpoint / "state.json", body + b' "%s": "%s"\n}' % (CHECKSUM.encode(), _checksum(body)))
+
+
+def _checksum(content: bytes) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode()
 
 
 def update_metadata(checkpoint: Path, changes: Mapping[str, Any]) -> None:
     """Replace some of the metadata of a checkpoint, whole or not at all."""
-    metadata = {**read_metadata(checkpoint), **changes}
-    write_whole(checkpoint / "state.json", json.dumps(metadata, ensure_ascii=False, indent=1).encode())
+    write_metadata(checkpoint, {**read_metadata(checkpoint), **changes})
 
 
 def _size_of(path: Path) -> int:
@@ -198,8 +220,7 @@ def write_checkpoint(
     try:
         for group, arrays in groups:
             write_arrays(temporary / f"{group}.npz", arrays)
-        text = json.dumps({"format": FORMAT, **metadata}, ensure_ascii=False, indent=1)
-        write_whole(temporary / "state.json", text.encode())
+        write_metadata(temporary, metadata)
         fsync_folder(temporary)
         if replace and target.exists():
             _replace(target, temporary)
@@ -302,7 +323,7 @@ def _explained(path: Path) -> Iterator[None]:
         yield
     except UNREADABLE as error:
         reason = describe_types(error) if isinstance(error, ValidationError) else str(error) or type(error).__name__
-        raise CheckpointError(f"{path} cannot be read: {reason}. {advice(path.parent)}") from error
+        raise CheckpointError(f"{path} cannot be read: {reason[:SHOWN_CHARACTERS]}. {advice(path.parent)}") from error
 
 
 def write_arrays(path: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> None:

@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from myxtts.training.held_out import held_out_work
 from myxtts.training.hooks import Hook, Observe, Report, SyncWeights, Validate, WeightSyncProtocol, WriteSamples
 from myxtts.training.observation import Observation, without
 from myxtts.training.observer import NoObserver, Observer
-from myxtts.training.report_hooks import recorded
+from myxtts.training.report_hooks import recorded, with_report
 from myxtts.training.run_folder import RunFolder
 from myxtts.training.select_checkpoint import weights_file
 from myxtts.training.setup import TrainingSetup
@@ -55,14 +54,15 @@ def chief_hooks(
             yield [*sync, report], NoObserver()
             return
         if setup.replicas.observer:
-            observer, observe = open_observer(setup, folder, checkpoints, reporter, opened, timeline)
-            yield [*sync, report, observe], observer  # its error leaves no step without a report
+            observer, begin = open_observer(setup, folder, checkpoints, reporter, opened, timeline)
+            yield [*sync, report, begin], observer  # its error leaves no step without a report
             return
         work = held_out_work(setup, state.model, state.device, folder, reporter.tensorboard, buffered=True)
+        observe = with_report(work.observe, reporter)
         for observation in repeatable(setup, folder):
             with state.other_weights(inference_arrays(checkpoint_of(folder.checkpoints, observation.step))):
-                losses = work.observe(observation)
-            record_result(setup, checkpoints, reporter, observation, losses)
+                losses = observe(observation, None)
+            checkpoints.record(state, observation.step, losses.get("loss"))
         validate = Validate(run.validate_every, work.validation, checkpoints.improves)
         sample = [WriteSamples(run.sample_every, work.write_samples)] if work.sampler else []
         yield [*sync, validate, report, *sample], NoObserver()
@@ -83,10 +83,12 @@ def open_observer(
     work.trace()
     snapshot.take()  # TensorFlow prepares a function at its first call
     log.info("observer       traced for %s in %.1f s", device, time.perf_counter() - start_s)
-    record = partial(record_result, setup, checkpoints, reporter)
-    observer = opened.enter_context(
-        Observer(recorded(work.observe, timeline), record, lambda: not checkpoints.is_writing)
-    )
+    observe = with_report(recorded(work.observe, timeline), reporter)
+
+    def record(observation: Observation, losses: dict[str, float]) -> None:
+        checkpoints.record(setup.state, observation.step, losses.get("loss"))
+
+    observer = opened.enter_context(Observer(observe, record, lambda: not checkpoints.is_writing))
     repeat(setup, folder, observer, snapshot)
     return observer, Observe(run.validate_every, run.sample_every, observer, snapshot, checkpoints.add_provisional)
 
@@ -116,16 +118,3 @@ def repeatable(setup: TrainingSetup, folder: RunFolder) -> list[Observation]:
 def inference_arrays(checkpoint: Path) -> dict[str, np.ndarray]:
     """Return the weights of a checkpoint that inference uses."""
     return read_arrays(weights_file(checkpoint, read_metadata(checkpoint)))
-
-
-def record_result(
-    setup: TrainingSetup,
-    checkpoints: Checkpoints,
-    reporter: Reporter,
-    observation: Observation,
-    losses: dict[str, float],
-) -> None:
-    """Write what came of an observation where a validation between two steps writes it."""
-    if losses:
-        reporter.amend(observation.step, {f"validation_{name}": value for name, value in losses.items()})
-    checkpoints.record(setup.state, observation.step, losses.get("loss"))

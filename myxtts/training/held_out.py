@@ -88,7 +88,8 @@ def held_out_work(
         return open_(Position(), epochs=1, mean_over="epoch")
 
     validation = Validation(network, device, open_batches, task_of(setup.config).metric(setup.corpora.vocabulary))
-    sampler = make_sampler(setup, network, device, pipeline, folder, tensorboard)
+    samples = setup.config.run.sample_every > 0
+    sampler = make_sampler(setup, network, device, pipeline, folder, tensorboard) if samples else None
     return HeldOutWork(device, validation, sampler)
 
 
@@ -99,11 +100,10 @@ def make_sampler(
     pipeline: Pipeline,
     folder: RunFolder,
     tensorboard: TensorBoard,
-) -> Sampler | None:
-    """Return the sampler of the first held-out batch, if the run writes samples."""
+) -> Sampler:
+    """Return the sampler of the first held-out batch."""
     config, held_out = setup.config, setup.corpora.held_out
-    if held_out is None or not config.run.sample_every:
-        return None
+    assert held_out is not None
     with (setup.sample_pipeline() or pipeline).open_feed(Position(), epochs=1) as feed:
         (first,) = next(feed)
     (batch,) = compile_hand_over(network.BATCH_FIELDS, [device])([first.features])

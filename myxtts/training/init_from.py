@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from myxtts.config.effects import without_useless
 from myxtts.config.schema import Config
 from myxtts.data.manifest import Vocabulary
 from myxtts.errors import CheckpointError, ConfigError
@@ -122,7 +123,7 @@ def inherit_settings(config: Config, checkpoint: Path) -> Config:
     Raises:
         ConfigError: the configuration names another value of such a setting.
     """
-    settings = settings_of(checkpoint, read_metadata(checkpoint))
+    settings = without_useless(settings_of(checkpoint, read_metadata(checkpoint)))
     saved = settings.model_dump(mode="json")
     resumes = checkpoint.is_relative_to(Path(config.run.runs_dir, config.run.run))
     verb, advice = ("resumes", "start another run with --run") if resumes else ("starts", "give another --init-from")

@@ -14,6 +14,7 @@ from myxtts.training.hooks import Hook, StepEnd
 from myxtts.training.observer import OBSERVER, NoObserver
 from myxtts.training.schedule import Rates
 from myxtts.training.state import TrainingState
+from myxtts.training.step import SKIPPED
 from myxtts.training.stop_request import StopRequest
 
 CHECKPOINTS = "checkpoints"  # the kind of their pauses
@@ -37,6 +38,10 @@ class StepFunction(Protocol):
         self, first: Sequence[Batch], following: Sequence[Sequence[Batch]], number: int, rates: Rates, stop: bool
     ) -> tuple[tf.Tensor, list[Batch]]:
         """Take a step on `first` and on all but the last of `following`; see `Step`."""
+        ...
+
+    def left_unchanged(self, error: tf.errors.OpError) -> bool:
+        """Return whether a call that failed with this error has left the state as it was before the step."""
         ...
 
     def synchronize(self, outcome: tf.Tensor) -> None:
@@ -98,7 +103,8 @@ def train(
     Each step hands over the first microbatch of the next one, so the loop is one batch ahead of the step.
 
     Whatever else ends the loop, the steps before it are saved, unless the error came from within a step: then the state
-    may have a part of that step. The checkpoints before it are intact in any case.
+    may have a part of that step. (It has none if the step waited for a worker that is lost, so that is saved, too.) The
+    checkpoints before it are intact in any case.
 
     Results of the observer are applied before a step, when all that was due after the one before is done.
 
@@ -114,6 +120,7 @@ def train(
     first_step, saved_step = state.step + 1, state.step
     ahead, first, outcome = LookAhead(feed, step, clock), None, None
     senders: set[str] = set()
+    total_skipped = 0.0  # updates up to the report before
     is_whole = True  # the state is that of the end of a step
     try:
         while state.step < schedule.total_steps and not stop.due():
@@ -126,6 +133,9 @@ def train(
                 outcome, handed = step(first, taken.features[1:], state.step + 1, schedule, stop.requested)
             except tf.errors.ResourceExhaustedError as error:
                 raise StepOutOfMemory(state.step + 1, planned_step.bucket, error) from error
+            except tf.errors.OpError as error:
+                is_whole = step.left_unchanged(error)  # another worker gave up or died
+                raise
             state.advance(planned_step)
             is_whole = True
             stop.observe(outcome)
@@ -143,7 +153,10 @@ def train(
             require_finite(state)
             if log:
                 epoch, learning_rate = planned_step.position.epoch, schedule.learning_rate(end.step - 1)
-                end.metrics = {"epoch": epoch, **step.read(outcome), "learning_rate": learning_rate}
+                losses = step.read(outcome)
+                if SKIPPED in losses:
+                    total_skipped, losses[SKIPPED] = losses[SKIPPED], losses[SKIPPED] - total_skipped
+                end.metrics = {"epoch": epoch, **losses, "learning_rate": learning_rate}
                 interval = clock.report()
                 end.metrics |= interval.metrics()
                 end.metrics["remaining_s"] = clock.remaining_s(interval, schedule.total_steps - state.step)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from myxtts.config.config_files import SHIPPED
+from myxtts.config.config_files import SHIPPED, listed
 from myxtts.config.load import load
 from myxtts.config.schema import Config
 from myxtts.config.scripts import command_line
@@ -30,7 +30,7 @@ def _reason(run: Path) -> str:
     if run.is_file():
         return "it is a file. Give the folder of a run of MyXTTS; weights of other programs cannot be read."
     if (run / "config.yaml").is_file():
-        return f"the run ended before its first. Resume it with `{_train(run / 'config.yaml')} --resume`."
+        return f"the run ended before its first. Resume it with `{_resume(run)}`."
     state = "it is not the folder of a run." if run.is_dir() else "there is no such folder."
     folder = run.parent if _runs_in(run.parent) else RUNS
     advice = [*_listed(run.name, folder, _runs_in(folder)), *_commands(run)]
@@ -43,7 +43,7 @@ def _listed(name: str, folder: Path, runs: list[str]) -> Iterator[str]:
     if near:
         yield f"Did you mean {folder / near}?"
     if runs:
-        yield f"Runs in {folder}: {', '.join([*runs[:MAX_LISTED], *['…'] * (len(runs) > MAX_LISTED)])}."
+        yield f"Runs in {folder}: {listed(runs, MAX_LISTED)}."
 
 
 def _runs_in(folder: Path) -> list[str]:
@@ -69,6 +69,11 @@ def _corpus_commands(file: Path, config: Config) -> list[str]:
     corpus = config.data.train_data
     has_corpus = corpus is None or Path(corpus).exists()
     return [] if has_corpus else _CORPUS_COMMAND.findall(file.read_text(encoding="utf-8"))[:1]
+
+
+def _resume(run: Path) -> str:
+    runs_dir = "" if run.parent == RUNS else f" --runs-dir {run.parent}"
+    return f"{command_line('train')} --resume --run {run.name}{runs_dir}"
 
 
 def _train(file: Path) -> str:

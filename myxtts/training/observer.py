@@ -24,8 +24,8 @@ TOLERATED_WAIT = 0.005  # of the time between two observations
 Pace = Callable[[], None]
 """Waits until the feed is full; to be called between two batches, when nothing is queued on the device."""
 
-Observe = Callable[[Observation, Pace], dict[str, float]]
-"""(observation, pace) -> losses by name, none without a validation; called in the observer's thread."""
+Observe = Callable[[Observation, Pace | None], dict[str, float]]
+"""(observation, pace or None) -> losses by name, none without a validation; called in the observer's thread."""
 
 Record = Callable[[Observation, dict[str, float]], None]
 """(observation, losses): applies a result; called in the main thread, in the order of the observations."""

@@ -1,10 +1,11 @@
-"""What a run does for its page: hooks that ask for it and record other workers, and the span of each observation."""
+"""What a run does for its page and its metrics, beside the reports: hooks, and what is recorded of observations."""
 
 import time
 from pathlib import Path
 
 from myxtts.clock import Span, Timeline
 from myxtts.observe.metrics import MetricsFile
+from myxtts.observe.report import Reporter
 from myxtts.observe.report_thread import ReportThread
 from myxtts.training.hooks import StepEnd
 from myxtts.training.observation import Observation
@@ -55,7 +56,7 @@ class RecordMetrics:
 def recorded(observe: Observe, timeline: Timeline) -> Observe:
     """Return a function that does an observation, and adds the time that it takes to a timeline."""
 
-    def observe_and_record(observation: Observation, pace: Pace) -> dict[str, float]:
+    def observe_and_record(observation: Observation, pace: Pace | None) -> dict[str, float]:
         start_s = time.perf_counter()
         try:
             return observe(observation, pace)
@@ -64,3 +65,19 @@ def recorded(observe: Observe, timeline: Timeline) -> Observe:
             timeline.add(Span(OBSERVER, what, start_s, time.perf_counter(), observation.step))
 
     return observe_and_record
+
+
+def with_report(observe: Observe, reporter: Reporter) -> Observe:
+    """Return a function that does an observation, and writes the result where a validation between two steps writes it.
+
+    If the run is killed before a checkpoint knows the result, the resumed run repeats the observation, and replaces the
+    result by an equal one.
+    """
+
+    def observe_and_report(observation: Observation, pace: Pace | None) -> dict[str, float]:
+        losses = observe(observation, pace)
+        if losses:
+            reporter.amend(observation.step, {f"validation_{name}": value for name, value in losses.items()})
+        return losses
+
+    return observe_and_report

@@ -17,16 +17,16 @@ runs/<name>/
     worker-N/         caches, metrics and log of worker N of several
 """
 
-import fcntl
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from myxtts.config.effects import values_of, without_effect
 from myxtts.config.schema import Config
 from myxtts.errors import CheckpointError, ConfigError
-from myxtts.files import write_whole
+from myxtts.files import PARTIAL_FILES, locked_file, make_folder, write_whole
 from myxtts.training.checkpoint_files import read_metadata
 
 # Settings that determine the plan, the symbols and the weights: they cannot change within a run.
@@ -43,6 +43,9 @@ FIXED = {
     "training": ("seed", "gradient_accumulation", "precision", "ema_decay", "init_from", "freeze"),
     "local_sgd": ("sync_every", "jobs", "job"),
 }
+
+
+LOCK = ".lock"
 
 
 class RunFolder:
@@ -79,26 +82,40 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """Keep other processes out of this run for as long as the scope or the process lasts.
 
+        Makes the folder, removes what killed processes left of files that they wrote, and removes the folder again if
+        nothing was written to it.
+
         Raises:
-            ConfigError: another process trains this run.
+            ConfigError: another process trains this run, or the folder cannot be made.
         """
-        with open(self.path / ".lock", "w") as file:
+        with ExitStack() as scope:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
+                make_folder(self.path, "--runs-dir")
+                scope.enter_context(locked_file(self.path / LOCK, wait=False))
+            except (BlockingIOError, FileNotFoundError) as error:  # or it has just failed, and removed the folder
                 raise ConfigError(
                     f"run '{self.path.name}' cannot be trained: another process is training it in {self.path}. "
                     "Wait for it or stop it, or choose another name with --run."
                 ) from error
+            for partial in self.path.glob(PARTIAL_FILES):
+                partial.unlink(missing_ok=True)
+            scope.callback(self._remove_if_empty)
             yield
+
+    def _remove_if_empty(self) -> None:
+        if [path.name for path in self.path.iterdir()] == [LOCK]:
+            with suppress(OSError):  # another start has made files since
+                (self.path / LOCK).unlink()
+                self.path.rmdir()
 
 
 def check_same_settings(checkpoint: Path, saved: Config, requested: Config) -> None:
-    """Raise CheckpointError if a run is to resume with another value of a fixed setting."""
+    """Raise CheckpointError if a run is to resume with another value of a fixed setting that has an effect."""
+    useless = {setting.name for config in (saved, requested) for setting in without_effect(values_of(config))}
     for section, names in FIXED.items():
         for name in names:
             before, now = (getattr(getattr(config, section), name) for config in (saved, requested))
-            if _without_order(before) != _without_order(now):
+            if name not in useless and _without_order(before) != _without_order(now):
                 raise CheckpointError(
                     f"{section}.{name} is {_shown(now)}, but {checkpoint} was written with {_shown(before)}, and it "
                     f"cannot change within a run. Set it to {_shown(before)}, or take all settings from the run with "

@@ -43,7 +43,7 @@ class Snapshot:
                 with tf.device(device):
                     variable.assign(weights)
 
-        self._copy = tf.function(copy).get_concrete_function()
+        self._copy = tf.function(copy, autograph=False).get_concrete_function()
 
     def take(self) -> None:
         """Copy the weights as they are after the last step that was queued: from device to device, in one call."""

@@ -16,11 +16,13 @@ import tensorflow as tf
 
 from myxtts.batch import tensor_specs
 from myxtts.data.hand_over import Batch, compile_hand_over, copied
+from myxtts.distributed.worker_group import left_unchanged
 from myxtts.placement.audit import require_device
 from myxtts.training.schedule import Rates
 from myxtts.training.state import TrainedGroup, TrainingState
 
 TABLE_STEPS = 1024  # whose rates are on the device
+SKIPPED = "skipped_updates"
 
 RATES_SPEC = tf.TensorSpec([TABLE_STEPS], tf.float32)
 CONTROLS_SPEC = {
@@ -67,6 +69,7 @@ class Step:
         self._clip = gradient_clip
         self._variables = [v.value for v in state.trained]
         self._rises = any(group.spec.rise_steps for group in state.groups)
+        self._skips = any(is_scaled(group.optimizer) for group in state.groups)
         self._static_shapes = static_shapes
         replicas = state.replicas
         with replicas.scope():
@@ -99,14 +102,14 @@ class Step:
 
         It takes the arguments of the function and, after the microbatch, the features to copy.
         """
-        function = tf.function(function, jit_compile=True) if compile_xla else function
+        function = tf.function(function, jit_compile=True, autograph=False) if compile_xla else function
 
         def with_hand_over(batches, following, *arguments):
             handed = copied(following, self._state.replicas.devices)
             with tf.device(self._state.device):
                 return handed, function(batches, *arguments)
 
-        return tf.function(with_hand_over)
+        return tf.function(with_hand_over, autograph=False)
 
     def __call__(
         self,
@@ -140,6 +143,10 @@ class Step:
         self._controls.advance(steps_done)
         return outcome, batches
 
+    def left_unchanged(self, error: tf.errors.OpError) -> bool:
+        """Return whether a call that failed with this error has left the state as it was before the step."""
+        return self._state.replicas.is_distributed and left_unchanged(error, self._state.has_moving_statistics)
+
     def _concrete(self, function, batches: Sequence[Batch]):
         """Return the concrete function for such microbatches. What follows them may have any shape."""
         shapes = [batch[name].shape for batch in batches for name in sorted(batch)] if self._static_shapes else []
@@ -172,10 +179,12 @@ class Step:
     def read(self, outcome: tf.Tensor) -> dict[str, float]:
         """Return the losses, and each group's sum and gradient norm, of an outcome by name; waits for the device.
 
-        Sum and norm of the network are `loss` and `gradient_norm`; those of another group end in `_` and its name.
+        Sum and norm of the network are `loss` and `gradient_norm`; those of another group end in `_` and its name. With
+        a scaled loss, SKIPPED is how many updates the optimizers of all groups have skipped since the start.
         """
         suffixes = ["", *(f"_{group.name}" for group in self._state.groups[1:])]
         names = [*self.loss_names, *(name + suffix for suffix in suffixes for name in ("loss", "gradient_norm"))]
+        names += [SKIPPED] * self._skips
         return dict(zip(names, outcome.numpy()[:-1].tolist(), strict=True))
 
     @staticmethod
@@ -204,9 +213,13 @@ class Step:
             ratio = group.spec.learning_rate_ratio
             set_learning_rate(group.optimizer, learning_rate if ratio == 1.0 else learning_rate * ratio)
         arguments = replicas.per_replica(batches), replicas.per_replica(losses_so_far), steps_done, controls["stop"]
-        outcome, is_finite = replicas.strategy.run(self._finish_on_replica, arguments)
-        outcome, is_finite = replicas.local_results(outcome)[0], replicas.local_results(is_finite)[0]
+        results = replicas.strategy.run(self._finish_on_replica, arguments)
+        outcome, is_finite, *skipped = (replicas.local_results(result)[0] for result in results)
         self._update_moving_averages(ema_decay)
+        for count in skipped:
+            total = state.skipped_updates + count
+            state.skipped_updates.assign(total)
+            outcome = tf.concat([outcome[:-1], [tf.cast(total, tf.float32)], outcome[-1:]], axis=0)
         first_bad = ~is_finite & (state.bad_step == 0)
         state.bad_step.assign(tf.where(first_bad, steps_done + 1, state.bad_step))
         return outcome, steps_done + 1
@@ -255,7 +268,10 @@ class Step:
         return losses_so_far + losses
 
     def _finish_on_replica(self, batch, losses_so_far, steps_done, stop):
-        """On one replica: update the weights; return the outcome of all replicas and whether it is finite."""
+        """On one replica: update the weights; return the outcome of all replicas, and whether it is finite.
+
+        With a scaled loss, also return the number of groups whose update was skipped: int64.
+        """
         groups = self._state.groups
         losses, gradients = self._gradients(batch, steps_done)
         losses += losses_so_far
@@ -264,19 +280,24 @@ class Step:
             for total in self._sums:
                 total.assign(tf.zeros_like(total))
         packed = tf.concat([losses, [stop]], axis=0)
-        packed, *gradients = self._state.replicas.all_reduce_sum([packed, *gradients])
+        packed, *gradients = reduced = self._state.replicas.all_reduce_sum([packed, *gradients])
         losses, stop = packed[:-1], packed[-1]
 
-        updates = [self._update(*pair) for pair in zip(groups, self._by_group(gradients), strict=True)]
-        figures, finite = [], []
-        for group, own, (norm, scale) in zip(groups, self._losses_by_group(losses), updates, strict=True):
+        # Weight decay and the number of updates need no gradient: without this, they would change in a step that fails
+        # because another worker is lost, and whose state is saved (see `left_unchanged`).
+        with tf.control_dependencies(reduced if self._state.replicas.is_distributed else []):
+            updates = [self._update(*pair) for pair in zip(groups, self._by_group(gradients), strict=True)]
+        figures, finite, skipped = [], [], []
+        for group, own, (norm, scale, is_skipped) in zip(groups, self._losses_by_group(losses), updates, strict=True):
             loss = self._total(group, own, steps_done)
             # A scaled loss overflows now and then: the optimizer skips that update and halves the scale. This is an
             # error only when the scale falls below 1.
             overflows = is_scaled(group.optimizer) & (scale >= 1.0)
             finite.append(tf.math.is_finite(loss) & (tf.math.is_finite(norm) | overflows))
             figures += [loss, norm / scale]
-        return tf.concat([losses, [*figures, stop]], axis=0), reduce(tf.logical_and, finite)
+            skipped += [tf.cast(is_skipped, tf.int64)] * self._skips
+        results = tf.concat([losses, [*figures, stop]], axis=0), reduce(tf.logical_and, finite)
+        return (*results, reduce(tf.add, skipped)) if self._skips else results
 
     def _losses_by_group(self, losses) -> list:
         """Divide losses, float32 [losses], into those of each group."""
@@ -284,13 +305,19 @@ class Step:
         return tf.split(losses, counts) if len(counts) > 1 else [losses]
 
     def _update(self, group: TrainedGroup, gradients) -> tuple:
-        """On one replica: update the variables of a group; return the norm of its scaled gradient, and the scale."""
+        """On one replica: update the variables of a group.
+
+        Returns:
+            The norm of its scaled gradient, the scale, and whether the optimizer skips the update: it does if the
+            gradient is not finite, and then lowers the scale. Without a scale it never does.
+        """
         scale = loss_scale(group.optimizer)
         norm = tf.linalg.global_norm(gradients)
         if self._clip:
             gradients, _ = tf.clip_by_global_norm(gradients, self._clip * scale, use_norm=norm)
+        is_skipped = ~group.optimizer.check_finite(gradients) if is_scaled(group.optimizer) else False
         group.optimizer.apply(gradients, group.trained)
-        return norm, scale
+        return norm, scale, is_skipped
 
 
 class Controls:

@@ -35,7 +35,7 @@ class Validation:
             return tf.stack([by_name[name] for name in model.LOSS_NAMES]), measured
 
         self._names, self._device = model.LOSS_NAMES, device
-        self._losses = tf.function(losses_of, input_signature=[tensor_specs(model.BATCH_FIELDS)])
+        self._losses = tf.function(losses_of, input_signature=[tensor_specs(model.BATCH_FIELDS)], autograph=False)
         self._hand_over = compile_hand_over(model.BATCH_FIELDS, [device])
         self._open_feed = open_feed
         self._make_metric = make_metric

@@ -15,6 +15,9 @@ from myxtts.data.manifest import Manifest
 from myxtts.data.plan_iterator import PlannedBatch
 from myxtts.errors import DataError
 
+READ_ERRORS = (tf.errors.OpError, UnicodeDecodeError)
+"""What TensorFlow raises for an unreadable file: the second one where its message quotes bytes that are not UTF-8."""
+
 Waves = dict[str, tf.Tensor]
 
 Batch = dict[str, tf.Tensor | np.ndarray]

@@ -1,39 +1,49 @@
 """Reads batches from the decoded corpus, a memory-mapped file of PCM."""
 
+import hashlib
+import json
+import logging
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import tensorflow as tf
 from tqdm import tqdm
 
 from myxtts.data.audio_file import read_pcm
-from myxtts.data.manifest import Manifest
+from myxtts.data.manifest import DIGEST_BYTES, Manifest
 from myxtts.data.readers.base import ReadRows
 from myxtts.errors import DataError
+from myxtts.files import FileStamp, file_stamp, locked_file
 
 CHUNK_UTTERANCES = 256  # decoded at a time; limits the memory if the disk is slow
+MAX_PASSES = 3  # over files that change while they are decoded
+
+log = logging.getLogger(__name__)
 
 
 def open_cache(manifest: Manifest, folder: Path, workers: int) -> np.ndarray:
-    """Map the decoded corpus; decode it first if the cache is missing or older than a file of the corpus.
+    """Map the decoded corpus; decode it first if the cache is missing, or if a file of the corpus has changed.
 
-    The name of the file contains the fingerprint of the corpus, so each corpus has its own file. The file is written
-    under a temporary name and then renamed.
+    The name of the file contains a digest of the corpus and of its paths, so each corpus has its own file, and so has a
+    corpus of equal lengths in another folder. It ends with a digest of the sizes and times of the files that it was
+    decoded from. It is written under a temporary name and then renamed; a second process waits, and takes it.
 
     Returns:
         int16 [all samples], read-only, the utterances in the order of the manifest.
 
     Raises:
-        DataError: an utterance cannot be read.
+        DataError: an utterance cannot be read, or files change again and again while they are decoded.
         OSError: a file of the corpus has disappeared, or the disk is full.
     """
-    path = folder / f"pcm-{manifest.fingerprint[:16]}.int16"
+    path = folder / f"pcm-{_digest(manifest.fingerprint, manifest.paths).hex()[:16]}.int16"
     if not _is_current(path, manifest):
         folder.mkdir(parents=True, exist_ok=True)
-        _write(manifest, path, workers)
-    return np.memmap(path, np.int16, mode="r")
+        _make(path, manifest, workers)
+    return np.memmap(path, np.int16, mode="r", shape=(_sample_count(manifest),))
 
 
 def rows_from_cache(manifest: Manifest, pcm: np.ndarray) -> ReadRows:
@@ -58,14 +68,89 @@ def rows_from_cache(manifest: Manifest, pcm: np.ndarray) -> ReadRows:
     return read_rows
 
 
+def _digest(*values: object) -> bytes:
+    """Return the SHA-256 of values that JSON can hold: DIGEST_BYTES."""
+    return hashlib.sha256(json.dumps(values).encode()).digest()
+
+
+def _sample_count(manifest: Manifest) -> int:
+    return int(manifest.samples.sum(dtype=np.int64))
+
+
+def _stamps(manifest: Manifest) -> list[FileStamp | None]:
+    """Return the size and times of each file of the corpus; None for a file that is missing."""
+    return [file_stamp(path) for path in manifest.paths]
+
+
 def _is_current(path: Path, manifest: Manifest) -> bool:
-    """Whether the cache is complete and newer than all files; the fingerprint contains only their lengths."""
-    if not path.exists():
+    """Whether the cache is complete, and was decoded from the files as they are now."""
+    try:
+        with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_size != 2 * _sample_count(manifest) + DIGEST_BYTES:
+                return False
+            file.seek(-DIGEST_BYTES, os.SEEK_END)
+            return file.read() == _digest(_stamps(manifest))
+    except FileNotFoundError:
         return False
-    cached = path.stat()
-    complete = cached.st_size == 2 * int(manifest.samples.sum(dtype=np.int64))
-    # ctime is set when a file is moved here; mtime is not
-    return complete and cached.st_mtime_ns > max(os.stat(source).st_ctime_ns for source in manifest.paths)
+
+
+def _make(path: Path, manifest: Manifest, workers: int) -> None:
+    """Write the cache under a temporary name and rename it, or wait for another process that does."""
+    temporary = path.with_suffix(".partial")
+    with locked_file(temporary) as file:
+        is_written = False
+        try:
+            if not _is_current(path, manifest):  # else another process has just made it
+                _write(manifest, file, workers)
+                is_written = True
+        finally:
+            if is_written:
+                os.replace(temporary, path)
+            else:
+                temporary.unlink()
+
+
+def _write(manifest: Manifest, file: BinaryIO, workers: int) -> None:
+    """Decode the corpus into a file; utterances whose file changes meanwhile are decoded once more.
+
+    Raises:
+        DataError: a file has changed in MAX_PASSES passes.
+    """
+    file.truncate(0)
+    rows = list(range(len(manifest)))
+    for _ in range(MAX_PASSES):
+        before = _stamps(manifest)
+        _decode(manifest, rows, file, workers)
+        rows = [row for row, stamp in enumerate(_stamps(manifest)) if stamp != before[row]]
+        if not rows:
+            break
+        log.warning("%s changed while it was decoded; %d files are decoded again", manifest.paths[rows[0]], len(rows))
+    else:
+        raise DataError(
+            f"{manifest.paths[rows[0]]} changes again and again while it is decoded for --cache-dataset. "
+            "Let the program that writes it end first, or leave --cache-dataset out."
+        )
+    file.seek(2 * _sample_count(manifest))
+    file.write(_digest(before))
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _decode(manifest: Manifest, rows: Sequence[int], file: BinaryIO, workers: int) -> None:
+    """Write the samples of some rows to their places in the file."""
+    samples = manifest.samples.tolist()
+    starts = 2 * (np.cumsum(manifest.samples, dtype=np.int64) - manifest.samples)
+    with (
+        ThreadPoolExecutor(workers) as pool,
+        tqdm(total=len(rows), desc="decode", unit="utt", disable=None) as bar,
+    ):
+        for begin in range(0, len(rows), CHUNK_UTTERANCES):
+            chunk = rows[begin : begin + CHUNK_UTTERANCES]
+            waves = pool.map(_read, [manifest.paths[row] for row in chunk], [samples[row] for row in chunk])
+            for row, wave in zip(chunk, waves, strict=True):
+                file.seek(starts[row])
+                file.write(wave.tobytes())
+                bar.update()
 
 
 def _read(path: str, samples: int) -> np.ndarray:
@@ -73,21 +158,3 @@ def _read(path: str, samples: int) -> np.ndarray:
         return read_pcm(path, samples)
     except DataError as error:
         raise DataError(f"{error}. Repair the file, or remove its row from the corpus.") from error
-
-
-def _write(manifest: Manifest, path: Path, workers: int) -> None:
-    temporary = path.with_suffix(".partial")
-    samples = manifest.samples.tolist()
-    with (
-        ThreadPoolExecutor(workers) as pool,
-        open(temporary, "wb") as file,
-        tqdm(total=len(manifest), desc="decode", unit="utt", disable=None) as bar,
-    ):
-        for begin in range(0, len(manifest), CHUNK_UTTERANCES):
-            chunk = slice(begin, begin + CHUNK_UTTERANCES)
-            for wave in pool.map(_read, manifest.paths[chunk], samples[chunk]):
-                file.write(wave.tobytes())
-                bar.update()
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)

@@ -9,7 +9,7 @@ from myxtts.batch import TEXT, Field
 from myxtts.config.schema import DataConfig
 from myxtts.data.manifest import Manifest
 from myxtts.data.plan_iterator import PlannedBatch
-from myxtts.data.readers.base import ReadBatches, ReadRows, read_waves, unreadable, with_host_fields
+from myxtts.data.readers.base import READ_ERRORS, ReadBatches, ReadRows, read_waves, unreadable, with_host_fields
 from myxtts.data.readers.source import dataset_from
 
 COLUMNS = ("row", "samples", "reference_row", "reference_start", "reference_samples")
@@ -44,8 +44,14 @@ class LocalReader:
         data: DataConfig,
         read_rows: ReadRows,
     ):
-        self._manifest, self._fields, self._reference_samples = manifest, fields, reference_samples
-        self._data, self._read_rows = data, read_rows
+        self._manifest, self._fields = manifest, fields
+        self._data = data
+
+        def read(batch: dict) -> dict:
+            passed = {name: batch[name] for name in (*(TOTALS.keys() & fields.keys()), "batch_number")}
+            return passed | read_waves(batch, batch["padded_samples"], fields, reference_samples, read_rows)
+
+        self._read = tf.function(read, input_signature=[ELEMENT_SPEC], autograph=False)  # one trace for all feeds
 
     def read(self, planned: Iterable[PlannedBatch], device: str) -> ReadBatches:
         """See `Reader.read`."""
@@ -62,7 +68,7 @@ class LocalReader:
                 waves = next(source, None)
             except tf.errors.ResourceExhaustedError:
                 raise  # the device is out of memory: no utterance is at fault
-            except tf.errors.OpError as error:
+            except READ_ERRORS as error:
                 if not in_flight:
                     raise
                 raise unreadable(self._manifest, in_flight[0][1], error) from error
@@ -73,18 +79,15 @@ class LocalReader:
                 raise RuntimeError(f"tf.data did not return batch {number} in its place")
             yield batch, with_host_fields(waves, batch, self._fields)
 
+    @tf.autograph.experimental.do_not_convert  # the functions of `dataset_from`
     def _dataset(self, elements, device: str) -> tf.data.Dataset:
-        def read(batch: dict) -> dict:
-            passed = {name: batch[name] for name in (*(TOTALS.keys() & self._fields.keys()), "batch_number")}
-            padded = batch["padded_samples"]
-            return passed | read_waves(batch, padded, self._fields, self._reference_samples, self._read_rows)
-
         dataset = dataset_from(elements(), ELEMENT_SPEC)
-        dataset = dataset.map(read, num_parallel_calls=self._data.num_workers, deterministic=True)
+        dataset = dataset.map(self._read, num_parallel_calls=self._data.num_workers, deterministic=True)
         dataset = dataset.prefetch(self._data.buffer_size)
         options = tf.data.Options()
         options.autotune.enabled = False  # every depth and width is a setting
         options.experimental_slack = False
+        options.experimental_optimization.apply_default_optimizations = False  # find nothing here, and take 0.1 s
         # This must come last: a transformation behind it silently returns to the host.
         return dataset.with_options(options).apply(
             tf.data.experimental.prefetch_to_device(device, buffer_size=self._data.prefetch_buffer_size)

@@ -28,7 +28,16 @@ from myxtts.config.schema import DataConfig
 from myxtts.data.feed import Feed
 from myxtts.data.manifest import Manifest
 from myxtts.data.plan_iterator import PlannedBatch
-from myxtts.data.readers.base import Batch, ReadBatches, Waves, read_waves, unreadable, wave_columns, with_host_fields
+from myxtts.data.readers.base import (
+    READ_ERRORS,
+    Batch,
+    ReadBatches,
+    Waves,
+    read_waves,
+    unreadable,
+    wave_columns,
+    with_host_fields,
+)
 from myxtts.data.readers.files import rows_from_files
 from myxtts.errors import DataError
 
@@ -161,6 +170,7 @@ class ServiceReader:
         table |= dict(zip(row_columns, indices, strict=True))
         read_rows = rows_from_files(_select_rows(self.manifest, used), native_loading=True)
 
+        @tf.autograph.experimental.do_not_convert
         def read(place, size, padded_samples, columns):
             columns = {name: column[:size] for name, column in columns.items()}
             waves = read_waves(columns, padded_samples, self.fields, self.reference_samples, read_rows)
@@ -188,7 +198,7 @@ class ServiceReader:
         read_rows = rows_from_files(self.manifest, native_loading=True)
         columns = {name: tf.TensorSpec([None], tf.int32) for name in wave_columns(self.fields)}
 
-        @tf.function
+        @tf.function(autograph=False)
         def read(columns: dict, padded_samples: tf.Tensor) -> Waves:
             return read_waves(columns, padded_samples, self.fields, self.reference_samples, read_rows)
 
@@ -251,13 +261,13 @@ class _OrderedBatches:
             return self._reader.read_here(batch)
         except tf.errors.ResourceExhaustedError:
             raise
-        except tf.errors.OpError as error:
+        except READ_ERRORS as error:
             raise unreadable(self._reader.manifest, batch, error) from error
 
     def _explain(self, job: "_Job", place: int) -> None:
         """Log why this process reads a batch, or raise DataError if the service was started wrongly."""
         address, error = self._reader.address, job.error
-        if error is not None and not isinstance(error, tf.errors.OpError | OSError):
+        if error is not None and not isinstance(error, (*READ_ERRORS, OSError)):
             raise error
         if self._reader.proven or (error is None and job.arrived):
             if job.read_here == 1:
@@ -349,7 +359,7 @@ class _Job:
     def _run(self) -> None:
         try:
             self._pull(self._open(self.number))
-        except (tf.errors.OpError, OSError) as error:
+        except (*READ_ERRORS, OSError) as error:
             self.error = error.with_traceback(None)  # its frames would keep the job alive on the workers
         except BaseException as error:  # a defect
             self.error = error

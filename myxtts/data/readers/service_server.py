@@ -4,18 +4,15 @@ A worker runs any operation that it receives, with the permissions of its user, 
 servers listen on every network interface; this module restricts them to the loopback interface by default.
 """
 
-import ipaddress
 import logging
-import os
 import socket
-import stat
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import tensorflow as tf
 
+from myxtts.distributed.loopback import bind_to_loopback, is_loopback
 from myxtts.errors import ConfigError, DataError
 from myxtts.tf_internals import dispatcher_config, worker_server_port
 
@@ -23,14 +20,13 @@ HEARTBEAT_S = 2  # interval at which a worker learns which jobs have ended
 CLEAN_UP_S = 10  # the dispatcher ends jobs that no client has read for this time
 TRAINER_TIMEOUT_S = 60  # the dispatcher forgets trainers without a heartbeat for this time
 DISPATCHER_WAIT_S = 60
-STOP_S = 10.0
 
 log = logging.getLogger(__name__)
 
 
 @contextmanager
 def dispatcher(host: str, port: int) -> Iterator[int]:
-    """Run a dispatcher; the context is its port.
+    """Run a dispatcher; the context is its port. Leaving it waits for open requests, with Python's global lock held.
 
     Args:
         host: name of this machine for trainers and workers; a loopback address restricts the dispatcher to it.
@@ -46,12 +42,12 @@ def dispatcher(host: str, port: int) -> Iterator[int]:
         _restrict_to_loopback_or_warn("dispatcher", host, port)
         yield port
     finally:
-        _stop(server)
+        server.stop()
 
 
 @contextmanager
 def worker(dispatcher_host: str, dispatcher_port: int, host: str, port: int) -> Iterator[int]:
-    """Run a worker of a dispatcher; the context is its port.
+    """Run a worker of a dispatcher; the context is its port. Leaving it waits as for a dispatcher.
 
     Args:
         dispatcher_host, dispatcher_port: address of the dispatcher, which may start up to DISPATCHER_WAIT_S later.
@@ -86,27 +82,7 @@ def worker(dispatcher_host: str, dispatcher_port: int, host: str, port: int) -> 
         _restrict_to_loopback_or_warn("worker", host, port)
         yield port
     finally:
-        _stop(server)
-
-
-def _stop(server) -> None:
-    """Stop a server, but wait at most STOP_S: a server has no state to lose.
-
-    In some runs of all tests a worker did not end within 60 s of its signal; the cause is unknown.
-    """
-    stopping = threading.Thread(target=server.stop, name="stop of a data service", daemon=True)
-    stopping.start()
-    stopping.join(STOP_S)
-    if stopping.is_alive():
-        log.warning("the server has not stopped within %.0f s; it ends with this process", STOP_S)
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a host name or IPv4 address is a loopback address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+        server.stop()
 
 
 def _check_port_free(port: int) -> None:
@@ -148,41 +124,8 @@ def _restrict_to_loopback_or_warn(role: str, host: str, port: int) -> None:
             "can then read and write files as this user. Use it only in private networks.",
             role,
         )
-    elif not _bind_to_loopback(port):
+    elif not bind_to_loopback(port):
         raise ConfigError(
             f"this system cannot restrict the {role} to the loopback interface. Close port {port} with a firewall, and "
             "give the name of this machine with --host."
         )
-
-
-def _bind_to_loopback(port: int) -> bool:
-    """Bind the sockets by which this process listens on a port to the loopback interface (Linux 5.7 and later)."""
-    if not hasattr(socket, "SO_BINDTODEVICE"):
-        return False
-    bound = False
-    for listening in listening_sockets(port):
-        try:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
-        except PermissionError:
-            return False
-        bound = True
-    return bound
-
-
-def listening_sockets(port: int) -> Iterator[socket.socket]:
-    """Yield copies of all sockets by which this process listens on a port; each is closed before the next."""
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            if not stat.S_ISSOCK(os.stat(f"/proc/self/fd/{name}").st_mode):
-                continue
-            opened = socket.socket(fileno=os.dup(int(name)))
-        except OSError:  # closed since the listing, or the listing itself
-            continue
-        with opened:
-            internet = opened.family in (socket.AF_INET, socket.AF_INET6)
-            if (
-                internet
-                and opened.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-                and opened.getsockname()[1] == port
-            ):
-                yield opened

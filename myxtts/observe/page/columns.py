@@ -81,6 +81,7 @@ def _worker(report: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, st
 def read_facts(folder: Path) -> dict[str, Any]:
     """Return run.json of a run or a worker; empty if there is none that can be read."""
     try:
-        return json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        facts = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
+    return facts if isinstance(facts, dict) else {}

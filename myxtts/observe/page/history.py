@@ -1,12 +1,13 @@
 """The metrics of a run for plots: read as they are written, and kept in few points with their extremes."""
 
-import json
 import os
 from collections import deque
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
+
+from myxtts.observe.metrics_reader import parse_report
 
 TAIL_BYTES = 1 << 16  # of metrics.jsonl: several hundred reports
 AMENDED_LINES = 1024  # the newest, to which metrics may be added
@@ -121,8 +122,8 @@ class History:
             for line in file:
                 if not line.endswith(b"\n"):
                     break
-                with suppress(ValueError):  # a damaged line is no reason to show nothing
-                    self._add(json.loads(line), frozenset())
+                if (report := parse_report(line)) is not None:
+                    self._add(report, frozenset())
                 self._offset += len(line)
                 if len(self._lines) > AMENDED_LINES:
                     first = self._lines.popleft()
@@ -144,8 +145,7 @@ class History:
         before, self._lines, self._offset = self._lines, deque(), start
         names = {line.step: line.names for line in before}
         for line in file:
-            with suppress(ValueError):
-                report = json.loads(line)
+            if (report := parse_report(line)) is not None:
                 if report["step"] > before[-1].step or not line.endswith(b"\n"):
                     break
                 self._add(report, names.pop(report["step"], frozenset()))
@@ -207,10 +207,7 @@ def read_last_report(metrics: Path, key: str = "loss") -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     for line in reversed(lines):
-        try:
-            report = json.loads(line)
-        except ValueError:  # the last line, or the first line of the tail, may be incomplete
-            continue
-        if key in report:
+        report = parse_report(line)  # the last line, or the first line of the tail, may be incomplete
+        if report is not None and key in report:
             return report
     return {}

@@ -1,6 +1,5 @@
 """runs/index.html: all runs of a folder beside each other. No TensorFlow."""
 
-import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -32,9 +31,7 @@ def write_overview(runs: Path) -> Path:
         f"<h1>Runs in {escape(runs.resolve().name)}</h1><p class='small'><span id='age'></span>; the newest first.</p>"
         f'<div class="scroll"><table class="runs"><tr>{head}{rows}</table></div>'
     )
-    own = runs / f".index-{os.getpid()}.html"
-    write_whole(own, document(f"{runs.resolve().name}: runs", body, now_s, RELOAD_S).encode())
-    os.replace(own, runs / "index.html")
+    write_whole(runs / "index.html", document(f"{runs.resolve().name}: runs", body, now_s, RELOAD_S).encode())
     return runs / "index.html"
 
 

@@ -1,12 +1,13 @@
 """Recordings and samples side by side, for each step of which there are samples, and scores. No TensorFlow.
 
-Sounds and pictures of the newest step are a part of the page, as MP3 and JPEG; those of other steps are linked.
+Sounds and pictures of the newest step are a part of the page, as MP3 and JPEG. So are small pictures of other steps, as
+long as there is room; their sounds and whole pictures are linked.
 """
 
 import base64
 import io
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from html import escape
 from pathlib import Path
@@ -25,8 +26,9 @@ LABELS = {
 }
 """What the sounds of a sample are, by the part of their name between NAME and .wav, in the order of the page."""
 
-EMBEDDED_BYTES = 3_000_000  # of sounds and pictures within the page
+EMBEDDED_BYTES = 3_500_000  # of sounds and pictures within the page
 JPEG_QUALITY = 80
+SMALL_WIDTH, SMALL_QUALITY = 300, 40  # of the pictures of other steps
 SCORES = "scores.md"
 
 
@@ -56,6 +58,17 @@ class Media:
         self._compressed = {key: url for key, url in self._compressed.items() if key in self._used}
         self._used.clear()
 
+    @property
+    def has_time(self) -> bool:
+        """Whether more files may be compressed for this page."""
+        return time.perf_counter() <= self._deadline_s
+
+    def take(self, size: int) -> bool:
+        """Take room of the page for text with embedded files; return whether there is so much."""
+        has_room = size <= self._left
+        self._left -= size * has_room
+        return has_room
+
     def link(self, file: Path) -> str:
         return quote(file.relative_to(self._folder).as_posix())
 
@@ -65,36 +78,47 @@ class Media:
             content = file.read_bytes()
             key = crc32(content) << 32 | len(content)
             if key not in self._compressed:
-                if time.perf_counter() > self._deadline_s:
+                if not self.has_time:
                     return self.link(file)
                 self._compressed[key] = _data_url(content, file.suffix)
         except (OSError, soundfile.SoundFileError, ValueError):  # PIL raises OSError; both raise ValueError, too
             return self.link(file)
         self._used.add(key)
         url = self._compressed[key]
-        self._left -= len(url)
-        return url if self._left >= 0 else self.link(file)
+        return url if self.take(len(url)) else self.link(file)
+
+    def small(self, picture: Path) -> str:
+        """Return the data URL of a small copy of a picture, or a link if it cannot be read."""
+        try:
+            return _data_url(picture.read_bytes(), picture.suffix, SMALL_WIDTH, SMALL_QUALITY)
+        except (OSError, ValueError):
+            return self.link(picture)
 
 
-def _data_url(content: bytes, suffix: str) -> str:
+def _data_url(content: bytes, suffix: str, width: int | None = None, quality: int = JPEG_QUALITY) -> str:
+    """Return a sound as MP3, or a picture as JPEG, of at most a width."""
     compressed = io.BytesIO()
     if suffix == ".wav":
         wave, rate_hz = soundfile.read(io.BytesIO(content), dtype="float32")
         soundfile.write(compressed, wave, rate_hz, format="MP3", subtype="MPEG_LAYER_III", compression_level=0.7)
         kind = "audio/mpeg"
     else:
-        Image.open(io.BytesIO(content)).convert("RGB").save(compressed, "JPEG", quality=JPEG_QUALITY)
+        picture = Image.open(io.BytesIO(content)).convert("RGB")
+        if width is not None:
+            picture.thumbnail((width, picture.height), Image.Resampling.LANCZOS)
+        picture.save(compressed, "JPEG", quality=quality, optimize=True)
         kind = "image/jpeg"
     return f"data:{kind};base64,{base64.b64encode(compressed.getvalue()).decode()}"
 
 
 class Samples:
-    """The section of samples. Steps other than the newest do not change, and are written once."""
+    """The section of samples. Steps other than the newest do not change, and are written once, when there is time."""
 
     def __init__(self, folder: Path):
         self._folder = folder
         self._media = Media(folder)
-        self._written: dict[str, str] = {}
+        self._linked: dict[str, str] = {}
+        self._small: dict[str, str] = {}
 
     def section(self, budget_s: float) -> str:
         """Return the samples of all steps, the newest first; empty if there are none.
@@ -110,14 +134,27 @@ class Samples:
         newest, *others = steps
         parts = []
         with suppress(FileNotFoundError):  # samples of a repeated step take the place of others
-            parts.append(self._step(newest, is_newest=True))
-            for folder in others:
-                if folder.name not in self._written:
-                    self._written[folder.name] = self._step(folder, is_newest=False)
-                parts.append(self._written[folder.name])
+            parts.append(self._step(newest, self._whole))
+            parts += map(self._other_step, others)
         return f'<section><h2 id="samples">Samples</h2>{"".join(parts)}</section>'
 
-    def _step(self, folder: Path, is_newest: bool) -> str:
+    def _other_step(self, folder: Path) -> str:
+        """Return the samples of a step with small pictures, or with links where time or room is lacking."""
+        if folder.name not in self._small and self._media.has_time:
+            self._small[folder.name] = self._step(folder, self._overview)
+        small = self._small.get(folder.name, "")
+        if small and self._media.take(len(small)):
+            return small
+        if folder.name not in self._linked:
+            self._linked[folder.name] = self._step(folder, self._links)
+        return self._linked[folder.name]
+
+    def _step(self, folder: Path, draw: Callable[[Path, Sequence[str], int], str]) -> str:
+        """Return the samples of a step.
+
+        Args:
+            draw: (picture, files of the step, step) -> a sample.
+        """
         step = int(folder.name.removeprefix("step-"))
         names = sorted(path.name for path in folder.iterdir())
         texts = [path for path in names if path.endswith(".txt")]
@@ -125,26 +162,42 @@ class Samples:
         pictures = [folder / name for name in names if name.endswith(".png")]
         if any(picture.with_suffix(".wav").name in names for picture in pictures):
             body.append("<p>Each sample is synthesized with another utterance of the speaker as its reference.</p>")
-        body += [self._sample(picture, names, step, is_newest) for picture in pictures]
-        state = " open" if is_newest else ""
+        drawn = "".join(draw(picture, names, step) for picture in pictures)
+        body.append(f'<div class="thumbs">{drawn}</div>' if draw == self._overview else drawn)
+        state = " open" if draw == self._whole else ""
         return f'<details id="{folder.name}"{state}><summary>Step {step:,}</summary>{"".join(body)}</details>'
 
-    def _sample(self, picture: Path, names: Sequence[str], step: int, is_newest: bool) -> str:
-        """Return a sample's sounds, NAME.wav and NAME.KIND.wav, beside each other, above its picture, NAME.png."""
-        url = self._media.embed if is_newest else self._media.link
-        name = picture.stem
-        sounds = "".join(
-            f"<div><span>{label}</span>"
-            f'<audio controls preload="none" aria-label="{escape(f"{name}, step {step}, {label}")}" '
-            f'src="{url(picture.with_name(sound_file(name, kind)))}"></audio></div>'
-            for kind, label in LABELS.items()
-            if sound_file(name, kind) in names
-        )
-        what = f"spectrograms, and alignment or probabilities, of {name} at step {step}"
-        return (
-            f'<figure class="sample"><figcaption>{escape(name)}</figcaption><div class="sounds">{sounds}</div>'
-            f'<img alt="{escape(what)}" loading="lazy" {_size(picture)} src="{url(picture)}"></figure>'
-        )
+    def _whole(self, picture: Path, names: Sequence[str], step: int) -> str:
+        return _sample(picture, names, step, self._media.embed, _image(picture, step, self._media.embed(picture)))
+
+    def _links(self, picture: Path, names: Sequence[str], step: int) -> str:
+        return _sample(picture, names, step, self._media.link, _image(picture, step, self._media.link(picture)))
+
+    def _overview(self, picture: Path, names: Sequence[str], step: int) -> str:
+        image = _image(picture, step, self._media.small(picture))
+        whole = f'<a href="{self._media.link(picture)}">{image}</a>'
+        return _sample(picture, names, step, self._media.link, whole)
+
+
+def _sample(picture: Path, names: Sequence[str], step: int, sound_url: Callable[[Path], str], image: str) -> str:
+    """Return a sample's sounds, NAME.wav and NAME.KIND.wav, beside each other, above the image of its picture."""
+    name = picture.stem
+    sounds = "".join(
+        f"<div><span>{label}</span>"
+        f'<audio controls preload="none" aria-label="{escape(f"{name}, step {step}, {label}")}" '
+        f'src="{sound_url(picture.with_name(sound_file(name, kind)))}"></audio></div>'
+        for kind, label in LABELS.items()
+        if sound_file(name, kind) in names
+    )
+    return (
+        f'<figure class="sample"><figcaption>{escape(name)}</figcaption><div class="sounds">{sounds}</div>'
+        f"{image}</figure>"
+    )
+
+
+def _image(picture: Path, step: int, url: str) -> str:
+    what = f"spectrograms, and alignment or probabilities, of {picture.stem} at step {step}"
+    return f'<img alt="{escape(what)}" loading="lazy" {_size(picture)} src="{url}">'
 
 
 def _size(picture: Path) -> str:

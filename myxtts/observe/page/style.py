@@ -57,6 +57,7 @@ th,td{text-align:left;padding:.25rem .8rem .25rem 0;border-bottom:1px solid var(
 .n{text-align:right;font-variant-numeric:tabular-nums}.share{width:10rem;height:.7rem}
 details{margin:.5rem 0}summary{cursor:pointer;font-weight:600}
 .sample{margin:1rem 0;padding:.8rem;background:var(--card);border-radius:.4rem}
+.thumbs{display:grid;gap:.8rem;grid-template-columns:repeat(auto-fill,minmax(min(100%,17rem),1fr))}.thumbs>*{margin:0}
 .sounds{display:grid;gap:.5rem 1rem;grid-template-columns:repeat(auto-fit,minmax(min(100%,15rem),1fr))}
 .sounds span{display:block;font-size:.82rem;color:var(--soft)}audio{width:100%;height:2.2rem}
 img{max-width:100%;height:auto;margin-top:.6rem;border-radius:.3rem}

@@ -1,0 +1,217 @@
+"""Settings that have no effect in a run: what was given is an error, and what a run has recorded is none."""
+
+import tempfile
+import unittest
+from pathlib import Path
+from typing import Any
+
+from myxtts.commands import train
+from myxtts.config.effects import is_off, values_of, without_useless
+from myxtts.config.load import dump, load
+from myxtts.config.needs import SET, UNSET, Needs, needs
+from myxtts.config.schema import ASRConfig, Config, DataConfig, ModelConfig
+from myxtts.config.settings import SETTINGS, Setting
+from myxtts.errors import CheckpointError, ConfigError
+from myxtts.training.run_folder import check_same_settings
+
+WITH_OTHERS = {  # what rules of checks.py ask for beside a setting
+    "sync_every": {"jobs": 2, "sync_dir": "syncs"},
+    "discriminators": {"init_from": "runs/vocoder"},
+}
+DEPENDENT = [setting for setting in SETTINGS.values() if setting.needs.names]
+
+
+def another_value(setting: Setting) -> Any:
+    """Return an allowed value that is not the default."""
+    if setting.choices:
+        return next(value for value in map(setting.kind, setting.choices) if value != setting.default)
+    if setting.kind is bool:
+        return not setting.default
+    if setting.kind is int:
+        return 1 if setting.default in (0, "auto") else 2 * setting.default
+    return "runs/other" if setting.kind is str else setting.default / 2 or 0.2
+
+
+def meeting(conditions: dict[str, Any]) -> dict[str, Any]:
+    """Return values of settings that meet conditions."""
+    values = {name: c[0] for name, c in conditions.items() if isinstance(c, tuple)}
+    values |= {name: another_value(SETTINGS[name]) for name, c in conditions.items() if c is SET}
+    for name in conditions:
+        values |= WITH_OTHERS.get(name, {})
+    return values
+
+
+class NeedsTest(unittest.TestCase):
+    def test_all_conditions_of_one_alternative_must_hold(self):
+        values = {"task": "asr", "encoder": "gru", "teacher": None, "batch_seconds": 0.0}
+        either = needs(task="tts") | needs(task=("asr", "vocoder"), teacher=SET)
+        for needed, expected in (
+            (Needs(), []),
+            (needs(task="asr"), []),
+            (needs(task=("tts", "asr"), encoder="conv"), ["encoder"]),
+            (needs(teacher=SET, batch_seconds=UNSET), ["teacher"]),
+            (either, ["task"]),
+            (either & needs(encoder="conv"), ["task", "encoder"]),
+        ):
+            with self.subTest(needed.text):
+                self.assertEqual((needed.unmet(values), needed.is_met(values)), (expected, not expected))
+        self.assertTrue(either.is_met(values | {"teacher": "runs/voice"}))
+
+    def test_conditions_of_a_section_and_of_a_setting_are_joined(self):
+        self.assertEqual((needs(task=("tts", "asr")) & needs(task="asr")).text, "with --task asr")
+        self.assertEqual(SETTINGS["sync_batch_norm"].needs.text, "with --task asr and with --encoder conv")
+        self.assertEqual(SETTINGS["batch_size"].needs.text, "without --batch-seconds")
+
+    def test_conditions_are_about_other_settings_and_values_that_they_may_have(self):
+        for setting in DEPENDENT:
+            for conditions in setting.needs.alternatives:
+                for name, condition in conditions.items():
+                    self.assertNotEqual(name, setting.name)
+                    if isinstance(condition, tuple):
+                        self.assertLessEqual(set(condition), set(SETTINGS[name].choices), setting.name)
+
+
+class EffectsTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        self.path = self.folder / "my.yaml"
+
+    def error_of(self, text: str, **overrides) -> str:
+        self.path.write_text(text)
+        with self.assertRaises(ConfigError) as caught:
+            load(self.path, overrides)
+        return str(caught.exception)
+
+    def test_each_setting_is_accepted_with_what_it_needs_and_rejected_without(self):
+        defaults = values_of(Config())
+        for setting in DEPENDENT:
+            value = another_value(setting)
+            for conditions in setting.needs.alternatives:
+                given = meeting(conditions) | WITH_OTHERS.get(setting.name, {})
+                with self.subTest(setting.name, given=given):
+                    config = load(None, {setting.name: value} | given)
+                    self.assertEqual(values_of(config)[setting.name], given.get(setting.name, value))
+            if setting.needs.is_met(defaults):
+                continue
+            with self.subTest(setting.name):
+                error = self.error_of("", **{setting.name: value})
+                self.assertTrue(error.startswith(f"{setting.flag} is "), error)
+                self.assertIn(f"but it has an effect only {setting.needs.text}, and --", error)
+                load(None, {setting.name: setting.default} if is_off(setting, setting.default) else {})
+
+    def test_the_flags_of_other_tasks_and_of_other_ways_are_rejected(self):
+        for flags, found in (
+            ({"task": "asr", "vtlp": 0.1}, "only with --task tts, and --task is asr"),
+            ({"encoder": "lmu"}, "only with --task asr, and --task is tts"),
+            ({"sync_batch_norm": True}, "and --task is tts and --encoder is lmu"),
+            ({"task": "asr", "sync_batch_norm": True}, "and --encoder is lmu"),
+            ({"job": 1, "jobs": 2}, "--jobs is 2, but it has an effect only with --sync-every, and --sync-every is 0"),
+            ({"outer_momentum": 0.9}, "and --sync-every is 0"),
+            ({"batch_size": 16, "batch_seconds": 100.0}, "only without --batch-seconds, and --batch-seconds is 100.0"),
+            ({"validation_fraction": 0.1, "val_data": "v"}, "only without --val-data, and --val-data is v"),
+            ({"task": "vocoder", "segment_seconds": 1.0}, "only with --task tts"),
+            ({"teacher_fraction": 0.3}, "and --teacher is not given. Leave it out, or change what it needs."),
+            (
+                {"observer": "data", "validate_every": 0, "sample_every": 0},
+                "with --validate-every, or with --sample-every",
+            ),
+        ):
+            with self.subTest(flags=flags):
+                self.assertIn(found, self.error_of("", **flags))
+
+    def test_a_value_of_a_file_that_is_not_the_default_is_named_with_its_line(self):
+        error = self.error_of("data:\n  batch_size: 8\n  batch_seconds: 100\n")
+        self.assertIn(f"{self.path}, line 2: batch_size is 8, but it has an effect only without", error)
+        self.path.write_text("data: {batch_size: 16, batch_seconds: 100}\nasr: {encoder: lmu}\nmodel: {task: tts}\n")
+        load(self.path)
+
+    def test_a_flag_replaces_what_it_makes_useless_in_a_file(self):
+        self.path.write_text("data: {batch_size: 8}\nmodel: {task: asr}\nasr: {encoder: gru}\n")
+        config = load(self.path, {"batch_seconds": 100.0, "task": "tts"})
+        self.assertEqual((config.data.batch_size, config.asr.encoder), (16, "lmu"))
+        self.assertEqual(load(self.path, {"encoder": "conv"}).asr.encoder, "conv")
+
+    def test_a_run_of_an_older_version_resumes_with_what_it_has_recorded(self):
+        recorded = Config(data=DataConfig(batch_size=8, batch_seconds=9.0), asr=ASRConfig(encoder="gru"))
+        self.assertIn("has an effect only", self.error_of(dump(recorded)))
+        (self.folder / "checkpoints").mkdir()
+        config = load(self.path.rename(self.folder / "config.yaml"), {"max_steps": 7})
+        self.assertEqual(config.data.batch_size, 16)
+        checkpoint = Path("runs/old/checkpoints/step-000001")
+        check_same_settings(checkpoint, recorded, config)
+        other = config.model_copy(update={"data": DataConfig(batch_seconds=10.0)})
+        with self.assertRaisesRegex(CheckpointError, "batch_seconds is 10.0, but .* was written with 9.0"):
+            check_same_settings(checkpoint, recorded, other)
+
+    def test_useless_values_are_not_written(self):
+        config = Config(model=ModelConfig(task="asr", segment_seconds=3.0, dropout=0.2), asr=ASRConfig(encoder="gru"))
+        self.assertEqual(
+            without_useless(config),
+            Config(model=ModelConfig(task="asr", dropout=0.2), asr=ASRConfig(encoder="gru")),
+        )
+
+    def test_what_a_command_sets_later_is_not_checked(self):
+        config = load(None, {"outer_momentum": 0.9, "sync_every": 0}, own=("sync_every",))
+        self.assertEqual(config.local_sgd.outer_momentum, 0.9)
+
+
+class ResumeTest(unittest.TestCase):
+    """`train --resume --run NAME` takes the settings of the run."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.runs = Path(folder.name)
+        (self.runs / "mine" / "checkpoints").mkdir(parents=True)
+        (self.runs / "mine" / "config.yaml").write_text(
+            "run: {run: former}\ntraining: {learning_rate: 3e-4, stop_at_step: 4}\n"
+            "placement: {data_gpu: 0, model_gpu: 1, model_gpu_memory: 999}\n"
+        )
+
+    def resumed(self, *flags: str) -> Config:
+        return train.parse(["--resume", "--runs-dir", str(self.runs), *flags])[0]
+
+    def test_a_run_that_was_moved_or_renamed_has_its_own_settings(self):
+        config = self.resumed("--run", "mine")
+        self.assertEqual((config.run.run, config.run.runs_dir), ("mine", str(self.runs)))
+        self.assertEqual((config.training.learning_rate, config.training.stop_at_step), (3e-4, None))
+        self.assertEqual((config.placement.model_gpu, config.run.resume), (1, True))
+
+    def test_flags_replace_the_settings_of_the_run(self):
+        config = self.resumed("--run", "mine", "--learning-rate", "1e-4", "--stop-at-step", "9")
+        self.assertEqual((config.training.learning_rate, config.training.stop_at_step), (1e-4, 9))
+
+    def test_flags_that_name_GPUs_replace_all_GPUs_of_the_run(self):
+        placement = self.resumed("--run", "mine", "--model-gpus", "2", "3").placement
+        self.assertEqual((placement.data_gpu, placement.model_gpu, placement.model_gpus), (None, None, (2, 3)))
+        self.assertEqual(placement.model_gpu_memory, 999)
+        self.assertEqual(self.resumed("--run", "mine", "--model-gpu-memory", "888").placement.data_gpu, 0)
+
+    def test_a_command_that_names_the_corpus_has_all_settings_itself(self):
+        config = self.resumed("--run", "mine", "--train-data", "corpus")
+        self.assertEqual(config.training.learning_rate, Config().training.learning_rate)
+
+    def test_a_file_of_settings_replaces_those_of_the_run(self):
+        other = self.runs / "other.yaml"
+        other.write_text("training: {learning_rate: 7e-4}\n")
+        config = self.resumed("--run", "mine", "--config", str(other))
+        self.assertEqual((config.training.learning_rate, config.placement.data_gpu), (7e-4, None))
+
+    def test_a_run_that_does_not_exist_is_named_with_those_that_do(self):
+        with self.assertRaises(ConfigError) as caught:
+            self.resumed("--run", "mime")
+        self.assertEqual(
+            str(caught.exception),
+            f"--resume was given without the settings of a run, but there is no {self.runs}/mime/config.yaml to read. "
+            f"Did you mean --run mine? Runs in {self.runs}: mine. "
+            "Name a run with --run and --runs-dir, or give the settings of a new one.",
+        )
+
+    def test_a_run_that_does_not_exist_starts_with_the_settings_that_are_given(self):
+        self.assertEqual(self.resumed("--run", "new", "--max-steps", "7").training.max_steps, 7)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,268 @@
+"""The rendezvous of the workers of a job, and what else may connect to its port."""
+
+import json
+import socket
+import time
+import unittest
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from unittest import mock
+
+from myxtts.distributed import rendezvous as rendezvous_module
+from myxtts.distributed.cluster import Cluster, split_address
+from myxtts.distributed.launcher import local_workers
+from myxtts.distributed.rendezvous import Limits, rendezvous
+from myxtts.distributed.signed_lines import SignedLines, encode, new_nonce
+from myxtts.errors import PlacementError
+
+TOKEN, OTHER_TOKEN = "correct horse battery staple", "incorrect horse battery staple"
+PATIENT = Limits(introduction_s=20.0, line_bytes=10_000, connections=4)  # a connection is not dropped for being slow
+QUICK = Limits(introduction_s=0.3)
+
+
+class RendezvousTest(unittest.TestCase):
+    def join(self, settings, workers=None, present=None, chief_timeout_s=20.0, timeout_s=20.0) -> dict[int, str]:
+        """Return the error message of each present worker, or an empty string."""
+        workers = workers or local_workers(len(settings))
+        self.reports: list[str] = []
+
+        def attend(index: int) -> str:
+            try:
+                worker_timeout_s = timeout_s if index else chief_timeout_s
+                rendezvous(Cluster(workers, index), settings[index], worker_timeout_s, self.reports.append)
+            except PlacementError as error:
+                return str(error)
+            return ""
+
+        present = range(len(workers)) if present is None else present
+        with ThreadPoolExecutor() as pool:
+            return dict(zip(present, pool.map(attend, present), strict=True))
+
+    def test_all_workers_are_released(self):
+        self.assertEqual(self.join([{"GPUs": "0"}] * 3), {0: "", 1: "", 2: ""})
+
+    def test_ports_are_released_afterwards(self):
+        workers = local_workers(2)
+        self.join([{}] * 2, workers)
+        self.assertEqual(self.join([{}] * 2, workers), {0: "", 1: ""})
+
+    def test_missing_worker_is_named_by_all_others(self):
+        workers = local_workers(3)
+        with mock.patch.object(rendezvous_module, "FIRST_REPORT_S", 0.6):
+            ends = self.join([{}] * 3, workers, present=(0, 1), chief_timeout_s=1.5)
+        for index in (0, 1):
+            self.assertIn(f"worker 2 ({workers[2]}) did not arrive within 1.5 s", ends[index])
+        self.assertEqual(
+            [line.split(",")[0] for line in self.reports], [f"waiting        for worker 2 ({workers[2]})"] * 2
+        )
+
+    def test_missing_chief_is_named(self):
+        workers = local_workers(2)
+        ends = self.join([{}] * 2, workers, present=(1,), timeout_s=0.5)
+        self.assertIn(f"worker 0 ({workers[0]}) did not arrive", ends[1])
+
+    def test_differing_setting_is_reported_by_both(self):
+        ends = self.join([{"--batch-size": "8"}, {"--batch-size": "16"}])
+        for end in ends.values():
+            self.assertRegex(end, r"worker 1 \(.*\) has --batch-size 16, but worker 0 \(.*\) has 8")
+
+    def test_port_in_use_is_named(self):
+        workers = local_workers(2)
+        host, _, port = workers[1].rpartition(":")
+        with socket.create_server((host, int(port))):
+            ends = self.join([{}] * 2, workers, present=(1,))
+        self.assertIn(f"cannot use port {port}", ends[1])
+
+
+class StrangerTest(unittest.TestCase):
+    """A chief, worker 1 and whoever else connects to the chief's port."""
+
+    def setUp(self):
+        self.workers = local_workers(2)
+        self.opened = ExitStack()
+        self.addCleanup(self.opened.close)
+        self.opened.enter_context(mock.patch.object(rendezvous_module, "RETRY_S", 0.1))
+        self.pool = self.opened.enter_context(ThreadPoolExecutor())
+
+    def start(self, index: int, token: str = "", limits: Limits = PATIENT, timeout_s: float = 20.0) -> Future:
+        return self.pool.submit(rendezvous, Cluster(self.workers, index, token), {}, timeout_s, limits=limits)
+
+    def connect(self) -> socket.socket:
+        while True:
+            try:
+                stranger = socket.create_connection(split_address(self.workers[0]), timeout=10.0)
+            except ConnectionRefusedError:  # the chief does not listen yet
+                continue
+            return self.opened.enter_context(stranger)
+
+    def nonce(self, connection: socket.socket) -> str:
+        return json.loads(connection.makefile("rb").readline())["nonce"]
+
+    def is_closed(self, connection: socket.socket) -> bool:
+        """Receive until the chief closes the connection."""
+        with suppress(ConnectionError):
+            while connection.recv(4096):
+                pass
+        return True
+
+    def assert_dropped(
+        self, visit: Callable[[], None], reason: str, count: int = 1, token: str = "", limits: Limits = PATIENT
+    ) -> None:
+        """Assert that the chief drops what visits it, says so, and goes on."""
+        with self.assertLogs("myxtts", "WARNING") as logs:
+            chief = self.start(0, token, limits)
+            visit()
+            self.assertFalse(chief.done())
+            self.start(1, token).result(10.0)
+            self.assertIsNone(chief.result(10.0))
+        lines = [record.getMessage() for record in logs.records]
+        self.assertRegex(lines[0], rf"a connection from 127.0.0.1 was dropped \({reason}\)\. .* port \d+: close it")
+        self.assertEqual(len(lines), 1 if count == 1 else 2)
+        if count > 1:
+            self.assertRegex(lines[1], rf"{count} connections were dropped: {count} {reason}$")
+
+    def test_one_byte_now_and_then_does_not_hold_the_chief(self):
+        def visit():
+            stranger = self.connect()
+            stranger.settimeout(0.02)
+            with self.assertRaises(ConnectionError):
+                while True:
+                    stranger.send(b" ")
+                    with suppress(TimeoutError):
+                        if stranger.recv(4096) == b"":
+                            raise ConnectionError
+
+        self.assert_dropped(visit, "too slow", limits=QUICK)
+
+    def test_line_without_end_is_cut_off(self):
+        def visit():
+            stranger = self.connect()
+            stranger.sendall(b"x" * 20_000)
+            self.assertTrue(self.is_closed(stranger))
+
+        self.assert_dropped(visit, "a line of more than 10,000 bytes")
+
+    def test_garbage_is_dropped(self):
+        nonce = new_nonce()
+        lines = (
+            *(words + b"\n" for words in (b"GET / HTTP/1.1", b"", b"[]", b"\xff\xfe", b"[" * 9000, b'{"worker": 1}')),
+            *(encode({"nonce": bad, "body": "{}", "mac": ""}) for bad in ("", 7, None, "\n" * 64)),
+            *(encode({"nonce": nonce, "body": bad, "mac": ""}) for bad in (7, None, "[]", "\ud800", "{}", "[" * 4000)),
+            *(encode({"nonce": nonce, "body": "{}", "mac": bad}) for bad in (7, None)),
+            *(self.introduction(nonce, worker=bad) for bad in (True, "1", None)),
+        )
+
+        def visit():
+            for line in lines:
+                stranger = self.connect()
+                stranger.sendall(line)
+                self.assertTrue(self.is_closed(stranger))
+
+        self.assert_dropped(visit, "malformed", len(lines))
+
+    def introduction(self, nonce: str, **changed) -> bytes:
+        message = {"worker": 1, "workers": self.workers, "settings": {}} | changed
+        return encode({"nonce": nonce, "body": json.dumps(message), "mac": ""})
+
+    def test_early_end_is_dropped(self):
+        def visit():
+            stranger = self.connect()
+            stranger.sendall(b'{"nonce"')
+            stranger.shutdown(socket.SHUT_WR)
+            self.assertTrue(self.is_closed(stranger))
+
+        self.assert_dropped(visit, "closed early")
+
+    def test_many_connections_at_once_keep_no_worker_out(self):
+        strangers = []
+
+        def visit():
+            strangers.extend(self.connect() for _ in range(40))
+            self.assertTrue(all(map(self.is_closed, strangers[:34])))
+
+        self.assert_dropped(visit, "too many at once", 35)  # of 40 and the worker, 4 and one for each worker may wait
+
+    def test_worker_of_another_job_is_sent_away(self):
+        def visit():
+            other = Cluster((self.workers[0], *local_workers(1)), 1)
+            with self.assertRaisesRegex(PlacementError, "the same addresses"):
+                rendezvous(other, {}, 20.0)
+
+        self.assert_dropped(visit, "of another job")
+
+    def test_recorded_introduction_is_worth_nothing_in_another_connection(self):
+        self.workers = local_workers(3)
+        with self.assertLogs("myxtts", "WARNING") as logs:
+            chief = self.start(0, TOKEN)
+            first, nonce = self.connect(), new_nonce()
+            lines = SignedLines(TOKEN, "worker", self.nonce(first), nonce)
+            introduction = {"worker": 1, "workers": self.workers, "settings": {}}
+            recorded = encode({"nonce": nonce, **lines.pack(introduction)})
+            first.sendall(recorded)
+            answer = json.loads(first.makefile("rb").readline())
+            self.assertIn("worker 2", lines.unpack(answer)["waiting"])
+            first.close()
+            for line in (recorded, encode({"nonce": nonce, **answer})):
+                second = self.connect()
+                self.nonce(second)
+                second.sendall(line)
+                self.assertIn(b"refused", second.makefile("rb").readline())
+            workers = [self.start(index, TOKEN) for index in (1, 2)]
+            for worker in (chief, *workers):
+                self.assertIsNone(worker.result(10.0))
+        self.assertIn("2 connections were dropped: 2 with another job token", logs.output[-1])
+
+    def test_workers_with_the_same_token_meet(self):
+        ends = self.start(0, TOKEN), self.start(1, TOKEN)
+        self.assertEqual([end.result(10.0) for end in ends], [None, None])
+
+    def test_worker_with_another_token_or_without_one_is_refused_with_a_message(self):
+        for chief, worker, reason, message in (
+            (TOKEN, OTHER_TOKEN, "with another job token", "the two have different job tokens"),
+            (TOKEN, "", "without the job token", "it has a job token, and this worker has none"),
+            ("", TOKEN, "with a job token that is not asked for", "this worker has a job token, and it has none"),
+        ):
+
+            def visit(worker=worker, message=message):
+                with self.assertRaises(PlacementError) as raised:
+                    self.start(1, worker).result(10.0)
+                self.assertIn(f"refused worker 1 ({self.workers[1]}): {message}", str(raised.exception))
+                self.assertNotIn("horse", str(raised.exception))
+
+            with self.subTest(reason):
+                self.workers = local_workers(2)
+                self.assert_dropped(visit, reason, token=chief)
+
+    def test_worker_is_not_released_by_a_chief_without_its_token(self):
+        def play_chief(listener: socket.socket, token: str) -> None:
+            connection, _ = listener.accept()
+            with connection:
+                nonce = new_nonce()
+                connection.sendall(encode({"nonce": nonce}))
+                fields = json.loads(connection.makefile("rb").readline())
+                lines = SignedLines(token, "chief", nonce, fields["nonce"])
+                connection.sendall(encode(lines.pack({"go": True})))
+
+        with socket.create_server(split_address(self.workers[0])) as listener, self.assertLogs("myxtts") as logs:
+            worker = self.start(1, TOKEN, timeout_s=1.2)
+            for token in ("", OTHER_TOKEN):
+                play_chief(listener, token)
+            with self.assertRaisesRegex(PlacementError, r"worker 0 \(\S+\) did not arrive within 1.2 s"):
+                worker.result(10.0)
+        self.assertRegex(logs.output[0], r"worker 0 \(\S+\) has ended a connection \(without the job token\)")
+
+    def test_slow_chief_does_not_hold_a_worker(self):
+        with socket.create_server(split_address(self.workers[0])) as listener, self.assertLogs("myxtts", "WARNING"):
+            worker = self.start(1, limits=QUICK, timeout_s=1.0)
+            connection = self.opened.enter_context(listener.accept()[0])
+            with suppress(ConnectionError):
+                while not worker.done():
+                    connection.send(b" ")
+                    time.sleep(0.02)
+            with self.assertRaisesRegex(PlacementError, "did not arrive within 1 s"):
+                worker.result(10.0)
+
+
+if __name__ == "__main__":
+    unittest.main()

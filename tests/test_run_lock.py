@@ -1,0 +1,105 @@
+"""Of several starts of one run, one trains; the others end before they read or write anything."""
+
+import os
+import tempfile
+import threading
+import unittest
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from unittest import mock
+
+from myxtts import run
+from myxtts.config.load import load
+from myxtts.data.demo_corpus import make_demo_corpus
+from myxtts.errors import ConfigError, DataError
+from myxtts.files import write_whole
+from myxtts.training.run_folder import RunFolder
+
+
+class RunLockTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.runs = Path(folder.name) / "runs"
+
+    def second_start(self, **settings) -> int:
+        """Start a run, and once more before the first start has read its corpus; return how many read anything."""
+        config = load(None, {"run": "a", "runs_dir": str(self.runs), **settings})
+        starts = []
+
+        def resolve_start(*_):
+            starts.append(1)
+            if len(starts) == 1:
+                with self.assertRaisesRegex(ConfigError, "another process is training it in .*/runs/a"):
+                    run.train(config)
+            raise DataError("no corpus")
+
+        with mock.patch("myxtts.run.resolve_start", resolve_start), self.assertRaisesRegex(DataError, "no corpus"):
+            run.train(config)
+        return len(starts)
+
+    def test_a_start_while_another_one_prepares_its_corpus_reads_nothing(self):
+        self.assertEqual(self.second_start(), 1)
+        self.assertFalse((self.runs / "a").exists())  # nothing was written to it
+
+    def test_a_second_resume_leaves_checkpoints_alone_that_the_first_one_is_rewriting(self):
+        former = self.runs / "a" / "checkpoints" / ".former-step-000010"
+        former.mkdir(parents=True)
+        self.assertEqual(self.second_start(resume=True), 1)
+        self.assertTrue(former.exists())
+
+    def test_of_many_starts_one_at_a_time_has_the_folder(self):
+        folder, inside, most = RunFolder(self.runs / "a"), [], []
+
+        def start(_):
+            with suppress(ConfigError), folder.locked():
+                inside.append(1)
+                most.append(len(inside))
+                inside.pop()
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(start, range(400)))
+        self.assertEqual(max(most), 1)
+        self.assertFalse(folder.path.exists())
+
+    def test_a_run_removes_what_killed_processes_left_of_files(self):
+        (self.runs / "a").mkdir(parents=True)
+        (self.runs / "a" / ".metrics.jsonl.7-7.partial").write_text("half")
+        (self.runs / "a" / "config.yaml").touch()
+        with RunFolder(self.runs / "a").locked():
+            self.assertEqual({path.name for path in (self.runs / "a").iterdir()}, {".lock", "config.yaml"})
+
+
+class UniqueNamesTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def test_a_file_may_be_written_by_two_at_once(self):
+        path, fsync, written = self.folder / "manifest.npz", os.fsync, []
+
+        def write_meanwhile(descriptor):
+            fsync(descriptor)
+            if not written:
+                written.append(1)
+                other = threading.Thread(target=write_whole, args=(path, b"other"))
+                other.start()
+                other.join()
+
+        with mock.patch("os.fsync", write_meanwhile):
+            write_whole(path, b"first")
+        self.assertEqual(path.read_bytes(), b"first")
+        self.assertEqual(list(self.folder.iterdir()), [path])
+
+    def test_a_demo_corpus_that_another_process_makes_meanwhile_is_taken(self):
+        arguments = {"utterances": 1, "languages": ["en"], "speakers": 1, "seed": 0}
+        others = [lambda: make_demo_corpus(self.folder / "demo", **arguments)]
+        progress = lambda: others.pop()() if others else None  # noqa: E731
+        self.assertFalse(make_demo_corpus(self.folder / "demo", **arguments, progress=progress))
+        self.assertEqual(len(list((self.folder / "demo" / "wavs").iterdir())), 1)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,55 @@
+"""A server of a data service ends at its signal, whatever TensorFlow does at that time."""
+
+import signal
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+from tests.test_launcher import ends
+
+ROOT = Path(__file__).parents[1]
+DEADLINE_S = 20.0
+# TensorFlow starts and stops a server with Python's global lock held; PyDLL holds it during a call, too.
+HOLDS_LOCK = f"""
+import ctypes, os, sys
+sys.path.insert(0, {str(ROOT)!r})
+from myxtts.commands import serve_data
+
+def hold_lock(options):
+    print(os.getpid(), flush=True)
+    ctypes.PyDLL(None).sleep(60)
+
+serve_data.start_server = hold_lock
+sys.exit(serve_data.main(["dispatcher"]))
+"""
+
+
+class SignalTest(unittest.TestCase):
+    def started(self) -> tuple[subprocess.Popen, int]:
+        """Start a program that holds the lock forever; return it and the PID of the process that does."""
+        command = [sys.executable, "-c", HOLDS_LOCK]
+        background = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)}  # as by `command &`
+        program = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **background)
+        self.addCleanup(program.stdout.close)
+        self.addCleanup(program.wait)
+        self.addCleanup(program.kill)
+        return program, int(program.stdout.readline())
+
+    def test_sigint_and_sigterm_end_a_server_that_holds_the_lock(self):
+        for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+            with self.subTest(number):
+                program, holder = self.started()
+                program.send_signal(number)
+                self.assertEqual(program.wait(DEADLINE_S), code)
+                self.assertTrue(ends(holder))
+
+    @unittest.skipUnless(sys.platform == "linux", "needs PR_SET_PDEATHSIG")
+    def test_server_dies_with_a_killed_program(self):
+        program, holder = self.started()
+        program.kill()
+        self.assertTrue(ends(holder))
+
+
+if __name__ == "__main__":
+    unittest.main()

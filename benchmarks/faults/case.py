@@ -1,0 +1,78 @@
+"""The scenarios, and the case that a seed and a number make. No TensorFlow."""
+
+import random
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+Result = dict[str, Any]
+"""Of a test: settings, environment, seconds, and `cases`, each with number, scenario, steps, failures and counts."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A kind of case.
+
+    Attributes:
+        weight: how often it is drawn.
+        function: `module.function` in this package.
+        needs_shim: it cannot run without a C compiler.
+    """
+
+    name: str
+    weight: int
+    function: str
+    needs_shim: bool = False
+
+    @cached_property
+    def run(self) -> Any:
+        module, function = self.function.split(".")
+        return getattr(import_module(f"benchmarks.faults.{module}"), function)
+
+    def line(self) -> str:
+        return f"{self.name:<15} {(self.run.__doc__ or '').splitlines()[0]}"
+
+
+SCENARIOS = (
+    Scenario("interrupts", 8, "scenarios.interrupts"),
+    Scenario("damaged-run", 8, "scenarios.damaged_run"),
+    Scenario("full-disk", 4, "scenarios.full_disk"),
+    Scenario("read-only", 3, "scenarios.read_only"),
+    Scenario("io-errors", 4, "scenarios.input_output_errors"),
+    Scenario("bad-audio", 4, "scenarios.bad_audio"),
+    Scenario("clock", 1, "scenarios.clock_jumps"),
+    Scenario("planted-defect", 1, "scenarios.planted_defect"),
+    Scenario("two-starts", 2, "scenarios.two_starts"),
+    Scenario("workers", 2, "several.workers", needs_shim=True),
+    Scenario("data-service", 1, "several.data_service"),
+    Scenario("jobs", 1, "several.jobs"),
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a test.
+
+    Attributes:
+        folder: of all its files.
+        minutes: after the undisturbed runs, no case begins later.
+        cases: number of cases; 0 is no limit.
+        repeat: the number of the only case, if there is one.
+        jobs: cases at a time.
+    """
+
+    seed: int
+    folder: Path
+    scenarios: tuple[str, ...]
+    minutes: float
+    cases: int
+    repeat: int | None
+    jobs: int
+
+
+def draw(seed: int, number: int) -> tuple[Scenario, random.Random]:
+    """Return the scenario of a case, and the random numbers from which it chooses all else."""
+    source = random.Random(f"{seed}/{number}")
+    return source.choices(SCENARIOS, [scenario.weight for scenario in SCENARIOS])[0], source

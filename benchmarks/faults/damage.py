@@ -1,0 +1,91 @@
+"""Damage of files: flipped bits, NULs after a power cut, files that are cut, empty, missing or of another kind."""
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+MAX_BITS = 8
+GARBAGE_BYTES = 64
+
+
+def flip_bits(path: Path, source: random.Random) -> str:
+    content = bytearray(path.read_bytes())
+    places = [source.randrange(len(content) * 8) for _ in range(source.randint(1, MAX_BITS))] if content else []
+    for place in places:
+        content[place // 8] ^= 1 << place % 8
+    path.write_bytes(content)
+    return f"{len(places)} bits flipped"
+
+
+def _range(size: int, source: random.Random) -> slice:
+    begin = source.randrange(size + 1)
+    return slice(begin, min(size, begin + source.randint(1, max(1, size // 2))))
+
+
+def zero(path: Path, source: random.Random) -> str:
+    content = bytearray(path.read_bytes())
+    where = _range(len(content), source)
+    content[where] = bytes(where.stop - where.start)
+    path.write_bytes(content)
+    return f"NULs from byte {where.start} to {where.stop}"
+
+
+def garble(path: Path, source: random.Random) -> str:
+    content = bytearray(path.read_bytes())
+    where = _range(len(content), source)
+    content[where] = source.randbytes(where.stop - where.start)
+    path.write_bytes(content)
+    return f"random bytes from byte {where.start} to {where.stop}"
+
+
+def truncate(path: Path, source: random.Random) -> str:
+    content = path.read_bytes()
+    size = source.randrange(len(content) + 1)
+    path.write_bytes(content[:size])
+    return f"cut after {size} of {len(content)} bytes"
+
+
+def empty(path: Path, source: random.Random) -> str:
+    path.write_bytes(b"")
+    return "empty"
+
+
+def remove(path: Path, source: random.Random) -> str:
+    path.unlink()
+    return "missing"
+
+
+def append(path: Path, source: random.Random) -> str:
+    with open(path, "ab") as file:
+        file.write(source.randbytes(GARBAGE_BYTES))
+    return f"{GARBAGE_BYTES} random bytes behind its end"
+
+
+def double(path: Path, source: random.Random) -> str:
+    path.write_bytes(path.read_bytes() * 2)
+    return "its content twice"
+
+
+def make_folder(path: Path, source: random.Random) -> str:
+    path.unlink()
+    path.mkdir()
+    return "a folder in its place"
+
+
+def swap(path: Path, source: random.Random) -> str:
+    files = sorted(other for other in path.parents[1].rglob("*") if other.is_file())
+    other = source.choice([other for other in files if other.suffix != path.suffix])
+    shutil.copyfile(other, path)
+    return f"the content of {other.name}"
+
+
+DAMAGES: tuple[Callable[[Path, random.Random], str], ...] = (
+    *(flip_bits, flip_bits, zero, zero, garble, truncate, truncate),
+    *(empty, remove, append, double, make_folder, swap),
+)
+
+
+def damage(path: Path, source: random.Random) -> str:
+    """Damage a file in one of these ways; return how."""
+    return f"{path.parent.name}/{path.name}: {source.choice(DAMAGES)(path, source)}"

@@ -1,0 +1,118 @@
+"""Runs cases in some processes at a time, each a fork of this one."""
+
+import json
+import os
+import shutil
+import signal
+import time
+import traceback
+from collections.abc import Iterator
+from itertools import count, islice
+from pathlib import Path
+
+import myxtts.commands.train
+import myxtts.run  # noqa: F401 - imports TensorFlow, for all forks
+from benchmarks.faults import children, warm
+from benchmarks.faults.case import Result, Settings, draw
+from benchmarks.faults.injection import is_preloaded
+from benchmarks.faults.lab import Lab
+from benchmarks.faults.trial import Trial
+from benchmarks.proof.runs import toy_models
+
+LEAST_LIMIT_S, LIMIT_FACTOR = 60.0, 20.0  # a program hangs after LIMIT_FACTOR times the seconds of an undisturbed run
+
+
+def run_cases(settings: Settings) -> Result:
+    """Run the undisturbed run, then the cases; return the outcomes. Only the folders of failed cases are kept."""
+    with toy_models():
+        lab = Lab(settings.folder, children.Forks())
+        record = settings.folder / "record.json"
+        lab.open(lambda: warm.record_in(record))
+        warm.repeat(record)
+        lab.repeat()
+        limit_s = max(LEAST_LIMIT_S, LIMIT_FACTOR * lab.seconds)
+        opened_s = time.monotonic()
+        cases = _run_cases(settings, lab, limit_s, opened_s + 60.0 * settings.minutes)
+    result = {
+        "seed": settings.seed,
+        "scenarios": list(settings.scenarios),
+        "jobs": settings.jobs,
+        "shim": is_preloaded(),
+        "limit_s": round(limit_s, 1),
+        "undisturbed_s": round(lab.seconds, 1),
+        "undisturbed_cpu_s": round(lab.cpu_s, 1),
+        "seconds": round(time.monotonic() - opened_s, 1),
+        "folder": str(settings.folder),
+        "cases": cases,
+    }
+    if not any(case["failures"] for case in cases) and settings.repeat is None:
+        shutil.rmtree(settings.folder)
+    return result
+
+
+def numbers_of(settings: Settings) -> Iterator[int]:
+    """Yield the numbers of the cases that the settings ask for."""
+    if settings.repeat is not None:
+        yield settings.repeat
+        return
+    yield from islice(filter(lambda number: _is_wanted(settings, number), count()), settings.cases or None)
+
+
+def _is_wanted(settings: Settings, number: int) -> bool:
+    scenario, _ = draw(settings.seed, number)
+    return scenario.name in settings.scenarios and (is_preloaded() or not scenario.needs_shim)
+
+
+def _run_cases(settings: Settings, lab: Lab, limit_s: float, end_s: float) -> list[dict]:
+    files = [settings.folder / f"cases-{job}.jsonl" for job in range(settings.jobs)]
+    runners = [_fork(settings, lab, limit_s, end_s, job, file) for job, file in enumerate(files)]
+    try:
+        for pid in runners:
+            os.waitpid(pid, 0)
+    except BaseException:  # Ctrl-C
+        for pid in runners:
+            os.kill(pid, signal.SIGKILL)  # its programs die with it
+        raise
+    lines = (line for file in files if file.exists() for line in file.read_text().splitlines())
+    return sorted(map(json.loads, lines), key=lambda case: case["number"])
+
+
+def _fork(settings: Settings, lab: Lab, limit_s: float, end_s: float, job: int, file: Path) -> int:
+    """Start a process that runs each `jobs`-th case, and return its ID."""
+    parent, pid = os.getpid(), os.fork()
+    if pid:
+        return pid
+    try:
+        children.die_with(parent)
+        children.adopt_orphans()
+        for number in islice(numbers_of(settings), job, None, settings.jobs):
+            if time.monotonic() >= end_s:
+                break
+            case = run_case(settings, lab, number, limit_s)
+            with open(file, "a") as lines:
+                lines.write(json.dumps(case) + "\n")
+    finally:
+        os._exit(0)
+
+
+def run_case(settings: Settings, lab: Lab, number: int, limit_s: float) -> dict:
+    """Run one case; return its outcome."""
+    scenario, source = draw(settings.seed, number)
+    folder = settings.folder / f"case-{number}"
+    folder.mkdir()
+    trial, start_s = Trial(lab, folder, source, limit_s), time.monotonic()
+    try:
+        scenario.run(trial)
+    except Exception:
+        trial.fail("chaos test", traceback.format_exc())
+    for child in trial.children:
+        child.kill()
+    lab.launcher.end_orphans(())
+    if not trial.failures and settings.repeat is None:
+        shutil.rmtree(folder, ignore_errors=True)
+    outcome = {"number": number, "scenario": scenario.name, "steps": trial.steps, "faults": trial.faults}
+    outcome |= {"processes": trial.processes, "seconds": round(time.monotonic() - start_s, 1)}
+    outcome["cpu_s"] = round(sum(child.cpu_s for child in trial.children), 1)
+    for failure in trial.failures:
+        print(f"case {number:<6} {scenario.name}: {failure.kind}: {failure.text[:300]}", flush=True)
+    return outcome | {"failures": [failure._asdict() for failure in trial.failures]}

@@ -1,0 +1,166 @@
+"""Faults of system calls: an error number or a signal at the nth call on a file. No TensorFlow.
+
+Where there is a C compiler, shim.c is preloaded. It sees the calls of all libraries, except those that stdio makes by
+itself. Without one, an audit hook of Python takes its place: it sees `create`, `open`, `rename`, `mkdir` and `unlink`
+of Python code only, and `write` and `fsync` count as `create`, `read` as `open`.
+"""
+
+import ctypes
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+CALLS = {"create": 1, "open": 2, "read": 4, "write": 8, "fsync": 16, "rename": 32, "mkdir": 64, "unlink": 128}
+CHANGING = ("create", "write", "fsync", "rename", "mkdir", "unlink")
+GROWING = ("create", "write", "fsync", "mkdir")
+SEEN_INSTEAD = {"write": "create", "fsync": "create", "read": "open"}  # by the audit hook
+AUDITED = {"os.rename": "rename", "os.remove": "unlink", "os.rmdir": "unlink", "os.mkdir": "mkdir"}
+SOURCE = Path(__file__).with_name("shim.c")
+PRELOADED = "MYXTTS_CHAOS_SHIM"  # environment variable: the compiled shim; empty if there is no compiler
+
+
+@dataclass(frozen=True)
+class Injection:
+    """What happens at a named point: the nth call of one of some kinds on a file.
+
+    Attributes:
+        calls: keys of CALLS.
+        file: part of the path.
+        nth: from 1.
+        error: errno that the call fails with, or 0.
+        signal: that the process gets before the call, if there is no error.
+        lasting: the later calls fail, too.
+    """
+
+    calls: tuple[str, ...]
+    file: str
+    nth: int
+    error: int = 0
+    signal: int = 0
+    lasting: bool = False
+
+    def __str__(self) -> str:
+        what = errno.errorcode[self.error] if self.error else signal.Signals(self.signal).name
+        later = " and later" if self.lasting else ""
+        return f"{what} at {'/'.join(self.calls)} '{self.file}' #{self.nth}{later}"
+
+    def arm(self, root: Path) -> None:
+        """Let it happen in this process, on files below `root`."""
+        if is_preloaded():
+            mask = sum(CALLS[call] for call in self.calls)
+            action, value = (0, self.error) if self.error else (1, self.signal)
+            arguments = mask, self.nth, int(self.lasting), action, value
+            ctypes.CDLL(None).fault_arm(os.fsencode(root), os.fsencode(self.file), *arguments)
+        else:
+            sys.addaudithook(self._audit_hook(str(root)))
+
+    def _audit_hook(self, root: str) -> Callable[[str, tuple], None]:
+        calls, numbers = {SEEN_INSTEAD.get(call, call) for call in self.calls}, count(1)
+        owner = os.getpid()
+
+        def hook(event: str, arguments: tuple) -> None:
+            call = _call_of(event, arguments)
+            if call not in calls or os.getpid() != owner:
+                return
+            path = str(arguments[1] if call == "rename" else arguments[0])
+            if root in path and self.file in path:
+                self._happen(next(numbers), path)
+
+        return hook
+
+    def _happen(self, number: int, path: str) -> None:
+        if number == self.nth or (self.lasting and number > self.nth):
+            if self.error:
+                raise OSError(self.error, os.strerror(self.error), path)
+            os.kill(os.getpid(), self.signal)
+
+
+def _call_of(event: str, arguments: tuple) -> str | None:
+    if event == "open":
+        path, _, flags = arguments
+        changes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        return None if isinstance(path, int) else "create" if changes else "open"
+    return AUDITED.get(event)
+
+
+def is_preloaded() -> bool:
+    return bool(os.environ.get(PRELOADED))
+
+
+def compile_shim(folder: Path) -> Path | None:
+    """Compile shim.c; return None without a compiler."""
+    compiler, shim = shutil.which("cc") or shutil.which("gcc"), folder / "shim.so"
+    if compiler is None:
+        return None
+    command = [compiler, "-shared", "-fPIC", "-O1", str(SOURCE), "-o", str(shim), "-ldl"]
+    return shim if subprocess.run(command, capture_output=True).returncode == 0 else None
+
+
+def redirect(from_port: int, to_port: int) -> None:
+    """Let this process connect to another port in place of one of this machine; needs the shim."""
+    ctypes.CDLL(None).fault_redirect(from_port, to_port)
+
+
+@dataclass(frozen=True)
+class ClockJump:
+    """Python's clock of the day jumps at its nth reading. The clocks that measure durations go on."""
+
+    seconds: float
+    nth: int
+
+    def __str__(self) -> str:
+        return f"time.time() jumps by {self.seconds:+,.0f} s at its reading #{self.nth}"
+
+    def arm(self, root: Path) -> None:
+        numbers, real, real_ns = count(1), time.time, time.time_ns
+
+        def offset_s() -> float:
+            return self.seconds if next(numbers) >= self.nth else 0.0
+
+        time.time = lambda: real() + offset_s()
+        time.time_ns = lambda: real_ns() + round(offset_s() * 1e9)
+
+
+@dataclass(frozen=True)
+class SizeLimit:
+    """No file may grow beyond a size: RLIMIT_FSIZE, which Python reports as EFBIG."""
+
+    size: int
+
+    def __str__(self) -> str:
+        return f"no file beyond {self.size:,} bytes"
+
+    def arm(self, root: Path) -> None:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (self.size, resource.RLIM_INFINITY))
+
+
+@dataclass(frozen=True)
+class Defect:
+    """A planted defect of the program: the report of a step raises KeyError."""
+
+    step: int
+
+    def __str__(self) -> str:
+        return f"a planted defect at step {self.step}"
+
+    def arm(self, root: Path) -> None:
+        from myxtts.observe.report import Reporter
+
+        write = Reporter.write
+
+        def defective(reporter: Reporter, step: int, *arguments: object, **keywords: object) -> None:
+            if step == self.step:
+                raise KeyError("planted")
+            write(reporter, step, *arguments, **keywords)
+
+        Reporter.write = defective

@@ -1,0 +1,256 @@
+"""What happens to runs in a chaos test: each scenario draws from the case's random numbers alone."""
+
+import errno
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks.faults.children import Child
+from benchmarks.faults.damage import damage
+from benchmarks.faults.injection import CHANGING, GROWING, ClockJump, Defect, Injection, SizeLimit
+from benchmarks.faults.lab import CHECKPOINT_EVERY, STEPS, newest_step
+from benchmarks.faults.trial import STOPS, Arms, Interrupt, Trial
+from myxtts.training.checkpoint_files import step_of
+
+PLACES = (  # parts of the paths of a run folder: where a named point may be
+    *("", ".partial-step", "step-0000", "state.json", "model.npz", "optimizer.npz", "averages.npz", "checkpoints"),
+    *("metrics.jsonl", "config.yaml", "run.json", "timeline.json", "report.html", "index.html", "log.txt"),
+    *("manifest-", "rejected.csv", "pcm-", "tensorboard", ".lock"),
+)
+LINES = ("corpus", "placement", "threads", "feed ", *(f"step {step:6d} |" for step in range(1, STEPS + 1)), "time  ")
+MAX_INTERRUPTS = 3
+TMPFS_KIB = (16, 700)  # a whole run takes about 600
+DAY_S = 86_400.0
+
+
+def interrupts(trial: Trial) -> None:
+    """Kill, stop, terminate or interrupt a run some times, each time at a named point or at random, and resume it."""
+    keep = "--keep-checkpoints", str(trial.random.choice((1, 2, 9)))
+    for _ in range(trial.random.randint(1, MAX_INTERRUPTS)):
+        number = trial.random.choice((*[signal.SIGKILL] * 3, signal.SIGTERM, signal.SIGINT, signal.SIGSTOP))
+        codes = {0} | ({STOPS[number]} if number in STOPS else {128 + number} if number == signal.SIGKILL else set())
+        moment = _moment(trial.random, number)
+        if isinstance(moment, Interrupt):
+            trial.train(str(moment), *keep, interrupts=[moment], codes=sorted(codes))
+        else:
+            trial.train(str(moment), *keep, arms=[moment], codes=sorted(codes))
+    trial.finish_run("undisturbed", *keep)
+
+
+def _moment(source: random.Random, number: int) -> Interrupt | Injection:
+    kind = source.choice(("point", "point", "line", "time"))
+    if kind == "point":
+        calls = (source.choice(CHANGING),)
+        return Injection(calls, source.choice(PLACES), source.choice((1, 2, 3, 5, 8, 13)), signal=number)
+    pause_s = source.uniform(0.2, 3.0)
+    if kind == "line":
+        return Interrupt(number, line=source.choice(LINES), pause_s=pause_s)
+    return Interrupt(number, fraction=source.uniform(0.0, 1.1), pause_s=pause_s)
+
+
+def damaged_run(trial: Trial) -> None:
+    """Damage a file of a run folder, then resume; where the message names checkpoints to remove, remove them."""
+    without = trial.random.choice(((12,), (12,), (9, 12)))
+    trial.copy_template(without)
+    newest = trial.run_dir / "checkpoints" / f"step-{STEPS - CHECKPOINT_EVERY * len(without):06d}"
+    files = sorted(path for path in trial.run_dir.rglob("*") if path.is_file())
+    of_newest = [path for path in files if path.parent == newest]
+    path = trial.random.choice(
+        [*of_newest, *of_newest, *(path for path in files if path.parent.parent != newest.parent)]
+    )
+    if path.name.startswith("pcm-"):  # its bytes have no checksum: reading a large corpus at each start takes too long
+        path.write_bytes(path.read_bytes()[: trial.random.randrange(path.stat().st_size)])
+        trial.steps.append(f"{path.name}: cut")
+    else:
+        trial.steps.append(damage(path, trial.random))
+    caches = ("--cache-dataset",) * trial.random.randint(0, 1)
+    trial.faults += 1
+    for _ in range(2):
+        finished = trial.train("resumed", *caches, codes=(0, 2), checks_start=False)
+        if finished.code != 2:
+            break
+        removed = _follow_advice(trial, finished.message)
+        if not removed:
+            trial.fail("message", f"its advice leads no further: {finished.message!r}")
+            return
+        trial.steps.append(f"removed {removed}, as the message says")
+    if finished.code == 0:
+        # A changed digit in a curve is not damage that can be seen.
+        trial.check_equal(*((True, step_of(newest)) if path.name == "metrics.jsonl" else ()))
+
+
+def _follow_advice(trial: Trial, message: str) -> list[str]:
+    """Remove the files that a message tells to remove or to move away; return their names."""
+    named = message.partition(": ")[0] if "Move it away" in message else message.rpartition("emove ")[2].rstrip(".")
+    paths = [Path(word) for word in re.findall(r"[^\s,]+", named)]
+    inside = [path for path in paths if path.is_absolute() and trial.run_dir in path.parents and path.exists()]
+    for path in inside:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return [path.name for path in inside]
+
+
+def full_disk(trial: Trial) -> None:
+    """Fill the disk in a run, then free it and resume."""
+    means = trial.random.choice(("tmpfs", "ENOSPC", "EDQUOT", "limit"))
+    arms: list[Arms] = []
+    if means == "limit":
+        arms = [SizeLimit(trial.random.choice((20_000, 40_000, 60_000, 100_000)))]
+    elif means != "tmpfs":
+        places = ("", "", "checkpoints", "step-0000", "metrics.jsonl", "tensorboard", "report.html", "timeline.json")
+        number, nth = getattr(errno, means), trial.random.randint(1, 120)
+        arms = [Injection(GROWING, trial.random.choice(places), nth, error=number, lasting=True)]
+    size_kib = trial.random.randint(*TMPFS_KIB)
+    with _small_disk(trial.runs, size_kib if means == "tmpfs" else 0) as enlarge:
+        what = "; ".join(map(str, arms)) or f"a disk of {size_kib} KiB"
+        trial.faults += not arms
+        finished = trial.train(what, arms=arms, codes=(0, 2))
+        if "gpu-memory" in finished.err + finished.out:
+            trial.fail("message", f"a full disk is taken for memory: {finished.err!r}")
+        enlarge()
+        trial.finish_run("with space", may_lack_lines=True)
+
+
+@contextmanager
+def _small_disk(folder: Path, size_kib: int) -> Iterator:
+    """Mount a file system of a size on a folder, if root may; yield what makes it large."""
+    folder.mkdir(exist_ok=True)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size_kib}k", "tmpfs", str(folder)]
+    if not size_kib or subprocess.run(mount, capture_output=True).returncode:
+        yield lambda: None
+        return
+    try:
+        yield lambda: subprocess.run(["mount", "-o", "remount,size=64m", str(folder)], check=True)
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def read_only(trial: Trial) -> None:
+    """Refuse changes of a part of the run folder from a moment on, then allow them and resume."""
+    number = trial.random.choice((errno.EROFS, errno.EACCES, errno.EPERM))
+    place, nth = trial.random.choice(PLACES), trial.random.choice((1, 1, 2, 3, 8, 20))
+    arm = Injection(("create", "mkdir", "rename", "unlink"), place, nth, error=number, lasting=True)
+    trial.train(str(arm), arms=[arm], codes=(0, 2))
+    trial.finish_run("with rights", may_lack_lines=True)
+
+
+def input_output_errors(trial: Trial) -> None:
+    """Let reading or writing fail with EIO, once or from then on; then resume."""
+    calls = trial.random.choice((("write",), ("fsync",), ("rename",), ("create",), ("unlink",), ("read",), ("open",)))
+    place, nth = trial.random.choice(PLACES), trial.random.choice((1, 1, 2, 3, 5, 8, 20))
+    arm = Injection(calls, place, nth, error=errno.EIO, lasting=trial.random.random() < 0.5)
+    if calls[0] in ("read", "open") and trial.random.random() < 0.5:
+        trial.copy_template(without=(12,))
+    trial.train(str(arm), arms=[arm], codes=(0, 2))
+    trial.finish_run("on a sound disk", may_lack_lines=True)
+
+
+def clock_jumps(trial: Trial) -> None:
+    """Let the clock of the day jump by seconds or by years, forwards or back."""
+    seconds = trial.random.choice((1.0, 3600.0, DAY_S, 3650 * DAY_S)) * trial.random.choice((1.0, -1.0))
+    jump = ClockJump(seconds, trial.random.randint(1, 60))
+    flags = trial.random.choice(((), ("--validate-every", "4")))
+    finished = trial.train(str(jump), *flags, arms=[jump])
+    if finished.code == 0:
+        trial.check_equal()
+
+
+def planted_defect(trial: Trial) -> None:
+    """Plant a defect in the report of a step: it ends with a traceback, after saving; then resume."""
+    defect = Defect(trial.random.randint(1, STEPS))
+    finished = trial.train(str(defect), arms=[defect], codes=(1,), planted="KeyError: 'planted'")
+    if finished.code == 1 and newest_step(trial.run_dir) < defect.step:
+        trial.fail("lost steps", f"the defect at step {defect.step} lost steps: {newest_step(trial.run_dir)} is saved")
+    trial.finish_run("without the defect", may_lack_lines=True)  # that of the defective report
+
+
+def two_starts(trial: Trial) -> None:
+    """Start a run twice at almost the same time: new, or to be resumed. One trains, or the other when it is done."""
+    resume = ["--resume"] if trial.random.random() < 0.6 else []
+    if resume and trial.random.random() < 0.5:
+        trial.copy_template(without=(12,))
+    between_s = trial.random.choice((0.0, 0.0, 0.05, trial.random.uniform(0.1, 1.5) * trial.lab.seconds))
+    trial.steps.append(f"two starts {between_s:.2f} s apart {' '.join(resume)}")
+    trial.faults += 1
+    first = trial.start(resume)
+    time.sleep(between_s)
+    second = trial.start(resume)
+    while first.poll() is None or second.poll() is None:
+        if time.monotonic() - second.started_s > trial.limit_s:
+            break
+        time.sleep(0.05)
+    finished = [trial.finish(child, (0, 2)) for child in (first, second)]
+    if 0 not in [program.code for program in finished]:
+        trial.fail("exit code", f"neither of two starts trained: {finished[0].err!r} {finished[1].err!r}")
+        return
+    trial.check_equal()
+
+
+def bad_audio(trial: Trial) -> None:
+    """Take a file of the corpus away in mid-epoch, or change it; put it back and resume."""
+    corpus = trial.folder / "corpus"
+    shutil.copytree(trial.lab.corpus.parent, corpus)
+    victim = corpus / f"u{trial.random.randrange(13)}.wav"
+    kind = trial.random.choice(("deleted", "cut", "empty", "replaced", "a folder", "a loop", "no sound", "EIO"))
+    line = f"step {trial.random.randint(1, STEPS - 2):6d} |"
+    caches = ("--cache-dataset",) * (trial.random.random() < 0.2)
+    decoding = ("--no-use-tf-native-loading",) * (trial.random.randint(0, 1) and not caches)  # the cache is decoded
+    arms = [Injection(("open", "read"), victim.name, 20, error=errno.EIO, lasting=True)] if kind == "EIO" else []
+    content, is_done = victim.read_bytes(), False
+
+    def spoil(child: Child) -> None:
+        nonlocal is_done
+        if not is_done and not arms and line in child.output():
+            is_done = True
+            _spoil(victim, kind, content, trial.random)
+
+    trial.faults += not arms
+    what = f"{victim.name} {kind} at '{line}' {' '.join(decoding)}"
+    keywords = {"corpus": corpus / "corpus.csv", "meanwhile": spoil}
+    roots = [_Rooted(arm, corpus) for arm in arms]
+    finished = trial.train(what, *caches, *decoding, arms=roots, codes=(0, 2), **keywords)
+    if victim.is_dir() and not victim.is_symlink():
+        victim.rmdir()
+    victim.unlink(missing_ok=True)
+    victim.write_bytes(content)
+    if kind == "replaced":  # by audio of the same length: the run may have trained on it
+        return
+    is_named = victim.name in finished.message or "cannot be used" in finished.message  # at the start: rejected.csv
+    if finished.code == 2 and not is_named:
+        trial.fail("message", f"it does not name {victim.name}: {finished.message!r}")
+    trial.finish_run("with the file", *decoding, corpus=corpus / "corpus.csv")
+
+
+class _Rooted:
+    """A fault on files below another folder than that of the runs."""
+
+    def __init__(self, arm: Arms, root: Path):
+        self._arm, self._root = arm, root
+
+    def __str__(self) -> str:
+        return str(self._arm)
+
+    def arm(self, root: Path) -> None:
+        self._arm.arm(self._root)
+
+
+def _spoil(path: Path, kind: str, content: bytes, source: random.Random) -> None:
+    path.unlink()
+    if kind == "cut":
+        path.write_bytes(content[: source.randrange(len(content))])
+    elif kind == "empty":
+        path.write_bytes(b"")
+    elif kind == "replaced":
+        path.write_bytes(content[:44] + bytes(len(content) - 44))
+    elif kind == "a folder":
+        path.mkdir()
+    elif kind == "a loop":
+        os.symlink(path, path)
+    elif kind == "no sound":
+        path.write_bytes(source.randbytes(len(content)))

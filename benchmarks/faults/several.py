@@ -1,0 +1,227 @@
+"""Scenarios of several processes: workers and the network between them, a data service, and jobs."""
+
+import random
+import re
+import shutil
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from benchmarks.faults.children import Child
+from benchmarks.faults.forked_popen import forked_children
+from benchmarks.faults.injection import redirect
+from benchmarks.faults.lab import STEPS, losses_of, weights_of
+from benchmarks.faults.proxy import Disturbance, Proxy
+from benchmarks.faults.trial import STOPS, Finished, Trial
+from myxtts.distributed.cluster import Cluster, split_address
+from myxtts.distributed.launcher import local_workers
+from myxtts.files import locked_file
+
+ONE_CPU = ("--simulate-gpus", "0", "--data-gpu", "null", "--model-gpu", "null", "--batch-size", "2")
+HANG = signal.SIGSTOP
+LISTENS = re.compile(r"listens on port (\d+)")
+JOBS_CODES = (0, 1)  # 1: the merged model is worse than the best job, which a toy may be
+LOSS_S = 240.0  # for workers to notice a loss: 20 s without a heartbeat, 60 s at the start
+Connect = Callable[[], None]
+
+
+def workers(trial: Trial) -> None:
+    """Kill, stop or hang one of two workers, or disturb the network between them; then resume both."""
+    expected = _reference(trial, "workers", lambda folder: _train_workers(trial, [(), ()]))
+    trial.limit_s = max(trial.limit_s, LOSS_S)
+    kind = trial.random.choice(("signal", "signal", "network"))
+    line = f"step {trial.random.randint(1, STEPS - 2):6d} |"
+    number = trial.random.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, HANG))
+    victim = trial.random.randrange(2)
+    network = _draw_network(trial.random)
+    trial.faults += 1
+    if kind == "signal":
+        trial.steps.append(f"{signal.Signals(number).name} to worker {victim} at '{line}'")
+        _interrupted_workers(trial, number, victim, line)
+    else:
+        trial.steps.append(str(network))
+        _disturbed_workers(trial, network)
+        if network.kind == "garble":  # no checksum protects a gradient on its way: the weights may be others
+            return
+    trial.steps.append("both resumed")
+    finished = _train_workers(trial, [("--resume",)] * 2)
+    if all(worker.code == 0 for worker in finished):
+        _compare(trial, expected, trial.run_dir)
+
+
+def _draw_network(source: random.Random) -> Disturbance:
+    """Return a disturbance after the rendezvous, which waits 10 minutes for a worker that does not arrive."""
+    seconds, after_bytes = source.choice((1.0, 5.0)), source.choice((20_000, 60_000, 150_000))
+    return Disturbance(source.choice(("drop", "delay", "garble")), after_bytes, seconds)
+
+
+def _interrupted_workers(trial: Trial, number: int, victim: int, line: str) -> None:
+    children = _start_workers(trial, [("--resume",)] * 2)
+    _wait_for(trial, children, line)
+    children[victim].send(number)
+    codes = [{0, 2}, {0, 2}]
+    if number in STOPS:
+        codes = [{0, *STOPS.values()}] * 2
+    elif number == signal.SIGKILL:
+        codes[victim] = {0, 128 + number}
+    else:  # the other one ends after the heartbeat
+        children[1 - victim].wait(trial.limit_s)
+        children[victim].send(signal.SIGCONT)
+    for child, right in zip(children, codes, strict=True):
+        trial.finish(child, sorted(right))
+
+
+def _disturbed_workers(trial: Trial, network: Disturbance) -> None:
+    addresses = local_workers(2)
+    ports = [split_address(address)[1] for address in addresses]
+    proxy = Proxy(ports, network, trial.random.randrange(1 << 30))
+    try:
+        others = [
+            [lambda: redirect(ports[1], proxy.ports[ports[1]])],
+            [lambda: redirect(ports[0], proxy.ports[ports[0]])],
+        ]
+        children = _start_workers(trial, [("--resume",)] * 2, addresses, others)
+        trial.helpers.append(proxy.pid)
+        for child in children:
+            trial.finish(child, (0, 2))
+    finally:
+        trial.helpers.remove(proxy.pid)
+        proxy.close()
+
+
+def _train_workers(trial: Trial, flags: Sequence[Sequence[str]]) -> list[Finished]:
+    return [trial.finish(child, (0,)) for child in _start_workers(trial, flags)]
+
+
+def _start_workers(
+    trial: Trial,
+    flags: Sequence[Sequence[str]],
+    addresses: tuple[str, ...] = (),
+    connects: Sequence[Sequence[Connect]] = ((), ()),
+) -> list[Child]:
+    addresses = addresses or local_workers(2)
+    return [
+        trial.start(
+            [*ONE_CPU, *flags[index]],
+            environ={"TF_CONFIG": Cluster(addresses, index).tf_config()},
+            further=connects[index],
+        )
+        for index in range(2)
+    ]
+
+
+def _wait_for(trial: Trial, children: Sequence[Child], line: str) -> None:
+    """Wait until the first child has written a line, or one has ended."""
+    end_s = time.monotonic() + trial.limit_s
+    while line not in children[0].output() and time.monotonic() < end_s:
+        if any(child.poll() is not None for child in children):
+            return
+        time.sleep(0.02)
+
+
+def data_service(trial: Trial) -> None:
+    """Kill or stop a server of a data service that a run reads from; then resume the run without the service."""
+    line = f"step {trial.random.randint(1, STEPS - 3):6d} |"
+    victim, number = trial.random.randrange(3), trial.random.choice((signal.SIGKILL, signal.SIGTERM, signal.SIGINT))
+    trial.steps.append(f"{signal.Signals(number).name} to {('dispatcher', 'reader', 'reader')[victim]} at '{line}'")
+    trial.faults += 1
+    serve = ["-m", "myxtts", "serve-data"]
+    servers = [trial.launch([*serve, "dispatcher", "--port", "0"])]
+    address = f"127.0.0.1:{_port_of(trial, servers[0])}"
+    servers += [trial.launch([*serve, "worker", "--dispatcher", address]) for _ in range(trial.random.randint(1, 2))]
+    for server in servers[1:]:
+        _port_of(trial, server)
+    child = trial.start(["--resume", "--data-service", f"grpc://{address}"])
+    _wait_for(trial, [child], line)
+    victim = min(victim, len(servers) - 1)
+    servers[victim].send(number)
+    trial.finish(child, (0, 2))
+    for index, server in enumerate(servers):
+        server.send(signal.SIGTERM)
+        right = {143, 128 + number} if index == victim else {143}
+        server.started_s = time.monotonic()  # its limit begins with the signal
+        trial.finish(server, sorted(right))
+    trial.finish_run("without the service")
+
+
+def _port_of(trial: Trial, server: Child) -> int:
+    end_s = time.monotonic() + trial.limit_s
+    while server.poll() is None and time.monotonic() < end_s:
+        if found := LISTENS.search(server.output()):
+            return int(found[1])
+        time.sleep(0.02)
+    raise RuntimeError(f"a server of the data service does not listen: {server.output()}{server.errors()}")
+
+
+def jobs(trial: Trial) -> None:
+    """Kill or stop the launcher of two independent jobs, or one of its processes; then resume and compare the merge."""
+    command = ["-m", "myxtts", "jobs", *trial.lab.flags(trial.runs, "run"), *_JOB_FLAGS]
+    expected = _reference(trial, "jobs", lambda folder: [_jobs(trial, command, JOBS_CODES)])
+    number = trial.random.choice((signal.SIGKILL, signal.SIGTERM, signal.SIGINT))
+    to_launcher, moment = trial.random.random() < 0.5, trial.random.uniform(0.0, 1.0)
+    target = "the launcher" if to_launcher else "a process of the launcher"
+    trial.steps.append(f"{signal.Signals(number).name} to {target} after {moment:.2f} of its time")
+    trial.faults += 1
+    seconds = float((trial.lab.folder / "jobs" / "seconds").read_text())
+    child = trial.launch(command, further=[forked_children])
+    child.wait(moment * seconds)
+    pid = child.pid if to_launcher else _process_of(child)
+    if pid is not None and child.poll() is None:
+        trial.signal(pid, number)
+    codes = {*JOBS_CODES, 2} | ({128 + number} if to_launcher else set())
+    trial.finish(child, sorted(codes))
+    trial.steps.append("resumed")
+    finished = _jobs(trial, [*command, "--resume"], JOBS_CODES)
+    if finished.code in JOBS_CODES:
+        _compare(trial, expected, trial.run_dir / "merged")
+
+
+_JOB_FLAGS = (
+    f"--simulate-gpus 2 --gpus 0 1 --data-gpu null --model-gpu null --warmstart-steps 3 --max-steps {STEPS} "
+    "--validation-fraction 0 --batch-size 2 --max-restarts 2"
+).split()
+
+
+def _jobs(trial: Trial, command: Sequence[str], codes: Sequence[int]) -> Finished:
+    return trial.finish(trial.launch(command, further=[forked_children]), codes)
+
+
+def _process_of(launcher: Child) -> int | None:
+    """Return a process that a launcher has started, if there is one: not the filter of its errors."""
+    try:
+        children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+        leaders = [int(pid) for pid in children if int(Path(f"/proc/{pid}/stat").read_text().split()[5]) == int(pid)]
+    except (FileNotFoundError, ProcessLookupError):  # it has ended
+        return None
+    return leaders[-1] if leaders else None
+
+
+Expected = tuple[dict, dict]
+"""Losses and weights of an undisturbed run."""
+
+
+def _reference(trial: Trial, name: str, train: Callable[[Path], list[Finished]]) -> Expected:
+    """Train an undisturbed run of several processes once, and keep it for all cases."""
+    kept = trial.lab.folder / name
+    with locked_file(trial.lab.folder / f"{name}.lock"):
+        if not kept.exists():
+            began_s = time.monotonic()
+            finished = train(trial.runs)
+            if any(program.code not in JOBS_CODES for program in finished):
+                raise RuntimeError(f"the undisturbed {name} failed: {finished}")
+            shutil.move(trial.run_dir, kept)
+            (kept / "seconds").write_text(str(time.monotonic() - began_s))
+    run = kept / "merged" if name == "jobs" else kept
+    return losses_of(run), weights_of(run)
+
+
+def _compare(trial: Trial, expected: Expected, run: Path) -> None:
+    losses, weights = expected
+    newest = max(weights)
+    if weights_of(run).get(newest) != weights[newest]:
+        trial.fail(
+            "unequal", f"the weights of step {newest} differ (newest checkpoint: {max(weights_of(run), default=0)})"
+        )
+    if losses_of(run) != losses:
+        trial.fail("unequal", "the losses differ from those of the undisturbed run")

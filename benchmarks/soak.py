@@ -1,0 +1,302 @@
+"""Train for hours at tiny size, and see whether memory, threads, descriptors, disk use or the time of a step grow.
+
+    python benchmarks/soak.py --minutes 120 --json soak.json
+    python benchmarks/soak.py --minutes 5
+
+One run trains the network `tiny` on a demo corpus, on two simulated GPUs, with validation and samples beside the
+training, and checkpoints. Two thirds of the time belong to its first process. Then it is stopped by SIGTERM and
+resumed, three times by default, so that what a process has at its start can be compared, too.
+
+Every few seconds the process is sampled: resident and proportional memory (RSS, PSS), threads, file descriptors, the
+size of the run folder and of its checkpoints, and the time of a step since its last report. The slopes are those of the
+first process after a warm-up of a quarter of its time and 60 steps, by ordinary least squares, with 95 % intervals
+(`benchmarks/_slope.py` has the formulas). A limit is met if the whole interval is below it, not met if the whole
+interval is above it, and otherwise not shown. Less than 30 minutes after the warm-up are too short for a verdict, since
+memory still settles. Linux only.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks._slope import Slope, fit
+from benchmarks._timed_runs import DUAL
+from myxtts.commands.console import report_errors
+from myxtts.commands.parser import bounded
+from myxtts.data.demo_corpus import make_demo_corpus
+from myxtts.distributed.processes import ChildProcess, OutputReader
+from myxtts.errors import PlacementError, TrainingError
+from myxtts.files import check_writable, make_folder, write_whole
+
+SCRIPT = (str(Path(__file__).resolve().parents[1] / "train_main.py"),)
+UTTERANCES, ENDLESS = 24, 10_000_000
+FIRST_SHARE = 2.0 / 3.0  # of the time, for the first process
+WARM_UP = 0.25  # of a process' time: TensorFlow's memory grows while shapes are new
+WARM_UP_STEPS = 60  # until all checkpoints that are kept are there, and validation and samples have run
+LEAST_S = 1800.0  # after the warm-up, for a verdict
+LEAST_SAMPLE_S, SAMPLES = 2.0, 1500
+POLL_S = 0.2
+STOP_S = 300.0  # from SIGTERM to the end, with the last checkpoint; a machine may be busy
+MIB = 1 << 20
+SETTINGS = (
+    "--model-size tiny --text-frontend characters --batch-size 4 --buckets 2 --validation-fraction 0.15 --ode-steps 1 "
+    f"--max-steps {ENDLESS} --log-every 5 --validate-every 20 --sample-every 40 --checkpoint-every 20 "
+    "--keep-checkpoints 2"
+).split()
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a process has at a time.
+
+    Attributes:
+        process: 0 for the first one of the run, 1 for the one that resumed it.
+        seconds: since the start of the process.
+        step_s: of the last report; 0 before it.
+        run_mib, checkpoints_mib: sizes of files.
+    """
+
+    process: int
+    seconds: float
+    rss_mib: float
+    pss_mib: float
+    threads: int
+    descriptors: int
+    run_mib: float
+    checkpoints_mib: float
+    step: int
+    step_s: float
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A figure of the table.
+
+    Attributes:
+        name: of the attribute of Sample.
+        limit: of its slope an hour; None without one.
+        relative: the slope is divided by the mean.
+    """
+
+    name: str
+    label: str
+    limit: float | None = None
+    relative: bool = False
+
+
+QUANTITIES = (
+    Quantity("pss_mib", "memory, PSS, MiB", 1e6 / MIB),  # 1 MB
+    Quantity("rss_mib", "memory, RSS, MiB"),
+    Quantity("threads", "threads", 0.5),
+    Quantity("descriptors", "file descriptors", 0.5),
+    Quantity("checkpoints_mib", "checkpoints on the disk, MiB", 1.0),
+    Quantity("run_mib", "run folder, MiB (samples and curves grow)"),
+    Quantity("step_s", "time of a step", 0.05, relative=True),
+)
+
+
+def main() -> int:
+    options = parse()
+    if sys.platform != "linux":
+        raise PlacementError(f"the soak test reads /proc of Linux, and this is {sys.platform}. Run it in a container.")
+    check_writable("--json", options.json)
+    if options.out is not None:
+        make_folder(options.out, "--out")
+    folder = Path(tempfile.mkdtemp(prefix="myxtts-soak-", dir=options.out)).resolve()
+    make_demo_corpus(folder / "corpus", UTTERANCES, ["en"], speakers=2, seed=options.seed)
+    seconds = 60.0 * options.minutes
+    every_s = max(LEAST_SAMPLE_S, seconds / SAMPLES)
+    samples: list[Sample] = []
+    for process in range(options.resumes + 1):
+        share = 1.0 if not options.resumes else FIRST_SHARE if not process else (1.0 - FIRST_SHARE) / options.resumes
+        samples += train(folder, process, share * seconds, every_s, options.seed)
+        print(f"process {process}: {samples[-1].seconds / 60:.1f} minutes, up to step {samples[-1].step}", flush=True)
+    rows = table(samples)
+    print("\n".join(describe(samples, rows)))
+    if options.json is not None:
+        content = {"minutes": options.minutes, "every_s": every_s, "rows": rows, "samples": list(map(asdict, samples))}
+        write_whole(options.json, json.dumps(content, indent=1).encode())
+    shutil.rmtree(folder)
+    return int(any(row["verdict"] == "not met" for row in rows))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n")[0], epilog="Exit code: 1 if a limit is not met, else 0; 2 for wrong use."
+    )
+    parser.add_argument("--minutes", type=bounded(float, 0.5, 10_000.0), default=120.0, help="default 120")
+    parser.add_argument("--resumes", metavar="N", type=bounded(int, 0, 100), default=3, help="default 3")
+    parser.add_argument("--seed", type=bounded(int, 0), default=0, help="of the corpus and the run (default 0)")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write all samples and slopes")
+    parser.add_argument("--out", metavar="DIR", type=Path, help="parent of the run's folder (default: the system's)")
+    return parser.parse_args()
+
+
+def train(folder: Path, process: int, seconds: float, every_s: float, seed: int) -> list[Sample]:
+    """Train or resume the run for some time, and stop it; return the samples.
+
+    Raises:
+        TrainingError: the process ended by itself, or not as a stopped one ends.
+    """
+    run = folder / "runs" / "soak"
+    argv = ["--run", run.name, "--runs-dir", str(run.parent), "--train-data", str(folder / "corpus"), *DUAL, *SETTINGS]
+    command = [sys.executable, *SCRIPT, *argv, "--seed", str(seed), *["--resume"] * bool(process)]
+    samples, start_s = [], time.monotonic()
+    with open(folder / "log.txt", "ab") as log, OutputReader() as output:
+        child = ChildProcess(command, log, f"process {process}", {"CUDA_VISIBLE_DEVICES": ""})
+        try:
+            output.add(child)
+            for number in range(1, round(seconds / every_s) + 1):
+                if wait_for_end(child, output, start_s + number * every_s):
+                    break
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+                    samples.append(sample_of(child.pid, run, process, time.monotonic() - start_s))
+            child.send_signal(signal.SIGTERM)
+            wait_for_end(child, output, time.monotonic() + STOP_S)
+        finally:
+            child.kill()
+    if child.code == -signal.SIGTERM or not samples or not samples[-1].step:
+        raise TrainingError(
+            f"process {process} was stopped after {seconds:.0f} s without a report. Give more --minutes."
+        )
+    if child.code != 128 + signal.SIGTERM:
+        raise TrainingError(f"process {process} of the soak test {child.failure_report()}\nSee {folder}.")
+    return samples
+
+
+def wait_for_end(child: ChildProcess, output: OutputReader, end_s: float) -> bool:
+    """Read the output of a process until it ends, but not beyond a time; return whether it has ended."""
+    while not child.has_ended() and (left_s := end_s - time.monotonic()) > 0.0:
+        for _ in output.lines(min(left_s, POLL_S)):
+            pass
+    return child.has_ended()
+
+
+def sample_of(pid: int, run: Path, process: int, seconds: float) -> Sample:
+    """Sample a process and its run folder; raises FileNotFoundError or ProcessLookupError if it has ended."""
+    status = _numbers(Path(f"/proc/{pid}/status"))
+    memory = _numbers(Path(f"/proc/{pid}/smaps_rollup"))
+    step, step_s = last_report(run / "metrics.jsonl")
+    return Sample(
+        process,
+        round(seconds, 1),
+        status["VmRSS"] / 1024,
+        memory["Pss"] / 1024,
+        status["Threads"],
+        len(os.listdir(f"/proc/{pid}/fd")),
+        size_of(run) / MIB,
+        size_of(run / "checkpoints") / MIB,
+        step,
+        step_s,
+    )
+
+
+def _numbers(file: Path) -> dict[str, int]:
+    """Return the numbers of a file of /proc by name; memory is in KiB."""
+    lines = (line.split() for line in file.read_text().splitlines())
+    return {words[0].rstrip(":"): int(words[1]) for words in lines if len(words) > 1 and words[1].isdecimal()}
+
+
+def last_report(metrics: Path) -> tuple[int, float]:
+    """Return the step of the last report and the seconds of each step before it; 0 without one."""
+    with contextlib.suppress(FileNotFoundError):
+        for line in reversed(metrics.read_bytes().splitlines()):
+            with contextlib.suppress(ValueError):  # it is being written
+                report = json.loads(line)
+                if "step_s" in report:
+                    return report["step"], report["step_s"]
+    return 0, 0.0
+
+
+def size_of(folder: Path) -> int:
+    """Return the bytes of all files in a folder, some of which may vanish meanwhile."""
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            total += path.stat().st_size if path.is_file() else 0
+    return total
+
+
+def table(samples: Sequence[Sample]) -> list[dict]:
+    """Return a row for each quantity: its slope in the first process, and what each process has after its warm-up."""
+    rows = []
+    for quantity in QUANTITIES:
+        by_process = [_after_warm_up(samples, process) for process in range(samples[-1].process + 1)]
+        chosen = [sample for sample in by_process[0] if getattr(sample, quantity.name)]
+        values = [float(getattr(sample, quantity.name)) for sample in chosen]
+        slope = fit([sample.seconds / 3600.0 for sample in chosen], values)
+        means = [fmean(getattr(sample, quantity.name) for sample in part) if part else None for part in by_process]
+        unit = fmean(values) if quantity.relative and values else 1.0
+        scaled = slope and Slope(slope.value / unit, slope.half_width / unit, slope.samples, slope.correlation)
+        rows.append(
+            {
+                "name": quantity.label,
+                "first": values[0] if values else None,
+                "last": values[-1] if values else None,
+                "slope": scaled and scaled.value,
+                "half_width": scaled and scaled.half_width,
+                "limit": quantity.limit,
+                "verdict": verdict(scaled, quantity.limit, chosen[-1].seconds - chosen[0].seconds if chosen else 0.0),
+                "means": means,
+                "relative": quantity.relative,
+            }
+        )
+    return rows
+
+
+def _after_warm_up(samples: Sequence[Sample], process: int) -> list[Sample]:
+    part = [sample for sample in samples if sample.process == process]
+    first_step = next((sample.step for sample in part if sample.step), 0)
+    settled = [sample for sample in part if sample.step >= first_step + WARM_UP_STEPS]
+    return [sample for sample in settled if sample.seconds >= WARM_UP * part[-1].seconds]
+
+
+def verdict(slope: Slope | None, limit: float | None, seconds: float) -> str:
+    """Compare the interval of a slope with its limit.
+
+    Args:
+        seconds: from the first to the last of its samples.
+    """
+    if limit is None:
+        return "–"
+    if slope is None:
+        return "not measured"
+    if seconds < LEAST_S:
+        return "too short"
+    return "met" if slope.high < limit else "not met" if slope.low > limit else "not shown"
+
+
+def describe(samples: Sequence[Sample], rows: Sequence[dict]) -> list[str]:
+    """Return the table as Markdown."""
+    lines = [
+        f"\n{samples[-1].step} steps in {samples[-1].process + 1} processes, {len(samples)} samples\n",
+        "| figure | first | last | slope an hour | limit | verdict | mean of each process |",
+        "|---" * 7 + "|",
+    ]
+    for row in rows:
+        percent = "%" if row["relative"] else ""
+        scale = 100.0 if row["relative"] else 1.0
+        slope = (
+            "–" if row["slope"] is None else f"{scale * row['slope']:+.3g} ± {scale * row['half_width']:.2g}{percent}"
+        )
+        limit = "–" if row["limit"] is None else f"< {scale * row['limit']:.3g}{percent}"
+        means = ", ".join("–" if mean is None else f"{mean:.4g}" for mean in row["means"])
+        ends = [("–" if row[end] is None else f"{row[end]:.4g}") for end in ("first", "last")]
+        lines.append(f"| {row['name']} | {ends[0]} | {ends[1]} | {slope} | {limit} | {row['verdict']} | {means} |")
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(report_errors(main))

@@ -1,0 +1,252 @@
+"""The chaos test draws the same cases again, injects what it says, and notices what a program does wrong."""
+
+import contextlib
+import errno
+import io
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+from benchmarks.faults.case import SCENARIOS, Settings, draw
+from benchmarks.faults.damage import DAMAGES
+from benchmarks.faults.driver import numbers_of, run_case
+from benchmarks.faults.injection import CALLS, PRELOADED, Injection, compile_shim
+from benchmarks.faults.lab import STEPS, Lab, losses_of, weights_of, write_corpus
+from benchmarks.faults.report import describe, failed
+from benchmarks.faults.trial import Finished, Trial, is_advice
+from myxtts.commands import train
+from myxtts.commands.console import report_errors
+from tests.long import long
+from tests.tiny import SIMULATED, Workspace, shared_traces
+
+ROOT = Path(__file__).parents[1]
+IN_SHIM = """
+import ctypes, os, signal, sys
+from pathlib import Path
+from benchmarks.faults.injection import Injection
+root = Path(sys.argv[1])
+Injection(("write",), "second", 2, error=28).arm(root)
+for name in ("first", "second"):
+    with open(root / name, "wb", buffering=0) as file:
+        file.write(b"1")
+        try:
+            print(name, file.write(b"2"))
+        except OSError as error:
+            print(name, error.errno)
+Injection(("rename",), "third", 1, signal=signal.SIGKILL).arm(root)
+os.replace(root / "first", root / "third")
+"""
+
+
+class InProcess:
+    """Runs programs in this process, as `children.Forks` runs them in forks; without faults of system calls."""
+
+    def start(self, command, folder, name, prepare, **keywords):
+        assert not prepare and not keywords, "faults need a process of their own"
+        out, err = io.StringIO(), io.StringIO()
+        with shared_traces(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = report_errors(lambda: train.main([*command[1:], "--simulate-gpus", str(SIMULATED)]))
+        return Ended(code, out.getvalue(), err.getvalue())
+
+    def end_orphans(self, known):
+        return []
+
+
+class Ended:
+    """A program that has ended, in place of a `Child`."""
+
+    cpu_s, started_s, is_stopped = 0.0, 0.0, False
+
+    def __init__(self, code: int, out: str, err: str):
+        self.code, self.output, self.errors = code, lambda: out, lambda: err
+
+    def wait(self, limit_s, meanwhile=None):
+        return True
+
+    def kill(self):
+        pass
+
+
+class Mute(Ended):
+    """A program that seems to train to its end, and does nothing."""
+
+    pid = 0
+
+    def __init__(self, folder: Path, name: str):
+        self.out, self.err = folder / f"{name}.out", folder / f"{name}.err"
+        super().__init__(0, "".join(f"step {step:6d} | loss 1\n" for step in range(1, STEPS + 1)), "")
+
+    def wait(self, limit_s, meanwhile=lambda child: None):
+        meanwhile(self)
+        return True
+
+    def poll(self):
+        return self.code
+
+    def send(self, number):
+        pass
+
+
+class MuteLauncher(InProcess):
+    def start(self, command, folder, name, prepare, environ=None):
+        return Mute(folder, name)
+
+
+class ChaosTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def settings(self, **changes) -> Settings:
+        values = {"seed": 0, "scenarios": ("damaged-run",), "minutes": 1.0, "cases": 5, "repeat": None, "jobs": 1}
+        return Settings(folder=self.folder, **{**values, **changes})
+
+    def test_a_case_depends_on_seed_and_number_alone(self):
+        for number in range(50):
+            (scenario, source), (again, same) = draw(3, number), draw(3, number)
+            self.assertEqual((scenario, source.random()), (again, same.random()))
+        self.assertEqual({draw(3, number)[0].name for number in range(300)}, {scenario.name for scenario in SCENARIOS})
+
+    def test_chosen_scenarios_leave_the_numbers_of_their_cases(self):
+        both = list(numbers_of(self.settings(scenarios=("clock", "damaged-run"), cases=40)))
+        damaged = set(numbers_of(self.settings(cases=200)))
+        self.assertEqual({number for number in both if draw(0, number)[0].name == "damaged-run"}, damaged & set(both))
+
+    def test_each_scenario_says_what_it_does(self):
+        for scenario in SCENARIOS:
+            self.assertRegex(scenario.line(), rf"^{scenario.name} +[A-Z].+\.$")
+
+    def test_damage_changes_the_file_and_repeats(self):
+        contents = []
+        for _ in range(2):
+            folder = self.folder / f"{len(contents)}" / "run"
+            folder.mkdir(parents=True)
+            for name in ("a", "b.json"):
+                (folder / name).write_bytes(name.encode() * 100)
+            found = []
+            for kind in DAMAGES:
+                (folder / "a").is_dir() and (folder / "a").rmdir()
+                (folder / "a").write_bytes(b"a" * 100)
+                kind(folder / "a", random.Random(5))
+                found.append((folder / "a").read_bytes() if (folder / "a").is_file() else None)
+                self.assertNotEqual(found[-1], b"a" * 100, kind.__name__)
+            contents.append(found)
+        self.assertEqual(*contents)
+
+    def test_without_a_compiler_an_audit_hook_fails_the_nth_call(self):
+        hook = Injection(("fsync",), "state", 2, error=errno.EIO, lasting=True)._audit_hook("/run")
+        opened = "/run/.state.json.partial", "wb", os.O_WRONLY | os.O_CREAT
+        for event, arguments in (
+            ("open", ("/run/.state.json.partial", "rb", os.O_RDONLY)),
+            ("open", ("/elsewhere/state.json", "wb", os.O_WRONLY)),
+            ("os.rename", ("/run/a", "/run/state.json", -1, -1)),
+            ("open", opened),
+        ):
+            hook(event, arguments)
+        for _ in range(2):
+            with self.assertRaises(OSError) as raised:
+                hook("open", opened)
+            self.assertEqual((raised.exception.errno, raised.exception.filename), (errno.EIO, opened[0]))
+
+    def test_the_preloaded_library_fails_and_kills_at_the_named_call(self):
+        shim = compile_shim(self.folder)
+        if shim is None:
+            self.skipTest("no C compiler")
+        (self.folder / "root").mkdir()
+        environ = {**os.environ, "LD_PRELOAD": str(shim), PRELOADED: str(shim), "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-u", "-c", IN_SHIM, str(self.folder / "root")]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True)
+        self.assertEqual((done.returncode, done.stdout), (-signal.SIGKILL, "first 1\nsecond 28\n"), done.stderr)
+        self.assertEqual(sorted(path.name for path in (self.folder / "root").iterdir()), ["first", "second"])
+        self.assertEqual(len({*CALLS.values()}), len(CALLS))
+
+    def test_what_a_program_does_wrong_is_a_failure_of_its_kind(self):
+        advice = "the corpus is empty: no row can be used. Give another file with --train-data."
+        for code, out, err, kinds in (
+            (0, "", "", []),
+            (2, "", f"error: {advice}\n", []),
+            (2, "", f"error: {advice}\nerror: {advice}\n", ["message"]),
+            (2, "", "error: 'step'\n", ["message"]),
+            (2, "", "", ["message", "message"]),
+            (0, "", "warning\n", ["message"]),
+            (139, "", "", ["exit code"]),
+            (0, "Traceback (most recent call last):\n", "", ["traceback"]),
+        ):
+            trial = Trial(None, self.folder, random.Random(0))
+            trial.check_end(Finished(code, out, err, hung=False), (0, 2))
+            self.assertEqual([failure.kind for failure in trial.failures], kinds, (code, out, err))
+        self.assertFalse(is_advice("KeyError: <Position object at 0x7f0> was raised in this run. Sorry."))
+
+    def test_a_lost_checkpoint_is_a_failure(self):
+        trial = Trial(None, self.folder, random.Random(0))
+        (trial.run_dir / "checkpoints" / "step-000003").mkdir(parents=True)
+        for out, before, is_killed, kinds in (
+            ("step      6 | loss 1\n", 0, True, []),
+            ("step     10 | loss 1\n", 0, True, ["lost steps"]),  # that of step 6 was complete
+            ("step     10 | loss 1\n", 6, False, ["lost steps", "lost steps"]),
+            (
+                "stopped        by SIGTERM at step 5, after a checkpoint\nstep      5 | loss 1\n",
+                0,
+                True,
+                ["lost steps"],
+            ),
+            ("resumed        runs/run/checkpoints/step-000003\n", 6, False, ["lost steps", "lost steps"]),
+        ):
+            trial.failures.clear()
+            trial.check_checkpoints(Finished(0, out, "", hung=False), before, is_killed, checks_start=True)
+            self.assertEqual([failure.kind for failure in trial.failures], kinds, out)
+
+    def test_no_scenario_takes_a_program_that_does_nothing_for_a_run(self):
+        lab = Lab(self.folder, MuteLauncher())
+        write_corpus(lab.corpus.parent)
+        for step in (3, 6, 9, 12):
+            checkpoint = lab.template / "checkpoints" / f"step-{step:06d}"
+            checkpoint.mkdir(parents=True)
+            for name in ("model.npz", "state.json"):
+                (checkpoint / name).write_bytes(bytes(range(200)))
+        (lab.template / "metrics.jsonl").write_text('{"step": 1, "loss": 1.0}\n')
+        lab.losses, lab.weights = losses_of(lab.template), weights_of(lab.template)
+        lab.weights[STEPS] = {"model.npz": "another"}
+        for scenario in SCENARIOS:
+            if not scenario.function.startswith("scenarios."):
+                continue  # of several processes, which wait for what each says
+            kinds = set()
+            for number in range(4):
+                trial = Trial(lab, self.folder / f"{scenario.name}-{number}", random.Random(number), limit_s=1.0)
+                trial.folder.mkdir()
+                scenario.run(trial)
+                kinds |= {failure.kind for failure in trial.failures}
+                self.assertTrue(trial.steps)
+            self.assertIn("unequal", kinds, scenario.name)
+
+    def test_damaged_run_folders_of_a_fixed_seed_resume_or_say_what_to_remove(self):
+        Workspace.with_toy_models(self.addCleanup)
+        settings, lab = self.settings(), Lab(self.folder, InProcess())
+        lab.open()
+        cases = [run_case(settings, lab, number, limit_s=60.0) for number in numbers_of(settings)]
+        self.assertEqual([case["failures"] for case in cases], [[]] * 5)
+        self.assertGreater(sum(case["processes"] for case in cases), 5)  # one follows advice
+        result = {"seed": 0, "jobs": 1, "shim": False, "limit_s": 60.0, "undisturbed_s": 1.0, "undisturbed_cpu_s": 1.0}
+        result |= {"seconds": 60.0, "folder": "", "cases": cases}
+        self.assertFalse(failed(result))
+        self.assertIn("5.0 cases and 5.0 faults a minute; 0 cases failed", describe(result))
+        self.assertIn("no failures", describe(result))
+
+    @long
+    def test_cases_of_a_fixed_seed_find_nothing(self):
+        out = self.folder / "chaos.json"
+        command = [sys.executable, "benchmarks/chaos.py", "--seed", "0", "--cases", "20", "--json", str(out)]
+        done = subprocess.run([*command, "--out", str(self.folder)], cwd=ROOT, capture_output=True, text=True)
+        self.assertEqual((done.returncode, done.stderr), (0, ""), done.stdout)
+        self.assertEqual(len(json.loads(out.read_text())["cases"]), 20)
+
+
+if __name__ == "__main__":
+    unittest.main()

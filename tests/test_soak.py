@@ -1,0 +1,113 @@
+"""The soak test fits slopes and compares them with their limits."""
+
+import random
+import tempfile
+import unittest
+from pathlib import Path
+from unittest import mock
+
+from benchmarks._slope import fit, t_quantile
+from benchmarks._timed_runs import DUAL
+from benchmarks.soak import SETTINGS, Sample, describe, last_report, size_of, table, train, verdict
+from myxtts.commands.train import parse
+from myxtts.errors import TrainingError
+
+TRAINER = """
+import pathlib, signal, sys, time
+run = pathlib.Path(sys.argv[sys.argv.index("--runs-dir") + 1], sys.argv[sys.argv.index("--run") + 1])
+run.mkdir(parents=True)
+(run / "metrics.jsonl").write_text('{"step": 7, "step_s": 0.5}\\n')
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+time.sleep(60)
+"""
+
+
+class SlopeTest(unittest.TestCase):
+    def test_a_line_has_its_slope_without_doubt(self):
+        slope = fit([0.0, 1.0, 2.0, 3.0, 4.0, 5.0], [7.0, 9.0, 11.0, 13.0, 15.0, 17.0])
+        self.assertAlmostEqual(slope.value, 2.0)
+        self.assertAlmostEqual(slope.half_width, 0.0)
+
+    def test_quantiles_of_students_t_are_those_of_the_tables(self):
+        for freedom, expected in ((4, 2.776), (10, 2.228), (30, 2.042), (1000, 1.962)):
+            self.assertAlmostEqual(t_quantile(0.975, freedom) / expected, 1.0, delta=0.01)
+
+    def test_95_of_100_intervals_contain_the_slope_also_where_residuals_depend_on_each_other(self):
+        for persistence, least in ((0.0, 0.92), (0.8, 0.88)):
+            source, hits = random.Random(1), 0
+            for _ in range(300):
+                noise, y = 0.0, []
+                for i in range(200):
+                    noise = persistence * noise + source.gauss(0.0, 1.0)
+                    y.append(0.01 * i + noise)
+                slope = fit(range(200), y)
+                hits += slope.low <= 0.01 <= slope.high
+            self.assertGreater(hits / 300, least)
+
+    def test_too_few_samples_have_no_slope(self):
+        self.assertIsNone(fit([0.0, 1.0], [1.0, 2.0]))
+        self.assertIsNone(fit([1.0] * 9, range(9)))
+
+
+class SoakTest(unittest.TestCase):
+    def samples(self, growth: float) -> list[Sample]:
+        """Return samples of two processes whose memory grows by `growth` MiB an hour."""
+        return [
+            Sample(process, 60.0 * i, 900.0, 800.0 + growth * i / 60.0, 30, 50, 10.0 + i, 8.0, 10 * i, 0.5)
+            for process in range(2)
+            for i in range(60)
+        ]
+
+    def test_only_growth_beyond_the_limit_is_not_met(self):
+        for growth, expected in ((0.1, "met"), (20.0, "not met")):
+            rows = table(self.samples(growth))
+            by_name = {row["name"]: row for row in rows}
+            memory = by_name["memory, PSS, MiB"]
+            self.assertAlmostEqual(memory["slope"], growth, places=3)
+            self.assertEqual(memory["verdict"], expected)
+            self.assertEqual({by_name[name]["verdict"] for name in ("threads", "file descriptors")}, {"met"})
+            self.assertEqual(len(memory["means"]), 2)
+        self.assertIn("| 20 | " if growth < 1 else "+20 ± ", "\n".join(describe(self.samples(growth), rows)))
+
+    def test_an_interval_that_holds_the_limit_shows_nothing(self):
+        source = random.Random(0)
+        slope = fit(range(50), [source.gauss(0.0, 100.0) for _ in range(50)])
+        self.assertEqual(verdict(slope, 1.0, 3600.0), "not shown")
+        self.assertEqual(verdict(slope, 1.0, 60.0), "too short")
+        self.assertEqual((verdict(None, 1.0, 0.0), verdict(slope, None, 0.0)), ("not measured", "–"))
+
+    def test_a_run_is_sampled_until_it_is_stopped(self):
+        with tempfile.TemporaryDirectory() as name, mock.patch("benchmarks.soak.SCRIPT", ("-c", TRAINER)):
+            samples = train(Path(name), process=1, seconds=3.0, every_s=0.1, seed=0)
+        samples = [sample for sample in samples if sample.step]  # the others are of a process that still starts
+        self.assertGreater(len(samples), 3)
+        self.assertEqual((samples[-1].process, samples[-1].step, samples[-1].step_s), (1, 7, 0.5))
+        self.assertTrue(all(sample.pss_mib > 1.0 and sample.threads and sample.descriptors for sample in samples))
+
+    def test_a_run_that_ends_by_itself_or_reports_nothing_fails(self):
+        for program, expected in (
+            ("exit(2)", "Give more --minutes"),
+            ("import time; time.sleep(9)", "without a report"),
+        ):
+            with (
+                tempfile.TemporaryDirectory() as name,
+                mock.patch("benchmarks.soak.SCRIPT", ("-c", program)),
+                self.assertRaisesRegex(TrainingError, expected),
+            ):
+                train(Path(name), process=0, seconds=0.3, every_s=0.1, seed=0)
+
+    def test_the_settings_are_those_of_a_run(self):
+        config, _ = parse([*DUAL, *SETTINGS])
+        self.assertEqual((config.model.model_size, config.run.keep_checkpoints), ("tiny", 2))
+
+    def test_the_last_report_and_the_size_of_a_folder_are_read_while_a_run_writes(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "metrics.jsonl")
+            self.assertEqual(last_report(path), (0, 0.0))
+            path.write_text('{"step": 5, "step_s": 0.5}\n{"step": 6, "validation_loss": 1}\n{"step": 7, "st')
+            self.assertEqual(last_report(path), (5, 0.5))
+            self.assertEqual(size_of(Path(folder)), path.stat().st_size)
+
+
+if __name__ == "__main__":
+    unittest.main()

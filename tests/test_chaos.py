@@ -12,7 +12,9 @@ import sys
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
+from benchmarks.faults import children
 from benchmarks.faults.case import SCENARIOS, Settings, draw
 from benchmarks.faults.damage import DAMAGES
 from benchmarks.faults.driver import numbers_of, run_case
@@ -122,6 +124,17 @@ class ChaosTest(unittest.TestCase):
     def test_each_scenario_says_what_it_does(self):
         for scenario in SCENARIOS:
             self.assertRegex(scenario.line(), rf"^{scenario.name} +[A-Z].+\.$")
+
+    def test_waiting_for_a_processor_is_not_hanging(self):
+        program = children.Child(os.getpid(), self.folder / "out", self.folder / "err")
+        program.started_s -= 90.0  # a minute and a half ago
+        for queued_s, expected in ((0.0, True), (20.0, True), (60.0, False)):
+            with mock.patch.object(children, "queued_s", return_value=queued_s):
+                self.assertEqual(program.exceeds(60.0), expected, queued_s)
+        with mock.patch.object(children, "queued_s", return_value=1e9):
+            self.assertTrue(program.exceeds(1.0), "more than ten times the limit")
+        self.assertGreaterEqual(children.queued_s(os.getpid()), 0.0)
+        self.assertEqual(children.queued_s(2**30), 0.0, "of a process that has ended")
 
     def test_damage_changes_the_file_and_repeats(self):
         contents = []

@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 POLL_S = 0.02
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 STACKS_S = 1.0  # for a process that hangs to write its stacks
+MAX_FACTOR = 10.0  # a limit leaves out waits for a processor, but ends at so many times itself
 ORPHAN_GRACE_S = 5.0  # from the end of a process to the end of its helpers
 
 Prepare = Callable[[], None]
@@ -54,11 +55,15 @@ class Child:
         return self.code
 
     def wait(self, limit_s: float, meanwhile: Callable[["Child"], None] = lambda _: None) -> bool:
-        """Wait for the end of the process; return whether it came within a limit after its start."""
-        while self.poll() is None and time.monotonic() - self.started_s < limit_s:
+        """Wait for the end of the process; return whether it came within a limit, see `exceeds`."""
+        while self.poll() is None and not self.exceeds(limit_s):
             meanwhile(self)
             time.sleep(POLL_S)
         return self.code is not None
+
+    def exceeds(self, limit_s: float) -> bool:
+        """Whether more time than a limit has passed since the start, not counting waits for a processor."""
+        return _exceeds(self.started_s, limit_s, [self.pid])
 
     def send(self, number: int) -> None:
         if self.poll() is None:
@@ -187,8 +192,8 @@ def end_orphans(known: Sequence[int] = ()) -> list[str]:
     Args:
         known: process IDs of children that may run.
     """
-    end_s = time.monotonic() + ORPHAN_GRACE_S
-    while (left := _children(known)) and time.monotonic() < end_s:
+    began_s = time.monotonic()
+    while (left := _children(known)) and not _exceeds(began_s, ORPHAN_GRACE_S, left):
         for pid in left:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
@@ -199,6 +204,24 @@ def end_orphans(known: Sequence[int] = ()) -> list[str]:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
     return lines
+
+
+def _exceeds(began_s: float, limit_s: float, pids: Sequence[int]) -> bool:
+    passed_s = time.monotonic() - began_s
+    return passed_s > limit_s and (passed_s > MAX_FACTOR * limit_s or passed_s - sum(map(queued_s, pids)) > limit_s)
+
+
+def queued_s(pid: int) -> float:
+    """Return how long the threads of a process and of its children have waited for a processor, in all.
+
+    It is the sum, since threads wait for each other; those that have ended are missing.
+    """
+    total_s = 0.0
+    for task in Path(f"/proc/{pid}/task").glob("*"):
+        with contextlib.suppress(OSError, IndexError):  # it has just ended, or the system keeps no such times
+            total_s += int((task / "schedstat").read_text().split()[1]) / 1e9
+            total_s += sum(queued_s(int(child)) for child in (task / "children").read_text().split())
+    return total_s
 
 
 def _children(known: Sequence[int]) -> list[int]:

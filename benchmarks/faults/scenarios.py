@@ -181,9 +181,7 @@ def two_starts(trial: Trial) -> None:
     first = trial.start(resume)
     time.sleep(between_s)
     second = trial.start(resume)
-    while first.poll() is None or second.poll() is None:
-        if time.monotonic() - second.started_s > trial.limit_s:
-            break
+    while (first.poll() is None or second.poll() is None) and not second.exceeds(trial.limit_s):
         time.sleep(0.05)
     finished = [trial.finish(child, (0, 2)) for child in (first, second)]
     if 0 not in [program.code for program in finished]:

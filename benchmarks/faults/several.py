@@ -113,8 +113,7 @@ def _start_workers(
 
 def _wait_for(trial: Trial, children: Sequence[Child], line: str) -> None:
     """Wait until the first child has written a line, or one has ended."""
-    end_s = time.monotonic() + trial.limit_s
-    while line not in children[0].output() and time.monotonic() < end_s:
+    while line not in children[0].output() and not children[0].exceeds(trial.limit_s):
         if any(child.poll() is not None for child in children):
             return
         time.sleep(0.02)
@@ -146,8 +145,7 @@ def data_service(trial: Trial) -> None:
 
 
 def _port_of(trial: Trial, server: Child) -> int:
-    end_s = time.monotonic() + trial.limit_s
-    while server.poll() is None and time.monotonic() < end_s:
+    while server.poll() is None and not server.exceeds(trial.limit_s):
         if found := LISTENS.search(server.output()):
             return int(found[1])
         time.sleep(0.02)

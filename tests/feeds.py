@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 
-TIMEOUT_S = 30.0  # for operations that take milliseconds or block for ever
+TIMEOUT_S = 120.0  # for operations that take milliseconds or block for ever
 
 
 def within_timeout(function: Callable):

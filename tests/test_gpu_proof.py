@@ -83,10 +83,10 @@ class SectionsTest(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.out = Path(folder.name)
 
-    def run_sections(self, *sections: Section, seconds: float = 60.0, **settings) -> list[dict]:
+    def run_sections(self, *sections: Section, end_s: float | None = None, **settings) -> list[dict]:
         run = Run(**{"gpus": 2, "simulated": True, "small": True, "out": self.out, "corpus": self.out} | settings)
         with contextlib.redirect_stdout(io.StringIO()):
-            return run_sections(run, sections, time.monotonic() + seconds)
+            return run_sections(run, sections, time.monotonic() + 3600.0 if end_s is None else end_s)
 
     def page(self) -> str:
         return (self.out / "proof.md").read_text(encoding="utf-8")
@@ -118,13 +118,13 @@ class SectionsTest(unittest.TestCase):
 
     def test_a_section_ends_at_its_limit_with_what_it_found(self):
         sections = planned("proof_hanging", 1, share=1.0), planned("proof_good", 2, share=9.0)
-        started_s = time.monotonic()
-        hanging, good = self.run_sections(*sections, seconds=30.0)
-        self.assertLess(time.monotonic() - started_s, 15.0)
+        recorded = self.out / "section-1" / "result.json"
+        clock = SimpleNamespace(monotonic=lambda: 3.0 if recorded.exists() else 0.0)
+        with mock.patch("benchmarks.proof.runner.time", clock):
+            hanging, good = self.run_sections(*sections, end_s=30.0)
         self.assertEqual((hanging["status"], good["status"]), ("out of time", "complete"))
         self.assertEqual(hanging["lines"], ["before the hang"])
-        self.assertAlmostEqual(hanging["limit_s"], 3.0, delta=0.5)
-        self.assertAlmostEqual(good["limit_s"], 27.0, delta=1.5)
+        self.assertEqual((hanging["limit_s"], good["limit_s"]), (3.0, 27.0))
         self.assertIn("**out of time**", self.page())
 
     def test_a_claim_that_is_not_met_fails(self):
@@ -144,7 +144,8 @@ class SectionsTest(unittest.TestCase):
 
     def test_ctrl_c_keeps_what_was_found(self):
         program = (
-            "import sys; from pathlib import Path; from benchmarks import gpu_proof\n"
+            "import signal, sys; from pathlib import Path; from benchmarks import gpu_proof\n"
+            "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a background job of a shell ignores it
             "from benchmarks.proof.section import Section; from myxtts.commands.console import report_errors\n"
             "gpu_proof.SECTIONS = (Section(1, 'proof_hanging', 'hanging', 1.0),)\n"
             "gpu_proof.make_demo_corpus = lambda *arguments, **settings: True\n"
@@ -154,11 +155,10 @@ class SectionsTest(unittest.TestCase):
         process = subprocess.Popen([sys.executable, "-c", program, str(self.out)], env=environ, cwd=self.out)
         self.addCleanup(process.kill)
         result = self.out / "section-1" / "result.json"
-        deadline_s = time.monotonic() + 60.0
-        while not result.exists() and time.monotonic() < deadline_s:
+        while not result.exists() and process.poll() is None:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        self.assertEqual(process.wait(30), 130)
+        self.assertEqual(process.wait(120), 130)
         self.assertEqual(self.result(1)["status"], "stopped")
         self.assertIn("before the hang", self.page())
 
@@ -469,8 +469,9 @@ class TypesTest(unittest.TestCase):
         self.assertEqual(table(["a"], [["x|y\nz"]]), ["", "| a |", "|---|", "| x\\|y z |", ""])
 
     def test_a_budget_runs_out(self):
-        scope = Scope(1, True, True, 10.0, Path(), Path(), started_s=time.monotonic() - 12.0)
-        self.assertAlmostEqual(scope.left_s, -2.0, delta=0.5)
+        scope = Scope(1, True, True, 10.0, Path(), Path(), started_s=5.0)
+        with mock.patch("time.monotonic", lambda: 17.0):
+            self.assertEqual(scope.left_s, -2.0)
 
     def test_results_are_recorded_before_the_end(self):
         with tempfile.TemporaryDirectory() as folder:

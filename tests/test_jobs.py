@@ -31,12 +31,11 @@ from myxtts.training.checkpoint_files import latest, read_metadata, write_checkp
 from myxtts.training.run_folder import RunFolder
 from tests.long import long
 from tests.sine_corpus import write_corpus
-from tests.test_launcher import ends
+from tests.test_launcher import DEADLINE_S, ends
 from tests.tiny import arrays_of, toy_models
 from tests.two_devices import SIMULATED
 
 ROOT = Path(__file__).parents[1]
-DEADLINE_S = 30.0
 TRAINER = """
 # A run whose only weight is its step. A file beside its settings injects a fault, once or always.
 import json, os, signal, sys, time
@@ -77,7 +76,7 @@ while True:
             sys.exit(2)
         if fault["kind"] == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        until_s = time.monotonic() + (60.0 if fault["kind"] in ("hang", "wait") else 0.0)
+        until_s = time.monotonic() + (600.0 if fault["kind"] in ("hang", "wait") else 0.0)
         while time.monotonic() < until_s and not (signals and fault["kind"] == "wait"):
             time.sleep(0.01)
     if signals or weight >= total:

@@ -107,17 +107,17 @@ class PlacementsTest(unittest.TestCase):
 
 
 class ProcessesTest(unittest.TestCase):
-    def run_code(self, code: str, limit_s: float = 20.0, stop=None):
+    def run_code(self, code: str, limit_s: float = 120.0, stop=None):
         with tempfile.TemporaryDirectory() as folder:
             return run_script(["-c", code], Path(folder) / "log", limit_s, stop)
 
     def test_a_process_is_killed_at_a_line(self):
-        code = "import time; print('step 1'); print('step 2'); time.sleep(60)"
+        code = "import time; print('step 1'); print('step 2'); time.sleep(600)"
         finished = self.run_code(code, stop=lambda line: line == "step 2")
         self.assertEqual((finished.code, finished.ended, finished.lines), (-9, KILLED, ["step 1", "step 2"]))
 
     def test_a_process_is_killed_at_its_limit(self):
-        finished = self.run_code("import time; time.sleep(60)", limit_s=0.1)
+        finished = self.run_code("import time; time.sleep(600)", limit_s=0.1)
         self.assertEqual((finished.code, finished.reason), (-9, f"{NO_TIME} after 0 s"))
 
     def test_a_failure_has_the_message_of_the_program(self):

@@ -86,7 +86,7 @@ class CorruptedBatchTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             corpus = Path(folder) / "corpus"
             make_demo_corpus(corpus, 12, ["en"], speakers=2, seed=0)
-            return threads.run(Scope(SIMULATED, True, True, 60.0, Path(folder), corpus))
+            return threads.run(Scope(SIMULATED, True, True, 3600.0, Path(folder), corpus))
 
     def test_wrong_bit_is_found_in_every_place_behind_it(self):
         produce = Producer.replica_batches

@@ -1,5 +1,6 @@
 """report.html and index.html of synthetic runs: answers, extremes, lanes, samples, columns; and in a browser."""
 
+import itertools
 import json
 import os
 import re
@@ -238,7 +239,7 @@ class Lanes(unittest.TestCase):
 
     def test_each_wait_is_for_a_batch_of_each_replica(self):
         timeline = Timeline()
-        clock = Clock(replicas=2, timeline=timeline)
+        clock = Clock(itertools.count().__next__, replicas=2, timeline=timeline)
         for _ in range(2):  # the loop takes a batch ahead
             with clock.wait():
                 pass

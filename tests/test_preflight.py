@@ -6,6 +6,7 @@ import json
 import math
 import re
 import tempfile
+import time
 import unittest
 from collections.abc import Iterator
 from importlib import metadata
@@ -23,6 +24,7 @@ from myxtts.config.load import load as load_config
 from myxtts.config.schema import Config, PlacementConfig
 from myxtts.data.batch_plan import Plan
 from myxtts.data.features import tts_extractor
+from myxtts.data.pipeline import Pipeline
 from myxtts.data.producer import trace_produce
 from myxtts.errors import PlacementError
 from myxtts.placement import devices
@@ -31,7 +33,14 @@ from myxtts.placement.kernels import has_gpu_kernels
 from myxtts.preflight import nvidia, transfer
 from myxtts.preflight.checks import Check, Report, check_lines, failed_by, recommended, required
 from myxtts.preflight.corpus import check_corpus, ignored_characters, load_run_corpora
-from myxtts.preflight.model import StepResult, check_update, device_memory_mib, heaviest_buckets, magnitudes_of
+from myxtts.preflight.model import (
+    StepResult,
+    check_update,
+    device_memory_mib,
+    heaviest_buckets,
+    magnitudes_of,
+    take_step,
+)
 from myxtts.preflight.overlap import Timeline, check_operations, check_overlap, overlap_s
 from myxtts.preflight.placement import check_placement, existing_devices
 from myxtts.preflight.prerequisites import check_gpus, check_packages, package_requirements, required_gpus, write_error
@@ -72,7 +81,22 @@ def setUpModule():
     global PLACE, WHOLE, DOCUMENT
     PLACE = Workspace.temporary(unittest.addModuleCleanup)
     file = PLACE.folder / "preflight.json"
-    WHOLE = preflight_of(*PLACE.argv("new"), "--steps=6", "--json", str(file))
+
+    def take_step_until_full(*arguments):
+        """Take a step that ends when the producer has filled the feed again, however late its thread runs."""
+        outcome = take_step(*arguments)
+        while not feeds[-1].is_full:
+            time.sleep(0.001)
+        return outcome
+
+    feeds, open_feed = [], Pipeline.open_feed
+    with (
+        mock.patch.object(Pipeline, "open_feed", lambda *args: feeds.append(open_feed(*args)) or feeds[-1]),
+        mock.patch("myxtts.preflight.overlap.take_step", take_step_until_full),
+        mock.patch("myxtts.preflight.overlap.MIN_OVERLAP", 0.0),  # how long it lasts depends on the machine
+        mock.patch("myxtts.preflight.prerequisites.MIN_FREE_MIB", 1),
+    ):
+        WHOLE = preflight_of(*PLACE.argv("new"), "--steps=6", "--json", str(file))
     DOCUMENT = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
 
 

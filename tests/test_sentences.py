@@ -122,9 +122,9 @@ class LongSentences(unittest.TestCase):
 
     def test_adversarial_texts_take_linear_time(self):
         for text in ("." * 100_000 + "x", '!"' * 50_000 + "x", "A. " * 30_000, "\n \na" * 20_000, "1. " * 30_000):
-            started_s = time.perf_counter()
+            started_s = time.process_time()
             list(split_text(text))
-            self.assertLess(time.perf_counter() - started_s, 20.0, text[:5])  # quadratic time would be minutes
+            self.assertLess(time.process_time() - started_s, 60.0, text[:5])  # quadratic time would be minutes
 
 
 class Import(unittest.TestCase):

@@ -17,6 +17,7 @@ from myxtts.distributed.worker_group import (
     _report,
     diagnose_lost_worker,
     left_unchanged,
+    worker_group,
 )
 from myxtts.errors import DataError
 
@@ -80,6 +81,15 @@ class DiagnosisTest(unittest.TestCase):
     def test_first_broken_connection_is_named_as_the_cause(self):
         self.assertRegex(self.lost(BROKEN.format(1) + BROKEN.format(0)), r"^worker 1 \(b:2\) is gone: its connection")
 
+    @mock.patch.multiple("myxtts.distributed.worker_group", rendezvous=mock.DEFAULT, worker_strategy=mock.DEFAULT)
+    @mock.patch.multiple("myxtts.distributed.worker_group", _keep_on_machine=mock.DEFAULT, _report=mock.DEFAULT)
+    def test_connection_that_breaks_with_another_status_is_named(self, **_):
+        for kind in (tf.errors.UnknownError, tf.errors.ResourceExhaustedError):  # of a garbled stream
+            text = "Collective ops is aborted by: Stream removed\n" + BROKEN.format(1)
+            self.assertRegex(self.lost(text, kind), r"^worker 1 \(b:2\) is gone: its connection")
+            with self.assertRaises(WorkerLost), worker_group(THREE, 0):
+                raise kind(None, None, text)
+
     def test_all_workers_without_heartbeat_are_named(self):
         self.assertRegex(self.lost(SILENT), r"^worker 0 \(a:1\) and worker 1 \(b:2\) sent no heartbeat for 20 s")
 
@@ -118,7 +128,7 @@ class DiagnosisTest(unittest.TestCase):
             self.assertEqual((unchanged(text, False), unchanged(text, True)), (True, False))
         self.assertTrue(unchanged("<<worker 1 (b:2) gave up: no such file>>[between two steps]", True))
         self.assertFalse(unchanged("assertion failed: [bad batch]", False))
-        self.assertFalse(unchanged(BROKEN.format(1), False, tf.errors.ResourceExhaustedError))
+        self.assertFalse(unchanged("OOM when allocating", False, tf.errors.ResourceExhaustedError))
 
     def test_worker_without_a_next_batch_gave_up_between_two_steps(self):
         reasons = {

@@ -26,14 +26,6 @@ END_TIMEOUT_S = 600  # the chief may still be writing
 
 log = logging.getLogger(__name__)
 
-_COLLECTIVE_ERRORS = (
-    tf.errors.UnavailableError,
-    tf.errors.AbortedError,
-    tf.errors.DeadlineExceededError,
-    tf.errors.CancelledError,
-    tf.errors.InternalError,
-    tf.errors.FailedPreconditionError,
-)
 _REPORTED = re.compile(r"<<(worker \d+ .*?)>>")  # by `_report`, whichever workers passed it on
 _TASKS = r"((?:/job:worker/replica:0/task:\d+\s*)+)"
 _NO_HEARTBEAT = re.compile(rf"stopped sending heartbeats\):\s*{_TASKS}|Task {_TASKS}heartbeat timeout")
@@ -82,7 +74,7 @@ def worker_group(
         yield strategy
         tf_internals.wait_at_barrier(END_BARRIER, END_TIMEOUT_S)
     except BaseException as error:
-        diagnosis = diagnose_lost_worker(error, cluster) if isinstance(error, _COLLECTIVE_ERRORS) else None
+        diagnosis = diagnose_lost_worker(error, cluster) if isinstance(error, tf.errors.OpError) else None
         if diagnosis is None:
             _report(cluster, error)
             raise
@@ -142,7 +134,10 @@ def _keep_on_machine(cluster: Cluster) -> None:
 
 
 def diagnose_lost_worker(error: tf.errors.OpError, cluster: Cluster) -> str | None:
-    """Return a message that names the worker to blame for a TensorFlow error; None if it is this worker's own error."""
+    """Return a message that names the worker to blame for a TensorFlow error; None if it is this worker's own error.
+
+    The class of the error says nothing: a connection may break with any status of gRPC.
+    """
     text = error.message
     if match := _REPORTED.search(text):
         return match[1]
@@ -166,7 +161,7 @@ def left_unchanged(error: tf.errors.OpError, has_moving_statistics: bool) -> boo
     them as they were. Moving statistics (batch normalisation) are updated before it, from a sum of each layer: a worker
     that dies within a step may leave some of them updated, but one that gives up between two steps cannot.
     """
-    if not isinstance(error, _COLLECTIVE_ERRORS) or not any(sign.search(error.message) for sign in _SIGNS):
+    if not any(sign.search(error.message) for sign in _SIGNS):
         return False
     return not has_moving_statistics or _BETWEEN_STEPS in error.message
 

@@ -90,6 +90,12 @@ class DiagnosisTest(unittest.TestCase):
             with self.assertRaises(WorkerLost), worker_group(THREE, 0):
                 raise kind(None, None, text)
 
+    def test_connection_that_breaks_with_a_garbled_message_is_named(self):
+        error = UnicodeDecodeError("utf-8", b"\xfe" + BROKEN.format(1).encode(), 0, 1, "invalid start byte")
+        self.assertRegex(diagnose_lost_worker(error, THREE), r"^worker 1 \(b:2\) is gone: its connection")
+        self.assertIsNone(diagnose_lost_worker(UnicodeDecodeError("utf-8", b"\xfe", 0, 1, "invalid"), THREE))
+        self.assertIsNone(diagnose_lost_worker(ValueError(BROKEN.format(1)), THREE))
+
     def test_all_workers_without_heartbeat_are_named(self):
         self.assertRegex(self.lost(SILENT), r"^worker 0 \(a:1\) and worker 1 \(b:2\) sent no heartbeat for 20 s")
 

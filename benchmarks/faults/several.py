@@ -84,7 +84,7 @@ def _disturbed_workers(trial: Trial, network: Disturbance) -> None:
         children = _start_workers(trial, [("--resume",)] * 2, addresses, others)
         trial.helpers.append(proxy.pid)
         for child in children:
-            trial.finish(child, (0, 2))
+            trial.finish(child, (0, 2), may_abort=network.kind == "garble")
     finally:
         trial.helpers.remove(proxy.pid)
         proxy.close()

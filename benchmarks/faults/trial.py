@@ -184,9 +184,18 @@ class Trial:
         return finished
 
     def finish(
-        self, child: Child, codes: Sequence[int], meanwhile: Any = lambda _: None, planted: str = ""
+        self,
+        child: Child,
+        codes: Sequence[int],
+        meanwhile: Any = lambda _: None,
+        planted: str = "",
+        may_abort: bool = False,
     ) -> Finished:
-        """Wait for the end of a program and check its exit code, its output and what it leaves behind."""
+        """Wait for the end of a program and check its exit code, its output and what it leaves behind.
+
+        Args:
+            may_abort: a check in TensorFlow's C++ may end the process by SIGABRT, which no Python code can prevent.
+        """
         hung = not child.wait(self.limit_s, meanwhile)
         child.kill()
         code = child.code or 0
@@ -194,6 +203,8 @@ class Trial:
         if hung:
             stacks = child.out.with_suffix(".stacks").read_text(errors="replace")
             self.fail("hang", f"no end within {self.limit_s:.0f} s: {stacks[-MAX_TEXT:]}")
+        elif may_abort and finished.code == 128 + signal.SIGABRT and "Check failed" in finished.err:
+            self.steps.append("TensorFlow aborted a process")
         else:
             self.check_end(finished, codes, planted)
         for line in self.lab.launcher.end_orphans(

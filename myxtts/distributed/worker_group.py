@@ -74,7 +74,7 @@ def worker_group(
         yield strategy
         tf_internals.wait_at_barrier(END_BARRIER, END_TIMEOUT_S)
     except BaseException as error:
-        diagnosis = diagnose_lost_worker(error, cluster) if isinstance(error, tf.errors.OpError) else None
+        diagnosis = diagnose_lost_worker(error, cluster)
         if diagnosis is None:
             _report(cluster, error)
             raise
@@ -133,12 +133,17 @@ def _keep_on_machine(cluster: Cluster) -> None:
             )
 
 
-def diagnose_lost_worker(error: tf.errors.OpError, cluster: Cluster) -> str | None:
-    """Return a message that names the worker to blame for a TensorFlow error; None if it is this worker's own error.
+def diagnose_lost_worker(error: BaseException, cluster: Cluster) -> str | None:
+    """Return a message that names the worker to blame for an error; None if it is this worker's own error.
 
-    The class of the error says nothing: a connection may break with any status of gRPC.
+    The class of an error of TensorFlow says nothing: a connection may break with any status of gRPC.
     """
-    text = error.message
+    if isinstance(error, tf.errors.OpError):
+        text = error.message
+    elif isinstance(error, UnicodeDecodeError):  # TensorFlow fails to decode a message that has bytes of a stranger
+        text = error.object.decode(errors="replace")
+    else:
+        return None
     if match := _REPORTED.search(text):
         return match[1]
     if match := _NO_HEARTBEAT.search(text):

@@ -49,7 +49,7 @@ with toy_models():
 class TwoWorkersTest(unittest.TestCase):
     def test_two_workers_match_one_process(self):
         with tempfile.TemporaryDirectory() as folder:  # for its logs
-            done = subprocess.run([sys.executable, SCRIPT], cwd=folder, capture_output=True, text=True, timeout=240.0)
+            done = subprocess.run([sys.executable, SCRIPT], cwd=folder, capture_output=True, text=True, timeout=600.0)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertIn("[worker 0] 2 workers, 2 replicas, each on a CPU", done.stdout)
         self.assertEqual(done.stdout.count("✅"), 2)
@@ -63,7 +63,7 @@ class TwoWorkersTest(unittest.TestCase):
             flags = "--train-data corpus/corpus.csv --text-frontend characters --model-size tiny --batch-size 2"
             flags += " --max-steps 2 --run two --validate-every 0 --sample-every 0"
             command = [sys.executable, LAUNCHER, "--workers", "2", "--", TRAINER, *flags.split()]
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240.0)
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600.0)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             self.assertTrue(Path(folder, "runs/two/checkpoints/step-000002").is_dir())
         self.assertIn("in 2 replicas with ", done.stdout)
@@ -75,7 +75,7 @@ class TwoWorkersTest(unittest.TestCase):
             flags = "--train-data corpus/corpus.csv --text-frontend characters --model-size tiny --batch-size 2"
             flags += " --max-steps 9 --run two --validate-every 0 --sample-every 0"
             command = [sys.executable, LAUNCHER, "--workers", "2", "--", "program.py", *flags.split()]
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240.0)
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600.0)
             self.assertEqual(done.returncode, 2, done.stdout + done.stderr)
             checkpoints = [path.name for path in Path(folder, "runs/two/checkpoints").iterdir()]
         self.assertEqual(checkpoints, ["step-000006"])

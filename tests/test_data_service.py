@@ -387,7 +387,7 @@ class ProgramTest(ServiceCase):
             (("worker", "--dispatcher", "node1"), "--dispatcher is 'node1', but must be HOST:PORT"),
             (("dispatcher", "--host", "a b"), "--host is 'a b', but must be a host name"),
         ):
-            ended = subprocess.run([sys.executable, PROGRAM, *arguments], capture_output=True, text=True, timeout=240)
+            ended = subprocess.run([sys.executable, PROGRAM, *arguments], capture_output=True, text=True, timeout=600)
             self.assertEqual((ended.returncode, ended.stderr.startswith(f"error: {message}")), (2, True), ended.stderr)
 
 

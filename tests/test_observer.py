@@ -8,7 +8,7 @@ from myxtts.training.observation import SAMPLES, VALIDATION, Observation, observ
 from myxtts.training.observer import Observer, ObserverFailed, Result, slow_observer
 from tests.test_routes import plan
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 120.0
 
 
 def never() -> bool:
@@ -32,8 +32,8 @@ class ObserverTest(unittest.TestCase):
 
     def setUp(self):
         self.recorded, self.batches, self.allowed = [], [], threading.Semaphore(0)
-        self.error = None
-        self.observer = Observer(self.observe, self.record)
+        self.error, self.now_s = None, 0.0
+        self.observer = Observer(self.observe, self.record, now=lambda: self.now_s)
         self.enterContext(self.observer)
 
     def observe(self, observation, pace):
@@ -63,12 +63,17 @@ class ObserverTest(unittest.TestCase):
         self.assertEqual(len(self.recorded), 1)
 
     def test_waiting_gives_results_in_the_order_of_the_observations_and_warns_once(self):
-        self.allowed.release(3)
+        def waiting() -> bool:
+            self.now_s += 10.0
+            self.allowed.release()
+            return False
+
         with self.assertLogs("myxtts.training.observer", "WARNING") as logs:
             for step in (2, 4, 6):
-                self.assertTrue(self.observer.wait(never, step))
+                self.assertTrue(self.observer.wait(waiting, step))
                 self.begin(step)
-            self.assertTrue(self.observer.wait(never))
+                self.now_s += 1.0
+            self.assertTrue(self.observer.wait(waiting))
         self.assertEqual([step for step, *_ in self.recorded], [2, 4, 6])
         self.assertEqual(len(logs.output), 1)
         self.assertIn("for the observer: its work on the weights of step 2 took", logs.output[0])

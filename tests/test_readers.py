@@ -384,7 +384,7 @@ class DeterministicReadingTest(FolderCase):
 
     def test_batches_are_read_in_parallel(self):
         manifest = write_corpus(self.folder, [0.3] * 8, suffixes=(".flac",))
-        two_threads = threading.Barrier(2, timeout=30.0)
+        two_threads = threading.Barrier(2, timeout=120.0)
 
         def read_together(*arguments):
             two_threads.wait()

@@ -524,7 +524,7 @@ class Browser(Folder):
         flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={self.runs / 'profile'}"]
         flags += ["--allow-file-access-from-files", "--virtual-time-budget=4000"]
         command = [BROWSER, *flags, "--dump-dom", f"file://{other}"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
         return json.loads(re.search(r"<title>(.*?)</title>", done.stdout)[1].replace("&quot;", '"'))
 
     def test_it_draws_plays_and_fits_its_window_without_errors(self):

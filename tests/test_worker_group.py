@@ -167,7 +167,7 @@ class KilledWorkerTest(unittest.TestCase):
                 [sys.executable, ROOT / "utilities" / "launch_workers.py", "--logs", name, "--", program],
                 capture_output=True,
                 text=True,
-                timeout=180.0,
+                timeout=600.0,
             )
         for worker in (0, 1):
             self.assertIn(f"[worker {worker}] listens on lo\n", done.stdout)

@@ -15,6 +15,7 @@ What Python opens is seen by an audit hook. With --strace, also what C libraries
 """
 
 import argparse
+import gc
 import json
 import math
 import os
@@ -110,6 +111,7 @@ def repeat(case: str, seed: int) -> int:
     """Run one case here, print its outcome, and write its files again to look at."""
     kind, _, number = case.partition(":")
     folder = Path(tempfile.mkdtemp(prefix="hostile-input-"))
+    _warm_up(kind, folder)
     outcome = run_case(kind, int(number), seed, folder, in_worker=True)
     print(json.dumps(asdict(outcome), indent=1, ensure_ascii=True))
     prepare(kind, int(number), seed, make_place(folder))
@@ -180,6 +182,7 @@ def _warm_up(kind: str, folder: Path) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     for number in range(WARM_UP):
         run_case(kind, number, -1, folder)
+    gc.freeze()  # or the collection before each case would go through all objects of TensorFlow
     size = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_AS, (size + ADDRESS_SPACE, resource.RLIM_INFINITY))
 

@@ -73,13 +73,21 @@ def prepare(draw: random.Random, place: Place) -> Call:
 def _use(path: Path, folder: Path) -> None:
     """Use a file as a run, a reference and a recording to transcribe; all must succeed or name the file in an error."""
     errors = []
-    for use in (partial(_train_on, folder=folder), _imitate, _transcribe):
+    uses = [partial(_train_on, folder=folder)]
+    if not _leads_outside(path):
+        uses += [_imitate, _transcribe]
+    for use in uses:
         try:
             use(path)
         except DataError as error:
             errors.append(error)
     if errors:
         raise errors[-1]
+
+
+def _leads_outside(path: Path) -> bool:
+    """Whether a link leads to a file that is not in the corpus: a row must not name it, but a user may."""
+    return path.is_file() and path.resolve().parent != path.parent.resolve()
 
 
 def _train_on(path: Path, folder: Path) -> None:

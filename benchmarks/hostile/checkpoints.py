@@ -120,7 +120,8 @@ def prepare(draw: random.Random, place: Place) -> Call:
     for step in draw.choice(((8,), (8,), (5, 8))):
         checkpoint = checkpoint_of(run / "checkpoints", step)
         for _ in range(draw.choice((1, 1, 1, 2))):
-            draw.choice(FAULTS)(draw, place, checkpoint, _metadata(task))
+            if all(path.is_file() and not path.is_symlink() for path in checkpoint.iterdir()):  # it can be overwritten
+                draw.choice(FAULTS)(draw, place, checkpoint, _metadata(task))
     return partial(draw.choice((_resume, _resume, _load, _synthesize)), run, task)
 
 

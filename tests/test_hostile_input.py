@@ -4,6 +4,7 @@ Each property below was found by benchmarks/hostile_input.py; the last class run
 """
 
 import io
+import json
 import logging
 import os
 import sys
@@ -11,6 +12,7 @@ import tempfile
 import time
 import unicodedata
 import unittest
+import warnings
 import zipfile
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout, suppress
@@ -19,8 +21,9 @@ from unittest import mock
 
 import numpy as np
 import soundfile
+from pydantic import ValidationError
 
-from benchmarks.hostile import case
+from benchmarks.hostile import audio, case
 from benchmarks.hostile.case import MARK, draw_of, run_case
 from benchmarks.hostile.texts import is_spoken
 from benchmarks.hostile_input import add_opens
@@ -30,17 +33,20 @@ from myxtts.config.load import MAX_BYTES, load
 from myxtts.data import metadata_file, recording
 from myxtts.data.audio_file import read_pcm
 from myxtts.data.audio_folder import AudioFolder
+from myxtts.data.audio_header import UnusableAudio, read_header
 from myxtts.data.manifest import MAX_TEXT_CHARACTERS, Vocabulary
 from myxtts.data.metadata_file import MAX_LINE_CHARACTERS, read_corpus
-from myxtts.data.recording import read_recording
+from myxtts.data.recording import check_recording, read_recording
 from myxtts.data.texts import read_texts
 from myxtts.errors import CheckpointError, ConfigError, DataError
 from myxtts.observe.run_log import RunLog
 from myxtts.synthesis.reference import read_reference
+from myxtts.text import espeak
 from myxtts.text.frontend import normalise_text, symbols_of
 from myxtts.text.sentences import split_text
 from myxtts.text.symbols import SymbolTable
-from myxtts.training.checkpoint_files import read_arrays
+from myxtts.training.checkpoint_files import read_arrays, read_metadata
+from myxtts.training.checkpoint_metadata import check_types
 
 CASES = {"metadata": 20, "yaml": 30, "texts": 20}
 LIMIT_S = 30.0  # of what took minutes
@@ -109,6 +115,10 @@ class Configuration(FolderCase):
             load(path)
         return str(caught.exception)
 
+    def test_a_long_list_is_not_proposed_whole(self):
+        path = self.write("c.yaml", f"placement:\n  model_gpus: {['1'] * 1_000}\n")
+        self.assertLess(len(self.error_of(path)), 1_000)
+
     def test_a_pipe_does_not_block(self):
         self.assertIn("it is a pipe or a device, and no file. Give another file.", self.error_of(self.pipe()))
 
@@ -152,6 +162,14 @@ class Text(FolderCase):
             stdin.isatty.return_value = False
             with self.assertRaisesRegex(DataError, "stdin .* larger than 5 MB"):
                 read_text(None, None)
+
+    def test_espeak_gets_no_long_number_with_dots(self):
+        for text, given in (
+            ("1." * 15 + "1, 192.168.100.100", "1 " * 15 + "1, 192.168.100.100"),
+            ("3.14159265358979323846 ", "3.14159265358979323846 "),
+        ):
+            self.assertEqual(espeak._utf8(text).decode(), given)
+        self.assertTrue(symbols_of("1." * 500, "ka", "phonemes"))
 
     def test_a_text_without_a_break_is_split_in_linear_time(self):
         text = "a" * 1_000_000
@@ -248,6 +266,44 @@ class Audio(FolderCase):
         with self.assertRaisesRegex(DataError, "has 68719476735 samples at 22050 Hz, but had 11025"):
             read_pcm(path, 11_025)
 
+    def rejected(self, path: Path) -> str:
+        with self.assertRaises(UnusableAudio) as caught:
+            read_header(str(path))
+        return str(caught.exception)
+
+    def test_an_mp3_file_that_is_positioned_elsewhere_is_rejected(self):
+        data = bytearray(audio._sound("sound.mp3"))
+        data[3331:3334] = b"\xed\x49\xde"  # a frame becomes one of another layer and rate
+        self.assertIn("truncated", self.rejected(self.write("a.mp3", bytes(data))))
+
+    def test_a_vorbis_file_with_damaged_codebooks_does_not_end_the_process(self):
+        data = bytearray(audio._sound("vorbis.ogg"))
+        data[data.index(b"\x05vorbis") + 100] ^= 0xFF
+        path = self.write("a.ogg", audio._with_checksums(bytes(data), serial=1))
+        self.assertIn("truncated", self.rejected(path))
+
+    def test_a_compressed_file_that_ends_in_zeros_is_not_searched(self):
+        for name in ("vorbis.ogg", "opus.ogg", "sound.flac"):
+            path = self.write(name, audio._sound(name))
+            read_header(str(path))
+            os.truncate(path, 1 << 40)
+            self.assertIn("truncated: the last 65,536 bytes are zeros", self.rejected(path))
+
+    def test_names_that_are_not_utf8_reach_libsndfile(self):
+        name = os.fsdecode(b"\xff.flac")
+        self.assertEqual(read_header(str(self.write(name, audio._sound("sound.flac")))).samples, 16_800)
+
+    def test_the_largest_floats_are_read_without_an_overflow(self):
+        for rate_hz in (22_050, 16_000):
+            path = self.folder / "a.wav"
+            soundfile.write(path, np.full((100, 2), 3e38), rate_hz, subtype="FLOAT")
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                self.assertEqual(read_pcm(path).max(), 32_767)
+        soundfile.write(path, np.full(100, 1e300), rate_hz, subtype="DOUBLE")
+        with self.assertRaisesRegex(DataError, "not finite"):
+            check_recording(path, "recording", 0.001, "")
+
     def test_of_a_reference_only_the_beginning_is_decoded(self):
         path = self.sound("a.flac", 4.0, 16_000)
         whole = read_recording(path, "reference", 0.5, "")
@@ -271,6 +327,20 @@ class Checkpoint(FolderCase):
         with self.assertRaises(CheckpointError) as caught:
             read_arrays(self.folder / "model.npz")
         self.assertLess(len(str(caught.exception)), 1_000)
+
+    def test_a_long_format_is_not_quoted_whole(self):
+        self.write("step-1/state.json", json.dumps({"format": "x" * 60_000}))
+        with self.assertRaises(CheckpointError) as caught:
+            read_metadata(self.folder / "step-1")
+        self.assertLess(len(str(caught.exception)), 1_000)
+
+    def test_of_many_values_of_another_type_one_is_an_error(self):
+        for values in ('"symbols": [[], []]', '"observing": [[1, [1, 1]], 1]', '"position": [0, 0, [1, 1]]'):
+            with self.assertRaises(ValidationError) as caught:
+                check_types(f"{{{values}}}")
+            self.assertEqual(caught.exception.error_count(), 1, values)
+        with self.assertRaisesRegex(ValidationError, "it has 10,001 entries"):
+            check_types(json.dumps({"missed_syncs": {str(number): "" for number in range(10_001)}}))
 
 
 class Detectors(FolderCase):

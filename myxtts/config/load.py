@@ -30,6 +30,7 @@ from myxtts.files import read_file
 MAX_BYTES = 64 * 1024  # of all files of a configuration; all settings take 1.5 KiB, and PyYAML needs 1 s for 64 KiB
 MAX_FILES = 16
 _DEFAULT_STEPS = SETTINGS["max_steps"].default
+SHOWN_CHARACTERS = 60  # of a value in a message
 MAX_UNKNOWN = 12  # unknown names in one message
 MAX_TYPOS = 3  # a file with more unknown names was written for another program
 DEFAULTS = "defaults"  # a key beside the sections
@@ -155,9 +156,9 @@ def dump(config: Config) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a value for a message: escaped, and cut to 60 characters."""
+    """Return a value for a message: escaped, and cut."""
     text = repr(value) if isinstance(value, str) else json.dumps(value, default=str)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 3] + "..."
 
 
 class _Files:
@@ -378,6 +379,9 @@ def _hint(setting: Setting, given: _Given) -> str:
     if meant is None:
         return ""
     if setting.many and given.where != setting.flag:
-        return f" Did you mean [{', '.join(map(str, meant))}]?"
-    typed = " ".join(map(str, meant)) if setting.many else json.dumps(meant).strip('"')
+        typed = f"[{', '.join(map(str, meant))}]"
+    else:
+        typed = " ".join(map(str, meant)) if setting.many else json.dumps(meant).strip('"')
+    if len(typed) > SHOWN_CHARACTERS:
+        return ""
     return f" Did you mean {typed}{', in MiB' * setting.name.endswith('_memory')}?"

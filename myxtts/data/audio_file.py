@@ -12,6 +12,7 @@ import soxr
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.errors import DataError
 
+MAX_AMPLITUDE = 32_768.0  # of floats in the range of 16 bits; channels of 1e38 would overflow in their mean
 MAX_RECORDING_S = 4 * 3600.0  # a megabyte of FLAC may hold days of silence
 
 
@@ -43,9 +44,9 @@ def read_pcm(path: str | Path, samples: int | None = None, max_s: float = MAX_RE
     except (soundfile.LibsndfileError, OSError) as error:
         reason = error.error_string.rstrip(".") if isinstance(error, soundfile.LibsndfileError) else error.strerror
         raise DataError(f"{path} cannot be read: {reason}") from error
-    mono = wave.mean(axis=1)
-    if not np.isfinite(mono).all():
+    if not np.isfinite(wave).all():
         raise DataError(f"{path} contains samples that are not finite")
+    mono = np.clip(wave, -MAX_AMPLITUDE, MAX_AMPLITUDE, out=wave).mean(axis=1)
     if rate_hz != SAMPLE_RATE_HZ and len(mono):
         mono = soxr.resample(mono, rate_hz, SAMPLE_RATE_HZ)
     pcm = to_pcm(mono)

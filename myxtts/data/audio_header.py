@@ -23,6 +23,8 @@ STREAMED_BYTES = 0xFFFFFFFF  # data length in a WAV file that was written to a p
 MAX_CHUNKS = 64  # real files have fewer than ten; limits the reads of a hostile one
 RATE_LIMITS_HZ = (1_000, 768_000)
 BLOCK_SAMPLES = 65_536
+COMPRESSED = (b"OggS", b"fLaC", b"ID3\2", b"ID3\3", b"ID3\4")
+END_BYTES = 65_536  # no OGG page or MP3 frame is longer
 
 
 class UnusableAudio(DataError):
@@ -58,6 +60,8 @@ def read_header(path: str) -> AudioHeader:
             raise UnusableAudio("empty file")
         with open(path, "rb") as file:
             header = _native_header(file, status.st_size)
+            if header is None:
+                _check_end(file, status.st_size)
     except FileNotFoundError:
         raise UnusableAudio("missing file") from None
     except OSError as error:
@@ -72,8 +76,8 @@ def read_header(path: str) -> AudioHeader:
 def check_finite(path: str) -> None:
     """Read all samples; raise UnusableAudio at the first NaN or infinity."""
     try:
-        with soundfile.SoundFile(path) as sound:
-            for position, block in enumerate(sound.blocks(BLOCK_SAMPLES, dtype="float64", always_2d=True)):
+        with soundfile.SoundFile(os.fsencode(path)) as sound:
+            for position, block in enumerate(sound.blocks(BLOCK_SAMPLES, dtype="float32", always_2d=True)):
                 finite = np.isfinite(block).all(axis=1)
                 if not finite.all():
                     raise UnusableAudio("not finite", f"sample {position * BLOCK_SAMPLES + int(finite.argmin())}")
@@ -132,14 +136,24 @@ def _chunks(file: BinaryIO, size: int) -> Iterator[_Chunk]:
         begin += promised + promised % 2
 
 
+def _check_end(file: BinaryIO, size: int) -> None:
+    """Reject compressed audio that ends in zeros, which decoders search to the last one: terabytes of a sparse file."""
+    file.seek(0)
+    if size > END_BYTES and file.read(4) in COMPRESSED:
+        file.seek(size - END_BYTES)
+        if not any(file.read(END_BYTES)):
+            raise UnusableAudio("truncated", f"the last {END_BYTES:,} bytes are zeros; copy the file again")
+
+
 def _libsndfile_header(path: str) -> AudioHeader:
     try:
-        with soundfile.SoundFile(path) as sound:
+        with soundfile.SoundFile(os.fsencode(path)) as sound:
             samples, rate_hz = sound.frames, sound.samplerate
             if samples / rate_hz > 1e9:  # libsndfile's value for a FLAC stream
                 raise UnusableAudio("unreadable", "the header does not contain the length; write the file again")
-            if samples and not _reads_sample(sound, samples - 1):
-                raise UnusableAudio("truncated", f"the header promises {samples} samples, but the last one is missing")
+            # Of an OGG file the length is that of its last page. libvorbis crashes if it seeks with damaged codebooks.
+            if samples and not _reads_sample(sound, 0 if sound.format == "OGG" else samples - 1):
+                raise UnusableAudio("truncated", f"the header promises {samples} samples, but not all can be decoded")
             return AudioHeader(samples, rate_hz, native=False, floating=sound.subtype in ("FLOAT", "DOUBLE"))
     except soundfile.LibsndfileError as error:
         raise UnusableAudio("unreadable", error.error_string) from error
@@ -150,7 +164,8 @@ def _libsndfile_header(path: str) -> AudioHeader:
 def _reads_sample(sound: soundfile.SoundFile, position: int) -> bool:
     """Whether the sample exists: the header of a truncated FLAC or MP3 file is intact."""
     try:
-        sound.seek(position)
+        if position and sound.seek(position) != position:  # as in an MP3 file whose header was changed
+            return False
         return len(sound.read(1)) == 1
     except soundfile.LibsndfileError:
         return False

@@ -36,6 +36,8 @@ _BUFFER_MS = 10_000  # one callback for most sentences
 _VOLUME_PERCENT = 60  # at 100 some vowels reach full scale and activate the gain control of the library
 _HOME_PATH_CHARACTERS = 159  # size of the buffer that espeak-ng has for the path of its data
 _LANGUAGE_SWITCH = re.compile(r"\([a-z][a-z0-9-]*\)")
+# espeak-ng 1.52 writes the word for each dot of 1.1.1. … behind the end of a buffer of 200 bytes (Georgian, Haitian).
+_LONG_NUMBER = re.compile(r"\d[\d.]{19,}")
 _DEFAULT_DIALECT = {"en": "en-us"}
 
 
@@ -325,7 +327,11 @@ def _load(path: Path) -> ctypes.CDLL:
 def _utf8(text: str) -> bytes:
     if "\0" in text:
         raise ValueError("a text for espeak-ng must not contain NUL, which ends C strings")
-    return text.encode()
+    return _LONG_NUMBER.sub(_without_dots, text).encode()
+
+
+def _without_dots(number: re.Match) -> str:
+    return number[0].replace(".", " ") if number[0].count(".") > 1 else number[0]
 
 
 def _languages(address: int) -> list[tuple[int, str]]:

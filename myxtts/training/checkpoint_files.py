@@ -113,10 +113,10 @@ def read_metadata(checkpoint: Path) -> Metadata:
     """
     with _explained(checkpoint / "state.json"):
         metadata = _load_metadata(checkpoint)
-    if metadata.get("format") != FORMAT:
+    if (written := metadata.get("format")) != FORMAT:
         raise CheckpointError(
-            f"{checkpoint} has format {metadata.get('format')}, but this version of MyXTTS reads format {FORMAT}. "
-            "Use the version that wrote it."
+            f"{checkpoint} has format {str(written)[:SHOWN_CHARACTERS]}, but this version of MyXTTS reads format "
+            f"{FORMAT}. Use the version that wrote it."
         )
     return Metadata(metadata, checkpoint / "state.json", lambda: advice(checkpoint))
 

@@ -272,26 +272,26 @@ class Audio(FolderCase):
         return str(caught.exception)
 
     def test_an_mp3_file_that_is_positioned_elsewhere_is_rejected(self):
-        data = bytearray(audio._sound("sound.mp3"))
+        data = bytearray(audio.sound_of("sound.mp3"))
         data[3331:3334] = b"\xed\x49\xde"  # a frame becomes one of another layer and rate
         self.assertIn("truncated", self.rejected(self.write("a.mp3", bytes(data))))
 
     def test_a_vorbis_file_with_damaged_codebooks_does_not_end_the_process(self):
-        data = bytearray(audio._sound("vorbis.ogg"))
+        data = bytearray(audio.sound_of("vorbis.ogg"))
         data[data.index(b"\x05vorbis") + 100] ^= 0xFF
-        path = self.write("a.ogg", audio._with_checksums(bytes(data), serial=1))
+        path = self.write("a.ogg", audio.with_checksums(bytes(data), serial=1))
         self.assertIn("truncated", self.rejected(path))
 
     def test_a_compressed_file_that_ends_in_zeros_is_not_searched(self):
         for name in ("vorbis.ogg", "opus.ogg", "sound.flac"):
-            path = self.write(name, audio._sound(name))
+            path = self.write(name, audio.sound_of(name))
             read_header(str(path))
             os.truncate(path, 1 << 40)
             self.assertIn("truncated: the last 65,536 bytes are zeros", self.rejected(path))
 
     def test_names_that_are_not_utf8_reach_libsndfile(self):
         name = os.fsdecode(b"\xff.flac")
-        self.assertEqual(read_header(str(self.write(name, audio._sound("sound.flac")))).samples, 16_800)
+        self.assertEqual(read_header(str(self.write(name, audio.sound_of("sound.flac")))).samples, 16_800)
 
     def test_the_largest_floats_are_read_without_an_overflow(self):
         for rate_hz in (22_050, 16_000):

@@ -39,13 +39,13 @@ NUMBERS = (0, 1, 2, 7, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFE, 0xFFFF, 0x7FFFF
 
 
 @cache
-def _sound(name: str) -> bytes:
+def sound_of(name: str) -> bytes:
     container, subtype, rate_hz, channels = FORMATS[name]
     wave = np.random.default_rng(0).normal(0, 0.1, (round(SECONDS * rate_hz), channels))
     content = io.BytesIO()
     soundfile.write(content, wave, rate_hz, format=container, subtype=subtype)
     data = content.getvalue()
-    return _with_checksums(data, serial=1) if container == "OGG" else data  # libsndfile's serial number is random
+    return with_checksums(data, serial=1) if container == "OGG" else data  # libsndfile's serial number is random
 
 
 @cache
@@ -57,7 +57,7 @@ def _other(container: str) -> bytes:
 
 def prepare(draw: random.Random, place: Place) -> Call:
     name = draw.choice(tuple(FORMATS))
-    data = draw.choice(MUTATIONS[name.rpartition(".")[2]] + GENERAL)(draw, _sound(name))
+    data = draw.choice(MUTATIONS[name.rpartition(".")[2]] + GENERAL)(draw, sound_of(name))
     path = place.corpus / (
         name if draw.random() < 0.85 else draw.choice(("x.wav", "x.flac", "x.ogg", "x.mp3", "x.opus"))
     )
@@ -65,7 +65,7 @@ def prepare(draw: random.Random, place: Place) -> Call:
         write_odd_file(draw, path, place, data)
     else:
         path.write_bytes(data)
-    (place.corpus / "good.wav").write_bytes(_sound("native.wav"))
+    (place.corpus / "good.wav").write_bytes(sound_of("native.wav"))
     (place.corpus / "metadata.csv").write_text(f"path,text\ngood.wav,abc\n{path.name},abc\n")
     return partial(_use, path, place.runs / "run")
 
@@ -132,7 +132,7 @@ def _of_other_format(draw: random.Random, data: bytes) -> bytes:
 
 def _joined(draw: random.Random, data: bytes) -> bytes:
     """The beginning of one file and the end of another."""
-    other = _sound(draw.choice(tuple(FORMATS)))
+    other = sound_of(draw.choice(tuple(FORMATS)))
     return (
         data[: draw.choice((4, 12, 44, len(data) // 2, len(data)))]
         + other[draw.choice((0, 4, 12, 44, len(other) // 2)) :]
@@ -269,10 +269,10 @@ def _ogg(draw: random.Random, data: bytes) -> bytes:
             changed[draw.randrange(len(changed))] = draw.randrange(256)
     if draw.random() < 0.2:
         del changed[at : at + 500]
-    return _with_checksums(bytes(changed), serial=1)
+    return with_checksums(bytes(changed), serial=1)
 
 
-def _with_checksums(data: bytes, serial: int) -> bytes:
+def with_checksums(data: bytes, serial: int) -> bytes:
     """Return OGG pages with a serial number and right checksums, as far as there are pages."""
     changed, at = bytearray(data), 0
     while changed[at : at + 4] == b"OggS" and at + 27 <= len(changed):

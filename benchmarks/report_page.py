@@ -5,6 +5,7 @@ python benchmarks/report_page.py --steps 100000 --log-every 50 --sample-every 50
 """
 
 import argparse
+import itertools
 import json
 import math
 import statistics
@@ -52,14 +53,21 @@ def measure(folder: Path, steps: int, log_every: int, sample_every: int) -> None
 
     report = RunReport(folder, timeline)
     print(f"first page of a process    {refresh(report)}")
-    print(f"page with new samples      {refresh(report, ended='finished')}")
-    refreshes = []
-    for number in range(1, REFRESHES + 1):
-        with open(metrics, "a") as file:
-            file.write(line(steps + number * log_every))
-        refreshes.append(refresh(report))
-    for name, pick in (("median", statistics.median_low), ("longest", max)):
-        print(f"refresh, {name:<17} {pick(refreshes)}")
+    print(f"last page of a process     {refresh(report, ended='finished')}")
+    reports = iter(range(steps + log_every, steps + (2 * REFRESHES + 1) * log_every, log_every))
+
+    def print_refreshes(what: str) -> None:
+        refreshes = []
+        for step in itertools.islice(reports, REFRESHES):
+            with open(metrics, "a") as file:
+                file.write(line(step))
+            refreshes.append(refresh(report))
+        for name, pick in (("median", statistics.median_low), ("longest", max)):
+            print(f"{what + name:<26} {pick(refreshes)}")
+
+    print_refreshes("refresh, ")
+    write_samples(folder, range(steps + sample_every, steps + sample_every + 1))
+    print_refreshes("after new samples, ")
     lines = metrics.read_text().splitlines(keepends=True)
     lines[-2] = json.dumps({**json.loads(lines[-2]), "validation_loss": 1.0}) + "\n"
     write_whole(metrics, "".join(lines).encode())
@@ -89,12 +97,11 @@ def line(step: int) -> str:
     losses = {name: noise * (i + 1) * step**-0.3 for i, name in enumerate(PARTS)}
     times = {"step_s": 0.11 * noise, "wait_s": 1e-4, "pause_s": 0.002, "read_s": 0.002, "produce_s": 0.05 * noise}
     rates = {"steps_per_s": 9 / noise, "audio_seconds_per_s": 200.0, "padding": 0.06, "blocked_s": 0.06}
-    rates |= {"accelerator_utilisation": 0.999, "remaining_s": 100.0, "gradient_norm": noise, "learning_rate": 1e-3}
-    report = (
-        {"step": step, "epoch": 1} | losses | {"loss": sum(losses.values())} | rates | times | {"bottleneck": "step"}
-    )
+    rates |= {"accelerator_utilisation": 0.999, "remaining_s": 100.0}
+    losses |= {"loss": sum(losses.values()), "gradient_norm": noise}
+    report = {"step": step, "epoch": 1} | losses | {"learning_rate": 1e-3} | rates | times | {"bottleneck": "step"}
     if step % 500 == 0:
-        report |= {f"validation_{name}": value for name, value in losses.items()} | {"validation_loss": 1.0}
+        report |= {f"validation_{name}": 1.1 * losses[name] for name in (*PARTS, "loss")}
     return json.dumps(report) + "\n"
 
 
@@ -114,7 +121,7 @@ def write_samples(folder: Path, steps: range) -> None:
             for number, kind in enumerate(LABELS):
                 file = target / sound_file(name, kind)
                 if step == steps[-1]:
-                    soundfile.write(file, np.roll(wave, 10 * row + number), RATE_HZ)
+                    soundfile.write(file, np.roll(wave, 10 * row + number + step), RATE_HZ)
                 else:
                     file.touch()
 

@@ -215,7 +215,9 @@ class Answers(Folder):
             "run": {"resume": True},
             "data": {"cache_dataset": True},
         }
-        self.assertEqual(changed_settings(settings), {"--learning-rate": "0.5", "--cache-dataset": ""})
+        changed = changed_settings(settings)
+        self.assertEqual(changed, {"--learning-rate": "0.5", "--cache-dataset": ""})
+        self.assertIn('<span class="flag">--learning-rate</span> 0.5', head.description({}, changed))  # in one line
 
 
 class Lanes(unittest.TestCase):
@@ -323,7 +325,8 @@ class Page(Folder):
         report = RunReport(self.folder)
         with mock.patch.object(html_report, "COMPRESS_S", -1.0):
             self.assertNotIn("data:audio", report.write().read_text())
-        self.assertEqual(report.write().read_text().count("data:audio"), 2)
+        with mock.patch.object(html_report, "COMPRESS_S", 60.0):
+            self.assertEqual(report.write().read_text().count("data:audio"), 2)
         with mock.patch.object(soundfile, "write", side_effect=AssertionError):
             self.assertEqual(report.write().read_text().count("data:audio"), 2)
 
@@ -429,6 +432,7 @@ class Page(Folder):
                 for background in ("bg", "card"):
                     with self.subTest(name=name, background=theme[background]):
                         self.assertGreaterEqual(contrast(theme[name], theme[background]), least)
+            self.assertGreater(contrast(theme["c2"], theme["c4"]), 2.0)  # producing and blocked, which lie side by side
             for number in range(7):  # WCAG 2.2, 1.4.11: graphics
                 self.assertGreaterEqual(contrast(theme[f"c{number}"], theme["bg"]), 3.0)
 
@@ -550,6 +554,27 @@ class Browser(Folder):
         """
         found = self.dump(write_report(self.folder, ended="finished").read_text(), probe)
         self.assertEqual(found, [[], [16, 16], True, True, "written", True, True])
+
+    def test_labels_of_many_steps_are_whole_and_apart_on_a_phone(self):
+        self.report(*(report_of(step) for step in range(500, 100_001, 500)))
+        probe = """
+        document.querySelector('iframe').onload = function () {
+          var page = this.contentDocument, labels = 0, cut = 0, touching = 0;
+          page.querySelectorAll('.plot > .xs').forEach(function (axis) {
+            var end = 0;
+            Array.from(axis.children).forEach(function (label) {
+              var box = label.getBoundingClientRect();
+              labels++; cut += box.left < 0 || box.right > 380; touching += box.left < end; end = box.right
+            })
+          });
+          document.title = JSON.stringify([labels > 20, cut, touching, page.documentElement.scrollWidth])
+        }
+        """
+        write_report(self.folder, ended="finished")
+        page = (
+            '<title></title><body><iframe src="report.html" style="width:380px;height:9000px;border:0"></iframe></body>'
+        )
+        self.assertEqual(self.dump(page, probe), [True, 0, 0, 380])
 
     def test_an_open_page_reloads_itself_and_stays_where_it_was(self):
         self.report(*(report_of(step) for step in range(10, 90, 10)))

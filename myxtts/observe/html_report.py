@@ -30,7 +30,7 @@ STALE_S = 120.0  # ... but not before this age
 OVERVIEW_S = 60.0  # between two index.html
 _WRITING = threading.Lock()  # one page at a time, since all have the same temporary name
 UNSHOWN = ("run", "runs_dir", "resume")  # settings that say nothing of how the run trains
-COMPRESS_S = 0.1  # of a refresh, for new sounds and pictures; the others follow with the next ones
+COMPRESS_S = 0.1  # of a processor in a refresh, for new sounds and pictures; the others follow with the next ones
 
 
 class RunReport:

@@ -15,6 +15,8 @@ from myxtts.observe.page.history import Point
 
 SIZE = 1000  # units of the plotted area in each direction
 TOOLTIPS = 90  # columns with a tooltip at most
+HALF_DIGIT_REM = 0.24  # half of the width of a digit of a label, in any font
+MARGIN_REM = 0.4  # right of a plot; see `.plot` of the style
 FEW_POINTS = 30  # a curve of so few points shows each of them
 
 
@@ -63,7 +65,7 @@ class Scale(NamedTuple):
                 return ticks[:: -(-len(ticks) // count)]
         rough = (self.high - self.low) / count
         unit = 10.0 ** math.floor(math.log10(rough))
-        width = next(m * unit for m in (1, 2, 2.5, 5, 10) if m * unit >= rough * 0.999)
+        width = next(m * unit for m in (1, 2, 2.5, 5, 10) if m * unit >= rough * 0.9)
         first = math.ceil(self.low / width - 1e-9)
         return [n * width for n in range(first, math.floor(self.high / width + 1e-9) + 1)]
 
@@ -285,10 +287,11 @@ def _legend(lines: Sequence[Line], filled: bool = False) -> str:
     return f'<span class="legend">{"".join(keys)}</span>'
 
 
-def _labels(side: str, places: Sequence[int], values: Sequence[float]) -> str:
-    """Return the labels of an axis."""
-    labels = zip(places, values, strict=True)
-    return "".join(f'<span style="{side}:{place / 10:g}%">{number(value)}</span>' for place, value in labels)
+def _x_label(place: int, text: str) -> str:
+    """Return a label below an axis: centred at its place, unless it would leave the chart on the right."""
+    return (
+        f'<span style="left:min({place / 10:g}%,100% - {len(text) * HALF_DIGIT_REM - MARGIN_REM:.2f}rem)">{text}</span>'
+    )
 
 
 def _figure(
@@ -305,8 +308,10 @@ def _figure(
     levels, places = values.ticks(), [tick for tick in steps.ticks() if tick == int(tick)]
     ys, xs = _ys(levels, values), steps.places(places)
     grid = "".join(f"M0 {y}H{SIZE}" for y in ys)
-    y_labels = _labels("top", ys, levels)
-    x_labels = _labels("left", xs, places)
+    y_labels = "".join(
+        f'<span style="top:{y / 10:g}%">{number(level)}</span>' for y, level in zip(ys, levels, strict=True)
+    )
+    x_labels = "".join(_x_label(x, number(step)) for x, step in zip(xs, places, strict=True))
     unit = f' <span class="small">{escape(unit)}</span>' if unit else ""
     note = f'<p class="small">{escape(note)}</p>' if note else ""
     label = _view(f"{title}: {text}")

@@ -114,12 +114,17 @@ def answers(given: Sequence[Answer]) -> str:
     """Return the answers as tiles."""
     tiles = (
         f'<div class="tile {answer.state}"><h2>{escape(answer.question)}</h2>'
-        f'<p class="answer">{escape(answer.answer)}</p>'
-        + (f'<p class="small">{escape(answer.detail)}</p>' if answer.detail else "")
+        f'<p class="answer">{_in_lines(answer.answer)}</p>'
+        + (f'<p class="small">{_in_lines(answer.detail)}</p>' if answer.detail else "")
         + "</div>"
         for answer in given
     )
     return f'<section class="tiles" aria-label="at a glance">{"".join(tiles)}</section>'
+
+
+def _in_lines(text: str) -> str:
+    """Return a text as HTML that breaks no line between a number and its percent sign."""
+    return escape(text).replace(" %", "\N{NO-BREAK SPACE}%")
 
 
 def description(facts: Mapping[str, Any], changed: Mapping[str, str]) -> str:
@@ -138,12 +143,12 @@ def description(facts: Mapping[str, Any], changed: Mapping[str, str]) -> str:
     rows |= {name: str(facts[name]) for name in ("commit", "host") if facts.get(name)}
     if "started" in facts:
         rows["started"] = strftime("%Y-%m-%d %H:%M", localtime(facts["started"]))
-    if changed:
-        rows["settings"] = " ".join(f"{flag} {value}".strip() for flag, value in changed.items())
+    settings = " ".join(f'<span class="flag">{escape(flag)}</span> {escape(text)}' for flag, text in changed.items())
+    wide = f'<div class="all"><dt>settings</dt><dd>{settings}</dd></div>' if changed else ""
     more = f"<details id='numbers'><summary>Derived numbers</summary>{_list(numbers)}</details>" if numbers else ""
-    return (_list(rows) if rows else "") + more
+    return (_list(rows, wide) if rows or wide else "") + more
 
 
-def _list(rows: Mapping[str, str]) -> str:
+def _list(rows: Mapping[str, str], more: str = "") -> str:
     items = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>" for name, text in rows.items())
-    return f'<dl class="facts">{items}</dl>'
+    return f'<dl class="facts">{items}{more}</dl>'

@@ -53,15 +53,18 @@ class Media:
         self._deadline_s = self._left = 0.0
 
     def begin(self, budget_s: float) -> None:
-        """Begin a page that may take so long to compress; the files beyond are linked until the next page."""
-        self._deadline_s, self._left = time.perf_counter() + budget_s, EMBEDDED_BYTES
+        """Begin a page that may compress for so long; the files beyond are linked until the next page.
+
+        The time is that of this thread on a processor, which other programs do not change.
+        """
+        self._deadline_s, self._left = time.thread_time() + budget_s, EMBEDDED_BYTES
         self._compressed = {key: url for key, url in self._compressed.items() if key in self._used}
         self._used.clear()
 
     @property
     def has_time(self) -> bool:
         """Whether more files may be compressed for this page."""
-        return time.perf_counter() <= self._deadline_s
+        return time.thread_time() <= self._deadline_s
 
     def take(self, size: int) -> bool:
         """Take room of the page for text with embedded files; return whether there is so much."""
@@ -124,7 +127,7 @@ class Samples:
         """Return the samples of all steps, the newest first; empty if there are none.
 
         Args:
-            budget_s: longest time to compress new files.
+            budget_s: longest processor time to compress new files.
         """
         folders = (self._folder / "samples").glob("step-*")
         steps = sorted(folders, key=lambda path: (len(path.name), path.name), reverse=True)

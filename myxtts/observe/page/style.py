@@ -5,10 +5,10 @@ from html import escape
 STYLE = """
 :root{color-scheme:light dark;--bg:#fff;--card:#f5f6f8;--text:#1a1d21;--soft:#555b63;--line:#c9ced6;--link:#0b57d0;
 --good:#136c2e;--fair:#7a5200;--bad:#b3261e;
---c0:#1f6fc4;--c1:#b5540b;--c2:#2e7d4f;--c3:#7b4fb0;--c4:#0f7c86;--c5:#c0392b;--c6:#8a6d00}
+--c0:#1f6fc4;--c1:#b5540b;--c2:#1b5e36;--c3:#7b4fb0;--c4:#2b98a8;--c5:#c0392b;--c6:#8a6d00}
 @media (prefers-color-scheme:dark){:root{--bg:#14171b;--card:#1f242a;--text:#e8eaed;--soft:#aab1ba;--line:#454c55;
 --link:#8ab4f8;--good:#6fcf8b;--fair:#e5b454;--bad:#ff8a80;
---c0:#6fb1f5;--c1:#f0964f;--c2:#6cc793;--c3:#c19df0;--c4:#55c6d1;--c5:#ff8a80;--c6:#d9bb4f}}
+--c0:#6fb1f5;--c1:#f0964f;--c2:#7fd8a4;--c3:#c19df0;--c4:#2c8a97;--c5:#ff8a80;--c6:#d9bb4f}}
 *{box-sizing:border-box}
 body{font:16px/1.5 system-ui,sans-serif;margin:0 auto;padding:1rem;max-width:78rem;background:var(--bg);
 color:var(--text);overflow-wrap:anywhere}
@@ -45,16 +45,16 @@ path{fill:none;stroke-width:1.6;vector-effect:non-scaling-stroke;stroke-linejoin
 .a6{fill:var(--c6)}
 path[class^=a],path[class^=band]{stroke:none}.band{opacity:.22}.odd{opacity:.72}
 .bar{display:block;width:100%;height:1.2rem;border-radius:.3rem}
-.lanes{position:relative;margin:0 .6rem 1.8rem}.lane{margin-bottom:.35rem}
+.lanes{position:relative;margin:0 .6rem 2.8rem}.lane{margin-bottom:.35rem}
 .lane svg{display:block;width:100%;height:1.5rem;background:var(--card)}
 .facts{display:grid;gap:.1rem 1.4rem;grid-template-columns:repeat(auto-fit,minmax(min(100%,24rem),1fr));margin:.5rem 0}
-.facts div{display:grid;grid-template-columns:8rem 1fr;gap:.5rem;font-size:.88rem}
-dt{color:var(--soft)}dd{margin:0}
+.facts div{display:grid;grid-template-columns:clamp(5rem,22vw,8rem) 1fr;gap:.5rem;font-size:.88rem}
+dt{color:var(--soft)}dd{margin:0}.facts .all{grid-column:1/-1}.flag{white-space:nowrap}
 .scroll{overflow-x:auto;overflow-wrap:normal}
 table{border-collapse:collapse;font-size:.88rem}
 th,td{text-align:left;padding:.25rem .8rem .25rem 0;border-bottom:1px solid var(--line);vertical-align:top}
 .runs td{white-space:nowrap}.runs td:nth-child(6),.runs td:nth-child(10){white-space:normal;min-width:9rem}
-.n{text-align:right;font-variant-numeric:tabular-nums}.share{width:10rem;height:.7rem}
+.n{text-align:right;font-variant-numeric:tabular-nums}.share{width:clamp(3rem,15vw,10rem);height:.7rem}
 details{margin:.5rem 0}summary{cursor:pointer;font-weight:600}
 .sample{margin:1rem 0;padding:.8rem;background:var(--card);border-radius:.4rem}
 .thumbs{display:grid;gap:.8rem;grid-template-columns:repeat(auto-fill,minmax(min(100%,17rem),1fr))}.thumbs>*{margin:0}

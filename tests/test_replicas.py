@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.batch import ASR_FEATURES
+from myxtts.config.schema import TrainingConfig
 from myxtts.data.batch_plan import Plan, bucket_bounds
 from myxtts.data.plan_iterator import Position, planned_steps, steps_left
 from myxtts.models import asr as recogniser
@@ -321,34 +322,24 @@ class RunTest(unittest.TestCase):
         self.assertIn("1 now, 2 before", ended.out)
         self.assertEqual(self.metadata("shared", 4)["position"], [1, 0, []])  # 12 utterances: 2 x 4, then 2 x 2
 
-    def test_one_producer_makes_the_same_batches_as_one_per_replica(self):
+    def test_producers_of_each_replica_one_for_both_and_two_in_turn_make_the_same_batches(self):
         flags = ("--batch-size", "2", "--max-steps", "3")
-        own_producers = self.workspace.train("own", "--model-gpus", "1", "2", *flags)
-        fed = self.workspace.train("fed", "--data-gpu", "0", "--model-gpus", "1", "2", *flags)
-        self.assertEqual((own_producers.code, fed.code), (0, 0), own_producers.err + fed.err)
-        for name, array in self.arrays("own", 3).items():
-            np.testing.assert_array_equal(array, self.arrays("fed", 3)[name], name)
-
-    def test_producers_that_take_turns_feed_both_replicas(self):
-        flags = ("--batch-size", "2", "--max-steps", "3", "--model-gpus", "2", "3")
-        for name, data in (("one", ("--data-gpu", "0")), ("turns", ("--data-gpus", "0", "1"))):
-            finished = self.workspace.train(name, *data, *flags)
+        for name, placement in (
+            ("own", ("--model-gpus", "1", "2")),
+            ("fed", ("--data-gpu", "0", "--model-gpus", "1", "2")),
+            ("turns", ("--data-gpus", "0", "1", "--model-gpus", "2", "3")),
+        ):
+            finished = self.workspace.train(name, *placement, *flags)
             self.assertEqual(finished.code, 0, finished.err)
-        for name, array in self.arrays("one", 3).items():
-            np.testing.assert_array_equal(array, self.arrays("turns", 3)[name], name)
+        for name, array in self.arrays("own", 3).items():
+            for other in ("fed", "turns"):
+                np.testing.assert_array_equal(array, self.arrays(other, 3)[name], f"{name} of {other}")
 
-    def test_scale_learning_rate(self):
+    def test_scale_learning_rate_multiplies_the_rate_by_the_replicas(self):
         flags = ("--model-gpus", "0", "1", "--batch-size", "2", "--max-steps", "2", "--warmup-steps", "0")
-        for name, more, expected in (("plain", (), 1e-3), ("scaled", ("--scale-learning-rate",), 2e-3)):
-            self.assertEqual(self.workspace.train(name, *flags, *more).code, 0)
-            first = json.loads((self.workspace.run_dir(name) / "metrics.jsonl").read_text().splitlines()[0])
-            self.assertAlmostEqual(first["learning_rate"], expected)
-
-    def test_xla_with_replicas_is_rejected(self):
-        flags = ("--model-gpus", "0", "1", "--compile", "xla", "--enable-static-shapes")
-        rejected = self.workspace.train("compiled", *flags)
-        self.assertEqual(rejected.code, 2)
-        self.assertIn("--compile xla was given with 2 replicas", rejected.err)
+        self.assertEqual(self.workspace.train("scaled", *flags, "--scale-learning-rate").code, 0)
+        first = json.loads((self.workspace.run_dir("scaled") / "metrics.jsonl").read_text().splitlines()[0])
+        self.assertAlmostEqual(first["learning_rate"], 2 * TrainingConfig().learning_rate)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,22 @@
 """A model with nothing beyond what the training step needs, so that tracing it takes a second."""
 
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from unittest import mock
 
 import keras
 import tensorflow as tf
 
-from myxtts.batch import TTS_FEATURES, empty_batch
+from myxtts.batch import TTS_FEATURES, Field, empty_batch
+from myxtts.config.schema import DataConfig
 from myxtts.data.features import FeatureExtractor
+from myxtts.data.manifest import Manifest
+from myxtts.data.pipeline import make_reader
 from myxtts.data.producer import ProduceFunction, trace_produce
+from myxtts.data.readers.base import Reader
+from myxtts.data.readers.local import LocalReader
 
 
 class Toy(keras.Model):
@@ -47,9 +54,14 @@ def build_toy(size: str, symbols: int, languages: int, precision: str = "float32
     return toy
 
 
-def shared_traces() -> AbstractContextManager:
-    """Return a context in which the producers of all runs share their functions: see `traced_once`."""
-    return mock.patch("myxtts.data.producer.trace_produce", traced_once)
+@contextmanager
+def shared_traces() -> Iterator[None]:
+    """Let runs share the functions of producers and readers inside the context: see `traced_once` and `read_by_one`."""
+    with (
+        mock.patch("myxtts.data.producer.trace_produce", traced_once),
+        mock.patch("myxtts.data.pipeline.make_reader", read_by_one),
+    ):
+        yield
 
 
 def traced_once(device: str, extractor: FeatureExtractor) -> ProduceFunction:
@@ -63,4 +75,17 @@ def traced_once(device: str, extractor: FeatureExtractor) -> ProduceFunction:
     return _TRACES[key]
 
 
+def read_by_one(
+    manifest: Manifest, fields: dict[str, Field], reference_samples: int, data: DataConfig, cache_folder: Path
+) -> Reader:
+    """Return `make_reader`, with the function of the first reader of the same files."""
+    reader = make_reader(manifest, fields, reference_samples, data, cache_folder)
+    if isinstance(reader, LocalReader) and not data.cache_dataset:
+        columns = manifest.samples.tobytes(), manifest.native.tobytes(), data.use_tf_native_loading
+        key = manifest.paths, *columns, *fields.items(), reference_samples
+        reader.read_on_host = _READ_ON_HOST.setdefault(key, reader.read_on_host)
+    return reader
+
+
 _TRACES: dict[tuple, ProduceFunction] = {}
+_READ_ON_HOST: dict[tuple, Callable] = {}

@@ -34,6 +34,9 @@ class LocalReader:
         reference_samples: padded length of the references.
         data: has the depths and widths of the pipeline.
         read_rows: `rows_from_files` or `rows_from_cache`.
+
+    Attributes:
+        read_on_host: compiled function: the planned columns of a batch -> its waves.
     """
 
     def __init__(
@@ -51,7 +54,9 @@ class LocalReader:
             passed = {name: batch[name] for name in (*(TOTALS.keys() & fields.keys()), "batch_number")}
             return passed | read_waves(batch, batch["padded_samples"], fields, reference_samples, read_rows)
 
-        self._read = tf.function(read, input_signature=[ELEMENT_SPEC], autograph=False)  # one trace for all feeds
+        self.read_on_host = tf.function(
+            read, input_signature=[ELEMENT_SPEC], autograph=False
+        )  # one trace for all feeds
 
     def read(self, planned: Iterable[PlannedBatch], device: str) -> ReadBatches:
         """See `Reader.read`."""
@@ -82,7 +87,7 @@ class LocalReader:
     @tf.autograph.experimental.do_not_convert  # the functions of `dataset_from`
     def _dataset(self, elements, device: str) -> tf.data.Dataset:
         dataset = dataset_from(elements(), ELEMENT_SPEC)
-        dataset = dataset.map(self._read, num_parallel_calls=self._data.num_workers, deterministic=True)
+        dataset = dataset.map(self.read_on_host, num_parallel_calls=self._data.num_workers, deterministic=True)
         dataset = dataset.prefetch(self._data.buffer_size)
         options = tf.data.Options()
         options.autotune.enabled = False  # every depth and width is a setting

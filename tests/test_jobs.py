@@ -38,15 +38,19 @@ from tests.two_devices import SIMULATED
 ROOT = Path(__file__).parents[1]
 TRAINER = """
 # A run whose only weight is its step. A file beside its settings injects a fault, once or always.
+# It reads its settings without their schema, whose import takes more processor time than all else here.
 import json, os, signal, sys, time
 from pathlib import Path
+from types import SimpleNamespace
 import numpy as np
-from myxtts.config.load import load
+import yaml
 from myxtts.training.checkpoint_files import checkpoint_of, latest, read_arrays, write_checkpoint
 
 _, _, settings, resume = sys.argv
-config, settings = load(Path(settings)), Path(settings)
-folder = Path(config.run.runs_dir, config.run.run)
+settings = Path(settings)
+values = yaml.load(settings.read_text(), yaml.CSafeLoader)
+run, training = (SimpleNamespace(**values[section]) for section in ("run", "training"))
+folder = Path(run.runs_dir, run.run)
 faults = settings.with_suffix(".fault")
 fault = json.loads(faults.read_text()) if faults.exists() else {}
 newest = latest(folder / "checkpoints")
@@ -55,7 +59,7 @@ signals = []
 signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
 
 def save():
-    state = {"settings": config.model_dump(mode="json"), "symbols": [], "languages": [], "speakers": [], "best": None}
+    state = {"settings": values, "symbols": [], "languages": [], "speakers": [], "best": None}
     state |= {"step": int(weight), "start": "first", "audio_s_since_sync": float("unmerged" == os.environ.get("FAKE"))}
     target = checkpoint_of(folder / "checkpoints", int(weight))
     if not target.exists():
@@ -64,8 +68,7 @@ def save():
 folder.mkdir(exist_ok=True)
 seen = {"gpus": os.environ["CUDA_VISIBLE_DEVICES"], "cores": sorted(os.sched_getaffinity(0)), "resume": resume}
 (folder / "seen.json").write_text(json.dumps(seen))
-stop_at = config.training.stop_at_step
-total = config.training.max_steps if stop_at is None else stop_at
+total = training.max_steps if training.stop_at_step is None else training.stop_at_step
 while True:
     if weight == fault.get("at"):
         if fault.get("once"):

@@ -365,6 +365,21 @@ class WaveBatchesTest(FolderCase):
             for row, pcm in zip(plan.rows, wave["pcm"].numpy(), strict=False):
                 self.assertAlmostEqual(frequency(pcm[: corpus.manifest.samples[row]]), pitch_of(row), delta=4.0)
 
+    def test_passes_share_a_dataset_but_for_one_that_was_abandoned(self):
+        data = DataConfig(batch_size=2, buckets=1)
+        corpus = planned_corpus(write_corpus(self.folder, [0.3] * 5), data)
+        batches = list(planned(corpus, Position(), epochs=1))
+        reader = LocalReader(corpus.manifest, TTS_INPUTS, 6_400, data, rows_from_files(corpus.manifest, True))
+        with mock.patch.object(reader, "_make_dataset", wraps=reader._make_dataset) as make:
+            for _ in range(2):
+                self.assertEqual([batch for batch, _ in reader.read(batches, DATA)], batches)
+            self.assertEqual(make.call_count, 1)  # one traces functions: 0.2 s, and 0.5 MB that TensorFlow keeps
+            abandoned = reader.read(batches[::-1], DATA)
+            self.assertEqual(next(abandoned)[0], batches[-1])
+            self.assertEqual([batch for batch, _ in reader.read(batches, DATA)], batches)
+            self.assertEqual(make.call_count, 2)
+            self.assertEqual([batch for batch, _ in abandoned], batches[-2::-1])
+
 
 class DeterministicReadingTest(FolderCase):
     """Reading has no randomness, so that --deterministic leaves it parallel."""

@@ -10,7 +10,7 @@ from myxtts.config.schema import DataConfig
 from myxtts.data.manifest import Manifest
 from myxtts.data.plan_iterator import PlannedBatch
 from myxtts.data.readers.base import READ_ERRORS, ReadBatches, ReadRows, read_waves, unreadable, with_host_fields
-from myxtts.data.readers.source import dataset_from
+from myxtts.data.readers.source import Source
 
 COLUMNS = ("row", "samples", "reference_row", "reference_start", "reference_samples")
 TOTALS = {name: field for name, field in TEXT.items() if not field.on_host}
@@ -54,9 +54,9 @@ class LocalReader:
             passed = {name: batch[name] for name in (*(TOTALS.keys() & fields.keys()), "batch_number")}
             return passed | read_waves(batch, batch["padded_samples"], fields, reference_samples, read_rows)
 
-        self.read_on_host = tf.function(
-            read, input_signature=[ELEMENT_SPEC], autograph=False
-        )  # one trace for all feeds
+        self._idle: dict[str, list[tuple[Source, tf.data.Dataset]]] = {}  # by device
+        # One trace for all passes.
+        self.read_on_host = tf.function(read, input_signature=[ELEMENT_SPEC], autograph=False)
 
     def read(self, planned: Iterable[PlannedBatch], device: str) -> ReadBatches:
         """See `Reader.read`."""
@@ -67,10 +67,13 @@ class LocalReader:
                 in_flight.append((number, batch))
                 yield {name: batch.arrays[name] for name in PLANNED_SPEC} | {"batch_number": str(number)}
 
-        source = iter(self._dataset(elements, device))
+        idle = self._idle.setdefault(device, [])
+        source, dataset = idle.pop() if idle else self._make_dataset(device)
+        source.begin(elements())
+        iterator = iter(dataset)
         while True:
             try:
-                waves = next(source, None)
+                waves = next(iterator, None)
             except tf.errors.ResourceExhaustedError:
                 raise  # the device is out of memory: no utterance is at fault
             except READ_ERRORS as error:
@@ -78,22 +81,23 @@ class LocalReader:
                     raise
                 raise unreadable(self._manifest, in_flight[0][1], error) from error
             if waves is None:
+                idle.append((source, dataset))  # for the next pass; one that is abandoned may still take elements
                 return
             number, batch = in_flight.popleft()
             if int(waves.pop("batch_number").numpy()) != number:
                 raise RuntimeError(f"tf.data did not return batch {number} in its place")
             yield batch, with_host_fields(waves, batch, self._fields)
 
-    @tf.autograph.experimental.do_not_convert  # the functions of `dataset_from`
-    def _dataset(self, elements, device: str) -> tf.data.Dataset:
-        dataset = dataset_from(elements(), ELEMENT_SPEC)
-        dataset = dataset.map(self.read_on_host, num_parallel_calls=self._data.num_workers, deterministic=True)
+    @tf.autograph.experimental.do_not_convert  # the functions of `Source`
+    def _make_dataset(self, device: str) -> tuple[Source, tf.data.Dataset]:
+        source = Source(ELEMENT_SPEC)
+        dataset = source.dataset.map(self.read_on_host, num_parallel_calls=self._data.num_workers, deterministic=True)
         dataset = dataset.prefetch(self._data.buffer_size)
         options = tf.data.Options()
         options.autotune.enabled = False  # every depth and width is a setting
         options.experimental_slack = False
         options.experimental_optimization.apply_default_optimizations = False  # find nothing here, and take 0.1 s
         # This must come last: a transformation behind it silently returns to the host.
-        return dataset.with_options(options).apply(
+        return source, dataset.with_options(options).apply(
             tf.data.experimental.prefetch_to_device(device, buffer_size=self._data.prefetch_buffer_size)
         )

@@ -27,29 +27,41 @@ class _Elements:
             return self._waiting.pop(number)
 
 
-def dataset_from(elements: Iterable[Element], signature: dict[str, tf.TensorSpec]) -> tf.data.Dataset:
-    """Return a dataset of the elements; it can be iterated once.
+class Source:
+    """A dataset of elements that Python makes. It serves one pass after another, since to make one traces functions.
 
     `tf.data.Dataset.from_generator` calls Python by stateful operations. Under `enable_op_determinism` these turn off
     all parallel calls and buffers of the pipeline (tensorflow/core/grappler/optimizers/data/make_deterministic.cc).
     Here the operation is stateless: the element depends on its number alone.
+
+    Args:
+        signature: of the elements.
+
+    Attributes:
+        dataset: of the elements of the pass that `begin` began last.
     """
-    source = _Elements(elements)
-    specs = signature.values()
-    types = [np.bytes_ if spec.dtype == tf.string else spec.dtype.as_numpy_dtype for spec in specs]
 
-    def columns(number: np.ndarray) -> list:
-        element = source.take(int(number))
-        if element is None:
-            shapes = ([size or 0 for size in spec.shape] for spec in specs)
-            return [True, *map(np.zeros, shapes, types)]
-        return [False, *map(np.asarray, (element[name] for name in signature), types)]
+    def __init__(self, signature: dict[str, tf.TensorSpec]):
+        self._elements = _Elements(())
+        specs = signature.values()
+        types = [np.bytes_ if spec.dtype == tf.string else spec.dtype.as_numpy_dtype for spec in specs]
 
-    def element_of(number: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        dtypes = [tf.bool, *(spec.dtype for spec in specs)]
-        is_end, *values = tf.numpy_function(columns, [number], dtypes, stateful=False)
-        values = [tf.ensure_shape(value, spec.shape) for value, spec in zip(values, specs, strict=True)]
-        return tf.ensure_shape(is_end, []), dict(zip(signature, values, strict=True))
+        def columns(number: np.ndarray) -> list:
+            element = self._elements.take(int(number))
+            if element is None:
+                shapes = ([size or 0 for size in spec.shape] for spec in specs)
+                return [True, *map(np.zeros, shapes, types)]
+            return [False, *map(np.asarray, (element[name] for name in signature), types)]
 
-    numbered = tf.data.Dataset.range(tf.int64.max).map(element_of)
-    return numbered.take_while(lambda is_end, _: ~is_end).map(lambda _, element: element)
+        def element_of(number: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+            dtypes = [tf.bool, *(spec.dtype for spec in specs)]
+            is_end, *values = tf.numpy_function(columns, [number], dtypes, stateful=False)
+            values = [tf.ensure_shape(value, spec.shape) for value, spec in zip(values, specs, strict=True)]
+            return tf.ensure_shape(is_end, []), dict(zip(signature, values, strict=True))
+
+        numbered = tf.data.Dataset.range(tf.int64.max).map(element_of)
+        self.dataset = numbered.take_while(lambda is_end, _: ~is_end).map(lambda _, element: element)
+
+    def begin(self, elements: Iterable[Element]) -> None:
+        """Begin a pass over other elements; the iterator of the pass before must have come to its end."""
+        self._elements = _Elements(elements)

@@ -31,6 +31,7 @@ from myxtts.tasks.vocoder import VocoderTask
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.select_vocoder import VocoderRun
 from myxtts.training.step import Step
+from tests.long import long
 from tests.tiny import arrays_of, on_device, take_step, training_state
 from tests.tiny_vocoder import build, small_vocoders, vocoder_features, vocoder_run
 from tests.two_devices import MODEL
@@ -180,6 +181,8 @@ class Settings(unittest.TestCase):
 class SecondStageRun(unittest.TestCase):
     """In dual placement. Two replicas with loss groups are in test_loss_groups."""
 
+    DUAL = ("--data-gpu", "0", "--model-gpu", "1", "--max-steps", "4", "--checkpoint-every", "2")
+
     @classmethod
     def setUpClass(cls):
         first = vocoder_run()
@@ -188,12 +191,7 @@ class SecondStageRun(unittest.TestCase):
         flags += ["--validation-fraction", "0.25", "--vocoder-segment-seconds", "0.2"]
         cls.flags = [*flags, "--adversarial-warmup-steps", "3"]
         with small_vocoders(), few_discriminators():
-            dual = ["--data-gpu", "0", "--model-gpu", "1", "--max-steps", "4", "--checkpoint-every", "2"]
-            cls.whole = cls.train("gan", *dual, "--validate-every", "4")
-            assert cls.whole.code == 0, cls.whole
-            shutil.copytree(cls.workspace.run_dir("gan"), cls.workspace.run_dir("gan_resumed"))
-            shutil.rmtree(cls.checkpoint("gan_resumed", 4))
-            cls.resumed = cls.train("gan_resumed", *dual, "--validate-every", "0", "--resume")
+            cls.whole = cls.train("gan", *cls.DUAL, "--validate-every", "4")
 
     @classmethod
     def train(cls, name, *flags):
@@ -208,8 +206,14 @@ class SecondStageRun(unittest.TestCase):
         self.assertIn("discriminators from random weights", self.whole.out + self.whole.err)
         self.assertRegex(self.whole.out + self.whole.err, r"parameters, [\d,]+ of the discriminators")
 
+    @long
     def test_a_resumed_run_repeats_an_uninterrupted_one_bit_for_bit(self):
-        self.assertEqual(self.resumed.code, 0, self.resumed)
+        """In test_loss_groups, a state of two loss groups is resumed in a second."""
+        self.workspace.copy_run("gan", "gan_resumed", self.addCleanup)
+        shutil.rmtree(self.checkpoint("gan_resumed", 4))
+        with small_vocoders(), few_discriminators():
+            resumed = self.train("gan_resumed", *self.DUAL, "--validate-every", "0", "--resume")
+        self.assertEqual(resumed.code, 0, resumed)
         expected, result = (dict(arrays_of(self.checkpoint(name, 4))) for name in ("gan", "gan_resumed"))
         self.assertTrue(any(name.startswith("discriminators/") for name in expected))
         self.assertEqual(list(result), list(expected))

@@ -133,6 +133,7 @@ class Runs(unittest.TestCase):
         self.assertTrue(all(0.0 < line["loss"] < 100.0 for line in metrics if "loss" in line))
         self.assertEqual(len(list((self.folder / "samples/step-000004").glob("*.vocoder.wav"))), 3)
 
+    @long
     def test_a_resumed_run_repeats_bit_for_bit_with_the_devices_exchanged(self):
         self.check_resumed_run("--data-gpu", "1", "--model-gpu", "0", teachers=1)
 

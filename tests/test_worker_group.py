@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from myxtts.distributed.cluster import Cluster
 from myxtts.distributed.worker_group import (
+    END_TIMEOUT_S,
     WorkerLost,
     _in_one_line,
     _report,
@@ -115,7 +116,8 @@ class DiagnosisTest(unittest.TestCase):
             self.assertRegex(self.lost(text, tf.errors.DeadlineExceededError), r"^worker 0 \(a:1\) sent no heartbeat")
 
     def test_late_worker_is_named(self):
-        self.assertRegex(self.lost(LATE.format("end")), r"^worker 1 \(b:2\) did not finish within 600 s")
+        self.assertRegex(self.lost(LATE.format("end")), rf"^worker 1 \(b:2\) did not finish within {END_TIMEOUT_S} s")
+        self.assertGreater(END_TIMEOUT_S, 12 * 3600)  # validation and samples of the last step are a part of the end
         start = LATE.format("[Init]Wait_for_all_tasks_to_register") + BROKEN.format(0)
         self.assertRegex(self.lost(start), r"^worker 1 \(b:2\) did not start within 60 s")
 

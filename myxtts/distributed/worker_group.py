@@ -22,7 +22,7 @@ from myxtts.errors import DataError, PlacementError, TrainingError, UserError
 HEARTBEAT_TIMEOUT_S = 20  # a worker without a heartbeat for this long is lost
 REGISTER_TIMEOUT_S = 60  # for CUDA and TensorFlow's server to start, after the rendezvous
 END_BARRIER = "end"
-END_TIMEOUT_S = 600  # the chief may still be writing
+END_TIMEOUT_S = 86_400  # the chief may still observe the last step; the heartbeat tells sooner that it died
 
 log = logging.getLogger(__name__)
 

@@ -43,19 +43,23 @@ def run_functions_in_the_pool() -> AbstractContextManager[None]:
     return tf.experimental.function_executor_type("")
 
 
-def compute_on_one_core() -> None:
-    """Keep all threads that compute on the first core, also those that start later; the others on the remaining cores.
+def compute_on_one_core(index: int = 0) -> None:
+    """Keep all threads that compute on one core, also those that start later; the others on the remaining cores.
 
     So reading, launching and whatever else the host does take no time from the device.
+
+    Args:
+        index: of the core among those that this process may use.
     """
-    first, *others = sorted(os.sched_getaffinity(0))
+    others = sorted(os.sched_getaffinity(0))
+    core = others.pop(index % len(others))
 
     def pin() -> None:
         while True:
             for task in Path("/proc/self/task").iterdir():
                 try:
                     computes = (task / "comm").read_text().strip() == COMPUTING
-                    os.sched_setaffinity(int(task.name), {first} if computes else set(others or [first]))
+                    os.sched_setaffinity(int(task.name), {core} if computes else set(others or [core]))
                 except (FileNotFoundError, ProcessLookupError):
                     continue  # the thread has ended
             time.sleep(0.2)

@@ -25,7 +25,7 @@ from myxtts.commands.parser import bounded
 from myxtts.placement.arithmetic import ring_all_reduce_s
 from myxtts.placement.routes import Route
 from myxtts.planner.emulator import Span, emulate, real_time_priority
-from myxtts.planner.planner import Prediction, candidate_placements, predict_all
+from myxtts.planner.planner import TIE_TOLERANCE, Prediction, candidate_placements, predict_all
 from myxtts.planner.simulator import QueueDepths, simulate
 from myxtts.planner.stage_times import STAGES, StageTimes
 
@@ -122,7 +122,10 @@ def parse() -> argparse.Namespace:
     fraction = bounded(float, 0.0, 1.0)
     parser.add_argument("--limit", type=fraction, default=0.05, help="largest error of the throughput")
     parser.add_argument(
-        "--tolerance", type=fraction, default=0.02, help="allowed loss of the chosen placement against the best"
+        "--tolerance",
+        type=fraction,
+        default=TIE_TOLERANCE,
+        help="allowed loss of the chosen placement against the best",
     )
     parser.add_argument(
         "--max-runs", type=bounded(int, MIN_RUNS, 99), default=MAX_RUNS, help="maximum number of runs per placement"

@@ -11,6 +11,10 @@ computes in one thread has the same figure for both. All batches have the same p
 
 The planner predicts from the stages measured with one core each, with the code of --placement auto. It chooses right if
 no placement that ran is faster than its choice by more than --tolerance.
+
+`two runs at once` are two independent runs in single placement, each on a core of its own: what the cores allow two
+devices that never wait for each other. `both cores` is single placement with TensorFlow's usual executor, which runs
+the operations of a batch on either core, as it does for replicas. Their processor time shows what that costs.
 """
 
 import argparse
@@ -20,11 +24,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -50,6 +54,7 @@ PLACEMENTS = {  # the name of the planner: flags
     "replicated": ("--model-gpus", "0", "1"),
 }
 SINGLE, DUAL, REPLICATED = PLACEMENTS
+TWO_RUNS, BOTH_CORES = "two runs at once", "both cores"  # not placements
 COMMON = ("--buckets", "1", "--validate-every", "0", "--sample-every", "0", "--checkpoint-every", "0", *THREADS)
 WARM_UP_STEPS = 4  # not measured: the first is traced, and the feed fills
 
@@ -87,6 +92,18 @@ ROWS = {
 
 
 @dataclass(frozen=True)
+class Throughput:
+    """What a run reached after its first steps.
+
+    Attributes:
+        processor_s: of all threads, for a batch.
+    """
+
+    batches_per_s: float
+    processor_s: float
+
+
+@dataclass(frozen=True)
 class Stages:
     """Stages of a row, each alone on one core.
 
@@ -114,14 +131,18 @@ def main() -> int:
     run_script(str(ROOT / "utilities" / "make_demo_corpus.py"), "--out", str(CORPUS))
     print(
         "| task | P, ms (processor) | C, ms (processor) | P/C | A, ms | dual / single: predicted | measured "
-        "| dual / two replicas: predicted | measured | chosen | fastest | agrees |\n" + "|---" * 12 + "|"
+        "| dual / two replicas: predicted | measured | chosen | fastest | agrees "
+        "| two replicas / two runs at once "
+        "| processor, ms for a batch: single | dual | two replicas | two runs | both cores |\n" + "|---" * 18 + "|"
     )
     results, misses = {}, 0
     with tempfile.TemporaryDirectory() as folder:
         for name in options.rows:
-            stages, rates = measure_row(ROWS[name], Path(folder), options.repeats)
-            misses += not print_row(name, stages, rates, options.tolerance)
-            results[name] = asdict(stages) | {"measured": rates}
+            stages, runs = measure_row(ROWS[name], Path(folder), options.repeats)
+            misses += not print_row(name, stages, runs, options.tolerance)
+            results[name] = asdict(stages) | {
+                "measured": {placement: [*map(asdict, measured)] for placement, measured in runs.items()}
+            }
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     return 1 if misses else 0
@@ -141,17 +162,25 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measure_row(row: Row, folder: Path, repeats: int) -> tuple[Stages, dict[str, list[float]]]:
-    """Return the stages, and the batches per second of the runs of each placement."""
+def measure_row(row: Row, folder: Path, repeats: int) -> tuple[Stages, dict[str, list[Throughput]]]:
+    """Return the stages, and what the runs of each placement, two runs at once and a run on both cores reached."""
     flags = (*row.flags, "--train-data", str(CORPUS), *SIMULATED, *COMMON)
     if row.teacher:
         flags = (*flags, "--teacher", str(untrained(row.teacher, folder)))
     stages = in_process(measure_stages, flags, row.steps)
-    rates: dict[str, list[float]] = {name: [] for name in PLACEMENTS}
+    runs: dict[str, list[Throughput]] = {name: [] for name in (*PLACEMENTS, TWO_RUNS, BOTH_CORES)}
     for _ in range(repeats):
-        for name, measured in rates.items():
-            measured.append(in_process(batches_per_s, flags, name, row.steps))
-    return stages, rates
+        for name in PLACEMENTS:
+            runs[name].append(in_process(throughput, flags, name, row.steps))
+        runs[TWO_RUNS].append(two_runs_at_once(flags, row.steps))
+        runs[BOTH_CORES].append(in_process(throughput, flags, SINGLE, row.steps, None))
+    return stages, runs
+
+
+def two_runs_at_once(flags: Sequence[str], steps: int) -> Throughput:
+    with ThreadPoolExecutor(2) as pool:
+        both = [*pool.map(lambda core: in_process(throughput, flags, SINGLE, steps, core), range(2))]
+    return Throughput(sum(run.batches_per_s for run in both), fmean(run.processor_s for run in both))
 
 
 def untrained(size: str, folder: Path) -> Path:
@@ -175,18 +204,43 @@ def train_quietly(flags: Sequence[str]) -> None:
             raise ConfigError(f"training with {' '.join(flags)} ended with exit code {code}")
 
 
-def batches_per_s(flags: Sequence[str], placement: str, steps: int) -> float:
-    """Train in a placement, each device on one core; return the throughput after the first steps."""
-    if placement != REPLICATED:
+def throughput(flags: Sequence[str], placement: str, steps: int, core: int | None = 0) -> Throughput:
+    """Train in a placement, each device on one core; return the throughput after the first steps.
+
+    Args:
+        core: index of the core on which a single device computes; None for both.
+    """
+    if placement != REPLICATED and core is not None:
         run_functions_in_one_thread()
-    if placement == SINGLE:
-        compute_on_one_core()
+    if placement == SINGLE and core is not None:
+        compute_on_one_core(core)
     length = ("--max-steps", str(WARM_UP_STEPS + steps), "--log-every", str(WARM_UP_STEPS))
     with tempfile.TemporaryDirectory() as folder:
-        train_quietly((*flags, *PLACEMENTS[placement], *length, "--runs-dir", folder, "--run", "run"))
+        with processor_time_at_steps() as at_steps_s:
+            train_quietly((*flags, *PLACEMENTS[placement], *length, "--runs-dir", folder, "--run", "run"))
         reports = metrics_of(Path(folder) / "run")
     step_s = median(report["step_s"] for report in reports if report["step"] > WARM_UP_STEPS)
-    return (2 if placement == REPLICATED else 1) / step_s
+    batches = 2 if placement == REPLICATED else 1
+    processor_s = (at_steps_s[-1] - at_steps_s[WARM_UP_STEPS]) / (len(at_steps_s) - 1 - WARM_UP_STEPS)
+    return Throughput(batches / step_s, processor_s / batches)
+
+
+@contextmanager
+def processor_time_at_steps() -> Iterator[list[float]]:
+    """Yield a list that receives the processor seconds of this process, all threads, at the start of each step."""
+    from myxtts.training.step import Step
+
+    at_steps_s: list[float] = []
+
+    def timed_call(self: Step, *arguments: Any, **named: Any) -> Any:
+        at_steps_s.append(time.process_time())
+        return call(self, *arguments, **named)
+
+    call, Step.__call__ = Step.__call__, timed_call  # type: ignore[method-assign]
+    try:
+        yield at_steps_s
+    finally:
+        Step.__call__ = call  # type: ignore[method-assign]
 
 
 def measure_stages(flags: Sequence[str], steps: int) -> Stages:
@@ -232,10 +286,10 @@ def processor_time() -> Iterator[list[float]]:
     seconds.append(time.process_time() - started_s)
 
 
-def print_row(name: str, stages: Stages, rates: dict[str, list[float]], tolerance: float) -> bool:
+def print_row(name: str, stages: Stages, runs: dict[str, list[Throughput]], tolerance: float) -> bool:
     """Print a line of the table; return whether the planner's choice is the fastest."""
-    measured = {placement: median(runs) for placement, runs in rates.items()}
-    chosen, fastest = next(iter(stages.predicted)), max(measured, key=lambda placement: measured[placement])
+    measured = {placement: median(run.batches_per_s for run in repeats) for placement, repeats in runs.items()}
+    chosen, fastest = next(iter(stages.predicted)), max(PLACEMENTS, key=lambda placement: measured[placement])
     agrees = measured.get(chosen, 0.0) >= (1.0 - tolerance) * measured[fastest]
 
     def milliseconds(wall_s: float, processor_s: float) -> str:
@@ -255,6 +309,8 @@ def print_row(name: str, stages: Stages, rates: dict[str, list[float]], toleranc
         chosen,
         fastest,
         "yes" if agrees else "no",
+        f"{measured[REPLICATED] / measured[TWO_RUNS]:.2f}",
+        *(f"{1e3 * median(run.processor_s for run in runs[placement]):.0f}" for placement in runs),
     )
     print(f"| {' | '.join(cells)} |", flush=True)
     return agrees

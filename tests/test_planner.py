@@ -279,6 +279,13 @@ class PlannerTest(unittest.TestCase):
         ranked = predict_all(candidate_placements(2), StageTimes.constant(4000, 0.0, 1, 0.0, 1))
         self.assertEqual([prediction.candidate.name for prediction in ranked[:2]], ["dual", "replicated"])
 
+    def test_difference_below_the_error_of_a_prediction_keeps_the_step(self):
+        # A vocoder with a `small` voice as teacher: two replicas are predicted to be 5 % faster, and were 3 % slower.
+        times = StageTimes.constant(400, 0.0, 0.590, 0.0, 0.527)
+        ranked = predict_all(candidate_placements(2), times, all_reduce_s=0.010)
+        self.assertEqual([prediction.candidate.name for prediction in ranked[:2]], ["dual", "replicated"])
+        self.assertAlmostEqual(ranked[1].batches_per_s / ranked[0].batches_per_s, 1.05, delta=0.01)
+
     def test_faster_ranks_first_and_a_tie_goes_to_fewer_gpus(self):
         ranked = predict_all(candidate_placements(2), StageTimes.constant(600, 0.0, 0.0, 0.0, 1))
         self.assertEqual(

@@ -10,7 +10,9 @@ from myxtts.placement.routes import Placement, Route, named_data_gpus, plan_rout
 from myxtts.planner.simulator import DEFAULT_DEPTHS, QueueDepths, RunResult, simulate
 from myxtts.planner.stage_times import StageTimes
 
-TIE_TOLERANCE = 0.01  # a smaller difference is not worth another GPU, and below the accuracy of a prediction
+# A smaller difference decides nothing: the predicted ratio of dual placement to two replicas was off by 5.6 % in the
+# median of 11 measured tasks (docs/experiments/placement.md).
+TIE_TOLERANCE = 0.06
 
 
 @dataclass(frozen=True)

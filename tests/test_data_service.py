@@ -345,8 +345,9 @@ class ServerTest(unittest.TestCase):
                 pass
 
     def test_loopback_addresses_are_recognised(self):
-        self.assertTrue(all(map(is_loopback, ("127.0.0.1", "127.1.2.3", "localhost"))))
-        self.assertFalse(any(map(is_loopback, ("0.0.0.0", "10.0.0.1", "node1", "127.0.0.1.example.org"))))
+        self.assertTrue(all(map(is_loopback, ("127.0.0.1", "127.1.2.3", "127.1", "localhost"))))
+        others = ("0.0.0.0", "10.0.0.1", "10.1", "node1", "127.0.0.1.example.org", "127.0.0.1 node1", "")
+        self.assertFalse(any(map(is_loopback, others)))
 
 
 class ProgramTest(ServiceCase):

@@ -1,6 +1,5 @@
 """Restricts servers to the loopback interface. No TensorFlow, but made for it: its servers listen on all interfaces."""
 
-import ipaddress
 import os
 import socket
 import stat
@@ -8,11 +7,15 @@ from collections.abc import Iterator
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host name or IPv4 address is a loopback address."""
+    """Return whether a host is `localhost` or a loopback IPv4 address, also abbreviated as in `127.1`.
+
+    No name is resolved.
+    """
     try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
+        address = socket.inet_aton(host)
+    except OSError:
         return host == "localhost"
+    return address[0] == 127 and host.split() == [host]  # inet_aton ignores what follows a space
 
 
 def bind_to_loopback(port: int) -> bool:

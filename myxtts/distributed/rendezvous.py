@@ -18,6 +18,7 @@ from typing import Any
 
 from myxtts.distributed.cluster import Cluster, split_address
 from myxtts.distributed.job_token import VARIABLE
+from myxtts.distributed.loopback import is_loopback
 from myxtts.distributed.signed_lines import (
     MALFORMED,
     NO_TOKEN,
@@ -112,11 +113,10 @@ class _Wait:
 def _bind_port(cluster: Cluster) -> socket.socket:
     """Return a socket on this worker's port, which shows that the port is free; the chief's socket listens."""
     host, port = split_address(cluster.address)
-    is_local = host == "localhost" or host.startswith("127.")
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind(("127.0.0.1" if is_local else "", port))
+        listener.bind(("127.0.0.1" if is_loopback(host) else "", port))
         if cluster.is_chief:
             listener.listen(cluster.count + 16)
     except OSError as error:

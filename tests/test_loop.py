@@ -173,18 +173,30 @@ class LoopTest(unittest.TestCase):
 
     def test_validation_asks_for_a_checkpoint_only_if_its_loss_is_the_best(self):
         losses = iter([2.0, 3.0])
-        validate = Validate(2, lambda state: {"loss": next(losses)}, lambda loss: loss < 2.5)
+        validate = Validate(2, lambda state: {"loss": next(losses)}, lambda loss: loss < 2.5, Recorder(0, "report", []))
         self.train([validate], steps=4)
         self.assertEqual(self.saved, [(2, 2.0), (4, None)])  # the last step is saved in any case
 
     def test_a_report_includes_the_metrics_of_earlier_hooks(self):
         reports = []
         reporter = SimpleNamespace(write=lambda step, metrics: reports.append((step, dict(metrics))))
-        validate = Validate(2, lambda state: {"loss": 7.0}, lambda loss: False)
-        self.train([validate, Report(reporter, lambda step, metrics: None)], steps=3, log_every=3)
+        report = Report(reporter, lambda step, metrics: None)
+        validate = Validate(2, lambda state: {"loss": 7.0}, lambda loss: False, report)
+        self.train([validate, report], steps=3, log_every=3)
         self.assertEqual([step for step, _ in reports], [2, 3])
         self.assertEqual(reports[0][1], {"validation_loss": 7.0})
         self.assertEqual((reports[1][1]["loss"], reports[1][1]["validation_loss"]), (3.0, 7.0))
+
+    def test_a_failed_validation_leaves_no_step_without_a_report(self):
+        def fail(state):
+            raise DataError("a held-out file is gone")
+
+        reports = []
+        reporter = SimpleNamespace(write=lambda step, metrics: reports.append((step, metrics["loss"])))
+        report = Report(reporter, lambda step, metrics: None)
+        with self.assertRaises(DataError):
+            self.train([Validate(2, fail, lambda loss: False, report), report], steps=4, log_every=2)
+        self.assertEqual((reports, self.saved), ([(2, 2.0)], [(2, None)]))
 
     def test_a_report_counts_the_updates_that_were_skipped_since_the_one_before(self):
         reports = []

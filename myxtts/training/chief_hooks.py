@@ -63,7 +63,7 @@ def chief_hooks(
             with state.other_weights(inference_arrays(checkpoint_of(folder.checkpoints, observation.step))):
                 losses = observe(observation, None)
             checkpoints.record(state, observation.step, losses.get("loss"))
-        validate = Validate(run.validate_every, work.validation, checkpoints.improves)
+        validate = Validate(run.validate_every, work.validation, checkpoints.improves, report)
         sample = [WriteSamples(run.sample_every, work.write_samples)] if work.sampler else []
         yield [*sync, validate, report, *sample], NoObserver()
 

@@ -157,16 +157,22 @@ class Validate(PeriodicHook):
 
     Args:
         improves: (validation loss) -> whether it is the best so far.
+        report: the hook that follows; it also reports the step if the validation fails, since the step is saved then.
     """
 
     pause_kind = "validation"
 
-    def __init__(self, every: int, validation: Validation, improves: Callable[[float], bool]):
+    def __init__(self, every: int, validation: Validation, improves: Callable[[float], bool], report: Hook):
         super().__init__(every)
-        self._validation, self._improves = validation, improves
+        self._validation, self._improves, self._report = validation, improves, report
 
     def __call__(self, end: StepEnd) -> None:
-        losses = self._validation(end.state)
+        try:
+            losses = self._validation(end.state)
+        except Exception:
+            if self._report.is_due(end):
+                self._report(end)
+            raise
         end.validation_loss = losses["loss"]
         end.metrics |= {f"validation_{name}": value for name, value in losses.items()}
         end.save |= self._improves(losses["loss"])

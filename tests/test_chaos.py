@@ -14,7 +14,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-from benchmarks.faults import children
+from benchmarks.faults import children, several
 from benchmarks.faults.case import SCENARIOS, Settings, draw
 from benchmarks.faults.damage import DAMAGES
 from benchmarks.faults.driver import numbers_of, run_case
@@ -196,6 +196,14 @@ class ChaosTest(unittest.TestCase):
             trial.check_end(Finished(code, out, err, hung=False), (0, 2))
             self.assertEqual([failure.kind for failure in trial.failures], kinds, (code, out, err))
         self.assertFalse(is_advice("KeyError: <Position object at 0x7f0> was raised in this run. Sorry."))
+
+    def test_the_error_of_a_start_behind_a_proxy_is_its_own(self):
+        trial = mock.Mock(helpers=[], random=random.Random(0))
+        trial.start.side_effect = OSError("no process can be started")
+        with mock.patch.object(several, "Proxy") as proxy, self.assertRaisesRegex(OSError, "no process"):
+            several._disturbed_workers(trial, mock.Mock())
+        proxy.return_value.close.assert_called_once_with()
+        self.assertEqual(trial.helpers, [])
 
     def test_a_lost_checkpoint_is_a_failure(self):
         trial = Trial(None, self.folder, random.Random(0))

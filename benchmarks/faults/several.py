@@ -76,13 +76,13 @@ def _disturbed_workers(trial: Trial, network: Disturbance) -> None:
     addresses = local_workers(2)
     ports = [split_address(address)[1] for address in addresses]
     proxy = Proxy(ports, network, trial.random.randrange(1 << 30))
+    trial.helpers.append(proxy.pid)
     try:
         others = [
             [lambda: redirect(ports[1], proxy.ports[ports[1]])],
             [lambda: redirect(ports[0], proxy.ports[ports[0]])],
         ]
         children = _start_workers(trial, [("--resume",)] * 2, addresses, others)
-        trial.helpers.append(proxy.pid)
         for child in children:
             trial.finish(child, (0, 2), may_abort=network.kind == "garble")
     finally:

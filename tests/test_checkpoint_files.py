@@ -13,7 +13,9 @@ import sys
 import tempfile
 import unittest
 import zipfile
+import zlib
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
@@ -27,6 +29,7 @@ from myxtts.training.checkpoint_files import (
     read_best,
     read_metadata,
     remove_remains,
+    write_arrays,
     write_checkpoint,
 )
 from tests.kill_points import FullDisk, Killed, KillPoints, RealKillPoints
@@ -170,6 +173,17 @@ class Hostile(Case):
         self.assertIn("cannot be read", self.message(read_arrays, self.archive))
         self.write_member(b"", bytes(1 << 24), compress_type=zipfile.ZIP_DEFLATED)
         self.assertIn("it is compressed", self.message(read_arrays, self.archive))
+
+    def test_arrays_are_read_in_one_pass_that_finds_every_damaged_one(self):
+        write_arrays(self.archive, [("w", np.zeros(1 << 18, np.float32)), ("none", np.zeros(0)), ("n", np.arange(9))])
+        with mock.patch("zipfile.crc32", wraps=zlib.crc32) as crc32:
+            arrays = read_arrays(self.archive)
+        self.assertEqual([arrays[name].size for name in ("w", "none", "n")], [1 << 18, 0, 9])
+        self.assertLess(sum(len(call.args[0]) for call in crc32.call_args_list), 1.1 * self.archive.stat().st_size)
+        whole = self.archive.read_bytes()
+        for at in (whole.index(b"\0" * 1000), whole.index(b"(0,)"), whole.index(np.arange(9).tobytes()) + 71):
+            self.archive.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+            self.assertIn("cannot be read", self.message(read_arrays, self.archive))
 
     def test_a_pipe_or_a_folder_in_place_of_a_file_is_rejected_without_waiting(self):
         for path, read in ((self.archive, read_arrays), (self.state, lambda _: read_metadata(self.checkpoint))):

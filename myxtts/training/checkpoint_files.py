@@ -248,14 +248,22 @@ def _replace(target: Path, temporary: Path) -> None:
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Return the arrays of an archive by name; raise CheckpointError if it is missing or damaged."""
-    with opened_arrays(path) as arrays:
-        return dict(arrays)
+    """Return the arrays of an archive by name, read in one pass.
+
+    Raises:
+        CheckpointError: the archive is missing or damaged, by the checksum of each array.
+    """
+    arrays = {}
+    with _explained(path), _opened_archive(path) as archive:
+        for member in archive.infolist():
+            with archive.open(member) as file:  # compares the checksum where the array ends
+                arrays[member.filename.removesuffix(".npy")] = np.lib.format.read_array(file, allow_pickle=False)
+    return arrays
 
 
 @contextmanager
 def opened_arrays(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
-    """Open an archive; each array is read when it is taken.
+    """Open an archive; each array is read when it is taken, and all of them once before: what has begun must not fail.
 
     Raises:
         CheckpointError: the archive is missing or damaged, by the checksum of each array.
@@ -283,7 +291,15 @@ class _Arrays(Mapping):
 
 
 def _check_archive(path: Path) -> None:
-    """Check the members of an archive before memory is taken for them: their sizes, checksums and headers.
+    """Read a whole archive; raise one of UNREADABLE if a size, a header or a checksum is wrong."""
+    with _opened_archive(path) as archive:
+        if damaged := archive.testzip():
+            raise zipfile.BadZipFile(f"the checksum of {damaged} is wrong")
+
+
+@contextmanager
+def _opened_archive(path: Path) -> Iterator[zipfile.ZipFile]:
+    """Open an archive whose sizes and headers were checked, before memory is taken for its arrays.
 
     A compressed member may promise terabytes, and so may the shape in a header; numpy would try to take the memory.
 
@@ -297,11 +313,10 @@ def _check_archive(path: Path) -> None:
             raise ValueError("it is compressed, and archives of checkpoints are not")
         if sum(member.file_size for member in members) > size:
             raise ValueError(f"it promises more than its {size:,} bytes")
-        if damaged := archive.testzip():
-            raise zipfile.BadZipFile(f"the checksum of {damaged} is wrong")
         for member in members:
             with archive.open(member) as file:
                 _check_header(member.filename, file, member.file_size)
+        yield archive
 
 
 def _check_header(name: str, file: IO[bytes], size: int) -> None:

@@ -296,15 +296,6 @@ class HardwareTest(unittest.TestCase):
         self.assertEqual(set(first), set(hardware.GPU_FIELDS) - {"mig.mode.current"})
         self.assertEqual((first["name"], second["name"]), ("a", "b"))
 
-    def test_the_commit_is_read_without_git(self):
-        with tempfile.TemporaryDirectory() as folder:
-            root = Path(folder)
-            self.assertEqual(hardware.commit(root), "unknown")
-            (root / ".git").mkdir()
-            (root / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
-            (root / ".git" / "packed-refs").write_text("# packed\n" + "a" * 40 + " refs/heads/main\n")
-            self.assertEqual(hardware.commit(root), "a" * 40)
-
     def test_libraries_are_asked_for_their_versions(self):
         self.assertEqual(hardware.library_version("libc.so.6", "getpid", by_argument=False), os.getpid())
         self.assertIsNone(hardware.library_version("libc.so.6", "no_such_function", by_argument=True))

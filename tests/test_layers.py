@@ -63,6 +63,7 @@ WITHOUT_TENSORFLOW = (
     "tasks.length_rules",
     "training.checkpoint_files",
     "training.select_checkpoint",
+    "training.source_commit",
     "local_sgd.layer_distance",
     "local_sgd.merge",
     "local_sgd.merge_inputs",

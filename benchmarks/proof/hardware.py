@@ -20,9 +20,9 @@ from myxtts.preflight.checks import Check
 from myxtts.preflight.gpu_software import check_gpu_software
 from myxtts.preflight.nvidia import library_version, mapped_files
 from myxtts.preflight.prerequisites import check_packages, package_requirements
+from myxtts.training.source_commit import source_commit
 
 TITLE = "What is here"
-ROOT = Path(__file__).resolve().parents[2]
 MAX_USED_MIB = 1024.0  # of a GPU's memory before the proof starts: a desktop uses less, a training more
 GPU_FIELDS = {  # of nvidia-smi --query-gpu, which asks NVML and needs no package
     "name": "name",
@@ -61,7 +61,7 @@ def run(scope: Scope) -> SectionResult:
         "peer_access": {} if scope.simulated else peer_access(scope.gpus),
         "host": host(),
         "packages": packages(),
-        "commit": commit(ROOT),
+        "commit": source_commit() or "unknown",
     }
     return SectionResult(TITLE, [*page_lines(data)], figures(scope, data), data)
 
@@ -167,25 +167,6 @@ def packages() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             versions[requirement.name] = "missing"
     return versions
-
-
-def commit(root: Path) -> str:
-    """Return the commit of a checkout, read from its files since a machine with a GPU may have no git."""
-    try:
-        git = root / ".git"
-        if git.is_file():  # a linked worktree
-            git = root / git.read_text(encoding="utf-8").partition(":")[2].strip()
-        head = (git / "HEAD").read_text(encoding="utf-8").strip()
-        if not head.startswith("ref: "):
-            return head
-        name = head.removeprefix("ref: ")
-        common = git / (git / "commondir").read_text(encoding="utf-8").strip() if (git / "commondir").exists() else git
-        if (common / name).exists():
-            return (common / name).read_text(encoding="utf-8").strip()
-        packed = (common / "packed-refs").read_text(encoding="utf-8").splitlines()
-        return next((line.split()[0] for line in packed if line.endswith(f" {name}")), "unknown")
-    except OSError:
-        return "unknown"
 
 
 def number_of(text: str) -> float | None:

@@ -2,10 +2,7 @@
 
 import platform
 import socket
-import subprocess
 import time
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -17,8 +14,7 @@ from myxtts.placement.devices import describe
 from myxtts.placement.routes import Placement
 from myxtts.training.diagnostics import derived_numbers
 from myxtts.training.setup import TrainingSetup
-
-VERSION_TIMEOUT_S = 5.0
+from myxtts.training.source_commit import source_commit
 
 
 def describe_run(setup: TrainingSetup, placement: Placement) -> dict[str, Any]:
@@ -40,7 +36,7 @@ def describe_run(setup: TrainingSetup, placement: Placement) -> dict[str, Any]:
             for bound, rows, utterances, padding in plan.buckets
         ],
         "versions": versions(),
-        "commit": commit(),
+        "commit": source_commit(),
         "host": socket.gethostname(),
         "started": time.time(),
     }
@@ -53,17 +49,3 @@ def versions() -> dict[str, str]:
         "Keras": keras.__version__,
         "NumPy": np.__version__,
     }
-
-
-@cache
-def commit() -> str:
-    """Return the commit of this source tree, with `-dirty` where files were changed; empty outside a git checkout."""
-    root = Path(__file__).parents[2]
-    if not (root / ".git").exists():
-        return ""
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude", "*"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=VERSION_TIMEOUT_S, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.strip()

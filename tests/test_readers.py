@@ -237,7 +237,7 @@ class CacheTest(FolderCase):
         self.cache = self.folder / "run" / "cache"
 
     def test_cache_has_all_utterances_in_order_and_is_read_only(self):
-        pcm = open_cache(self.manifest, self.cache, 2)
+        pcm = open_cache(self.manifest, self.cache, 2).pcm
         expected = [soundfile.read(path, dtype="int16")[0] for path in self.manifest.paths]
         np.testing.assert_array_equal(pcm, np.concatenate(expected), strict=True)
         with self.assertRaises(ValueError):
@@ -245,7 +245,7 @@ class CacheTest(FolderCase):
 
     def pitch(self, manifest=None) -> float:
         """Return the frequency in Hz of the first utterance in the cache."""
-        return frequency(open_cache(manifest or self.manifest, self.cache, 2)[:6_615])
+        return frequency(open_cache(manifest or self.manifest, self.cache, 2).pcm[:6_615])
 
     def test_each_corpus_has_a_cache_of_its_own_and_leaves_no_other_file(self):
         open_cache(self.manifest, self.cache, 2)
@@ -264,7 +264,7 @@ class CacheTest(FolderCase):
         (path,) = self.cache.iterdir()
         partial = path.rename(path.with_suffix(".partial"))
         partial.write_bytes(b"\1" * 100_000)
-        self.assertEqual(len(open_cache(self.manifest, self.cache, 2)), self.manifest.samples.sum())
+        self.assertEqual(len(open_cache(self.manifest, self.cache, 2).pcm), self.manifest.samples.sum())
         self.assertFalse(partial.exists())
 
     def test_failed_decoding_leaves_no_file_with_the_final_name(self):
@@ -277,7 +277,7 @@ class CacheTest(FolderCase):
         open_cache(self.manifest, self.cache, 2)
         (path,) = self.cache.iterdir()
         os.truncate(path, 1_000)
-        self.assertEqual(len(open_cache(self.manifest, self.cache, 2)), self.manifest.samples.sum())
+        self.assertEqual(len(open_cache(self.manifest, self.cache, 2).pcm), self.manifest.samples.sum())
 
     def test_a_changed_file_of_the_corpus_is_decoded_again(self):
         open_cache(self.manifest, self.cache, 2)
@@ -342,8 +342,25 @@ class CacheTest(FolderCase):
         with mock.patch("myxtts.data.readers.cache.read_pcm", count), ThreadPoolExecutor(3) as pool:
             caches = list(pool.map(lambda _: open_cache(self.manifest, self.cache, 2), range(3)))
         self.assertEqual(sorted(reads), sorted(self.manifest.paths))
-        for pcm in caches:
-            np.testing.assert_array_equal(pcm, caches[0])
+        for cache in caches:
+            np.testing.assert_array_equal(cache.pcm, caches[0].pcm)
+
+
+class DamagedCacheTest(RowsCase):
+    def test_a_damaged_utterance_is_read_from_its_file(self):
+        manifest = write_corpus(self.folder / "corpus", [0.3, 0.3, 0.3])
+        arguments = ([1, 0, 1, 2], [100, 0, 0, 50], [1_000, 6_615, 500, 0], 6_615)
+        cache = self.folder / "cache"
+        path = open_cache(manifest, cache, 2).path
+        content = bytearray(path.read_bytes())
+        content[2 * (6_615 + 300)] ^= 1  # sample 300 of the second utterance
+        path.write_bytes(content)
+        read_rows = rows_from_cache(manifest, open_cache(manifest, cache, 2))
+        with self.assertLogs("myxtts.data", "WARNING") as logs:
+            for _ in range(2):
+                np.testing.assert_array_equal(self.rows(read_rows, *arguments), self.expected(manifest, *arguments))
+        self.assertEqual(len(logs.output), 1)
+        self.assertIn(f"{path} is damaged where it has {manifest.paths[1]}", logs.output[0])
 
 
 class WaveBatchesTest(FolderCase):

@@ -4,10 +4,11 @@ import hashlib
 import json
 import logging
 import os
+import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -22,18 +23,31 @@ from myxtts.files import FileStamp, file_stamp, locked_file
 CHUNK_UTTERANCES = 256  # decoded at a time; limits the memory if the disk is slow
 MAX_PASSES = 3  # over files that change while they are decoded
 
+CHECKSUM = np.dtype("<u4")
+
 log = logging.getLogger(__name__)
 
 
-def open_cache(manifest: Manifest, folder: Path, workers: int) -> np.ndarray:
+class DecodedCorpus(NamedTuple):
+    """A decoded corpus, its utterances in the order of the manifest.
+
+    Attributes:
+        pcm: int16 [all samples], read-only, mapped from the file.
+        checksums: uint32 [utterances], the CRC-32 of each.
+    """
+
+    path: Path
+    pcm: np.ndarray
+    checksums: np.ndarray
+
+
+def open_cache(manifest: Manifest, folder: Path, workers: int) -> DecodedCorpus:
     """Map the decoded corpus; decode it first if the cache is missing, or if a file of the corpus has changed.
 
     The name of the file contains a digest of the corpus and of its paths, so each corpus has its own file, and so has a
     corpus of equal lengths in another folder. It ends with a digest of the sizes and times of the files that it was
-    decoded from. It is written under a temporary name and then renamed; a second process waits, and takes it.
-
-    Returns:
-        int16 [all samples], read-only, the utterances in the order of the manifest.
+    decoded from, and before that a checksum of each utterance. It is written under a temporary name and then renamed; a
+    second process waits, and takes it.
 
     Raises:
         DataError: an utterance cannot be read, or files change again and again while they are decoded.
@@ -43,22 +57,38 @@ def open_cache(manifest: Manifest, folder: Path, workers: int) -> np.ndarray:
     if not _is_current(path, manifest):
         folder.mkdir(parents=True, exist_ok=True)
         _make(path, manifest, workers)
-    return np.memmap(path, np.int16, mode="r", shape=(_sample_count(manifest),))
+    samples = _sample_count(manifest)
+    pcm = np.memmap(path, np.int16, mode="r", shape=(samples,))
+    return DecodedCorpus(path, pcm, np.fromfile(path, CHECKSUM, len(manifest), offset=pcm.nbytes))
 
 
-def rows_from_cache(manifest: Manifest, pcm: np.ndarray) -> ReadRows:
+def rows_from_cache(manifest: Manifest, corpus: DecodedCorpus) -> ReadRows:
     """Return what reads rows of batches from the decoded corpus.
 
-    Args:
-        pcm: int16 [all samples], as by `open_cache`.
+    The checksum of an utterance is compared when it is read for the first time, which takes some 50 µs for 5 s. If it
+    is wrong, the utterance is decoded from its file.
     """
     offsets = np.concatenate([[0], np.cumsum(manifest.samples, dtype=np.int64)])
+    is_intact = np.zeros(len(manifest), bool)  # those compared
+    decoded: dict[int, np.ndarray] = {}  # in place of damaged ones
+
+    def wave(row: int) -> np.ndarray:
+        if row in decoded:
+            return decoded[row]
+        found = corpus.pcm[offsets[row] : offsets[row + 1]]
+        if not is_intact[row]:
+            if zlib.crc32(found.data) != corpus.checksums[row]:
+                log.warning("%s is damaged where it has %s, which is read instead", corpus.path, manifest.paths[row])
+                found = decoded[row] = _read(manifest.paths[row], len(found))
+            is_intact[row] = True
+        return found
 
     def copy(rows, starts, samples, padded):
         batch = np.zeros((len(rows), padded), np.int16)
         # One copy per row; an index array would take 8 times the memory of the data.
-        for i, begin in enumerate(offsets[rows] + starts):
-            batch[i, : samples[i]] = pcm[begin : begin + samples[i]]
+        for i, (row, start, count) in enumerate(zip(rows.tolist(), starts, samples, strict=True)):
+            if count:  # else silence
+                batch[i, :count] = wave(row)[start : start + count]
         return batch
 
     def read_rows(rows, starts, samples, padded):
@@ -86,7 +116,8 @@ def _is_current(path: Path, manifest: Manifest) -> bool:
     """Whether the cache is complete, and was decoded from the files as they are now."""
     try:
         with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_size != 2 * _sample_count(manifest) + DIGEST_BYTES:
+            checksums_bytes = CHECKSUM.itemsize * len(manifest)
+            if os.fstat(file.fileno()).st_size != 2 * _sample_count(manifest) + checksums_bytes + DIGEST_BYTES:
                 return False
             file.seek(-DIGEST_BYTES, os.SEEK_END)
             return file.read() == _digest(_stamps(manifest))
@@ -117,10 +148,10 @@ def _write(manifest: Manifest, file: BinaryIO, workers: int) -> None:
         DataError: a file has changed in MAX_PASSES passes.
     """
     file.truncate(0)
-    rows = list(range(len(manifest)))
+    rows, checksums = list(range(len(manifest))), np.zeros(len(manifest), CHECKSUM)
     for _ in range(MAX_PASSES):
         before = _stamps(manifest)
-        _decode(manifest, rows, file, workers)
+        _decode(manifest, rows, file, checksums, workers)
         rows = [row for row, stamp in enumerate(_stamps(manifest)) if stamp != before[row]]
         if not rows:
             break
@@ -131,13 +162,13 @@ def _write(manifest: Manifest, file: BinaryIO, workers: int) -> None:
             "Let the program that writes it end first, or leave --cache-dataset out."
         )
     file.seek(2 * _sample_count(manifest))
-    file.write(_digest(before))
+    file.write(checksums.tobytes() + _digest(before))
     file.flush()
     os.fsync(file.fileno())
 
 
-def _decode(manifest: Manifest, rows: Sequence[int], file: BinaryIO, workers: int) -> None:
-    """Write the samples of some rows to their places in the file."""
+def _decode(manifest: Manifest, rows: Sequence[int], file: BinaryIO, checksums: np.ndarray, workers: int) -> None:
+    """Write the samples of some rows to their places in the file, and their checksums to an array."""
     samples = manifest.samples.tolist()
     starts = 2 * (np.cumsum(manifest.samples, dtype=np.int64) - manifest.samples)
     with (
@@ -150,6 +181,7 @@ def _decode(manifest: Manifest, rows: Sequence[int], file: BinaryIO, workers: in
             for row, wave in zip(chunk, waves, strict=True):
                 file.seek(starts[row])
                 file.write(wave.tobytes())
+                checksums[row] = zlib.crc32(wave.data)
                 bar.update()
 
 

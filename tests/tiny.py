@@ -144,27 +144,28 @@ class Workspace:
 
     Args:
         size: of the model size `tiny` of voices.
+        flags: of all runs.
     """
 
-    def __init__(self, folder: Path, size: XTTSSize = SMALLEST):
-        self.folder, self._size = folder, size
+    def __init__(self, folder: Path, size: XTTSSize = SMALLEST, flags: Sequence[str] = ()):
+        self.folder, self._size, self._flags = folder, size, flags
         self.corpus = folder / "corpus" / "corpus.csv"
         write_corpus(self.corpus.parent, SECONDS)
 
     @classmethod
-    def temporary(cls, add_cleanup: Callable, size: XTTSSize = SMALLEST) -> "Workspace":
+    def temporary(cls, add_cleanup: Callable, size: XTTSSize = SMALLEST, flags: Sequence[str] = ()) -> "Workspace":
         """Create a workspace in a temporary folder, which the `add_cleanup` of a test, class or module removes."""
         folder = tempfile.TemporaryDirectory()
         add_cleanup(folder.cleanup)
-        return cls(Path(folder.name), size)
+        return cls(Path(folder.name), size, flags)
 
     @classmethod
     def with_toy_models(cls, add_cleanup: Callable) -> "Workspace":
-        """Create a temporary workspace in which runs train the toy."""
+        """Create a temporary workspace in which runs train the toy, with short references: it ignores them."""
         resources = contextlib.ExitStack()
         resources.enter_context(toy_models())
         add_cleanup(resources.close)
-        return cls.temporary(add_cleanup)
+        return cls.temporary(add_cleanup, flags=("--reference-seconds", "0.5"))
 
     def argv(self, name: str, *flags: str) -> list[str]:
         """Return flags for 8 steps in epochs of 3 without validation and samples; `flags` override them."""
@@ -174,7 +175,8 @@ class Workspace:
         if "vocoder" not in flags or "--teacher" in flags:  # a vocoder alone reads no texts
             size += " --text-frontend characters"
         length = "--max-steps 8 --warmup-steps 2 --log-every 1 --checkpoint-every 3 --keep-checkpoints 9"
-        return [*fixed.split(), *size.split(), *length.split(), "--validate-every=0", "--sample-every=0", *flags]
+        fixed += f" {size} {length} --validate-every=0 --sample-every=0"
+        return [*fixed.split(), *self._flags, *flags]
 
     def train(self, name: str, *flags: str) -> Finished:
         return self.main(*self.argv(name, *flags))

@@ -1,13 +1,23 @@
 """Validation beside the training: its results are those of a blocking validation, each exactly once."""
 
 import contextlib
+import os
 import signal
+import subprocess
+import sys
+import tempfile
 import threading
 import unittest
+from pathlib import Path
 from unittest import mock
 
+import numpy as np
+import tensorflow as tf
+
 from benchmarks.proof.toy import Toy
+from myxtts.audio.format import HOP_SAMPLES
 from myxtts.errors import DataError
+from myxtts.models.xtts import SYNTHESIS_SIGNATURE
 from myxtts.observe.metrics import MetricsFile
 from myxtts.observe.metrics_reader import read_metrics
 from myxtts.training.checkpoint import Checkpoints
@@ -16,31 +26,115 @@ from myxtts.training.observer import Observer, ObserverFailed
 from myxtts.training.validation import Validation
 from tests.kill_points import Killed, KillPoints, RealKillPoints
 from tests.long import long
-from tests.test_resume import DUAL
+from tests.test_resume import DUAL, REVERSED
 from tests.tiny import Workspace, arrays_of, train_in_fork, whole_run
 
-KILLS = 30
+ROOT = Path(__file__).parents[1]
+LAUNCHER = ROOT / "utilities" / "launch_workers.py"
+TIMEOUT_S = 1800.0
+SPOKEN_FRAMES = 20
+ONE_THREAD = threading.Lock()
+CALLS = {  # of an observation of two batches, which writes samples of one utterance; and how many of each there are
+    "make batch": 4,  # before the first, between the two, after them, and before the samples
+    "mkdir .partial-step-": 1,
+    "write 1-": 4,  # three sounds and a picture
+    "replace .partial-step-": 1,
+    "fsync .metrics.jsonl.": 2,
+    "record result": 1,  # the main thread has the result; metrics.jsonl, but no checkpoint, has it
+    "fsync .state.json.": 1,
+    "replace .state.json.": 1,
+}
+
+
+LATE_OBSERVER = """
+import sys, time
+from pathlib import Path
+from unittest import mock
+from benchmarks.proof.runs import toy_models
+from myxtts.commands import train
+from myxtts.commands.console import report_errors
+from myxtts.observe.metrics_reader import read_metrics
+
+metrics = Path(sys.argv[sys.argv.index("--runs-dir") + 1]) / "data/worker-1/metrics.jsonl"
+
+def main():
+    from myxtts.training.held_out import HeldOutWork
+    observe = HeldOutWork.observe
+
+    def observe_when_worker_1_is_ahead(work, observation, pace=None):
+        while pace is not None and newest_step() < min(observation.step + 1, 8):
+            time.sleep(0.01)  # for ever, if the other worker waits for this observation
+        return observe(work, observation, pace)
+
+    with toy_models(), mock.patch.object(HeldOutWork, "observe", observe_when_worker_1_is_ahead):
+        return train.main(sys.argv[1:])
+
+def newest_step():
+    return max((line["step"] for line in read_metrics(metrics)), default=0)
+
+sys.exit(report_errors(main))
+"""
+
+
+class Hum:
+    """A vocoder that takes no time."""
+
+    description, metadata, variables = "hum", {}, ()
+
+    def __init__(self, iterations=0):
+        pass
+
+    def synthesize(self, log_mel, seed):
+        return tf.repeat(tf.tanh(tf.reduce_mean(log_mel, axis=2)), HOP_SAMPLES, axis=1)
+
+
+@tf.function(input_signature=SYNTHESIS_SIGNATURE, autograph=False)
+def synthesize_mel(toy, tokens, token_count, *_):
+    mel = toy.dense(tf.reduce_sum(toy.embedding(tokens), axis=1, keepdims=True))
+    return tf.repeat(mel, SPOKEN_FRAMES, axis=1), tf.fill(tf.shape(token_count), SPOKEN_FRAMES), token_count
+
+
+def align(toy, batch):
+    return tf.zeros(tf.shape(batch["mel"])[:2], tf.int64)
+
+
+@contextlib.contextmanager
+def speaking_toys():
+    """Let runs of the toy write the samples of a voice, which depend on their weights and take no time."""
+    with (
+        mock.patch.object(Toy, "synthesize_mel", synthesize_mel, create=True),
+        mock.patch.object(Toy, "align", align, create=True),
+        mock.patch("myxtts.tasks.tts_samples.GriffinLim", Hum),
+        mock.patch("myxtts.training.load_vocoder.GriffinLim", Hum),
+        mock.patch("myxtts.tasks.tts_samples.mel_and_alignment", lambda *_: np.zeros((2, 2, 3), np.uint8)),
+    ):
+        yield
 
 
 class ObservationPoints(KillPoints):
-    """The batches of observations, and what their results change on the disk; not the writing of checkpoints.
+    """The batches of observations, and what they and their results change on the disk; not the writing of checkpoints.
 
     Args:
-        name: end at the first call whose name begins so; else at the one of index `at`.
+        name: end at a call whose name begins so; empty only lists.
+        skip: so many of these calls before.
     """
 
-    def __init__(self, at: int | None = None, name: str = ""):
-        super().__init__(at)
-        self._name, self._is_recording, self._has_ended = name, False, False
+    def __init__(self, name: str = "", skip: int = 0):
+        super().__init__()
+        self._name, self._skip = name, skip
+        self._is_recording = self._has_ended = False
 
     def reach(self, call, path):
         if self._has_ended:
             raise Killed  # whichever thread it is
         thread = threading.current_thread().name
-        if thread == "myxtts-observer" or (thread == "background writer" and self._is_recording):
-            super().reach(call, path)
-            if self._name and self.names[-1].startswith(self._name):
-                self.end(call, path)
+        if thread == "myxtts-observer" or (thread == "background writer" and self._is_recording) or call == "record":
+            with ONE_THREAD:  # `names` ends with its call
+                super().reach(call, path)
+                if self._name and self.names[-1].startswith(self._name):
+                    self._skip -= 1
+                    if self._skip < 0:
+                        self.end(call, path)
 
     def end(self, call, path):
         self._has_ended = True
@@ -48,11 +142,16 @@ class ObservationPoints(KillPoints):
 
     @contextlib.contextmanager
     def active(self):
-        pace, record, write = Observer._pace, Checkpoints._record, MetricsFile.write
+        pace, record, begin_record = Observer._pace, Checkpoints._record, Checkpoints.record
+        write_line, write_bytes = MetricsFile.write, Path.write_bytes
 
         def reach_batch(observer):
             pace(observer)
             self.reach("make", "batch")
+
+        def reach_record(checkpoints, *args):
+            self.reach("record", "result")
+            begin_record(checkpoints, *args)
 
         def record_result(checkpoints, *args):
             self._is_recording = True
@@ -61,21 +160,36 @@ class ObservationPoints(KillPoints):
 
         def write_report(file, metrics):
             self.reach("append", "metrics.jsonl")
-            write(file, metrics)
+            write_line(file, metrics)
+
+        def write_sample(path, content):
+            path.touch()  # a killed process leaves an empty file
+            self.reach("write", path)
+            return write_bytes(path, content)
 
         with (
             super().active(),
+            speaking_toys(),
             mock.patch.object(Observer, "_pace", reach_batch),
+            mock.patch.object(Checkpoints, "record", reach_record),
             mock.patch.object(Checkpoints, "_record", record_result),
             mock.patch.object(MetricsFile, "write", write_report),
+            mock.patch.object(Path, "write_bytes", write_sample),
         ):
             yield self
 
 
 class RealObservationPoints(ObservationPoints, RealKillPoints):
-    """Kills the process."""
+    """Kills the process, and notes the name of the call in a file."""
 
-    end = RealKillPoints.end
+    def __init__(self, name: str, skip: int, notes: Path):
+        super().__init__(name, skip)
+        self._notes = notes
+
+    def end(self, call, path):
+        with open(self._notes, "a", encoding="utf-8") as file:
+            file.write(f"{self.names[-1]}\n")
+        RealKillPoints.end(self, call, path)
 
 
 class NetworkRun(unittest.TestCase):
@@ -85,12 +199,7 @@ class NetworkRun(unittest.TestCase):
         paused = whole.workspace.train("paused", *whole.flags, "--observer", "model")
         self.assertEqual((paused.code, paused.err), (0, ""))
         beside, between = (
-            {
-                str(path.relative_to(folder)): path.read_bytes()
-                for path in (folder / "samples").rglob("*")
-                if path.is_file()
-            }
-            for folder in (whole.folder, whole.workspace.run_dir("paused"))
+            files_below(folder / "samples") for folder in (whole.folder, whole.workspace.run_dir("paused"))
         )
         self.assertEqual(set(beside), set(between))
         self.assertEqual([name for name in beside if beside[name] != between[name]], [])
@@ -176,20 +285,58 @@ class ToyRuns(unittest.TestCase):
 
     @long
     def test_a_run_killed_30_times_inside_observations_equals_a_blocking_run(self):
-        steps = 2 * KILLS + 10
-        flags = (*DUAL, "--validate-every", "1", "--checkpoint-every", "1", "--max-steps", str(steps))
-        self.assertEqual(self.workspace.train("calm", *flags, "--observer", "model").code, 0)
-        with ObservationPoints().active() as points:
-            self.assertEqual(self.workspace.train("listed", *flags).code, 0)
-        in_one, names = len(points.names) // steps, set()
-        for kill in range(KILLS):
-            at = in_one + kill * in_one // KILLS  # in the second observation of the process
-            argv = self.workspace.argv("worn", *flags, "--resume")
-            self.assertEqual(train_in_fork(RealObservationPoints(at), argv), -signal.SIGKILL)
-            names.add(points.names[at])
-        self.assertGreater(len(names), min(5, KILLS // 2))
-        self.assertEqual(self.workspace.train("worn", *flags, "--resume").code, 0)
+        flags = (*DUAL, "--validate-every", "1", "--sample-every", "1", "--checkpoint-every", "1", "--max-steps", "40")
+        flags += ("--validation-fraction", "0.4")
+        with speaking_toys():
+            self.assertEqual(self.workspace.train("calm", *flags, "--observer", "model").code, 0)
+        # Each in the second observation of a process, and in its repetition, the first one of the next process.
+        kills = [(call, at + n * of) for call, of in CALLS.items() for at in range(of) for n in (1, 0)]
+        notes = self.workspace.folder / "kills.txt"
+        for call, skip in kills:
+            points = RealObservationPoints(call, skip, notes)
+            code = train_in_fork(points, self.workspace.argv("worn", *flags, "--resume"))
+            self.assertEqual(code, -signal.SIGKILL, (call, skip))
+        killed = notes.read_text(encoding="utf-8").splitlines()
+        self.assertEqual(len(killed), 30)
+        for (call, _), name in zip(kills, killed, strict=True):
+            self.assertTrue(name.startswith(call), (call, name))
+        with speaking_toys():
+            self.assertEqual(self.workspace.train("worn", *flags, "--resume").code, 0)
         self.assert_same_as_blocking("worn", "calm")
+        worn, calm = (files_below(self.workspace.run_dir(name) / "samples") for name in ("worn", "calm"))
+        self.assertEqual(sum(name.endswith(".wav") for name in calm), 3 * 40)
+        self.assertEqual(worn.keys(), calm.keys())
+        self.assertEqual([name for name, content in worn.items() if content != calm[name]], [])
+
+
+class Workers(unittest.TestCase):
+    @long
+    def test_other_workers_train_on_while_the_chief_observes(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        workspace = Workspace(Path(folder.name))
+        program = workspace.folder / "program.py"
+        program.write_text(LATE_OBSERVER, encoding="utf-8")
+        for name in ("model", "data"):
+            argv = workspace.argv(name, *REVERSED, "--validate-every", "2", "--observer", name, "--batch-size", "2")
+            command = [sys.executable, str(LAUNCHER), "--workers", "2", "--logs", str(workspace.folder / "logs")]
+            environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+            command += ["--", str(program), *argv]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environ)
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        blocking, observed = (
+            [
+                (line["step"], line["loss"], line.get("validation_loss"))
+                for line in read_metrics(workspace.run_dir(name) / "metrics.jsonl")
+            ]
+            for name in ("model", "data")
+        )
+        self.assertEqual(observed, blocking)
+        self.assertEqual([step for step, _, validation in observed if validation is not None], [2, 4, 6, 8])
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 if __name__ == "__main__":

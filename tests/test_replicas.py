@@ -17,6 +17,7 @@ from myxtts.data.batch_plan import Plan, bucket_bounds
 from myxtts.data.plan_iterator import Position, planned_steps, steps_left
 from myxtts.models import asr as recogniser
 from myxtts.models.build import build_asr
+from myxtts.observe.metrics_reader import read_metrics
 from myxtts.placement.audit import require_device
 from myxtts.placement.replicas import MAX_COMPARED, Replicas, digest_terms, has_equal_terms, make_replicas
 from myxtts.placement.routes import Route
@@ -322,15 +323,21 @@ class RunTest(unittest.TestCase):
         self.assertIn("1 now, 2 before", ended.out)
         self.assertEqual(self.metadata("shared", 4)["position"], [1, 0, []])  # 12 utterances: 2 x 4, then 2 x 2
 
-    def test_producers_of_each_replica_one_for_both_and_two_in_turn_make_the_same_batches(self):
-        flags = ("--batch-size", "2", "--max-steps", "3")
-        for name, placement in (
-            ("own", ("--model-gpus", "1", "2")),
-            ("fed", ("--data-gpu", "0", "--model-gpus", "1", "2")),
-            ("turns", ("--data-gpus", "0", "1", "--model-gpus", "2", "3")),
+    def test_producers_of_each_replica_one_for_both_and_two_in_turn_make_the_same_batches_and_validations(self):
+        flags = ("--batch-size", "2", "--max-steps", "3", "--validate-every", "1")
+        validations = {}
+        for name, placement, is_observed in (
+            ("own", ("--model-gpus", "1", "2"), False),
+            ("fed", ("--data-gpu", "0", "--model-gpus", "1", "2"), True),
+            ("turns", ("--data-gpus", "0", "1", "--model-gpus", "2", "3"), True),
         ):
             finished = self.workspace.train(name, *placement, *flags)
             self.assertEqual(finished.code, 0, finished.err)
+            self.assertEqual("beside the training" in finished.out, is_observed)
+            lines = read_metrics(self.workspace.run_dir(name) / "metrics.jsonl")
+            validations[name] = [line["validation_loss"] for line in lines]
+        self.assertEqual(validations["own"], validations["fed"])
+        self.assertEqual(validations["own"], validations["turns"])
         for name, array in self.arrays("own", 3).items():
             for other in ("fed", "turns"):
                 np.testing.assert_array_equal(array, self.arrays(other, 3)[name], f"{name} of {other}")

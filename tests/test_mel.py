@@ -1,6 +1,7 @@
 """log_mel compared with librosa in float64, and its inversion to a wave."""
 
 import unittest
+from unittest import mock
 
 from tests.two_devices import MODEL
 
@@ -13,6 +14,7 @@ import tensorflow as tf
 from myxtts.audio.format import HOP_SAMPLES, LOG_FLOOR, MEL_BANDS, SAMPLE_RATE_HZ
 from myxtts.audio.griffin_lim import griffin_lim, inverse_mel_scale
 from myxtts.audio.mel import SILENCE, log_mel, mel_filters, warped_mel_filters
+from myxtts.matmul import float32_matmul
 from tests.sine_corpus import frequency, sine
 
 
@@ -192,6 +194,19 @@ class InversionTest(unittest.TestCase):
         audible = mel.numpy() > np.log(1e-2)
         self.assertGreater(audible.sum(), 1_000)
         self.assertLess(np.abs(again - mel)[audible].mean(), 0.02)
+
+    def test_mels_of_many_lengths_are_inverted_by_products_of_few_shapes(self):
+        mel, shapes = np.random.default_rng(2).normal(-5.0, 1.0, (1, 130, 80)).astype(np.float32), set()
+        whole = inverse_mel_scale(mel).numpy()
+
+        def product(a, b, **keywords):
+            shapes.add((*a.shape, *b.shape))
+            return float32_matmul(a, b, **keywords)
+
+        with mock.patch("myxtts.audio.griffin_lim.float32_matmul", product):
+            for frames in (1, 17, 64, 65, 127, 128):
+                np.testing.assert_allclose(inverse_mel_scale(mel[:, :frames]), whole[:, :frames], rtol=1e-3)
+        self.assertEqual({shape[1] for shape in shapes}, {64, 128})
 
     def test_a_sinusoid_keeps_its_frequency_and_level(self):
         for hz, tolerance_db in ((220.0, 1.0), (440.0, 1.0), (1_000.0, 1.0), (3_000.0, 6.0)):  # wide bands blur a tone

@@ -350,11 +350,13 @@ class Page(Folder):
         self.assertIn('src="samples/step-000020/1-a.png"', page)
 
     def test_transcripts_scores_rejected_rows_and_buckets_are_shown(self):
-        self.report(report_of(20))
+        self.report(report_of(20, evaluation_voicing_error=0.1))
         (self.sample(20, kinds=()) / "transcripts.txt").write_text("a <b>")
-        evaluation = self.folder / "evaluation" / "step-000020"
-        evaluation.mkdir(parents=True)
-        (evaluation / "scores.md").write_text("| metric | <x> |\n|---|---|\n| PESQ | 3.1 |\n\n- of 50 & more\n")
+        for step, score in ((10, 1.7), (20, 3.1)):
+            evaluation = self.folder / "evaluation" / f"step-{step:06d}"
+            evaluation.mkdir(parents=True)
+            table = f"| metric | <x> |\n|---|---|\n| PESQ | {score} |\n\n- of 50 & more\n"
+            (evaluation / "scores.md").write_text(table)
         rows = [
             "metadata,line,audio,reason,detail",
             "m,3,a.wav,no text,",
@@ -364,11 +366,14 @@ class Page(Folder):
         (self.folder / "rejected.csv").write_text("\n".join(rows))
         buckets = [{"seconds": 2.5, "rows": 8, "utterances": 40, "padding": 0.125}]
         (self.folder / "run.json").write_text(json.dumps({"buckets": buckets, "numbers": {"model": "tts <tiny>"}}))
-        page = write_report(self.folder).read_text()
+        with mock.patch.object(samples, "SHOWN_SCORES", 1):
+            page = write_report(self.folder).read_text()
+        self.assertNotIn("<td>1.7", page)  # the newest alone
         for text in (
             "<pre>a &lt;b&gt;</pre>",
             "&lt;x&gt;",
             "<td>3.1",
+            "evaluation voicing error",
             "<li>of 50 &amp; more",
             "Rejected rows of the corpus: 3",
         ):

@@ -155,7 +155,7 @@ class RunReport:
                 "Model device",
                 model,
                 "The hand-over of a batch is a part of the step before; pauses are validation, "
-                "samples, checkpoints and syncs.",
+                "samples, evaluation, checkpoints and syncs.",
             ),
             stacked_chart(
                 "Data device",

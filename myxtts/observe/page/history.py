@@ -191,11 +191,11 @@ class History:
 
     @property
     def scores(self) -> list[str]:
-        """Names of the metrics that only validation measures, such as `validation_character_error_rate`."""
+        """Names of the metrics that training does not have: `validation_character_error_rate`, `evaluation_stoi`."""
         prefix = "validation_"
-        return [
-            name for name in self.series if name.startswith(prefix) and name.removeprefix(prefix) not in self.series
-        ]
+        validated = [name for name in self.series if name.startswith(prefix)]
+        only_validated = [name for name in validated if name.removeprefix(prefix) not in self.series]
+        return only_validated + [name for name in self.series if name.startswith("evaluation_")]
 
 
 def read_last_report(metrics: Path, key: str = "loss") -> dict[str, Any]:

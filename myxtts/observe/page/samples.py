@@ -30,6 +30,7 @@ EMBEDDED_BYTES = 3_500_000  # of sounds and pictures within the page
 JPEG_QUALITY = 80
 SMALL_WIDTH, SMALL_QUALITY = 300, 40  # of the pictures of other steps
 SCORES = "scores.md"
+SHOWN_SCORES = 100  # of 3 kB each
 
 
 def sound_file(name: str, kind: str) -> str:
@@ -213,8 +214,8 @@ def _size(picture: Path) -> str:
 
 
 def scores(folder: Path) -> str:
-    """Return the tables that `evaluate` left in the run, newest checkpoint first; empty if there are none."""
-    files = sorted((folder / "evaluation").glob(f"*/{SCORES}"), reverse=True)
+    """Return the newest SHOWN_SCORES tables of evaluations, the newest checkpoint first; empty if there are none."""
+    files = sorted((folder / "evaluation").glob(f"*/{SCORES}"), reverse=True)[:SHOWN_SCORES]
     parts = [
         f"<details{' open' * (number == 0)}><summary>{escape(file.parent.name)}</summary>"
         f"{''.join(_markdown(file.read_text(encoding='utf-8')))}</details>"

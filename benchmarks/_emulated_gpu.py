@@ -34,7 +34,7 @@ from myxtts.observe.report import console_line
 from myxtts.training import loop
 from myxtts.training.checkpoint import save_nothing
 from myxtts.training.hooks import Observe, Report, StepEnd
-from myxtts.training.observation import Observation, without
+from myxtts.training.observation import VALIDATION, Observation, without
 from myxtts.training.observer import NoObserver, Observer
 from myxtts.training.stop_request import StopRequest
 
@@ -402,7 +402,7 @@ class Validations:
         if held_out.place != "model":
             with mock.patch("myxtts.training.observer.Queue", lambda depth: ObserverQueue(depth, time)):
                 self.observer = Observer(self._observe, self._record, now=time.now, sleep=time.sleep)
-            self.hook = Observe(held_out.every, 0, self.observer, self, lambda step: None)
+            self.hook = Observe({VALIDATION: held_out.every}, self.observer, self, lambda step: None)
 
     def is_due(self, end: StepEnd) -> bool:
         return end.is_due(self._held_out.every)
@@ -423,7 +423,7 @@ class Validations:
             self._device.synchronize()
         return {}
 
-    def _record(self, observation: Observation, losses: dict[str, float]) -> None:
+    def _record(self, observation: Observation, metrics: dict[str, float]) -> None:
         self._state.observing = without(self._state.observing, observation.step)
 
 

@@ -92,7 +92,7 @@ def synthesis_speed(
 ) -> dict[str, float]:
     """Return the seconds of computation per second of speech, from text to wave, after one warm-up pass."""
     network = load_model(checkpoint, metadata, route.model, task="tts")
-    loaded = load_utterances(network, held_out, config, route, run, utterances)
+    loaded = load_utterances(network, held_out, config, route, run, utterances).utterances
     options = synthesis_options(config.model)
 
     def synthesize_batch(batch: Sequence[Utterance]) -> float:

@@ -95,6 +95,7 @@ def make_vocoder(run: Path) -> None:
 
 def measure(flags: Sequence[str], batches: int) -> Cost:
     run_functions_in_one_thread()
+    from myxtts.evaluation.in_run import open_evaluator
     from myxtts.observe.metrics import TensorBoard
     from myxtts.planner.auto import observe_per_step_s
     from myxtts.planner.stage_times import StageProfile
@@ -117,9 +118,8 @@ def measure(flags: Sequence[str], batches: int) -> Cost:
         profile = StageProfile(times, window.measured_buckets, 0.0, held_out_batches, isolated.time_samples(run.setup))
         folder = RunFolder(Path(name))
         with closing(TensorBoard(folder.tensorboard)) as tensorboard:
-            work = held_out_work(
-                run.setup, run.setup.state.model, run.setup.state.device, folder, tensorboard, buffered=False
-            )
+            state = run.setup.state
+            work = held_out_work(run.setup, state.model, state.device, folder, tensorboard, open_evaluator, False)
             work.trace()
             validation_s = second_call_s(work.validation.evaluate)
             forward_s, _ = isolated.time_stage(window, features, lambda batch: losses_of(work.validation, batch))

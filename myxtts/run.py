@@ -10,6 +10,7 @@ from myxtts.clock import Clock, Timeline
 from myxtts.config.load import dump
 from myxtts.config.schema import Config
 from myxtts.distributed.cluster import find_cluster
+from myxtts.evaluation.in_run import open_evaluator
 from myxtts.local_sgd.sync import WeightSync
 from myxtts.local_sgd.sync_folder import owes_sync
 from myxtts.observe.assessment import assess_run
@@ -102,7 +103,9 @@ def train_on(
             folder.write_config(f"# threads on this machine: {describe_threads()}\n{dump(config)}")
             keep = config.run.keep_checkpoints
             checkpoints = resources.enter_context(Checkpoints(folder.checkpoints, keep, setup.metadata))
-            of_chief, observer = resources.enter_context(chief_hooks(setup, folder, checkpoints, weight_sync, timeline))
+            of_chief, observer = resources.enter_context(
+                chief_hooks(setup, folder, checkpoints, weight_sync, timeline, open_evaluator)
+            )
             hooks += of_chief
             save = checkpoints.save
             folder.write_description(description)

@@ -81,6 +81,8 @@ class RankPlacementsTest(unittest.TestCase):
         self.assertAlmostEqual(observe_per_step_s(measured, Config(run=run)), 0.15 * (0.010 + 0.022 / 3))
         sampled = Config(run=RunConfig(validate_every=0, sample_every=500))
         self.assertAlmostEqual(observe_per_step_s(measured._replace(samples_s=3.0), sampled), 0.006)
+        evaluated = Config(run=RunConfig(validate_every=0, sample_every=0, evaluate_every=500))
+        self.assertAlmostEqual(observe_per_step_s(measured._replace(evaluation_s=4.0), evaluated), 0.008)
         self.assertEqual(rank_placements(measured, 2, Config())[0].candidate.name, "replicated")
         validated = rank_placements(measured, 2, Config(run=run))[0]
         self.assertEqual((validated.candidate.name, validated.bound_s), ("dual", 0.022))
@@ -139,6 +141,7 @@ class MeasureTest(unittest.TestCase):
     def test_measurement_has_all_stage_times_that_a_prediction_needs(self):
         workspace = Workspace.temporary(self.addCleanup)
         argv = workspace.argv("measured", "--data-gpu", "0", "--model-gpu", "1", "--sample-every", "500")
+        argv += ["--evaluate-every", "500"]
         # In its own process: TensorFlow treats the all-reduce of another strategy there as a part of this one.
         with multiprocessing.get_context("spawn").Pool(1) as process:
             measured = process.apply(measure_toy_run, (argv,))
@@ -147,6 +150,7 @@ class MeasureTest(unittest.TestCase):
             self.assertGreater(measured.times[stage].sum(), 0.0)
         self.assertGreater(measured.all_reduce_s, 0.0)
         self.assertGreater(measured.samples_s, 0.0)
+        self.assertGreater(measured.evaluation_s, 0.0)
 
     def test_user_error_in_the_measuring_process_is_raised(self):
         measure = partial(read_corpus, Path("nowhere"))  # without TensorFlow, whose import takes 5 s
@@ -156,7 +160,8 @@ class MeasureTest(unittest.TestCase):
 
 def measure_toy_run(argv: list[str]) -> StageProfile:
     sampler = mock.patch("myxtts.profiling.isolated_stages.make_sampler", return_value=mock.MagicMock())
-    with toy_models(), sampler:
+    evaluator = mock.patch("myxtts.profiling.isolated_stages.open_evaluator", return_value=mock.MagicMock())
+    with toy_models(), sampler, evaluator:
         return measure_stage_times(parse(argv)[0], steps=4)
 
 

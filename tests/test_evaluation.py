@@ -5,6 +5,7 @@ import io
 import json
 import tempfile
 import unittest
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -37,6 +38,7 @@ from myxtts.evaluation.boundaries import (
     word_spans,
 )
 from myxtts.evaluation.evaluate import evaluate_run
+from myxtts.evaluation.held_out import load_run_corpora
 from myxtts.evaluation.options import EvaluationOptions
 from myxtts.evaluation.planted_errors import plant_errors, planted_errors_note
 from myxtts.evaluation.report import METRICS, ColumnScore, Metrics, metrics_by_group
@@ -44,21 +46,27 @@ from myxtts.evaluation.speakers import SpeakerClassifier, speaker_embedding
 from myxtts.evaluation.speech import acoustic_features, vocode_mels
 from myxtts.evaluation.tts_score import (
     COPY_METRICS,
+    Column,
     column_metrics,
     override,
+    score_in_run,
     score_tts,
     shuffle_texts,
 )
 from myxtts.models.xtts import SynthesisOptions
 from myxtts.profiling.flops import contraction_flops
 from myxtts.tasks.tts_samples import synthesis_options
+from myxtts.training.checkpoint_files import read_metadata
+from myxtts.training.run_folder import RunFolder
 from myxtts.training.select_checkpoint import select_checkpoint
 from myxtts.training.select_vocoder import VocoderChoice
+from myxtts.training.setup import RunCorpora
 from tests.test_boundaries import utterance
 from tests.tiny import SECONDS, arrays_of, cached_network, cached_networks, whole_run
 from tests.tiny_asr import asr_run, cached_transcriber, cached_transcribers
 
 TTS_SCORE = "myxtts.evaluation.tts_score"
+TRACE = "tensorflow.python.framework.func_graph.func_graph_from_py_func"
 
 
 def glide(semitones: float = 0.0, seconds: float = 1.0, swing_hz: float = 40.0) -> np.ndarray:
@@ -272,8 +280,11 @@ class ColumnMetricsTest(unittest.TestCase):
         }
 
     def measure(self, rows) -> Metrics:
-        columns = dict.fromkeys(self.hypotheses, self.recorded)
-        return column_metrics(rows, self.recorded, columns, {}, ["ab", "abcd"], self.hypotheses)
+        columns = {name: self.column(texts) for name, texts in self.hypotheses.items()}
+        return column_metrics(rows, columns, {}, ["ab", "abcd"])
+
+    def column(self, texts=()) -> Column:
+        return Column([], self.recorded, [utterance_metrics(of, of) for of in self.recorded], texts)
 
     def test_each_column_is_compared_with_the_references(self):
         metrics = self.measure([0, 1])
@@ -289,8 +300,8 @@ class ColumnMetricsTest(unittest.TestCase):
         self.assertEqual(metrics_by_group(("ka",), self.measure), {})
 
     def test_without_a_recogniser_there_are_no_error_rates(self):
-        columns = {"synthesized": self.recorded, "copy_synthesis": self.recorded}
-        self.assertNotIn("character_error_rate", column_metrics([0], self.recorded, columns, {}, [], {}))
+        columns = dict.fromkeys(("synthesized", "copy_synthesis"), self.column())
+        self.assertNotIn("character_error_rate", column_metrics([0], columns, {}, []))
 
 
 class CompleteEvaluation(unittest.TestCase):
@@ -408,6 +419,28 @@ class CompleteEvaluation(unittest.TestCase):
         self.assertEqual((ratio["copy_synthesis"], ratio["copy_synthesis_griffin_lim"]), (1.0, 1.0))
         self.assertEqual(list(score.metrics["real_time_factor"]), ["synthesized", "synthesized_griffin_lim"])
         self.assertIn("by Griffin-Lim, 1 iterations, and in columns of their own by Griffin-Lim, 30", score.table())
+
+    def test_scores_in_a_run_are_measured_in_another_thread_and_are_those_of_evaluate(self):
+        metadata = read_metadata(self.checkpoint)
+        config, _, manifest = load_run_corpora(self.checkpoint, metadata, self.run_folder)
+        run = config.run.model_copy(update={"evaluate_every": 1, "evaluate_asr": str(asr_run().folder)})
+        config = config.model_copy(update={"run": run, "model": config.model.model_copy(update={"ode_steps": 1})})
+        corpora = RunCorpora(mock.Mock(), mock.Mock(manifest=manifest), mock.Mock(), self.run_folder)
+        setup = mock.Mock(config=config, corpora=corpora, metadata=metadata)
+        network, batches = cached_network(self.checkpoint, MODEL), []
+        with cached_transcribers(TTS_SCORE):
+            score_weights = score_in_run(setup, network, MODEL, RunFolder(self.run_folder), GriffinLim)
+        # Nothing is traced there.
+        with mock.patch(TRACE, side_effect=AssertionError("traced")), ThreadPoolExecutor(1) as pool:
+            score = pool.submit(score_weights, self.checkpoint.name, lambda: batches.append(None)).result()
+        self.assertGreater(len(batches), 3 * len(score.columns))  # each synthesis, wave and comparison
+        self.assertEqual(score.columns, ("synthesized", "copy_synthesis"))
+        for key, metric in score.metrics.items():
+            for column in score.columns:
+                self.assertEqual(metric.get(column), self.score.metrics[key].get(column), (key, column))
+        missing = {"real_time_factor", "speaker_accuracy_seen", "pesq_wb", "stoi"}
+        self.assertEqual(set(self.score.metrics) - set(score.metrics), missing)
+        self.assertIn("mel-cepstral distortion ", score.console_line())
 
     def test_the_averaged_weights_are_loaded(self):
         network, saved = cached_network(self.checkpoint, MODEL), dict(arrays_of(self.checkpoint))

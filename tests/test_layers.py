@@ -26,8 +26,8 @@ ROWS = (
     ("local_sgd.averaging", "local_sgd.sync_folder"),
     ("local_sgd.sync",),  # part of a run; the rest of local_sgd starts runs and merges their checkpoints
     ("recognition", "synthesis"),
-    ("run",),
     ("evaluation",),
+    ("run",),
     ("planner",),
     ("preflight", "profiling"),
     ("local_sgd",),

@@ -219,7 +219,7 @@ class LoopTest(unittest.TestCase):
 
     def test_an_observation_has_a_checkpoint_and_its_result_belongs_to_its_step(self):
         observer, provisional = DelayedObserver(self.state, 3, self.calls), []
-        self.train([Observe(4, 0, observer, observer, provisional.append)], steps=9, observer=observer)
+        self.train([Observe({VALIDATION: 4}, observer, observer, provisional.append)], steps=9, observer=observer)
         first = [("snapshot", 4), ("save", 4), ("result of 4", 7)]
         second = [("snapshot", 8), ("save", 8), ("result of 8", 9)]  # for which the third one waits
         self.assertEqual(self.calls, [*first, *second, ("snapshot", 9), ("save", 9), ("result of 9", 9)])
@@ -230,7 +230,9 @@ class LoopTest(unittest.TestCase):
             self.setUp()
             observer = DelayedObserver(self.state, 2, self.calls, error)
             with self.assertRaises(type(error)):
-                self.train([Observe(3, 0, observer, observer, lambda step: None)], steps=9, observer=observer)
+                self.train(
+                    [Observe({VALIDATION: 3}, observer, observer, lambda step: None)], steps=9, observer=observer
+                )
             self.assertEqual(self.calls, [("snapshot", 3), ("save", 3), ("save", 5)])
             self.assertEqual(self.state.observing, (Observation(3, (VALIDATION,)),))
 
@@ -244,14 +246,16 @@ class LoopTest(unittest.TestCase):
             self.setUp()
             steps = reads[is_chief] = []
             observer = AskingObserver(self.state, 3, self.calls) if is_chief else None
-            hooks = [Observe(2, 0, observer, observer, lambda step: None)] if observer else []
+            hooks = [Observe({VALIDATION: 2}, observer, observer, lambda step: None)] if observer else []
             stop = SharedStopRequest(lambda outcome, steps=steps: steps.append(self.state.step))
             self.train(hooks, steps=9, observer=observer, stop=stop)
         self.assertEqual(reads, {True: [4, 8], False: [4, 8]})
 
     def test_validation_and_samples_of_a_step_are_one_observation(self):
         observer = DelayedObserver(self.state, 9, self.calls)
-        self.train([Observe(2, 4, observer, observer, lambda step: None)], steps=5, observer=observer)
+        self.train(
+            [Observe({VALIDATION: 2, SAMPLES: 4}, observer, observer, lambda step: None)], steps=5, observer=observer
+        )
         both = VALIDATION, SAMPLES
         self.assertEqual(observer.begun, [Observation(2, (VALIDATION,)), Observation(4, both), Observation(5, both)])
 

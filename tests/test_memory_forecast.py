@@ -5,12 +5,19 @@ from unittest import mock
 
 import numpy as np
 
-from myxtts.config.schema import AugmentationConfig, Config, DataConfig, ModelConfig, TrainingConfig
+from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.config.schema import AugmentationConfig, Config, DataConfig, ModelConfig, RunConfig, TrainingConfig
 from myxtts.data.batch_plan import Plan
 from myxtts.errors import ConfigError
 from myxtts.placement.routes import Route
 from myxtts.tasks.registry import task_of
-from myxtts.training.memory_forecast import MemoryForecast, check_memory, forecast_memory
+from myxtts.training.memory_forecast import (
+    EVALUATED_BYTES,
+    PRODUCE_BYTES,
+    MemoryForecast,
+    check_memory,
+    forecast_memory,
+)
 from tests.tiny import Workspace
 
 ROWS, SAMPLES, TOKENS, REFERENCE = 4, 40 * 256, 7, 258 * 256  # a reference of 3 s has 258 frames
@@ -73,6 +80,16 @@ class Parts(unittest.TestCase):
         self.assertEqual(set(on_gpu.parts_mib), {"for 20 batches of audio", "to write a checkpoint"})
         self.assertEqual(on_gpu.observer_mib, beside.observer_mib)
         self.assertEqual(without.observer_mib, 0.0)
+
+    def test_an_evaluation_has_a_network_and_utterances_of_its_own_wherever_it_runs(self):
+        plain, run = RunConfig(), RunConfig(evaluate_every=5, evaluate_utterances=2)
+        needed = 4.0 + 2 * SAMPLES * (EVALUATED_BYTES + PRODUCE_BYTES / SAMPLE_RATE_HZ) / 2**20
+        self.assertAlmostEqual(forecast(CPUS[:1], 2**20, run=run).parts_mib["for the evaluation"], needed)
+        for routes, observer in ((CPUS[:1], "/CPU:0"), (GPUS, "/GPU:0")):
+            with_it, without = (forecast(routes, 2**20, observer=observer, run=each) for each in (run, plain))
+            self.assertAlmostEqual(with_it.observer_mib - without.observer_mib, needed)
+            self.assertNotIn("for the evaluation", with_it.parts_mib)
+        self.assertNotIn("for the evaluation", forecast(GPUS, 2**20, run=run).parts_mib)
 
     def test_gradients_and_their_sums_grow_with_the_model(self):
         def growth(accumulation):

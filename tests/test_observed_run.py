@@ -1,6 +1,8 @@
 """Validation beside the training: its results are those of a blocking validation, each exactly once."""
 
 import contextlib
+import io
+import json
 import os
 import signal
 import subprocess
@@ -17,6 +19,10 @@ import tensorflow as tf
 from benchmarks.proof.toy import Toy
 from myxtts.audio.format import HOP_SAMPLES
 from myxtts.errors import DataError
+from myxtts.evaluation.evaluate import EVALUATORS, TaskEvaluators, evaluate_run
+from myxtts.evaluation.options import EvaluationOptions
+from myxtts.evaluation.report import ColumnScore
+from myxtts.evaluation.tts_score import evaluate_tts
 from myxtts.models.xtts import SYNTHESIS_SIGNATURE
 from myxtts.observe.metrics import MetricsFile
 from myxtts.observe.metrics_reader import read_metrics
@@ -27,7 +33,7 @@ from myxtts.training.validation import Validation
 from tests.kill_points import Killed, KillPoints, RealKillPoints
 from tests.long import long
 from tests.test_resume import DUAL, REVERSED
-from tests.tiny import Workspace, arrays_of, train_in_fork, whole_run
+from tests.tiny import Workspace, arrays_of, small_models, train_in_fork, whole_run
 
 ROOT = Path(__file__).parents[1]
 LAUNCHER = ROOT / "utilities" / "launch_workers.py"
@@ -192,7 +198,54 @@ class RealObservationPoints(ObservationPoints, RealKillPoints):
         RealKillPoints.end(self, call, path)
 
 
+def score_toy(setup, network, device, folder, load):
+    """Stand in for the scores of a voice: a figure of the weights, measured in two parts."""
+
+    def score(checkpoint, pace):
+        total = 0.0
+        for variable in network.variables:
+            pace()
+            total += float(np.abs(variable.numpy()).sum(dtype=np.float64))
+        return ColumnScore("toy", checkpoint, 1, ("synthesized",), {"voicing_error": {"synthesized": total}}, {}, ())
+
+    return score
+
+
+def is_result(name):
+    return "loss" in name or name.startswith("evaluation_")
+
+
+def scores_of(folder):
+    """Return the tables of a run by checkpoint."""
+    return {path.parent.name: path.read_text() for path in sorted((folder / "evaluation").glob("*/scores.md"))}
+
+
 class NetworkRun(unittest.TestCase):
+    @long
+    def test_scores_are_those_of_a_run_that_pauses_and_of_evaluate(self):
+        whole = whole_run()
+        flags, evaluations = (*whole.flags, "--evaluate-every", "4", "--keep-checkpoints", "9"), []
+        for name, observer in (("beside", "data"), ("between", "model")):
+            finished = whole.workspace.train(name, *flags, "--observer", observer)
+            self.assertEqual((finished.code, finished.err), (0, ""))
+            folder = whole.workspace.run_dir(name)
+            lines = read_metrics(folder / "metrics.jsonl")
+            scores = [{key: line[key] for key in line if key.startswith("evaluation_")} for line in lines]
+            evaluations.append((scores, scores_of(folder)))
+        self.assertEqual(*evaluations)
+        scores = dict(enumerate(evaluations[0][0], 1))
+        self.assertEqual([step for step in scores if scores[step]], [4, 8])
+        file = whole.workspace.folder / "scores.json"
+        with (
+            small_models(),
+            mock.patch("myxtts.placement.devices.configure"),  # this process has configured its devices
+            contextlib.redirect_stdout(io.StringIO()),
+        ):
+            evaluate_run(folder, "step-000004", EvaluationOptions(json_file=file, out=file.with_name("out")))
+        metrics = json.loads(file.read_text(encoding="utf-8"))["metrics"]
+        for name, value in scores[4].items():
+            self.assertEqual(value, metrics[name.removeprefix("evaluation_")]["synthesized"], name)
+
     @long
     def test_losses_and_samples_are_those_of_a_run_that_pauses_for_them(self):
         whole = whole_run()
@@ -216,20 +269,24 @@ class ToyRuns(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.workspace = Workspace.with_toy_models(cls.addClassCleanup)
-        cls.flags = (*DUAL, "--validate-every", "2")
+        evaluators = mock.patch.dict(EVALUATORS, tts=TaskEvaluators(evaluate_tts, score_toy))
+        evaluators.start()
+        cls.addClassCleanup(evaluators.stop)
+        cls.flags = (*DUAL, "--validate-every", "2", "--evaluate-every", "4")
         cls.blocking = cls.workspace.train("blocking", *cls.flags, "--observer", "model")
 
     def assert_same_as_blocking(self, name, blocking="blocking"):
-        """Check that losses, checkpoints and the best of them are equal bit for bit."""
+        """Check that losses, scores, checkpoints and the best of them are equal bit for bit."""
         expected, run = (self.workspace.run_dir(run) for run in (blocking, name))
         lines, expected_lines = (
             [
-                (line["step"], {name: value for name, value in line.items() if "loss" in name})
+                (line["step"], {name: value for name, value in line.items() if is_result(name)})
                 for line in read_metrics(folder / "metrics.jsonl")
             ]
             for folder in (run, expected)
         )
         self.assertEqual(lines, expected_lines)
+        self.assertEqual(scores_of(run), scores_of(expected))
         left, right = (list_checkpoints(folder / "checkpoints") for folder in (run, expected))
         self.assertEqual([path.name for path in left], [path.name for path in right])
         for path, other in zip(left, right, strict=True):
@@ -253,6 +310,8 @@ class ToyRuns(unittest.TestCase):
         self.assertEqual((self.blocking.code, self.blocking.err, observed.code, observed.err), (0, "", 0, ""))
         self.assertIn("  observer     validation and samples on /CPU:0, beside the training\n", observed.out)
         self.assert_same_as_blocking("observed")
+        self.assertEqual(list(scores_of(self.workspace.run_dir("observed"))), ["step-000004", "step-000008"])
+        self.assertIn("step      4 | voicing error ", observed.out)
 
     def test_an_observation_that_failed_is_repeated_once_when_the_run_is_resumed(self):
         evaluate = Validation.evaluate
@@ -275,7 +334,7 @@ class ToyRuns(unittest.TestCase):
 
     def test_an_observation_that_is_killed_is_repeated_once(self):
         resume = []
-        for name in ("make batch", "replace .metrics.jsonl.", "replace .state.json."):
+        for name in ("make batch", "replace .metrics.jsonl.", "replace .state.json.", "replace .scores.md."):
             with self.assertRaises((Killed, ObserverFailed)), ObservationPoints(name=name).active() as points:
                 self.workspace.train("cut", *self.flags, *resume)
             self.assertTrue(points.names[-1].startswith(name), points.names)

@@ -4,7 +4,7 @@ import threading
 import unittest
 
 from myxtts.errors import DataError, PlacementError
-from myxtts.training.observation import SAMPLES, VALIDATION, Observation, observations_of, without
+from myxtts.training.observation import EVALUATION, SAMPLES, VALIDATION, Observation, observations_of, without
 from myxtts.training.observer import Observer, ObserverFailed, Result, slow_observer
 from tests.test_routes import plan
 
@@ -45,8 +45,8 @@ class ObserverTest(unittest.TestCase):
             raise self.error
         return {"loss": float(observation.step)}
 
-    def record(self, observation, losses):
-        self.recorded.append((observation.step, losses["loss"], threading.current_thread()))
+    def record(self, observation, metrics):
+        self.recorded.append((observation.step, metrics["loss"], threading.current_thread()))
 
     def begin(self, step):
         self.observer.begin(Observation(step, (VALIDATION,)))
@@ -136,6 +136,10 @@ class ObservationTest(unittest.TestCase):
         self.assertEqual(pending, (Observation(4, (VALIDATION,)), Observation(6, (VALIDATION, SAMPLES))))
         self.assertEqual(without(pending, 4), pending[1:])
         self.assertEqual(observations_of({}), ())  # of a version without an observer
+        parts = (VALIDATION, SAMPLES, EVALUATION)
+        texts = [str(Observation(6, parts[:count])) for count in (1, 2, 3)]
+        both = "validation and samples of step 6"
+        self.assertEqual(texts, ["validation of step 6", both, "validation, samples and evaluation of step 6"])
 
 
 class PlacementTest(unittest.TestCase):

@@ -367,7 +367,7 @@ SETTINGS: Names = (
     (
         "run_eval do_eval enable_evaluation eval_strategy evaluation_strategy evaluation_interval "
         "eval_interval_epochs eval_every_n_epochs check_val_every_n_epoch",
-        "{validate_every}" + _STEPS,
+        "{validate_every} for losses and {evaluate_every} for scores" + _STEPS,
     ),
     ("plot_step tb_plot_step sample_interval text2audio_interval_steps spectrogram_log_interval", "{sample_every}"),
     (

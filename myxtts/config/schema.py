@@ -36,6 +36,7 @@ Component = Literal[
 
 WITH_TEXTS = needs(task=("tts", "asr")) | needs(task="vocoder", teacher=SET)
 SYNCING = needs(sync_every=SET)
+EVALUATING = needs(evaluate_every=SET)
 
 
 class Section(BaseModel):
@@ -64,11 +65,12 @@ class PlacementConfig(Section):
     """Physical GPUs that train one replica of the model each. Each makes its own batches unless data_gpu or data_gpus
     is set."""
     observer: Annotated[
-        GpuIndex | Literal["auto", "data", "model", "cpu"], needs(validate_every=SET) | needs(sample_every=SET)
+        GpuIndex | Literal["auto", "data", "model", "cpu"],
+        needs(validate_every=SET) | needs(sample_every=SET) | EVALUATING,
     ] = "auto"
-    """Device that validates and writes samples beside the training, on a snapshot of the weights: the data GPU, the
-    CPU, or a GPU by its index. On the model GPU (`model`) training pauses meanwhile. `auto`: the data GPU if it does
-    not train, else the model GPU."""
+    """Device that validates, writes samples and evaluates beside the training, on a snapshot of the weights: the data
+    GPU, the CPU, or a GPU by its index. On the model GPU (`model`) training pauses meanwhile. `auto`: the data GPU if
+    it does not train, else the model GPU."""
     simulate_gpus: Annotated[int, Field(ge=0, le=64)] = 0
     """Split the CPU into this number of logical devices and use them as GPUs; 0 uses real GPUs."""
     enable_memory_isolation: bool = False
@@ -320,6 +322,20 @@ class RunConfig(Section):
     """Steps between two validations."""
     sample_every: Period = 1000
     """Steps between two sets of samples: speech (`tts`) or transcripts (`asr`), and pictures."""
+    evaluate_every: Period = 0
+    """Steps between two evaluations: scores of held-out utterances as `evaluate` measures them."""
+    evaluate_utterances: Annotated[Count, EVALUATING] = 16
+    """Maximum number of held-out utterances that an evaluation measures."""
+    evaluate_asr: Annotated[str | None, EVALUATING & needs(task="tts")] = None
+    """Run of a recogniser, whose error rates on the synthesized speech an evaluation measures, too."""
+    evaluate_pesq: Annotated[bool, EVALUATING & needs(task="vocoder")] = False
+    """Measure PESQ-WB and STOI, too, if their packages are installed. All threads of the run wait while the package
+    `pesq` computes."""
+
+    @property
+    def uses_held_out(self) -> bool:
+        """Whether the run measures or plays held-out utterances."""
+        return bool(self.validate_every or self.sample_every or self.evaluate_every)
 
 
 class LocalSGDConfig(Section):

@@ -151,7 +151,7 @@ def _report_nothing_to_spare(config: Config, left: int, rejected: Sequence[Rejec
     """Raise DataError if validation needs utterances that cannot be used; log a warning if it is off."""
     count, faults = len(rejected), "; ".join(f"{row.audio}: {row.detail}" for row in rejected[:3])
     found = f"{count} of {left + count} utterances held out have symbols that the other {left} lack ({faults})"
-    if not (config.run.validate_every or config.run.sample_every):
+    if not config.run.uses_held_out:
         log.warning("%s and are not used; --validation-fraction 0 trains on all utterances", found)
         return
     raise DataError(

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
@@ -14,13 +15,17 @@ from myxtts.data.manifest import Manifest
 from myxtts.evaluation.held_out import evenly_spaced, load_other_corpus, load_run_corpora, read_row
 from myxtts.evaluation.noise import Distortion, distortions
 from myxtts.evaluation.options import EvaluationOptions, check_options
-from myxtts.evaluation.report import output_folder, print_score
+from myxtts.evaluation.report import ScoreWeights, output_folder, print_score
 from myxtts.files import check_writable
 from myxtts.placement import devices
-from myxtts.recognition.transcriber import Transcriber
+from myxtts.recognition.transcriber import NetworkTranscriber, Transcriber
 from myxtts.text.edit_distance import error_rates
 from myxtts.training.checkpoint_files import read_metadata
+from myxtts.training.held_out import LoadVocoder
+from myxtts.training.observation import Pace, no_pace
+from myxtts.training.run_folder import RunFolder
 from myxtts.training.select_checkpoint import select_checkpoint, settings_of
+from myxtts.training.setup import TrainingSetup
 
 
 class Transcript(NamedTuple):
@@ -49,6 +54,7 @@ class ASRScore:
     Attributes:
         languages, speakers: error rates of each, if there are several.
         distorted: error rates in noise and in rooms, by what they are.
+        real_time_factor: None if the time was not measured.
         notes: the conditions of the measurement.
     """
 
@@ -58,7 +64,7 @@ class ASRScore:
     languages: dict[str, ErrorRates]
     speakers: dict[str, ErrorRates]
     distorted: dict[str, ErrorRates]
-    real_time_factor: float
+    real_time_factor: float | None
     notes: tuple[str, ...]
     transcripts: tuple[Transcript, ...]
 
@@ -75,6 +81,16 @@ class ASRScore:
             for name, rates in rows.items()
         ]
         return "\n".join([*lines, "", *(f"- {note}" for note in self.notes)])
+
+    def figures(self) -> dict[str, float]:
+        """Return the error rates over all utterances by name."""
+        rates = asdict(self.overall)
+        del rates["utterances"]
+        return rates
+
+    def console_line(self) -> str:
+        """Return `character error rate 3.1 % | word error rate 9.0 %`."""
+        return " | ".join(f"{name.replace('_', ' ')} {100 * rate:.1f} %" for name, rate in self.figures().items())
 
     def to_json(self) -> dict[str, Any]:
         """Return the same and all transcripts, with rates as fractions."""
@@ -103,31 +119,55 @@ def evaluate_asr(run: Path, checkpoint: str | None, options: EvaluationOptions) 
         speakers, source = vocabulary.speakers, f"utterances of {options.data}"
     count = options.utterances or len(manifest)
     distorted = distortions(options.noise_snr_db or (), options.rt60 or ())
-    print_score(score_asr(transcriber, manifest, speakers, count, source, distorted), folder, options.json_file)
+    score = score_asr(transcriber, selected.name, manifest, speakers, count, source, distorted)
+    print_score(score, folder, options.json_file)
+
+
+def score_in_run(
+    setup: TrainingSetup, network: keras.Model, device: str, folder: RunFolder, load: LoadVocoder
+) -> ScoreWeights:
+    """Return what measures a network during its run, with everything compiled; see `ScoreWeights`."""
+    held_out, count = setup.corpora.held_out, setup.config.run.evaluate_utterances
+    assert held_out is not None
+    transcriber = NetworkTranscriber(folder.path, setup.metadata, network, device)
+    speakers = setup.corpora.vocabulary.speakers
+
+    def score(checkpoint: str, pace: Pace) -> ASRScore:
+        return score_asr(
+            transcriber, checkpoint, held_out.manifest, speakers, count, "held-out utterances", {}, pace, timed=False
+        )
+
+    return score
 
 
 def score_asr(
-    transcriber: Transcriber,
+    transcriber: NetworkTranscriber,
+    checkpoint: str,
     manifest: Manifest,
     speakers: Sequence[str],
     count: int,
     source: str,
     distorted: Mapping[str, Distortion],
+    pace: Pace = no_pace,
+    timed: bool = True,
 ) -> ASRScore:
     """Measure at most `count` utterances, evenly spaced in a manifest.
 
     Args:
+        checkpoint: name of the one that has the weights of the transcriber.
         manifest: has the languages of the transcriber.
         speakers: names of the manifest's speakers.
         source: description of the utterances, for the notes.
         distorted: distortions to measure them in, too, by name.
+        pace: see `Pace`.
+        timed: measure the real-time factor, too.
 
     Raises:
         DataError: a file cannot be read.
     """
     rows = evenly_spaced(np.arange(len(manifest)), count).tolist()
     started_s = time.perf_counter()
-    hypotheses = list(transcriber.transcribe(read_row(manifest, row) for row in rows))
+    hypotheses = list(transcriber.transcribe((read_row(manifest, row) for row in rows), pace))
     elapsed_s, audio_s = time.perf_counter() - started_s, float(manifest.samples[rows].sum()) / SAMPLE_RATE_HZ
     transcripts = []
     for row, hypothesis in zip(rows, hypotheses, strict=True):
@@ -138,22 +178,24 @@ def score_asr(
 
     def distorted_rates(distort: Distortion) -> ErrorRates:
         waves = (distort(read_row(manifest, row), index) for index, row in enumerate(rows))
-        results = zip(transcripts, transcriber.transcribe(waves), strict=True)
+        results = zip(transcripts, transcriber.transcribe(waves, pace), strict=True)
         return error_rates_of([transcript._replace(hypothesis=text) for transcript, text in results])
 
+    notes = [f"{len(rows)} {source}, {audio_s:.1f} s of speech, {transcriber.decoding}"]
+    if timed:
+        notes.append(
+            f"{elapsed_s:.2f} s from file to text on {transcriber.device}, after a warm-up: "
+            f"real-time factor {elapsed_s / audio_s:.4f}"
+        )
     return ASRScore(
         run=str(transcriber.run),
-        checkpoint=transcriber.checkpoint.name,
+        checkpoint=checkpoint,
         overall=error_rates_of(transcripts),
         languages=error_rates_by("language", transcripts),
         speakers=error_rates_by("speaker", transcripts),
         distorted={name: distorted_rates(distort) for name, distort in distorted.items()},
-        real_time_factor=elapsed_s / audio_s,
-        notes=(
-            f"{len(rows)} {source}, {audio_s:.1f} s of speech, {transcriber.decoding}",
-            f"{elapsed_s:.2f} s from file to text on {transcriber.device}, after a warm-up: "
-            f"real-time factor {elapsed_s / audio_s:.4f}",
-        ),
+        real_time_factor=elapsed_s / audio_s if timed else None,
+        notes=tuple(notes),
         transcripts=tuple(transcripts),
     )
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -16,9 +16,10 @@ from myxtts.evaluation.acoustic_metrics import (
     pitch_errors,
     root_mean_square,
 )
-from myxtts.evaluation.perceptual import NEEDS, PACKAGES, installed_scores
-from myxtts.evaluation.report import METRICS
+from myxtts.evaluation.perceptual import NEEDS, PACKAGES, PerceptualScores, installed_scores
+from myxtts.evaluation.report import METRICS, Metrics
 from myxtts.evaluation.speech import acoustic_features
+from myxtts.training.observation import Pace, no_pace
 
 Key = TypeVar("Key")
 
@@ -53,30 +54,55 @@ def frame_distortion_db(recorded_mel: np.ndarray, copied_mel: np.ndarray) -> np.
     return MCD_FACTOR * np.linalg.norm(mel_cepstrum(recorded_mel) - mel_cepstrum(copied_mel), axis=1)
 
 
-def measure_copies(
-    recordings: Sequence[np.ndarray], copies: Sequence[np.ndarray], device: str = "/CPU:0"
-) -> list[CopyMetrics]:
-    """Measure the copy of each recording.
+class Waves(NamedTuple):
+    """Waves as 16-bit files keep them, float32 [samples] each, and their features."""
 
-    Both are compared as 16-bit samples, as in a WAV file. A recording is cut to the length of its copy: a vocoder makes
-    whole frames.
+    waves: list[np.ndarray]
+    features: list[AcousticFeatures]
+
+
+def waves_in_16_bits(waves: Sequence[np.ndarray], device: str, pace: Pace = no_pace) -> Waves:
+    """Round waves to 16 bits, and compute their features on a device.
 
     Args:
-        recordings, copies: float32 [samples] in [-1, 1] at 22,050 Hz; at least 385 samples.
-        device: computes mels and F0.
+        waves: float32 [samples] in [-1, 1] at 22,050 Hz; at least 385 samples.
     """
-    recordings = [in_16_bits(wave[: len(copy)]) for wave, copy in zip(recordings, copies, strict=True)]
-    copies = [in_16_bits(copy) for copy in copies]
-    features = (acoustic_features(waves, device) for waves in (recordings, copies))
-    return [copy_metrics(*pair) for pair in zip(recordings, copies, *features, strict=True)]
+    rounded = [in_16_bits(wave) for wave in waves]
+    return Waves(rounded, acoustic_features(rounded, device, pace))
+
+
+def measure_copies(
+    recordings: Waves,
+    copies: Sequence[np.ndarray],
+    device: str,
+    perceptual: PerceptualScores,
+    pace: Pace = no_pace,
+) -> list[CopyMetrics]:
+    """Measure the copy of each recording. Both are compared as 16-bit samples, as in a WAV file.
+
+    Args:
+        copies: float32 [samples] in [-1, 1] at 22,050 Hz, as long as the recordings.
+        device: computes mels and F0.
+        perceptual: scores to measure, too.
+    """
+    copied = waves_in_16_bits(copies, device, pace)
+    metrics = []
+    for waves_and_features in zip(recordings.waves, copied.waves, recordings.features, copied.features, strict=True):
+        pace()
+        metrics.append(copy_metrics(*waves_and_features, perceptual))
+    return metrics
 
 
 def copy_metrics(
-    recording: np.ndarray, copy: np.ndarray, recorded: AcousticFeatures, copied: AcousticFeatures
+    recording: np.ndarray,
+    copy: np.ndarray,
+    recorded: AcousticFeatures,
+    copied: AcousticFeatures,
+    perceptual: PerceptualScores,
 ) -> CopyMetrics:
     """Compare two waves, float32 [samples], and their features of as many frames."""
     recording, frames = recording[: len(copy)], np.arange(len(recorded.mel))
-    scores = {name: score(recording, copy) for name, score in installed_scores().items()}
+    scores = {name: score(recording, copy) for name, score in perceptual.items()}
     return CopyMetrics(
         log_mel_error_db(recorded.mel, copied.mel),
         float(frame_distortion_db(recorded.mel, copied.mel).mean()),
@@ -109,6 +135,11 @@ def with_common_scores(columns: Mapping[Key, Sequence[CopyMetrics]]) -> dict[Key
         ]
         for column, copies in columns.items()
     }
+
+
+def without_perceptual(metrics: Metrics) -> Metrics:
+    """Return metrics without those that were not asked for, of PACKAGES."""
+    return {key: metric for key, metric in metrics.items() if key not in PACKAGES}
 
 
 def score_notes(utterances: Sequence[CopyMetrics]) -> list[str]:

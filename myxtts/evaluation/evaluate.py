@@ -1,16 +1,39 @@
 """Evaluation of a run by the evaluator of its task."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
-from myxtts.evaluation.asr_score import evaluate_asr
+import keras
+
+from myxtts.evaluation import asr_score, tts_score, vocoder_score
 from myxtts.evaluation.options import EvaluationOptions
-from myxtts.evaluation.tts_score import evaluate_tts
-from myxtts.evaluation.vocoder_score import evaluate_vocoder
+from myxtts.evaluation.report import ScoreWeights
 from myxtts.tasks.registry import task_of
 from myxtts.training.checkpoint_files import read_metadata
+from myxtts.training.held_out import LoadVocoder
+from myxtts.training.run_folder import RunFolder
 from myxtts.training.select_checkpoint import select_checkpoint, settings_of
+from myxtts.training.setup import TrainingSetup
 
-EVALUATORS = {"tts": evaluate_tts, "asr": evaluate_asr, "vocoder": evaluate_vocoder}  # by task
+
+class TaskEvaluators(NamedTuple):
+    """The functions that measure a run of a task.
+
+    Attributes:
+        of_run: measures a checkpoint; see `evaluate_run`.
+        in_run: (setup, network, device, folder, load_vocoder) -> what measures a network during its run.
+    """
+
+    of_run: Callable[[Path, str | None, EvaluationOptions], None]
+    in_run: Callable[[TrainingSetup, keras.Model, str, RunFolder, LoadVocoder], ScoreWeights]
+
+
+EVALUATORS = {
+    "tts": TaskEvaluators(tts_score.evaluate_tts, tts_score.score_in_run),
+    "asr": TaskEvaluators(asr_score.evaluate_asr, asr_score.score_in_run),
+    "vocoder": TaskEvaluators(vocoder_score.evaluate_vocoder, vocoder_score.score_in_run),
+}
 
 
 def evaluate_run(run: Path, checkpoint: str | None, options: EvaluationOptions) -> None:
@@ -21,4 +44,4 @@ def evaluate_run(run: Path, checkpoint: str | None, options: EvaluationOptions) 
     """
     selected = select_checkpoint(run, checkpoint)
     task = task_of(settings_of(selected, read_metadata(selected)))
-    EVALUATORS[task.name](run, selected.name, options)
+    EVALUATORS[task.name].of_run(run, selected.name, options)

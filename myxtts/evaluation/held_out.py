@@ -1,9 +1,9 @@
 """The utterances that a run is measured on."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -23,6 +23,7 @@ from myxtts.placement.routes import Route
 from myxtts.tasks.length_rules import length_rule_of
 from myxtts.tasks.registry import task_of
 from myxtts.training.init_from import inherited_vocabulary
+from myxtts.training.observation import Pace, no_pace
 from myxtts.training.run_folder import check_same_corpus
 from myxtts.training.select_checkpoint import settings_of, vocabulary_of
 from myxtts.training.setup import run_metadata
@@ -41,7 +42,7 @@ class Utterance:
         wave: float32 [samples] in [-1, 1].
         mel: float32 [frames, 80].
         reference: float32 [reference frames, 80], another utterance of the speaker if there is one.
-        path: int32 [frames], the model's alignment: token of each frame.
+        path: int [frames], the model's alignment: token of each frame; empty before `align_utterances`.
     """
 
     id: str
@@ -53,6 +54,18 @@ class Utterance:
     mel: np.ndarray
     reference: np.ndarray
     path: np.ndarray
+
+
+class HeldOut(NamedTuple):
+    """Utterances to measure.
+
+    Attributes:
+        batches: features of the utterances on the device of the network, with the number of utterances of each; the
+            last ones may be beyond those to measure.
+    """
+
+    utterances: list[Utterance]
+    batches: list[tuple[dict[str, tf.Tensor], int]]
 
 
 def load_run_corpora(checkpoint: Path, metadata: dict[str, Any], run: Path) -> tuple[Config, Corpus, Manifest]:
@@ -83,11 +96,8 @@ def load_training_corpus(checkpoint: Path, metadata: dict[str, Any], run: Path) 
 def _load_corpora(
     checkpoint: Path, metadata: dict[str, Any], run: Path
 ) -> tuple[Config, Corpus, Corpus | None, Vocabulary]:
-    config = settings_of(checkpoint, metadata)
-    # How batches were read depended on the machine.
-    data = config.data.model_copy(update={"data_service": None, "cache_dataset": False})
-    teacher = config.teacher.model_copy(update={"teacher_fraction": 0.0})  # nothing is trained: its texts are not read
-    config = config.model_copy(update={"data": data, "teacher": teacher})
+    config = for_evaluation(settings_of(checkpoint, metadata))
+    data = config.data
     for path in filter(None, (data.train_data, data.val_data, data.audio_root)):
         if not Path(path).exists():
             raise DataError(
@@ -95,6 +105,14 @@ def _load_corpora(
                 "folder in which the run was started."
             )
     return config, *load_corpora(config, run, length_rule_of(config), inherited_vocabulary(metadata))
+
+
+def for_evaluation(config: Config) -> Config:
+    """Return the settings of a run to measure it with."""
+    # How batches were read depended on the machine.
+    data = config.data.model_copy(update={"data_service": None, "cache_dataset": False})
+    teacher = config.teacher.model_copy(update={"teacher_fraction": 0.0})  # nothing is trained: its texts are not read
+    return config.model_copy(update={"data": data, "teacher": teacher})
 
 
 def load_other_corpus(
@@ -121,8 +139,8 @@ def load_other_corpus(
 
 def load_utterances(
     network: XTTS, manifest: Manifest, config: Config, route: Route, folder: Path, count: int
-) -> list[Utterance]:
-    """Return at most `count` utterances, selected by the run's seed and aligned by the network."""
+) -> HeldOut:
+    """Return at most `count` utterances, selected by the run's seed."""
     # One bucket: XLA compiles the alignment search once.
     plan = make_plan(manifest, bucket_bounds(manifest.samples, 1), config)
     extractor = task_of(config).extractor(config, training=False)
@@ -130,16 +148,27 @@ def load_utterances(
     pipeline = Pipeline(corpus, [route], extractor, config.data, seed=seed, cache_folder=folder)
     hand_over = compile_hand_over(network.BATCH_FIELDS, [route.model])
     utterances: list[Utterance] = []
+    batches = []
     with pipeline.open_feed(Position(), epochs=1) as feed:
         for ((planned, features, _),) in feed:
             (batch,) = hand_over([features])
-            with tf.device(route.model):
-                _, outputs = network(batch, training=False)
-            arrays = {name: value.numpy() for name, value in (batch | {"path": outputs["path"]}).items()}
+            batches.append((batch, len(planned.rows)))
+            arrays = {name: value.numpy() for name, value in batch.items()}
             utterances += [_utterance(manifest, arrays, number, row) for number, row in enumerate(planned.rows)]
             if len(utterances) >= count:
                 break
-    return utterances[:count]
+    return HeldOut(utterances[:count], batches)
+
+
+def align_utterances(network: XTTS, held_out: HeldOut, device: str, pace: Pace = no_pace) -> list[Utterance]:
+    """Return the utterances with the alignments of the network, which is on the device."""
+    paths: list[np.ndarray] = []
+    with tf.device(device):
+        for batch, count in held_out.batches:
+            pace()
+            paths += list(network.compiled_align(batch).numpy()[:count])
+    rows = zip(held_out.utterances, paths, strict=False)
+    return [replace(utterance, path=path[: len(utterance.mel)]) for utterance, path in rows]
 
 
 def _utterance(manifest: Manifest, arrays: dict[str, np.ndarray], number: int, row: int) -> Utterance:
@@ -153,7 +182,7 @@ def _utterance(manifest: Manifest, arrays: dict[str, np.ndarray], number: int, r
         wave=read_row(manifest, row),
         mel=arrays["mel"][number, :frames],
         reference=arrays["reference"][number, : arrays["reference_frames"][number]],
-        path=arrays["path"][number, :frames],
+        path=np.zeros(0, np.int64),
     )
 
 

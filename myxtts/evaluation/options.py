@@ -20,6 +20,7 @@ class EvaluationOptions:
         beam_width: of a recogniser's beam search; 0 decodes greedily.
         noise_snr_db, rt60: signal-to-noise ratios and reverberation times (s) that a recogniser is measured at, too.
         seeds: of a vocoder's noise and of Griffin-Lim's phases, in the evaluation of a vocoder; by default 0, 1 and 2.
+        perceptual: measure PESQ and STOI, if their packages are installed.
         json_file: file for the metrics.
         out: folder for plots and the list of unusable rows; by default a folder of the run.
     """
@@ -35,6 +36,7 @@ class EvaluationOptions:
     noise_snr_db: tuple[float, ...] | None = None
     rt60: tuple[float, ...] | None = None
     seeds: tuple[int, ...] | None = None
+    perceptual: bool = True
     json_file: Path | None = None
     out: Path | None = None
 

@@ -66,9 +66,12 @@ def stoi(recording: np.ndarray, copy: np.ndarray) -> float | None:
             return None
 
 
-SCORES: dict[str, Callable[[np.ndarray, np.ndarray], float | None]] = {"pesq_wb": pesq_wb, "stoi": stoi}
+PerceptualScores = dict[str, Callable[[np.ndarray, np.ndarray], float | None]]
+"""By the keys of PACKAGES."""
+
+SCORES: PerceptualScores = {"pesq_wb": pesq_wb, "stoi": stoi}
 
 
-def installed_scores() -> dict[str, Callable[[np.ndarray, np.ndarray], float | None]]:
+def installed_scores() -> PerceptualScores:
     """Return the scores of PACKAGES whose package is installed, by key."""
     return {name: score for name, score in SCORES.items() if find_spec(PACKAGES[name])}

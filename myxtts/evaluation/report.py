@@ -12,6 +12,7 @@ from myxtts.errors import ConfigError
 from myxtts.evaluation.options import EvaluationOptions
 from myxtts.files import make_folder, write_whole
 from myxtts.observe.page.samples import SCORES
+from myxtts.training.observation import Pace
 
 Metric = dict[str, float | None]  # by column; None where it does not apply or nothing was measured
 Metrics = dict[str, Metric]  # by the keys of METRICS
@@ -26,6 +27,7 @@ COLUMNS = {  # title in the table
     "griffin_lim": "Griffin-Lim",
     "recordings": "recordings",
 }
+EVALUATION = "evaluation"  # folder of a run
 GROUPS = {"languages": "{}: ", "speakers": "{} speakers: "}  # what the table writes before a metric of a group
 
 
@@ -70,6 +72,14 @@ METRICS = {  # in the order of the table
     )
 }
 
+SHOWN = (
+    "log_mel_error",
+    "mel_cepstral_distortion",
+    "log_f0_rmse",
+    "voicing_error",
+    "character_error_rate",
+)  # in a line
+
 
 @dataclass(frozen=True)
 class ColumnScore:
@@ -102,6 +112,19 @@ class ColumnScore:
                 lines += self._rows(GROUPS[kind].format(name), metrics)
         return "\n".join([*lines, "", *(f"- {note}" for note in self.notes)])
 
+    def figures(self) -> dict[str, float]:
+        """Return the metrics of the first column by name, without those that do not apply."""
+        values = {key: metric.get(self.columns[0]) for key, metric in self.metrics.items()}
+        return {key: float(value) for key, value in values.items() if value is not None}
+
+    def console_line(self) -> str:
+        """Return `mel-cepstral distortion 7.31 dB | log-F0 RMSE 0.211 ln Hz` of the first column."""
+        figures, shown = self.figures(), []
+        for key in SHOWN:
+            if key in figures:
+                shown.append(f"{METRICS[key].label} {_cell(key, figures[key])} {METRICS[key].unit}")
+        return " | ".join(shown)
+
     def to_json(self) -> dict[str, Any]:
         """Return the same with the unit of each metric; percentages are fractions."""
         figures = {"run": self.run, "checkpoint": self.checkpoint, "utterances": self.utterances}
@@ -119,7 +142,7 @@ class ColumnScore:
 
     def _cells(self, key: str, metric: Metric) -> Iterator[str]:
         for value in map(metric.get, self.columns):
-            yield "–" if value is None else f"{METRICS[key].factor * value:.{METRICS[key].decimals}f}"
+            yield "–" if value is None else _cell(key, value)
 
     def _with_units(self, metrics: Metrics) -> dict[str, Any]:
         return {
@@ -128,6 +151,10 @@ class ColumnScore:
             for key in METRICS
             if key in metrics
         }
+
+
+def _cell(key: str, value: float) -> str:
+    return f"{METRICS[key].factor * value:.{METRICS[key].decimals}f}"
 
 
 def metrics_by_group(names: Sequence[str], measure: Callable[[Sequence[int]], Metrics]) -> dict[str, Metrics]:
@@ -146,6 +173,14 @@ def metrics_by_group(names: Sequence[str], measure: Callable[[Sequence[int]], Me
 class Score(Protocol):
     """The metrics of a checkpoint."""
 
+    def figures(self) -> dict[str, float]:
+        """Return the most important metrics by name."""
+        ...
+
+    def console_line(self) -> str:
+        """Return a few metrics for the console."""
+        ...
+
     def table(self) -> str:
         """Return a Markdown table."""
         ...
@@ -155,12 +190,21 @@ class Score(Protocol):
         ...
 
 
+ScoreWeights = Callable[[str, Pace], Score]
+"""(checkpoint, pace): measures the weights that a network has; they are those of a checkpoint of this name."""
+
+
 def print_score(score: Score, folder: Path, json_file: Path | None) -> None:
     """Print the table and write it to a folder, for report.html of the run; write the JSON if a file is given."""
     print(score.table())
     if json_file is not None:
         write_whole(json_file, json.dumps(score.to_json(), ensure_ascii=False, indent=1).encode())
     make_folder(folder, "--out")
+    write_table(score, folder)
+
+
+def write_table(score: Score, folder: Path) -> None:
+    """Write the table to a folder that exists, for report.html of the run."""
     write_whole(folder / SCORES, (score.table() + "\n").encode())
 
 
@@ -171,7 +215,7 @@ def output_folder(run: Path, checkpoint: Path, options: EvaluationOptions) -> Pa
         ConfigError: it is a file.
     """
     suffix = f"-{corpus_folder(options.data).name}" if options.data else ""
-    folder = options.out or run / "evaluation" / f"{checkpoint.name}{suffix}"
+    folder = options.out or run / EVALUATION / f"{checkpoint.name}{suffix}"
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--out {folder} was given, but that is a file. Name a folder.")
     return folder

@@ -1,6 +1,6 @@
 """Synthesis, vocoding and feature extraction on a device."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from myxtts.evaluation.acoustic_metrics import AcousticFeatures
 from myxtts.matmul import function_per_device_type
 from myxtts.models.xtts import XTTS, SynthesisOptions
 from myxtts.text.frontend import symbols_of
+from myxtts.training.observation import Pace, no_pace
 from myxtts.training.select_checkpoint import vocabulary_of
 
 BATCH_UTTERANCES = 8
@@ -24,12 +25,13 @@ _log_mel, _f0 = _of_waves(log_mel), _of_waves(f0)
 
 def predict_mels(
     network: XTTS,
-    metadata: dict[str, Any],
+    metadata: Mapping[str, Any],
     texts: Sequence[str],
     languages: Sequence[int],
     references: Sequence[np.ndarray],
     options: SynthesisOptions,
     device: str,
+    pace: Pace = no_pace,
 ) -> list[np.ndarray]:
     """Synthesize the log-mels of texts, float32 [frames, 80] each: front end and network.
 
@@ -45,6 +47,7 @@ def predict_mels(
     ]
     predicted: list[np.ndarray] = []
     for rows in _batches(len(tokens)):
+        pace()
         ids, counts = _pad(tokens[rows], 0)
         mels, frames = _pad(references[rows], SILENCE)
         with tf.device(device):
@@ -54,20 +57,29 @@ def predict_mels(
 
 
 def vocode_mels(
-    vocoder: VocoderProtocol, mels: Sequence[np.ndarray], device: str, seed: tuple[int, int] = (0, 0)
+    vocoder: VocoderProtocol,
+    mels: Sequence[np.ndarray],
+    device: str,
+    seed: tuple[int, int] = (0, 0),
+    pace: Pace = no_pace,
 ) -> list[np.ndarray]:
     """Return the waves of log-mels, float32 [frames * 256] for each [frames, 80].
 
     Of recorded mels, this is copy synthesis: the best that a network in front of the vocoder can reach.
     """
+    waves: list[np.ndarray] = []
     with tf.device(device):
-        return [wave for mel in mels for wave in vocode(vocoder, tf.constant(mel[None]), [len(mel)], seed)]
+        for mel in mels:
+            pace()
+            waves += vocode(vocoder, tf.constant(mel[None]), [len(mel)], seed)
+    return waves
 
 
-def acoustic_features(waves: Sequence[np.ndarray], device: str) -> list[AcousticFeatures]:
+def acoustic_features(waves: Sequence[np.ndarray], device: str, pace: Pace = no_pace) -> list[AcousticFeatures]:
     """Return log-mel and F0 of each wave."""
     features: list[AcousticFeatures] = []
     for rows in _batches(len(waves)):
+        pace()
         batch, samples = _pad(waves[rows], 0.0)
         with tf.device(device):
             values = [value.numpy() for value in (_log_mel(batch, samples), *_f0(batch, samples))]

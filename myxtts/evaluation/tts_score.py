@@ -5,15 +5,21 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.audio.griffin_lim import GriffinLim
 from myxtts.audio.vocoder import VocoderProtocol
+from myxtts.config.schema import Config
 from myxtts.data.dataset import corpus_folder
-from myxtts.evaluation.acoustic_metrics import AcousticFeatures, corpus_metrics, utterance_metrics
+from myxtts.evaluation.acoustic_metrics import (
+    AcousticFeatures,
+    UtteranceMetrics,
+    corpus_metrics,
+    utterance_metrics,
+)
 from myxtts.evaluation.boundary_score import alignment_metrics, alignments_of
 from myxtts.evaluation.copy_metrics import (
     CopyMetrics,
@@ -21,18 +27,31 @@ from myxtts.evaluation.copy_metrics import (
     mean_copy_metrics,
     score_notes,
     with_common_scores,
+    without_perceptual,
 )
 from myxtts.evaluation.held_out import (
+    HeldOut,
     Utterance,
+    align_utterances,
+    for_evaluation,
     load_other_corpus,
     load_run_corpora,
     load_training_corpus,
     load_utterances,
 )
 from myxtts.evaluation.options import EvaluationOptions, check_options
+from myxtts.evaluation.perceptual import PerceptualScores, installed_scores
 from myxtts.evaluation.pictures import write_plots
 from myxtts.evaluation.planted_errors import planted_errors_note
-from myxtts.evaluation.report import ColumnScore, Metric, Metrics, metrics_by_group, output_folder, print_score
+from myxtts.evaluation.report import (
+    ColumnScore,
+    Metric,
+    Metrics,
+    ScoreWeights,
+    metrics_by_group,
+    output_folder,
+    print_score,
+)
 from myxtts.evaluation.speaker_accuracy import speaker_accuracy
 from myxtts.evaluation.speech import BATCH_UTTERANCES, acoustic_features, predict_mels, vocode_mels
 from myxtts.files import check_writable
@@ -43,19 +62,20 @@ from myxtts.recognition.transcriber import Transcriber
 from myxtts.tasks.tts_samples import synthesis_options
 from myxtts.text.edit_distance import error_rates
 from myxtts.training.checkpoint_files import read_metadata
+from myxtts.training.held_out import LoadVocoder
 from myxtts.training.load_model import load_model
 from myxtts.training.load_vocoder import load_vocoder
+from myxtts.training.observation import Pace, no_pace
+from myxtts.training.run_folder import RunFolder
 from myxtts.training.select_checkpoint import select_checkpoint, vocabulary_of
 from myxtts.training.select_vocoder import select_vocoder
+from myxtts.training.setup import TrainingSetup
 
 MAX_UTTERANCES = 50
 PLOTTED_UTTERANCES = 4
 COLUMNS = ("synthesized", "copy_synthesis", "shuffled_texts")
 GRIFFIN_LIM_SUFFIX = "_griffin_lim"  # of columns beside those of a trained vocoder
 COPY_METRICS = ("pesq_wb", "stoi", "log_mel_error")  # of copy synthesis only
-
-Item = TypeVar("Item")
-Columns = Mapping[str, Sequence[Item]]  # by the columns of the table: an item for each utterance
 
 log = logging.getLogger(__name__)
 
@@ -91,53 +111,184 @@ def score_tts(run: Path, checkpoint: Path, options: EvaluationOptions, route: Ro
         manifest, _ = load_other_corpus(options.data, options.audio_root, config, metadata, folder)
     network = load_model(checkpoint, metadata, device, task="tts")
     vocoder = load_vocoder(choice, device)
-    synthesis = override(synthesis_options(config.model), options)
-    transcriber = Transcriber(options.asr_run, device) if options.asr_run else None
-    utterances = load_utterances(network, manifest, config, route, run, options.utterances or MAX_UTTERANCES)
-    languages = [metadata["languages"][utterance.language] for utterance in utterances]
-    references = normalised_texts(transcriber, utterances, languages) if transcriber else []
-    log.info("evaluation     %s, %d utterances", checkpoint, len(utterances))
     vocoders = {"": vocoder} | ({GRIFFIN_LIM_SUFFIX: GriffinLim()} if choice.trained else {})
-    waves, factors = synthesize_columns(network, utterances, metadata, synthesis, vocoders, device)
-    source = f"utterances of {options.data}" if options.data else "held-out utterances"
-    notes = condition_notes(utterances, source, synthesis, vocoders, device)
-    if "shuffled_texts" not in waves:
-        notes.append("shuffled texts are left out: a single utterance has no other text")
-
-    recorded = acoustic_features([utterance.wave for utterance in utterances], device)
-    features = {column: acoustic_features(column_waves, device) for column, column_waves in waves.items()}
-    copies = copies_of(utterances, waves, recorded, features)
-    notes += score_notes(copies["copy_synthesis"])
+    transcriber = Transcriber(options.asr_run, device) if options.asr_run else None
+    held_out = load_utterances(network, manifest, config, route, run, options.utterances or MAX_UTTERANCES)
+    evaluator = TTSEvaluator(network, metadata, config, held_out, vocoders, transcriber, options, device)
+    log.info("evaluation     %s, %d utterances", checkpoint, len(held_out.utterances))
+    measured = evaluator.measure()
     plotted = slice(PLOTTED_UTTERANCES)
-    write_plots(folder, utterances[plotted], recorded[plotted], features["synthesized"][plotted])
-    hypotheses: dict[str, list[str]] = {}
-    if transcriber:
-        hypotheses = {column: list(transcriber.transcribe(column_waves)) for column, column_waves in waves.items()}
-        notes += recogniser_notes(transcriber, references, utterances)
-
-    def measure(rows: Iterable[int]) -> Metrics:
-        return column_metrics(rows, recorded, features, copies, references, hypotheses)
-
-    metrics = measure(range(len(utterances))) | {"real_time_factor": factors}
-    run_data = config.data.audio_root or config.data.val_data or config.data.train_data
-    alignments = alignments_of(corpus_folder(options.data or run_data))
-    notes.append(planted_errors_note(utterances, recorded, waves["copy_synthesis"], alignments, device))
-    for more, note in (
-        speaker_accuracy(corpus.manifest, manifest, utterances, {"recorded": recorded, **features}, device),
-        alignment_metrics(utterances, alignments, vocabulary_of(metadata).symbols),
-    ):
-        metrics |= more
-        notes.append(note)
-    return ColumnScore(
-        run=str(run),
-        checkpoint=checkpoint.name,
-        utterances=len(utterances),
-        columns=COLUMNS + tuple(column + GRIFFIN_LIM_SUFFIX for column in COLUMNS[:2] if choice.trained),
-        metrics=metrics,
-        groups={"languages": metrics_by_group(languages, measure)},
-        notes=tuple(notes),
+    utterances, columns, recorded = measured.utterances, measured.columns, evaluator.recorded
+    write_plots(folder, utterances[plotted], recorded[plotted], columns["synthesized"].features[plotted])
+    score = evaluator.score(run, checkpoint.name, measured)
+    of_columns = {"recorded": recorded} | {name: column.features for name, column in columns.items()}
+    speakers, speaker_note = speaker_accuracy(corpus.manifest, manifest, utterances, of_columns, device)
+    copies = columns["copy_synthesis"].waves
+    planted = planted_errors_note(utterances, recorded, copies, evaluator.alignments, device)
+    factors: Metrics = {"real_time_factor": measured.real_time_factors}
+    return replace(
+        score,
+        metrics=score.metrics | factors | speakers,
+        notes=(*score.notes, timing_note(device), planted, speaker_note),
         details={"vocoder": vocoder.metadata},
     )
+
+
+class Column(NamedTuple):
+    """What a column of the table measures: an item for each utterance.
+
+    Attributes:
+        compared: with the recordings.
+        texts: of the recogniser; empty without one.
+    """
+
+    waves: list[np.ndarray]
+    features: list[AcousticFeatures]
+    compared: list[UtteranceMetrics]
+    texts: list[str]
+
+
+class Measured(NamedTuple):
+    """What `TTSEvaluator` measured of a network's weights.
+
+    Attributes:
+        utterances: with the alignments of the network.
+        columns: by the columns of the table.
+        real_time_factors: of the columns of synthesized speech.
+    """
+
+    utterances: list[Utterance]
+    columns: dict[str, Column]
+    real_time_factors: Metric
+
+
+class TTSEvaluator:
+    """Measures the weights that a network has, any number of times.
+
+    What does not depend on them is measured once, when the object is made.
+
+    Args:
+        network: an `XTTS` for inference, on the device.
+        metadata: of a checkpoint of its run.
+        config: of the run.
+        held_out: the utterances to measure.
+        vocoders: by the suffix of their columns. That of "" makes shuffled texts, too.
+        transcriber: a recogniser for error rates; None without.
+        options: what to measure, and how.
+        in_run: leave out shuffled texts, which take as long as the synthesis itself.
+
+    Attributes:
+        recorded: features of the recordings.
+        alignments: phonemes by the name of a recording, from the corpus; empty if it has none.
+
+    Raises:
+        DataError: the recogniser does not know a language or symbol, or a file cannot be read.
+    """
+
+    def __init__(
+        self,
+        network: XTTS,
+        metadata: Mapping[str, Any],
+        config: Config,
+        held_out: HeldOut,
+        vocoders: Mapping[str, VocoderProtocol],
+        transcriber: Transcriber | None,
+        options: EvaluationOptions,
+        device: str,
+        in_run: bool = False,
+    ):
+        self._network, self._metadata, self._held_out, self._device = network, metadata, held_out, device
+        self._vocoders, self._transcriber, self._in_run = vocoders, transcriber, in_run
+        self._synthesis = override(synthesis_options(config.model), options)
+        utterances = held_out.utterances
+        self._languages = [metadata["languages"][utterance.language] for utterance in utterances]
+        self._references = normalised_texts(transcriber, utterances, self._languages) if transcriber else []
+        run_data = config.data.audio_root or config.data.val_data or config.data.train_data
+        self.alignments = alignments_of(corpus_folder(options.data or run_data))
+        recordings, mels = ([getattr(utterance, name) for utterance in utterances] for name in ("wave", "mel"))
+        self.recorded = acoustic_features(recordings, device)
+        self._fixed = {
+            f"copy_synthesis{suffix}": self._column(vocode_mels(vocoder, mels, device), no_pace)
+            for suffix, vocoder in vocoders.items()
+        }
+        self._is_perceptual = options.perceptual
+        perceptual = installed_scores() if options.perceptual else {}
+        self._copies = copies_of(recordings, self.recorded, self._fixed, perceptual)
+        source = f"utterances of {options.data}" if options.data else "held-out utterances"
+        self._notes = condition_notes(utterances, source, self._synthesis, vocoders, options.perceptual)
+        if len(utterances) == 1 and not in_run:
+            self._notes.append("shuffled texts are left out: a single utterance has no other text")
+        if options.perceptual:
+            self._notes += score_notes(self._copies["copy_synthesis"])
+        if transcriber:
+            self._notes += recogniser_notes(transcriber, self._references, utterances)
+
+    def measure(self, pace: Pace = no_pace) -> Measured:
+        """Measure the weights that the network has.
+
+        Args:
+            pace: see `Pace`.
+        """
+        utterances = self._held_out.utterances
+        if not self._in_run or self.alignments:
+            utterances = align_utterances(self._network, self._held_out, self._device, pace)
+        waves, factors = synthesize_columns(
+            self._network,
+            utterances,
+            self._metadata,
+            self._synthesis,
+            self._vocoders,
+            self._device,
+            shuffled=not self._in_run,
+            pace=pace,
+        )
+        columns = {name: self._column(column_waves, pace) for name, column_waves in waves.items()}
+        return Measured(utterances, self._fixed | columns, factors)
+
+    def score(self, run: Path, checkpoint: str, measured: Measured) -> ColumnScore:
+        """Return the metrics of what was measured of a checkpoint."""
+
+        def measure(rows: Iterable[int]) -> Metrics:
+            metrics = column_metrics(rows, measured.columns, self._copies, self._references)
+            return metrics if self._is_perceptual else without_perceptual(metrics)
+
+        symbols = vocabulary_of(self._metadata).symbols
+        boundaries, boundary_note = alignment_metrics(measured.utterances, self.alignments, symbols)
+        further = tuple(column + suffix for suffix in self._vocoders if suffix for column in COLUMNS[:2])
+        return ColumnScore(
+            run=str(run),
+            checkpoint=checkpoint,
+            utterances=len(measured.utterances),
+            columns=COLUMNS[: 2 if self._in_run else 3] + further,
+            metrics=measure(range(len(measured.utterances))) | boundaries,
+            groups={"languages": metrics_by_group(self._languages, measure)},
+            notes=(*self._notes, boundary_note),
+        )
+
+    def _column(self, waves: list[np.ndarray], pace: Pace) -> Column:
+        features, compared = acoustic_features(waves, self._device, pace), []
+        for pair in zip(self.recorded, features, strict=True):
+            pace()
+            compared.append(utterance_metrics(*pair))
+        texts = list(self._transcriber.transcribe(waves, pace)) if self._transcriber else []
+        return Column(waves, features, compared, texts)
+
+
+def score_in_run(
+    setup: TrainingSetup, network: XTTS, device: str, folder: RunFolder, load: LoadVocoder
+) -> ScoreWeights:
+    """Return what measures a network during its run, with everything compiled; see `ScoreWeights`."""
+    held_out, run, metadata = setup.corpora.held_out, setup.config.run, setup.metadata
+    assert held_out is not None
+    config, route = for_evaluation(setup.config), Route(device, device)
+    transcriber = Transcriber(Path(run.evaluate_asr), device) if run.evaluate_asr else None
+    loaded = load_utterances(network, held_out.manifest, config, route, folder.path, run.evaluate_utterances)
+    vocoders, options = {"": load()}, EvaluationOptions(perceptual=False)  # copies are the same at all steps
+    evaluator = TTSEvaluator(network, metadata, config, loaded, vocoders, transcriber, options, device, in_run=True)
+    network.synthesize_mel.get_concrete_function()
+    if evaluator.alignments:
+        network.compiled_align.get_concrete_function()
+    return lambda checkpoint, pace: evaluator.score(folder.path, checkpoint, evaluator.measure(pace))
 
 
 def normalised_texts(transcriber: Transcriber, utterances: Sequence[Utterance], languages: Sequence[str]) -> list[str]:
@@ -151,7 +302,7 @@ def condition_notes(
     source: str,
     synthesis: SynthesisOptions,
     vocoders: Mapping[str, VocoderProtocol],
-    device: str,
+    perceptual: bool,
 ) -> list[str]:
     """Return notes on what was measured, and how."""
     audio_s = sum(len(utterance.wave) for utterance in utterances) / SAMPLE_RATE_HZ
@@ -160,11 +311,17 @@ def condition_notes(
         f"{len(utterances)} {source}, {audio_s:.1f} s of speech; {synthesis.ode_steps} ODE steps, "
         f"guidance {synthesis.guidance:g}",
         f"the waves are by {vocoders[''].description}{''.join(others)}",
-        f"the real-time factor is from text to wave on {device}, with mels in batches of {BATCH_UTTERANCES}, after a "
-        "warm-up",
-        "PESQ-WB, STOI and log-mel error compare the same times of two waves, which only copy synthesis has in common "
-        "with the recording",
+        f"{'PESQ-WB, STOI and log-mel error compare' if perceptual else 'log-mel error compares'} the same times of "
+        "two waves, which only copy synthesis has in common with the recording",
     ]
+
+
+def timing_note(device: str) -> str:
+    """Return a note on how the real-time factor was measured."""
+    return (
+        f"the real-time factor is from text to wave on {device}, with mels in batches of {BATCH_UTTERANCES}, after a "
+        "warm-up"
+    )
 
 
 def override(run_options: SynthesisOptions, options: EvaluationOptions) -> SynthesisOptions:
@@ -177,39 +334,38 @@ def override(run_options: SynthesisOptions, options: EvaluationOptions) -> Synth
 def synthesize_columns(
     network: XTTS,
     utterances: Sequence[Utterance],
-    metadata: dict[str, Any],
+    metadata: Mapping[str, Any],
     options: SynthesisOptions,
     vocoders: Mapping[str, VocoderProtocol],
     device: str,
+    shuffled: bool,
+    pace: Pace,
 ) -> tuple[dict[str, list[np.ndarray]], Metric]:
-    """Return the waves of each column, and the real-time factors of the columns of synthesized speech.
-
-    A single utterance has no shuffled texts.
+    """Return the waves of each column of synthesized speech, and their real-time factors.
 
     Args:
-        vocoders: by the suffix of their columns. That of "" makes shuffled texts, too.
+        shuffled: also synthesize shuffled texts, which a single utterance does not have.
     """
     references = [utterance.reference for utterance in utterances]
 
     def predict(sources: Sequence[Utterance]) -> list[np.ndarray]:
         """Synthesize the text of each source with the reference of the utterance at the same index."""
         texts, languages = [source.text for source in sources], [source.language for source in sources]
-        return predict_mels(network, metadata, texts, languages, references, options, device)
+        return predict_mels(network, metadata, texts, languages, references, options, device, pace)
 
-    shuffled = predict(shuffle_texts(utterances))  # also the warm-up of the timed synthesis
+    shuffled_mels = predict(shuffle_texts(utterances)) if shuffled else []  # also the warm-up of the timed synthesis
     started_s = time.perf_counter()
     mels = predict(utterances)
     predicting_s = time.perf_counter() - started_s
     waves: dict[str, list[np.ndarray]] = {}
     factors: Metric = {}
     for suffix, vocoder in vocoders.items():
-        waves[f"copy_synthesis{suffix}"] = vocode_mels(vocoder, [utterance.mel for utterance in utterances], device)
         started_s = time.perf_counter()
-        synthesized = waves[f"synthesized{suffix}"] = vocode_mels(vocoder, mels, device)
+        synthesized = waves[f"synthesized{suffix}"] = vocode_mels(vocoder, mels, device, pace=pace)
         elapsed_s = predicting_s + time.perf_counter() - started_s
         factors[f"synthesized{suffix}"] = elapsed_s * SAMPLE_RATE_HZ / sum(map(len, synthesized))
-    if len(utterances) > 1:
-        waves["shuffled_texts"] = vocode_mels(vocoders[""], shuffled, device)
+    if shuffled and len(utterances) > 1:
+        waves["shuffled_texts"] = vocode_mels(vocoders[""], shuffled_mels, device, pace=pace)
     return waves, factors
 
 
@@ -223,43 +379,45 @@ def shuffle_texts(utterances: Sequence[Utterance]) -> list[Utterance]:
 
 
 def copies_of(
-    utterances: Sequence[Utterance],
-    waves: Columns[np.ndarray],
+    recordings: Sequence[np.ndarray],
     recorded: Sequence[AcousticFeatures],
-    features: Columns[AcousticFeatures],
+    columns: Mapping[str, Column],
+    perceptual: PerceptualScores,
 ) -> dict[str, list[CopyMetrics]]:
     """Return the metrics of the columns of copy synthesis."""
-    recordings = [utterance.wave for utterance in utterances]
-    columns = [column for column in waves if column.startswith("copy_synthesis")]
     return with_common_scores(
-        {column: list(map(copy_metrics, recordings, waves[column], recorded, features[column])) for column in columns}
+        {
+            name: [
+                copy_metrics(*waves_and_features, perceptual)
+                for waves_and_features in zip(recordings, column.waves, recorded, column.features, strict=True)
+            ]
+            for name, column in columns.items()
+        }
     )
 
 
 def column_metrics(
     rows: Iterable[int],
-    recorded: Sequence[AcousticFeatures],
-    features: Columns[AcousticFeatures],
-    copies: Columns[CopyMetrics],
+    columns: Mapping[str, Column],
+    copies: Mapping[str, Sequence[CopyMetrics]],
     references: Sequence[str],
-    hypotheses: Columns[str],
 ) -> Metrics:
-    """Return the acoustic metrics of some utterances and, if there are hypotheses, their error rates."""
+    """Return the acoustic metrics of some utterances and, if there are references, their error rates."""
     rows = list(rows)
-    by_column: dict[str, dict[str, float | None]] = {}
-    for column, synthesized in features.items():
-        pairs = ((recorded[row], synthesized[row]) for row in rows)
-        by_column[column] = corpus_metrics([utterance_metrics(*pair) for pair in pairs])
-    for column, values in by_column.items():
-        is_by_griffin_lim = column.endswith(GRIFFIN_LIM_SUFFIX)
+    by_column: dict[str, dict[str, float | None]] = {
+        name: corpus_metrics([column.compared[row] for row in rows]) for name, column in columns.items()
+    }
+    for name, values in by_column.items():
+        is_by_griffin_lim = name.endswith(GRIFFIN_LIM_SUFFIX)
         best = by_column["copy_synthesis" + GRIFFIN_LIM_SUFFIX * is_by_griffin_lim]["mel_cepstral_distortion"]
         distortion = values["mel_cepstral_distortion"]
         values["mel_cepstral_distortion_ratio"] = distortion / best if distortion is not None and best else None
-    for column, copied in copies.items():
+    for name, copied in copies.items():
         means = mean_copy_metrics([copied[row] for row in rows])
-        by_column[column] |= {key: means[key] for key in COPY_METRICS}
-    for column, texts in hypotheses.items():
-        by_column[column] |= error_rates([references[row] for row in rows], [texts[row] for row in rows])
+        by_column[name] |= {key: means[key] for key in COPY_METRICS}
+    for name, column in columns.items() if references else ():
+        texts = [column.texts[row] for row in rows]
+        by_column[name] |= error_rates([references[row] for row in rows], texts)
     keys = dict.fromkeys(key for values in by_column.values() for key in values)
     return {key: {column: values.get(key) for column, values in by_column.items()} for key in keys}
 

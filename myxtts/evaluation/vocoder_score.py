@@ -3,10 +3,12 @@
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ, frame_count
@@ -21,19 +23,35 @@ from myxtts.evaluation.copy_metrics import (
     mean_copy_metrics,
     measure_copies,
     score_notes,
+    waves_in_16_bits,
     with_common_scores,
+    without_perceptual,
 )
 from myxtts.evaluation.held_out import evenly_spaced, load_other_corpus, load_run_corpora, read_row
 from myxtts.evaluation.options import EvaluationOptions, check_options
+from myxtts.evaluation.perceptual import installed_scores
 from myxtts.evaluation.pictures import write_spectra
-from myxtts.evaluation.report import COLUMNS, ColumnScore, Metric, Metrics, metrics_by_group, output_folder, print_score
+from myxtts.evaluation.report import (
+    COLUMNS,
+    ColumnScore,
+    Metric,
+    Metrics,
+    ScoreWeights,
+    metrics_by_group,
+    output_folder,
+    print_score,
+)
 from myxtts.evaluation.speech import acoustic_features, vocode_mels
 from myxtts.files import check_writable
 from myxtts.placement import devices
 from myxtts.training.checkpoint_files import read_metadata
+from myxtts.training.held_out import LoadVocoder
 from myxtts.training.load_vocoder import TrainedVocoder
+from myxtts.training.observation import Pace, no_pace
+from myxtts.training.run_folder import RunFolder
 from myxtts.training.select_checkpoint import select_checkpoint, settings_of, vocabulary_of
 from myxtts.training.select_vocoder import read_vocoder_run
+from myxtts.training.setup import TrainingSetup
 
 MAX_UTTERANCES = 50
 PLOTTED_UTTERANCES = 4
@@ -90,87 +108,152 @@ def score_vocoder(run: Path, checkpoint: Path, options: EvaluationOptions, devic
         DataError: a corpus is missing or cannot be used, nothing was held out, or a file cannot be read.
     """
     vocoder = TrainedVocoder(read_vocoder_run(run, checkpoint.name), device)
-    recordings, known_speakers = load_recordings(run, checkpoint, options, folder)
-    log.info("evaluation     %s, %d utterances", checkpoint, len(recordings))
-    seeds, waves = options.seeds or SEEDS, [recording.wave for recording in recordings]
-    mels = [features.mel for features in acoustic_features(waves, device)]
-    copies = {
-        "neural": copies_by(vocoder, waves, mels, seeds, device),
-        "griffin_lim": copies_by(GriffinLim(), waves, mels, seeds, device),
-        "recordings": Copies(waves, [measure_copies(waves, waves, device)], []),
-    }
-    metrics = common_metrics(copies)
-
-    def measure(rows: Sequence[int]) -> Metrics:
-        return metrics_of_rows(metrics, rows)
-
-    factors: Metric = {name: median(of.real_time_factors) for name, of in copies.items() if of.real_time_factors}
-    groups = {"languages": metrics_by_group([recording.language for recording in recordings], measure)}
-    familiarity = ["seen" if recording.speaker in known_speakers else "unseen" for recording in recordings]
-    groups["speakers"] = metrics_by_group(familiarity, measure)
-    for number, recording in enumerate(recordings[:PLOTTED_UTTERANCES]):
-        write_example(folder, number + 1, recording.id, {name: of.waves[number] for name, of in copies.items()})
+    held_out = load_recordings(run, checkpoint, options, folder)
+    log.info("evaluation     %s, %d utterances", checkpoint, len(held_out.recordings))
     source = f"utterances of {options.data}" if options.data else "held-out utterances"
-    return ColumnScore(
-        run=str(run),
-        checkpoint=checkpoint.name,
-        utterances=len(recordings),
-        columns=tuple(copies),
-        metrics=measure(range(len(recordings))) | {"real_time_factor": factors},
-        groups=groups,
-        notes=(
-            *condition_notes(recordings, source, seeds, device),
-            speaker_note(familiarity, recordings),
-            *score_notes(metrics["recordings"][0]),
-        ),
-        details={
-            "seeds": list(seeds),
-            "cores": core_count(),
-            "by_seed": {name: [mean_copy_metrics(of_seed) for of_seed in of] for name, of in metrics.items()},
-            **utterance_details(recordings, metrics),
-        },
+    evaluator = VocoderEvaluator(held_out, options.seeds or SEEDS, source, device, options.perceptual)
+    copies = evaluator.copies_by(vocoder)
+    for number, recording in enumerate(held_out.recordings[:PLOTTED_UTTERANCES]):
+        waves = {name: of.waves[number] for name, of in copies.items()}
+        write_example(folder, number + 1, recording.id, waves)
+    score = evaluator.score(run, checkpoint.name, copies)
+    factors: Metric = {name: median(of.real_time_factors) for name, of in copies.items() if of.real_time_factors}
+    return replace(
+        score,
+        metrics=score.metrics | {"real_time_factor": factors},
+        notes=(*score.notes, timing_note(len(held_out.recordings) * len(evaluator.seeds), device)),
+        details={"cores": core_count(), **score.details},
     )
 
 
-def load_recordings(
-    run: Path, checkpoint: Path, options: EvaluationOptions, folder: Path
-) -> tuple[list[Recording], set[str]]:
-    """Return the utterances to measure, evenly spaced in their corpus, and the speakers that the run was trained on."""
+class HeldOutRecordings(NamedTuple):
+    """Recordings to measure, and the names of the speakers that the run was trained on."""
+
+    recordings: list[Recording]
+    known_speakers: set[str]
+
+
+class VocoderEvaluator:
+    """Measures the copies of recordings that a vocoder makes, any number of times; Griffin-Lim's are measured once.
+
+    Args:
+        held_out: what is copied.
+        seeds: of the noise.
+        source: description of the recordings, for the notes.
+        perceptual: measure PESQ and STOI, too, if their packages are installed.
+    """
+
+    def __init__(self, held_out: HeldOutRecordings, seeds: Sequence[int], source: str, device: str, perceptual: bool):
+        self._held_out, self.seeds, self._source, self._device = held_out, seeds, source, device
+        self._is_perceptual, self._perceptual = perceptual, installed_scores() if perceptual else {}
+        waves = [recording.wave for recording in held_out.recordings]
+        self._mels = [features.mel for features in acoustic_features(waves, device)]
+        self._recordings = waves_in_16_bits(waves, device)
+        own_metrics = measure_copies(self._recordings, waves, device, self._perceptual)
+        self._fixed = {
+            "griffin_lim": self._copies_by(GriffinLim(), no_pace),
+            "recordings": Copies(waves, [own_metrics], []),
+        }
+
+    def copies_by(self, vocoder: VocoderProtocol, pace: Pace = no_pace) -> dict[str, Copies]:
+        """Return the copies by column: by a vocoder, and those that are fixed.
+
+        Args:
+            pace: see `Pace`.
+        """
+        return {"neural": self._copies_by(vocoder, pace), **self._fixed}
+
+    def score(self, run: Path, checkpoint: str, copies: Mapping[str, Copies]) -> ColumnScore:
+        """Return the metrics of copies by a checkpoint."""
+        recordings, known_speakers = self._held_out
+        metrics = common_metrics(copies)
+
+        def measure(rows: Sequence[int]) -> Metrics:
+            of_rows = metrics_of_rows(metrics, rows)
+            return of_rows if self._is_perceptual else without_perceptual(of_rows)
+
+        groups = {"languages": metrics_by_group([recording.language for recording in recordings], measure)}
+        familiarity = ["seen" if recording.speaker in known_speakers else "unseen" for recording in recordings]
+        groups["speakers"] = metrics_by_group(familiarity, measure)
+        return ColumnScore(
+            run=str(run),
+            checkpoint=checkpoint,
+            utterances=len(recordings),
+            columns=tuple(copies),
+            metrics=measure(range(len(recordings))),
+            groups=groups,
+            notes=(
+                *condition_notes(recordings, self._source, self.seeds),
+                speaker_note(familiarity, recordings),
+                *(score_notes(metrics["recordings"][0]) if self._is_perceptual else ()),
+            ),
+            details={
+                "seeds": list(self.seeds),
+                "by_seed": {name: [mean_copy_metrics(of_seed) for of_seed in of] for name, of in metrics.items()},
+                **utterance_details(recordings, metrics),
+            },
+        )
+
+    def _copies_by(self, vocoder: VocoderProtocol, pace: Pace) -> Copies:
+        """Return the copies with each seed, made one at a time, and the time that each took."""
+        vocode_mels(vocoder, self._mels[:1], self._device, pace=pace)  # traces and warms up
+        first: list[np.ndarray] = []
+        metrics, factors = [], []
+        for seed in self.seeds:
+            copies = []
+            for mel in self._mels:
+                pace()
+                started_s = time.perf_counter()
+                copies += vocode_mels(vocoder, [mel], self._device, (seed, 0))
+                factors.append((time.perf_counter() - started_s) * SAMPLE_RATE_HZ / len(copies[-1]))
+            metrics.append(measure_copies(self._recordings, copies, self._device, self._perceptual, pace))
+            first = first or copies
+        return Copies(first, metrics, factors)
+
+
+def score_in_run(
+    setup: TrainingSetup, network: keras.Model, device: str, folder: RunFolder, load: LoadVocoder
+) -> ScoreWeights:
+    """Return what measures a network during its run, with everything compiled; see `ScoreWeights`."""
+    corpora, settings = setup.corpora, setup.config.run
+    assert corpora.held_out is not None
+    known_speakers = speakers_of(corpora.training.manifest, corpora.vocabulary)
+    manifest, count = corpora.held_out.manifest, settings.evaluate_utterances
+    held_out = recordings_of(manifest, corpora.vocabulary, count, known_speakers)
+    evaluator = VocoderEvaluator(held_out, SEEDS[:1], "held-out utterances", device, settings.evaluate_pesq)
+    network.synthesize.get_concrete_function()
+    return lambda checkpoint, pace: evaluator.score(folder.path, checkpoint, evaluator.copies_by(network, pace))
+
+
+def load_recordings(run: Path, checkpoint: Path, options: EvaluationOptions, folder: Path) -> HeldOutRecordings:
+    """Return the utterances to measure, evenly spaced in their corpus."""
     metadata = read_metadata(checkpoint)
     if options.data is None:
         _, corpus, manifest = load_run_corpora(checkpoint, metadata, run)
         vocabulary = vocabulary_of(metadata)
-        known_speakers = {vocabulary.speakers[speaker] for speaker in np.unique(corpus.manifest.speaker)}
+        known_speakers = speakers_of(corpus.manifest, vocabulary)
     else:
         config = settings_of(checkpoint, metadata)
         manifest, vocabulary = load_other_corpus(options.data, options.audio_root, config, metadata, folder)
         known_speakers = set(metadata["speakers"]) - {DEFAULT_SPEAKER}
-    rows = evenly_spaced(np.arange(len(manifest)), options.utterances or MAX_UTTERANCES)
-    return [recording_of(manifest, vocabulary, row) for row in rows.tolist()], known_speakers
+    return recordings_of(manifest, vocabulary, options.utterances or MAX_UTTERANCES, known_speakers)
+
+
+def speakers_of(manifest: Manifest, vocabulary: Vocabulary) -> set[str]:
+    return {vocabulary.speakers[speaker] for speaker in np.unique(manifest.speaker)}
+
+
+def recordings_of(
+    manifest: Manifest, vocabulary: Vocabulary, count: int, known_speakers: set[str]
+) -> HeldOutRecordings:
+    rows = evenly_spaced(np.arange(len(manifest)), count)
+    return HeldOutRecordings([recording_of(manifest, vocabulary, row) for row in rows.tolist()], known_speakers)
 
 
 def recording_of(manifest: Manifest, vocabulary: Vocabulary, row: int) -> Recording:
     wave = read_row(manifest, row)
     speaker, language = vocabulary.speakers[manifest.speaker[row]], vocabulary.languages[manifest.language[row]]
     return Recording(manifest.ids[row], wave[: frame_count(len(wave)) * HOP_SAMPLES], speaker, language)
-
-
-def copies_by(
-    vocoder: VocoderProtocol, waves: list[np.ndarray], mels: list[np.ndarray], seeds: Sequence[int], device: str
-) -> Copies:
-    """Return the copies of recordings with each seed, made one at a time, and the time that each took."""
-    vocode_mels(vocoder, mels[:1], device)  # traces and warms up
-    first: list[np.ndarray] = []
-    metrics, factors = [], []
-    for seed in seeds:
-        copies = []
-        for mel in mels:
-            started_s = time.perf_counter()
-            copies += vocode_mels(vocoder, [mel], device, (seed, 0))
-            factors.append((time.perf_counter() - started_s) * SAMPLE_RATE_HZ / len(copies[-1]))
-        metrics.append(measure_copies(waves, copies, device))
-        first = first or copies
-    return Copies(first, metrics, factors)
 
 
 def common_metrics(copies: Mapping[str, Copies]) -> dict[str, list[list[CopyMetrics]]]:
@@ -219,17 +302,23 @@ def quartiles(items: Sequence[Mapping[str, float | None]]) -> dict[str, list[flo
     return {key: np.percentile(of_key, QUARTILES).tolist() if of_key else None for key, of_key in values.items()}
 
 
-def condition_notes(recordings: Sequence[Recording], source: str, seeds: Sequence[int], device: str) -> list[str]:
+def condition_notes(recordings: Sequence[Recording], source: str, seeds: Sequence[int]) -> list[str]:
     """Return notes on what was measured, and how."""
     audio_s = sum(len(recording.wave) for recording in recordings) / SAMPLE_RATE_HZ
-    cores = core_count()
     return [
         f"{len(recordings)} {source}, {audio_s:.1f} s of speech; each figure is the median over the seeds "
         f"{', '.join(map(str, seeds))} of the mean over utterances",
         "the vocoders copy the recordings from their log-mels; the column recordings is their own 16-bit samples",
-        f"the real-time factor is the median of {len(recordings) * len(seeds)} times from mel to wave, one utterance "
-        f"at a time, on {device} with {cores} core{'s' * (cores > 1)}, after a warm-up",
     ]
+
+
+def timing_note(times: int, device: str) -> str:
+    """Return a note on how the real-time factor was measured."""
+    cores = core_count()
+    return (
+        f"the real-time factor is the median of {times} times from mel to wave, one utterance at a time, on {device} "
+        f"with {cores} core{'s' * (cores > 1)}, after a warm-up"
+    )
 
 
 def speaker_note(familiarity: Sequence[str], recordings: Sequence[Recording]) -> str:

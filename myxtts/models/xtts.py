@@ -8,6 +8,7 @@ Every block is conditioned on the reference. docs/reference/model.md has the fig
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import keras
@@ -16,7 +17,7 @@ from keras import layers
 
 from myxtts.audio.format import DECIBELS_PER_NEPER, MEL_BANDS, TOP_DB
 from myxtts.audio.mel import SILENCE
-from myxtts.batch import TAUGHT_TTS_FEATURES, TTS_FEATURES
+from myxtts.batch import TAUGHT_TTS_FEATURES, TTS_FEATURES, tensor_specs
 from myxtts.models import flow
 from myxtts.models.alignment import (
     durations_of_path,
@@ -385,6 +386,11 @@ class XTTS(keras.Model):
         speaker, _, mean, _ = self._encode_texts(batch)
         path, *_ = self._align(batch, (batch["mel"] - MEL_MEAN) / MEL_STD, mean, speaker)
         return path
+
+    @cached_property
+    def compiled_align(self):
+        """The function `align`, compiled."""
+        return tf.function(self.align, input_signature=[tensor_specs(self.BATCH_FIELDS)], autograph=False)
 
     def speak(self, batch, padded_frames, ode_steps: int, guidance: float):
         """Speak texts with the voices of their references, within a number of frames.

@@ -52,8 +52,8 @@ class Reporter:
         self._show_validation(step, metrics)
 
     def amend(self, step: int, metrics: dict[str, Any]) -> None:
-        """Add metrics to what was written of an earlier step: of a validation beside the training."""
-        with going_on_if_full(f"the validation of step {step}"):
+        """Add metrics to what was written of an earlier step: of an observation beside the training."""
+        with going_on_if_full(f"the observed metrics of step {step}"):
             self._file.amend(step, metrics)
         with going_on_if_full(f"the scalars of step {step}"):
             self.tensorboard.scalars(step, metrics)
@@ -66,9 +66,9 @@ class Reporter:
 
 def console_rates(metrics: dict[str, Any]) -> str:
     """Return ` | character error rate 1.2 %` for each rate of a validation."""
-    rates = {name.removeprefix("validation_"): value for name, value in metrics.items() if name.endswith("_rate")}
-    rates.pop("learning_rate", None)
-    return "".join(f" | {name.replace('_', ' ')} {100 * value:.1f} %" for name, value in rates.items())
+    prefix, suffix = "validation_", "_rate"
+    names = [name for name in metrics if name.startswith(prefix) and name.endswith(suffix)]
+    return "".join(f" | {name.removeprefix(prefix).replace('_', ' ')} {100 * metrics[name]:.1f} %" for name in names)
 
 
 def console_line(step: int, metrics: dict[str, Any]) -> str:

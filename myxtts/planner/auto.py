@@ -122,10 +122,14 @@ def all_reduce_per_batch_s(profile: StageProfile, config: Config) -> float:
 
 
 def observe_per_step_s(profile: StageProfile, config: Config) -> float:
-    """Return the seconds of validation, from producing and a share of the step, and of samples in each step."""
+    """Return the seconds in each step of validation, from producing and a share of the step, samples and evaluation."""
     mean_s, run = profile.times.mean_s(), config.run
     validation_s = profile.held_out_batches * (mean_s["produce"] + FORWARD * mean_s["step"])
-    periods = ((validation_s, run.validate_every), (profile.samples_s, run.sample_every))
+    periods = (
+        (validation_s, run.validate_every),
+        (profile.samples_s, run.sample_every),
+        (profile.evaluation_s, run.evaluate_every),
+    )
     return sum(seconds / every for seconds, every in periods if every)
 
 
@@ -136,7 +140,7 @@ def format_means(profile: StageProfile, config: Config) -> str:
     mean_s["A"] = all_reduce_per_batch_s(profile, config)
     figures = ", ".join(f"{letter} {1e3 * seconds:.4g}" for letter, seconds in mean_s.items())
     observe_ms = 1e3 * observe_per_step_s(profile, config)
-    figures += f" (all-reduce of two replicas), V {observe_ms:.4g} (validation and samples, in a step)"
+    figures += f" (all-reduce of two replicas), V {observe_ms:.4g} (validation, samples and evaluation, in a step)"
     return f"milliseconds per batch: {figures}"
 
 

@@ -114,7 +114,7 @@ def predict_all(
     Args:
         times: the same sequence of batches for all placements.
         all_reduce_s: between two replicas; see `ring_all_reduce_s`.
-        observe_s: of validation and samples, in a step of all replicas.
+        observe_s: of validation, samples and evaluation, in a step of all replicas.
     """
     fitting = [candidate for candidate in candidates if not candidate.memory_shortage]
     useful = without_idle_producers(fitting, times.mean_s(), depths, all_reduce_s)

@@ -187,6 +187,7 @@ class StageProfile(NamedTuple):
         all_reduce_s: of a step's gradients between two replicas.
         held_out_batches: of a validation.
         samples_s: of a set of samples; 0 if the run writes none.
+        evaluation_s: of an evaluation; 0 if the run has none.
     """
 
     times: StageTimes
@@ -194,6 +195,7 @@ class StageProfile(NamedTuple):
     all_reduce_s: float
     held_out_batches: int = 0
     samples_s: float = 0.0
+    evaluation_s: float = 0.0
 
     def per_reader(self, num_workers: int) -> StageTimes:
         """Return the stage times with the mean time that one of `num_workers` readers takes for a batch."""

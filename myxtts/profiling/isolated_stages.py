@@ -15,13 +15,14 @@ from myxtts.data.hand_over import Batch
 from myxtts.data.pipeline import Pipeline
 from myxtts.data.plan_iterator import Position
 from myxtts.data.producer import ProduceFunction, trace_produce
+from myxtts.evaluation.in_run import open_evaluator
 from myxtts.observe.metrics import TensorBoard
 from myxtts.placement import devices
 from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Route
 from myxtts.planner.stage_times import StageProfile, StageTimes
 from myxtts.profiling.profiled_run import MeasurementWindow, ProfiledRun, measurement_window, open_run
-from myxtts.training.held_out import make_sampler
+from myxtts.training.held_out import make_sampler, vocoder_loader
 from myxtts.training.load_teacher import NoVoice
 from myxtts.training.run_folder import RunFolder
 from myxtts.training.setup import TrainingSetup
@@ -34,7 +35,7 @@ SampleBatches = dict[int, list[Batch]]  # by bucket
 
 
 def measure_stage_times(config: Config, steps: int) -> StageProfile:
-    """Measure the stages of one replica on `steps` steps, a set of samples, and the all-reduce between its two devices.
+    """Measure the stages of one replica on `steps` steps, a set of samples, an evaluation, and an all-reduce.
 
     Raises:
         UserError: as `open_run`.
@@ -46,7 +47,9 @@ def measure_stage_times(config: Config, steps: int) -> StageProfile:
         held_out = run.setup.corpora.held_out
         held_out_batches = held_out.plan.steps_per_epoch if held_out else 0
         samples_s = time_samples(run.setup) if held_out and config.run.sample_every else 0.0
-        return StageProfile(times, window.measured_buckets, measure_all_reduce(run), held_out_batches, samples_s)
+        evaluation_s = time_evaluation(run.setup) if held_out and config.run.evaluate_every else 0.0
+        all_reduce_s = measure_all_reduce(run)
+        return StageProfile(times, window.measured_buckets, all_reduce_s, held_out_batches, samples_s, evaluation_s)
 
 
 def measure_isolated(
@@ -165,13 +168,27 @@ def time_samples(setup: TrainingSetup) -> float:
         folder = RunFolder(Path(name))
         with closing(TensorBoard(folder.tensorboard)) as tensorboard:
             pipeline = setup.validation_pipeline()
-            sampler = make_sampler(setup, state.model, state.device, pipeline, folder, tensorboard)
+            load = vocoder_loader(setup, state.device, folder)
+            sampler = make_sampler(setup, state.model, state.device, pipeline, folder, tensorboard, load)
             with tf.device(state.device):
                 sampler.trace()
                 for step in range(2):  # the first call prepares pictures and functions
                     started_s = time.perf_counter()
                     sampler(step)
             return time.perf_counter() - started_s
+
+
+def time_evaluation(setup: TrainingSetup) -> float:
+    """Return the seconds in which the model device and the host measure the scores of held-out utterances."""
+    state = setup.state
+    with tempfile.TemporaryDirectory() as name:
+        folder = RunFolder(Path(name))
+        load = vocoder_loader(setup, state.device, folder)
+        evaluator = open_evaluator(setup, state.model, state.device, folder, load)
+        for step in range(2):  # the first call prepares functions
+            started_s = time.perf_counter()
+            evaluator(step, None)
+        return time.perf_counter() - started_s
 
 
 def measure_all_reduce(run: ProfiledRun) -> float:

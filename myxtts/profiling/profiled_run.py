@@ -44,7 +44,8 @@ def open_run(config: Config) -> Iterator[ProfiledRun]:
     """
     with tempfile.TemporaryDirectory(prefix="myxtts-profile-") as name:
         folder = RunFolder(Path(name))
-        run = config.run.model_copy(update={"resume": False, "validate_every": 0, "sample_every": 0})
+        off = {"validate_every": 0, "sample_every": 0, "evaluate_every": 0}
+        run = config.run.model_copy(update={"resume": False, **off})
         config, start = resolve_start(config.model_copy(update={"run": run}), folder)
         placement = configure_devices(config)
         single_route(placement, "a profile")

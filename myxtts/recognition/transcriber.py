@@ -1,9 +1,11 @@
 """Speech recognition with a trained run: from waves to texts."""
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -15,6 +17,7 @@ from myxtts.recognition.audio_chunks import bucket_batches, group_waves, split_w
 from myxtts.text.frontend import symbols_of
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.load_model import load_model
+from myxtts.training.observation import Pace, no_pace
 from myxtts.training.select_checkpoint import select_checkpoint, vocabulary_of
 
 GROUP_S = 600.0  # waves that are in memory at the same time; more for a longer wave
@@ -22,50 +25,40 @@ GROUP_S = 600.0  # waves that are in memory at the same time; more for a longer 
 log = logging.getLogger(__name__)
 
 
-class Transcriber:
-    """Speech recognition with the weights of a run.
-
-        transcriber = Transcriber(Path("runs/asr"))
-        for text in transcriber.transcribe([wave]):
-            print(text)
+class NetworkTranscriber:
+    """Speech recognition with the weights that a network has.
 
     Args:
-        run: folder of a run with --task asr.
-        device: the device to compute on, which must be configured already.
-        checkpoint: name of a checkpoint; by default the best, or the newest. Averaged weights are used if the run has
-            them.
-        beam_width: number of prefixes of the beam search, which runs on the host; 0 takes the most likely symbol of
-            each frame on the device (greedy decoding).
+        run: folder of the run of the network.
+        metadata: of a checkpoint of the run, for its front end and vocabulary.
+        network: an `ASR`, on the device.
+        device: the device to compute on.
+        beam_width: see `Transcriber`.
 
     Attributes:
         run, device: as given.
-        checkpoint: folder of the checkpoint.
         vocabulary: symbols and languages of the run.
         decoding: the decoding method in words.
-
-    Raises:
-        CheckpointError: there is no usable checkpoint, or the run has another task.
     """
 
-    def __init__(self, run: Path, device: str = "/CPU:0", checkpoint: str | None = None, beam_width: int = 0):
-        self.checkpoint = select_checkpoint(run, checkpoint)
-        metadata = read_metadata(self.checkpoint)
+    def __init__(
+        self, run: Path, metadata: Mapping[str, Any], network: keras.Model, device: str = "/CPU:0", beam_width: int = 0
+    ):
         self.vocabulary = vocabulary_of(metadata)
         self.run, self.device, self._beam_width = run, device, beam_width
         self.decoding = f"beam search of width {beam_width}" if beam_width else "greedy decoding"
         self._frontend = metadata["settings"]["data"]["text_frontend"]
-        network = load_model(self.checkpoint, metadata, device, task="asr")
 
-        def compute_logits(wave, samples):
+        def recognise(wave, samples):
             with tf.device(device):
-                return network.compute_logits(log_mel(wave, samples), frame_count(samples))
+                outputs = network.compute_logits(log_mel(wave, samples), frame_count(samples))
+                return outputs if beam_width else greedy_decode(*outputs)
 
         signature = [tf.TensorSpec([None, None], tf.float32), tf.TensorSpec([None], tf.int32)]
-        self._compute_logits = tf.function(compute_logits, input_signature=signature, autograph=False)
-        self._transcribe_chunks([np.zeros(SAMPLE_RATE_HZ, np.float32)])  # traces now, not at the first wave
-        log.info("transcriber    %s, step %d", run, metadata["step"])
+        self._recognise = tf.function(recognise, input_signature=signature, autograph=False)
+        self._transcribe_chunks([np.zeros(SAMPLE_RATE_HZ, np.float32)], no_pace)  # traces now, not at the first wave
 
-    def transcribe(self, waves: Iterable[np.ndarray]) -> Iterator[str]:
+    def transcribe(self, waves: Iterable[np.ndarray], pace: Pace = no_pace) -> Iterator[str]:
         """Transcribe waves one by one, in the notation of the run (see `normalise_reference`).
 
         About ten minutes of speech are read and transcribed at a time. A wave longer than 20 s is split at quiet
@@ -73,13 +66,14 @@ class Transcriber:
 
         Args:
             waves: float32 [samples] in [-1, 1] at 22,050 Hz each, of any lengths.
+            pace: called before each batch.
 
         Yields:
             The text of each wave.
         """
         for group in group_waves(waves, round(GROUP_S * SAMPLE_RATE_HZ)):
             chunks_by_wave = [split_wave(wave) for wave in group]
-            texts = iter(self._transcribe_chunks([chunk for chunks in chunks_by_wave for chunk in chunks]))
+            texts = iter(self._transcribe_chunks([chunk for chunks in chunks_by_wave for chunk in chunks], pace))
             for chunks in chunks_by_wave:
                 yield " ".join(filter(None, [next(texts).strip() for _ in chunks]))
 
@@ -100,22 +94,49 @@ class Transcriber:
         self.vocabulary.symbols.encode(symbols)
         return "".join(symbols)
 
-    def _transcribe_chunks(self, chunks: Sequence[np.ndarray]) -> list[str]:
+    def _transcribe_chunks(self, chunks: Sequence[np.ndarray], pace: Pace) -> list[str]:
         texts = [""] * len(chunks)
         for indices, padded in bucket_batches([len(chunk) for chunk in chunks]):
+            pace()
             wave = np.zeros((len(indices), padded), np.float32)
             for row, index in zip(wave, indices, strict=True):
                 row[: len(chunks[index])] = chunks[index]
             # A mel needs PAD_SAMPLES + 1 samples; shorter chunks are extended by silence.
             samples = np.array([max(len(chunks[index]), PAD_SAMPLES + 1) for index in indices], np.int32)
             with tf.device(self.device):
-                logits, frames = self._compute_logits(tf.constant(wave), tf.constant(samples))
-                ids, counts = self._decode(logits, frames)
+                ids, counts = self._recognise(tf.constant(wave), tf.constant(samples))
+                if self._beam_width:  # they are logits and their frames
+                    ids, counts = beam_search_decode(ids, counts, self._beam_width)
             for index, text in zip(indices, decoded_texts(ids, counts, self.vocabulary.symbols), strict=True):
                 texts[index] = text
         return texts
 
-    def _decode(self, logits, frames):
-        if self._beam_width:
-            return beam_search_decode(logits, frames, self._beam_width)
-        return greedy_decode(logits, frames)
+
+class Transcriber(NetworkTranscriber):
+    """Speech recognition with the weights of a run.
+
+        transcriber = Transcriber(Path("runs/asr"))
+        for text in transcriber.transcribe([wave]):
+            print(text)
+
+    Args:
+        run: folder of a run with --task asr.
+        device: the device to compute on, which must be configured already.
+        checkpoint: name of a checkpoint; by default the best, or the newest. Averaged weights are used if the run has
+            them.
+        beam_width: number of prefixes of the beam search, which runs on the host; 0 takes the most likely symbol of
+            each frame on the device (greedy decoding).
+
+    Attributes:
+        checkpoint: folder of the checkpoint.
+
+    Raises:
+        CheckpointError: there is no usable checkpoint, or the run has another task.
+    """
+
+    def __init__(self, run: Path, device: str = "/CPU:0", checkpoint: str | None = None, beam_width: int = 0):
+        self.checkpoint = select_checkpoint(run, checkpoint)
+        metadata = read_metadata(self.checkpoint)
+        network = load_model(self.checkpoint, metadata, device, task="asr")
+        super().__init__(run, metadata, network, device, beam_width)
+        log.info("transcriber    %s, step %d", run, metadata["step"])

@@ -65,6 +65,21 @@ class Metric(Protocol):
         ...
 
 
+class Evaluator(Protocol):
+    """Measures a network by the scores of its task; `evaluation.in_run`, which stands above this module, has it.
+
+    All that a call computes is compiled when it is made, on the main thread, so that any thread may call.
+    """
+
+    def __call__(self, step: int, pace: Callable[[], None] | None) -> dict[str, float]:
+        """Measure the weights that the network has; return figures by name, each with the prefix `evaluation_`.
+
+        Args:
+            pace: called before each batch or utterance; nothing is queued on the device then.
+        """
+        ...
+
+
 class Task(Protocol):
     """What a run trains: batches, network, metric and samples. Each task also has a length rule in length_rules.py.
 

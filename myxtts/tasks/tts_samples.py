@@ -3,12 +3,11 @@
 from pathlib import Path
 
 import keras
-import tensorflow as tf
 
 from myxtts.audio.griffin_lim import GriffinLim
 from myxtts.audio.vocoder import VocoderProtocol, vocode
 from myxtts.audio.wav import write_wav
-from myxtts.batch import TAUGHT_TTS_FEATURES, first_rows, tensor_specs
+from myxtts.batch import TAUGHT_TTS_FEATURES, first_rows
 from myxtts.config.schema import ModelConfig
 from myxtts.data.audio_file import read_wave
 from myxtts.files import going_on_if_full, replaced_folder
@@ -48,7 +47,7 @@ class TTSSampler:
         self._ids, self._texts = examples.ids[:count], examples.texts[:count]
         self._folder, self._tensorboard = folder, tensorboard
         self._network, self._options = network, options.tensors()
-        self._align = tf.function(network.align, input_signature=[tensor_specs(network.BATCH_FIELDS)], autograph=False)
+        self._align = network.compiled_align
         griffin_lim = GriffinLim()
         copied_by: dict[str, VocoderProtocol] = {"griffin-lim": griffin_lim}
         self._synthesized_by: dict[str, VocoderProtocol] = {"": vocoder}

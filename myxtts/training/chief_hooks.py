@@ -13,9 +13,18 @@ from myxtts.observe.advice import LongWait
 from myxtts.observe.report import Reporter
 from myxtts.training.checkpoint import Checkpoints
 from myxtts.training.checkpoint_files import checkpoint_of, read_arrays, read_metadata
-from myxtts.training.held_out import held_out_work
-from myxtts.training.hooks import Hook, Observe, Report, SyncWeights, Validate, WeightSyncProtocol, WriteSamples
-from myxtts.training.observation import Observation, without
+from myxtts.training.held_out import OpenEvaluator, held_out_work
+from myxtts.training.hooks import (
+    Evaluate,
+    Hook,
+    Observe,
+    Report,
+    SyncWeights,
+    Validate,
+    WeightSyncProtocol,
+    WriteSamples,
+)
+from myxtts.training.observation import EVALUATION, SAMPLES, VALIDATION, Observation, without
 from myxtts.training.observer import NoObserver, Observer
 from myxtts.training.report_hooks import recorded, with_report
 from myxtts.training.run_folder import RunFolder
@@ -33,6 +42,7 @@ def chief_hooks(
     checkpoints: Checkpoints,
     weight_sync: WeightSyncProtocol | None,
     timeline: Timeline,
+    open_evaluator: OpenEvaluator,
 ) -> Iterator[tuple[list[Hook], NoObserver]]:
     """Open the reporter and the observer of a run; return its hooks in the order of their calls, and it.
 
@@ -49,23 +59,26 @@ def chief_hooks(
     ):
         sync = [] if weight_sync is None else [SyncWeights(weight_sync, checkpoints.wait)]
         report, run = Report(reporter, long_wait), config.run
-        if setup.corpora.held_out is None or not (run.validate_every or run.sample_every):
+        if setup.corpora.held_out is None or not run.uses_held_out:
             state.observing = ()  # the settings have turned it off
             yield [*sync, report], NoObserver()
             return
         if setup.replicas.observer:
-            observer, begin = open_observer(setup, folder, checkpoints, reporter, opened, timeline)
+            observer, begin = open_observer(setup, folder, checkpoints, reporter, opened, timeline, open_evaluator)
             yield [*sync, report, begin], observer  # its error leaves no step without a report
             return
-        work = held_out_work(setup, state.model, state.device, folder, reporter.tensorboard, buffered=True)
+        work = held_out_work(
+            setup, state.model, state.device, folder, reporter.tensorboard, open_evaluator, buffered=True
+        )
         observe = with_report(work.observe, reporter)
         for observation in repeatable(setup, folder):
             with state.other_weights(inference_arrays(checkpoint_of(folder.checkpoints, observation.step))):
-                losses = observe(observation, None)
-            checkpoints.record(state, observation.step, losses.get("loss"))
+                metrics = observe(observation, None)
+            checkpoints.record(state, observation.step, metrics.get("validation_loss"))
         validate = Validate(run.validate_every, work.validation, checkpoints.improves, report)
+        evaluate = [Evaluate(run.evaluate_every, work.evaluator, report)] if work.evaluator else []
         sample = [WriteSamples(run.sample_every, work.write_samples)] if work.sampler else []
-        yield [*sync, validate, report, *sample], NoObserver()
+        yield [*sync, validate, *evaluate, report, *sample], NoObserver()
 
 
 def open_observer(
@@ -75,22 +88,24 @@ def open_observer(
     reporter: Reporter,
     opened: ExitStack,
     timeline: Timeline,
+    open_evaluator: OpenEvaluator,
 ) -> tuple[Observer, Observe]:
     """Return the observer of a run, which `opened` closes, and the hook that begins its work."""
     start_s, run, device = time.perf_counter(), setup.config.run, setup.replicas.observer
     snapshot = setup.build_snapshot()
-    work = held_out_work(setup, snapshot.network, device, folder, reporter.tensorboard, buffered=False)
+    work = held_out_work(setup, snapshot.network, device, folder, reporter.tensorboard, open_evaluator, False)
     work.trace()
     snapshot.take()  # TensorFlow prepares a function at its first call
     log.info("observer       traced for %s in %.1f s", device, time.perf_counter() - start_s)
     observe = with_report(recorded(work.observe, timeline), reporter)
 
-    def record(observation: Observation, losses: dict[str, float]) -> None:
-        checkpoints.record(setup.state, observation.step, losses.get("loss"))
+    def record(observation: Observation, metrics: dict[str, float]) -> None:
+        checkpoints.record(setup.state, observation.step, metrics.get("validation_loss"))
 
     observer = opened.enter_context(Observer(observe, record, lambda: not checkpoints.is_writing))
     repeat(setup, folder, observer, snapshot)
-    return observer, Observe(run.validate_every, run.sample_every, observer, snapshot, checkpoints.add_provisional)
+    periods = {VALIDATION: run.validate_every, SAMPLES: run.sample_every, EVALUATION: run.evaluate_every}
+    return observer, Observe(periods, observer, snapshot, checkpoints.add_provisional)
 
 
 def repeat(setup: TrainingSetup, folder: RunFolder, observer: Observer, snapshot: Snapshot) -> None:
@@ -107,9 +122,8 @@ def repeatable(setup: TrainingSetup, folder: RunFolder) -> list[Observation]:
     for observation in state.observing:
         if not checkpoint_of(folder.checkpoints, observation.step).exists():
             log.warning(
-                "validation and samples of step %d are lost: the run ended before they were done, and the checkpoint "
-                "of that step is gone",
-                observation.step,
+                "%s: lost, because the run ended before the observer was done, and the checkpoint of that step is gone",
+                observation,
             )
             state.observing = without(state.observing, observation.step)
     return list(state.observing)

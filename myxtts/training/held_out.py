@@ -1,25 +1,31 @@
-"""The work on held-out utterances: validation and samples of one network on one device."""
+"""The work on held-out utterances: validation, samples and evaluation of one network on one device."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cache
 
 import keras
 import tensorflow as tf
 
+from myxtts.audio.vocoder import VocoderProtocol
 from myxtts.data.hand_over import compile_hand_over
 from myxtts.data.pipeline import Pipeline
 from myxtts.data.plan_iterator import Position
 from myxtts.errors import TrainingError
 from myxtts.observe.metrics import TensorBoard
-from myxtts.tasks.base import Examples, Sampler
+from myxtts.tasks.base import Evaluator, Examples, Sampler
 from myxtts.tasks.registry import task_of
 from myxtts.training.load_vocoder import load_vocoder
-from myxtts.training.observation import SAMPLES, VALIDATION, Observation
+from myxtts.training.observation import EVALUATION, SAMPLES, VALIDATION, Observation
 from myxtts.training.run_folder import RunFolder
 from myxtts.training.select_vocoder import select_vocoder
 from myxtts.training.setup import TrainingSetup
-from myxtts.training.validation import Validation
+from myxtts.training.validation import Validation, validation_metrics
+
+LoadVocoder = Callable[[], VocoderProtocol]
+OpenEvaluator = Callable[[TrainingSetup, keras.Model, str, RunFolder, LoadVocoder], Evaluator]
+"""(setup, network, its device, folder, load_vocoder) -> its evaluator; see `evaluation.in_run`."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +35,13 @@ class HeldOutWork:
     Attributes:
         device: of the network.
         sampler: None if the run writes no samples.
+        evaluator: None if the run is not evaluated.
     """
 
     device: str
     validation: Validation
     sampler: Sampler | None
+    evaluator: Evaluator | None
 
     def trace(self) -> None:
         """Compile all of it, on the main thread, so that another thread may call `observe`."""
@@ -43,7 +51,7 @@ class HeldOutWork:
                 self.sampler.trace()
 
     def observe(self, observation: Observation, pace: Callable[[], None] | None = None) -> dict[str, float]:
-        """Do the parts of an observation; return the losses by name, none without a validation.
+        """Do the parts of an observation; return metrics by name: `validation_loss`, `evaluation_voicing_error`.
 
         Args:
             pace: see `Validation.evaluate`.
@@ -52,18 +60,22 @@ class HeldOutWork:
             TrainingError: the device is out of memory.
         """
         try:
-            losses = self.validation.evaluate(pace) if VALIDATION in observation.parts else {}
+            metrics: dict[str, float] = {}
+            if VALIDATION in observation.parts:
+                metrics |= validation_metrics(self.validation.evaluate(pace))
             if self.sampler and SAMPLES in observation.parts:
                 if pace is not None:
                     pace()
                 self.write_samples(observation.step)
+            if self.evaluator and EVALUATION in observation.parts:
+                metrics |= self.evaluator(observation.step, pace)
         except tf.errors.ResourceExhaustedError as error:
             raise TrainingError(
-                f"validation and samples of step {observation.step} are out of memory on {self.device}: "
-                f"{error.message.splitlines()[0]}. Resume with --resume and --observer on another device (model, cpu, "
-                "or the index of a GPU), or with --sample-every 0."
+                f"{observation}: out of memory on {self.device}: {error.message.splitlines()[0]}. Resume with --resume "
+                "and --observer on another device (model, cpu, or the index of a GPU), or with --sample-every 0 or "
+                "--evaluate-every 0."
             ) from error
-        return losses
+        return metrics
 
     def write_samples(self, step: int) -> None:
         """Write the samples of a step."""
@@ -73,12 +85,18 @@ class HeldOutWork:
 
 
 def held_out_work(
-    setup: TrainingSetup, network: keras.Model, device: str, folder: RunFolder, tensorboard: TensorBoard, buffered: bool
+    setup: TrainingSetup,
+    network: keras.Model,
+    device: str,
+    folder: RunFolder,
+    tensorboard: TensorBoard,
+    open_evaluator: OpenEvaluator,
+    buffered: bool,
 ) -> HeldOutWork:
     """Return the work on the held-out utterances of a run.
 
     Args:
-        network, device: whose losses and samples they are; the pipelines of the setup are for that device.
+        network, device: whose results they are; the pipelines of the setup are for that device.
         buffered: make batches ahead, in a thread of their own.
     """
     pipeline = setup.validation_pipeline()
@@ -88,9 +106,17 @@ def held_out_work(
         return open_(Position(), epochs=1, mean_over="epoch")
 
     validation = Validation(network, device, open_batches, task_of(setup.config).metric(setup.corpora.vocabulary))
-    samples = setup.config.run.sample_every > 0
-    sampler = make_sampler(setup, network, device, pipeline, folder, tensorboard) if samples else None
-    return HeldOutWork(device, validation, sampler)
+    sampler, evaluator, load = None, None, vocoder_loader(setup, device, folder)
+    if setup.config.run.sample_every:
+        sampler = make_sampler(setup, network, device, pipeline, folder, tensorboard, load)
+    if setup.config.run.evaluate_every:
+        evaluator = open_evaluator(setup, network, device, folder, load)
+    return HeldOutWork(device, validation, sampler, evaluator)
+
+
+def vocoder_loader(setup: TrainingSetup, device: str, folder: RunFolder) -> LoadVocoder:
+    """Return what loads the vocoder that the settings of a run name, once for all calls."""
+    return cache(lambda: load_vocoder(select_vocoder(folder.path, setup.metadata), device))
 
 
 def make_sampler(
@@ -100,6 +126,7 @@ def make_sampler(
     pipeline: Pipeline,
     folder: RunFolder,
     tensorboard: TensorBoard,
+    load: LoadVocoder,
 ) -> Sampler:
     """Return the sampler of the first held-out batch."""
     config, held_out = setup.config, setup.corpora.held_out
@@ -117,5 +144,5 @@ def make_sampler(
             Examples(batch, *columns),
             folder.samples,
             tensorboard,
-            lambda: load_vocoder(select_vocoder(folder.path, setup.metadata), device),
+            load,
         )

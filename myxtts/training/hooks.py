@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -13,12 +14,13 @@ from myxtts.data.hand_over import Batch
 from myxtts.observe.advice import LongWait
 from myxtts.observe.report import Reporter
 from myxtts.placement.audit import require_device
-from myxtts.training.observation import SAMPLES, VALIDATION, Observation
+from myxtts.tasks.base import Evaluator
+from myxtts.training.observation import Observation
 from myxtts.training.observer import OBSERVER, Observer
 from myxtts.training.snapshot import Snapshot
 from myxtts.training.state import TrainingState
 from myxtts.training.stop_request import StopRequest
-from myxtts.training.validation import Validation
+from myxtts.training.validation import Validation, validation_metrics
 
 log = logging.getLogger(__name__)
 
@@ -152,6 +154,17 @@ class SyncWeights:
         end.save |= self._weight_sync.sync(end.state, end.stop.due)
 
 
+@contextmanager
+def reported_on_failure(report: Hook, end: StepEnd) -> Iterator[None]:
+    """Report a step if the work in the scope fails, since the step is saved then."""
+    try:
+        yield
+    except Exception:
+        if report.is_due(end):
+            report(end)
+        raise
+
+
 class Validate(PeriodicHook):
     """Measures the losses on held-out utterances; asks for a checkpoint if the loss is the best so far.
 
@@ -167,15 +180,29 @@ class Validate(PeriodicHook):
         self._validation, self._improves, self._report = validation, improves, report
 
     def __call__(self, end: StepEnd) -> None:
-        try:
+        with reported_on_failure(self._report, end):
             losses = self._validation(end.state)
-        except Exception:
-            if self._report.is_due(end):
-                self._report(end)
-            raise
         end.validation_loss = losses["loss"]
-        end.metrics |= {f"validation_{name}": value for name, value in losses.items()}
+        end.metrics |= validation_metrics(losses)
         end.save |= self._improves(losses["loss"])
+
+
+class Evaluate(PeriodicHook):
+    """Measures the scores of held-out utterances.
+
+    Args:
+        report: see `Validate`.
+    """
+
+    pause_kind = "evaluation"
+
+    def __init__(self, every: int, evaluator: Evaluator, report: Hook):
+        super().__init__(every)
+        self._evaluator, self._report = evaluator, report
+
+    def __call__(self, end: StepEnd) -> None:
+        with reported_on_failure(self._report, end), end.state.averaged_weights():
+            end.metrics |= self._evaluator(end.state.step, None)
 
 
 class Report:
@@ -213,12 +240,12 @@ class WriteSamples(PeriodicHook):
 
 
 class Observe:
-    """Takes a snapshot of the weights where validation or samples are due, and lets the observer work on it.
+    """Takes a snapshot of the weights where a part of an observation is due, and lets the observer work on it.
 
     The step gets a checkpoint, from which a killed run repeats the observation.
 
     Args:
-        validate_every, sample_every: periods in steps; 0 turns one off.
+        periods: in steps, by part of an observation; 0 turns one off.
         add_provisional: (step) lets the checkpoint of a step go when nothing but the observation asked for it.
     """
 
@@ -226,13 +253,12 @@ class Observe:
 
     def __init__(
         self,
-        validate_every: int,
-        sample_every: int,
+        periods: Mapping[str, int],
         observer: Observer,
         snapshot: Snapshot,
         add_provisional: Callable[[int], None],
     ):
-        self._periods = {VALIDATION: validate_every, SAMPLES: sample_every}
+        self._periods = periods
         self._observer, self._snapshot, self._add_provisional = observer, snapshot, add_provisional
 
     def is_due(self, end: StepEnd) -> bool:

@@ -20,6 +20,10 @@ from myxtts.tasks.registry import task_of
 # for 32 utterances and references of 3 s each.
 PRODUCE_BYTES = 1_200_000
 
+# An evaluation computes features of so many utterances at a time (`evaluation.speech`). For each sample of all of them
+# it holds three waves (recording, copy, synthesized) of 4 bytes, and of each wave two mels of 1.25 bytes.
+EVALUATED_ROWS, EVALUATED_BYTES = 8, 20
+
 
 class MemoryForecast(NamedTuple):
     """Host memory in MiB beside what the process has when its model is built.
@@ -27,8 +31,8 @@ class MemoryForecast(NamedTuple):
     Attributes:
         parts_mib: by purpose.
         rows, seconds: of the largest batch, with padding.
-        observer_mib: what the observer takes on its own device: snapshot, held-out batch and its features, and a lower
-            estimate of the activations. One of the parts if that device is on the host.
+        observer_mib: what the observer takes on its own device: snapshot, held-out batch and its features, a lower
+            estimate of the activations, and evaluation. One of the parts if that device is on the host.
     """
 
     parts_mib: dict[str, float]
@@ -57,7 +61,7 @@ def forecast_memory(
     """Forecast the host memory of training. Devices on the CPU, simulated GPUs included, take theirs from the host.
 
     The forecast is for the largest batch, and leaves out what is small or short: read files, the corpus in the cache,
-    which is mapped, and validation between two steps.
+    which is mapped, and validation and samples between two steps.
 
     Args:
         routes: of this process.
@@ -83,12 +87,12 @@ def forecast_memory(
     on_host = [device for device in data_devices if "CPU:" in device]
     audio = len(data_devices) * (data.num_workers + data.buffer_size) + len(on_host) * data.prefetch_buffer_size
     making, activations = audio_s * PRODUCE_BYTES, max(task.activation_bytes(config, size) for size in sizes)
-    observing = 0.0
+    observing, evaluating = 0.0, _evaluation_bytes(config, parameters, largest["samples"])
     if observer:
         audio += data.num_workers + data.buffer_size
         observing = 4 * parameters + making + activations / KEPT_ARRAYS
         observing += data.prefetch_buffer_size * batch_bytes(extractor.inputs, largest)
-        observing += batch_bytes(extractor.features, largest)
+        observing += batch_bytes(extractor.features, largest) + evaluating
     # Ready and being made at each producer; taken by the step, and the first one of the next step. Copies on the CPU
     # share their memory.
     taken = len(models) * (config.training.gradient_accumulation + 1)
@@ -101,6 +105,7 @@ def forecast_memory(
         f"for {features} batches of features": features * batch_bytes(extractor.features, largest),
         "for the step": len(models) * (gradients * 4 * parameters + activations),
         "for the observer": observing if "CPU:" in observer else 0.0,
+        "for the evaluation": evaluating if models and not observer else 0.0,
         # Weights, the two moments of AdamW, and averages.
         "to write a checkpoint": 4 * parameters * (3 + bool(config.training.ema_decay)),
     }
@@ -120,6 +125,15 @@ def check_memory(forecast: MemoryForecast) -> None:
         "--gradient-accumulation keeps the utterances of a step), --max-seconds, --buffer-size, --num-workers or "
         "--prefetch-buffer-size."
     )
+
+
+def _evaluation_bytes(config: Config, parameters: int, samples: int) -> float:
+    """Return what an evaluation takes beside a validation, for utterances of so many samples: a network, and waves."""
+    run = config.run
+    if not run.evaluate_every:
+        return 0.0
+    rows, audio_s = run.evaluate_utterances, samples / SAMPLE_RATE_HZ
+    return 4 * parameters + rows * samples * EVALUATED_BYTES + min(rows, EVALUATED_ROWS) * audio_s * PRODUCE_BYTES
 
 
 def _sizes(plan: Plan, bucket: int, reference_samples: int, max_stretch: float) -> dict[str, int]:

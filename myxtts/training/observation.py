@@ -1,20 +1,36 @@
 """Observations: what is to be done with held-out utterances and the weights of a step. No TensorFlow."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-VALIDATION, SAMPLES = "validation", "samples"
+VALIDATION, SAMPLES, EVALUATION = "validation", "samples", "evaluation"
+
+Pace = Callable[[], None]
+"""Waits until the feed is full; to be called between two batches, when nothing is queued on the device."""
+
+
+def no_pace() -> None:
+    """Stands in for a pace where nothing else uses the device."""
 
 
 class Observation(NamedTuple):
     """Work on the weights of a step whose results are not known yet.
 
     Attributes:
-        parts: VALIDATION, SAMPLES or both.
+        parts: some of VALIDATION, SAMPLES and EVALUATION, in this order.
     """
 
     step: int
     parts: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """Return `validation, samples and evaluation of step 500`."""
+        return f"{enumerated(self.parts)} of step {self.step}"
+
+
+def enumerated(names: Sequence[str]) -> str:
+    """Return `a`, `a and b`, or `a, b and c`."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def observations_of(metadata: dict) -> tuple[Observation, ...]:

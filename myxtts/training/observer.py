@@ -14,21 +14,18 @@ from typing import NamedTuple, Protocol
 
 from myxtts.clock import format_duration
 from myxtts.errors import UserError
-from myxtts.training.observation import Observation
+from myxtts.training.observation import Observation, Pace
 
 OBSERVER = "observer"  # the kind of the pauses for it
 POLL_S = 0.002  # between two looks at the feed
 STOP_POLL_S = 0.1  # between two looks at the stop request
 TOLERATED_WAIT = 0.005  # of the time between two observations
 
-Pace = Callable[[], None]
-"""Waits until the feed is full; to be called between two batches, when nothing is queued on the device."""
-
 Observe = Callable[[Observation, Pace | None], dict[str, float]]
-"""(observation, pace or None) -> losses by name, none without a validation; called in the observer's thread."""
+"""(observation, pace or None) -> metrics by name, none of samples alone; called in the observer's thread."""
 
 Record = Callable[[Observation, dict[str, float]], None]
-"""(observation, losses): applies a result; called in the main thread, in the order of the observations."""
+"""(observation, metrics): applies a result; called in the main thread, in the order of the observations."""
 
 log = logging.getLogger(__name__)
 
@@ -54,14 +51,14 @@ class Result(NamedTuple):
     """What came of an observation.
 
     Attributes:
-        losses: by name; empty without a validation.
+        metrics: by name; empty without a validation and an evaluation.
         duration_s: from its beginning to its end.
         paused_s: of these, the time in which the producers went first.
         error: raised in place of a result.
     """
 
     observation: Observation
-    losses: dict[str, float]
+    metrics: dict[str, float]
     duration_s: float
     paused_s: float
     error: BaseException | None = None
@@ -190,7 +187,7 @@ class Observer(NoObserver):
             raise result.error
         if result.error is not None:
             raise ObserverFailed(f"the observation of step {result.observation.step} failed") from result.error
-        self._record(result.observation, result.losses)
+        self._record(result.observation, result.metrics)
 
     def _run(self) -> None:
         while (observation := self._begun.get()) is not None:
@@ -202,15 +199,15 @@ class Observer(NoObserver):
 
     def _result_of(self, observation: Observation) -> Result:
         start_s, self._paused_s = self._now(), 0.0
-        losses: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         error = None
         try:
-            losses = self._observe(observation, self._pace)
+            metrics = self._observe(observation, self._pace)
         except _Abandoned:
             raise
         except BaseException as raised:  # the main thread raises it
             error = raised
-        return Result(observation, losses, self._now() - start_s, self._paused_s, error)
+        return Result(observation, metrics, self._now() - start_s, self._paused_s, error)
 
     def _pace(self) -> None:
         """Wait until the feed is full, or the main thread waits for the observer; see `Pace`."""
@@ -238,5 +235,5 @@ def slow_observer(result: Result, waited_s: float, between_s: float, steps: int)
         f"training waited {format_duration(waited_s)} for the observer: its work on the weights of step "
         f"{result.observation.step} took {format_duration(result.duration_s)}{paused}, but the {steps} steps until it "
         f"is due again take {format_duration(between_s)}. Every {enough} steps would be rare enough (--validate-every, "
-        "--sample-every); or choose another device with --observer."
+        "--sample-every, --evaluate-every); or choose another device with --observer."
     )

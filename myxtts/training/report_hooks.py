@@ -8,8 +8,8 @@ from myxtts.observe.metrics import MetricsFile
 from myxtts.observe.report import Reporter
 from myxtts.observe.report_thread import ReportThread
 from myxtts.training.hooks import StepEnd
-from myxtts.training.observation import Observation
-from myxtts.training.observer import OBSERVER, Observe, Pace
+from myxtts.training.observation import Observation, Pace, enumerated
+from myxtts.training.observer import OBSERVER, Observe
 
 
 class RefreshPage:
@@ -61,23 +61,22 @@ def recorded(observe: Observe, timeline: Timeline) -> Observe:
         try:
             return observe(observation, pace)
         finally:
-            what = " and ".join(observation.parts)
-            timeline.add(Span(OBSERVER, what, start_s, time.perf_counter(), observation.step))
+            timeline.add(Span(OBSERVER, enumerated(observation.parts), start_s, time.perf_counter(), observation.step))
 
     return observe_and_record
 
 
 def with_report(observe: Observe, reporter: Reporter) -> Observe:
-    """Return a function that does an observation, and writes the result where a validation between two steps writes it.
+    """Return a function that does an observation, and writes the result where the hooks between two steps write it.
 
     If the run is killed before a checkpoint knows the result, the resumed run repeats the observation, and replaces the
     result by an equal one.
     """
 
     def observe_and_report(observation: Observation, pace: Pace | None) -> dict[str, float]:
-        losses = observe(observation, pace)
-        if losses:
-            reporter.amend(observation.step, {f"validation_{name}": value for name, value in losses.items()})
-        return losses
+        metrics = observe(observation, pace)
+        if metrics:
+            reporter.amend(observation.step, metrics)
+        return metrics
 
     return observe_and_report

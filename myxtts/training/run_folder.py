@@ -8,6 +8,7 @@ runs/<name>/
     log.txt           the lines of the console, with timestamps
     checkpoints/      see checkpoint_files.py
     samples/          step-000500/*.wav and *.png
+    evaluation/       step-000500/scores.md
     tensorboard/
     report.html       how the run is doing, on one page; ../index.html has all runs
     rejected.csv      unusable rows of the corpus

@@ -109,7 +109,7 @@ def open_corpora(config: Config, start: Start, replicas: Replicas, folder: Path)
 def check_validation_data(config: Config, corpora: RunCorpora) -> None:
     """Raise ConfigError if validation or samples are on, but no utterance is held out."""
     run, utterances = config.run, len(corpora.training.manifest)
-    if corpora.held_out is None and (run.validate_every or run.sample_every):
+    if corpora.held_out is None and run.uses_held_out:
         fraction = config.data.validation_fraction
         found = f"none of the {utterances} utterances is held out (validation_fraction is {fraction})"
         larger = " or a larger --validation-fraction"
@@ -196,7 +196,7 @@ class TrainingSetup:
         with tf.device(device):
             network = task_of(config).build(config, self.corpora.vocabulary)
         task_of(config).tune(config, network, device, typical_sizes(self.corpora.training.plan))
-        return Snapshot(network, self.state, device)
+        return Snapshot(network, self.state.inference_variables(), device)
 
     def validation_pipeline(self) -> Pipeline:
         """Make the pipeline of the held-out batches."""
@@ -236,7 +236,7 @@ def set_up(config: Config, start: Start, replicas: Replicas, corpora: RunCorpora
     extractor = task_of(config).extractor(config, training=True, load_teacher=load_teacher)
     frozen = start.teacher.parameters if start.teacher else 0
     parameters, routes = parameter_count(state.model), replicas.routes
-    observer = replicas.observer if config.run.validate_every or config.run.sample_every else ""
+    observer = replicas.observer if config.run.uses_held_out else ""
     memory = forecast_memory(config, plan, routes, parameters, extractor, frozen, observer)
     check_memory(memory)
     digest = start.digest or digest_of(dict(state.arrays("model")))

@@ -1,5 +1,6 @@
-"""A second network on another device, which gets the weights of a state between two steps."""
+"""A second network, which gets the weights of a state between two steps, or those of another network."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import keras
@@ -10,15 +11,14 @@ from myxtts.placement.audit import require_device
 from myxtts.training.checkpoint import restore_variables
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.select_checkpoint import weights_file
-from myxtts.training.state import TrainingState
 
 
 class Snapshot:
-    """The network of a state on another device, with the weights that inference uses: the averages, if there are any.
+    """A network with a copy of the weights that other variables have at some time.
 
     Args:
-        network: built on the device as the model of the state was. The copy is traced here, on the main thread.
-        state: whose weights are copied, from the first replica.
+        network: built on the device. The copy is traced here, on the main thread.
+        sources: what is copied, by the names of the variables that inference uses.
         device: of the network.
 
     Attributes:
@@ -28,9 +28,8 @@ class Snapshot:
         PlacementError: a variable of the network is on another device.
     """
 
-    def __init__(self, network: keras.Model, state: TrainingState, device: str):
+    def __init__(self, network: keras.Model, sources: Mapping[str, tf.Variable], device: str):
         variables = {v.path: v.value for v in loss_groups_of(network)[NETWORK].variables}
-        sources = state.inference_variables()
         if variables.keys() != sources.keys():
             raise RuntimeError(f"the snapshot has other variables: {sorted(variables.keys() ^ sources.keys())[:3]}")
         require_device(device, variables.items())

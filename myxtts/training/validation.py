@@ -1,6 +1,6 @@
 """The losses on held-out utterances, with their real inputs and the averaged weights."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 
 import tensorflow as tf
@@ -68,6 +68,11 @@ class Validation:
             total = tf.add_n(shares)
         losses = dict(zip(self._names, total.numpy().tolist(), strict=True))
         return losses | {"loss": sum(losses.values())} | (metric.result() if metric else {})
+
+
+def validation_metrics(losses: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics of a report by the losses of a validation."""
+    return {f"validation_{name}": value for name, value in losses.items()}
 
 
 def paced(batches: Iterable[ReplicaBatches], pace: Callable[[], None]) -> Iterator[ReplicaBatches]:

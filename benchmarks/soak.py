@@ -7,12 +7,12 @@ One run trains the network `tiny` on a demo corpus, on two simulated GPUs, with 
 training, and checkpoints. Two thirds of the time belong to its first process. Then it is stopped by SIGTERM and
 resumed, three times by default, so that what a process has at its start can be compared, too.
 
-Every few seconds the process is sampled: resident and proportional memory (RSS, PSS), threads, file descriptors, the
-size of the run folder and of its checkpoints, and the time of a step since its last report. The slopes are those of the
-first process after a warm-up of a quarter of its time and 60 steps, by ordinary least squares, with 95 % intervals
-(`benchmarks/_slope.py` has the formulas). A limit is met if the whole interval is below it, not met if the whole
-interval is above it, and otherwise not shown. Less than 30 minutes after the warm-up are too short for a verdict, since
-memory still settles. Linux only.
+Every few seconds the process is sampled: memory that is anonymous, so that no other process changes it, and resident
+memory (RSS), threads, file descriptors, the size of the run folder and of its checkpoints, and the time of a step since
+its last report. The slopes are those of the first process after a warm-up of a quarter of its time and 60 steps, by
+ordinary least squares, with 95 % intervals (`benchmarks/_slope.py` has the formulas). A limit is met if the whole
+interval is below it, not met if the whole interval is above it, and otherwise not shown. Less than 30 minutes after the
+warm-up are too short for a verdict, since memory still settles. Linux only.
 """
 
 import argparse
@@ -71,7 +71,7 @@ class Sample:
     process: int
     seconds: float
     rss_mib: float
-    pss_mib: float
+    anonymous_mib: float
     threads: int
     descriptors: int
     run_mib: float
@@ -97,7 +97,7 @@ class Quantity:
 
 
 QUANTITIES = (
-    Quantity("pss_mib", "memory, PSS, MiB", 1e6 / MIB),  # 1 MB
+    Quantity("anonymous_mib", "memory, anonymous, MiB", 1e6 / MIB),  # 1 MB
     Quantity("rss_mib", "memory, RSS, MiB"),
     Quantity("threads", "threads", 0.5),
     Quantity("descriptors", "file descriptors", 0.5),
@@ -193,7 +193,7 @@ def sample_of(pid: int, run: Path, process: int, seconds: float) -> Sample:
         process,
         round(seconds, 1),
         status["VmRSS"] / 1024,
-        memory["Pss"] / 1024,
+        memory["Anonymous"] / 1024,
         status["Threads"],
         len(os.listdir(f"/proc/{pid}/fd")),
         size_of(run) / MIB,

@@ -63,7 +63,7 @@ class SoakTest(unittest.TestCase):
         for growth, expected in ((0.1, "met"), (20.0, "not met")):
             rows = table(self.samples(growth))
             by_name = {row["name"]: row for row in rows}
-            memory = by_name["memory, PSS, MiB"]
+            memory = by_name["memory, anonymous, MiB"]
             self.assertAlmostEqual(memory["slope"], growth, places=3)
             self.assertEqual(memory["verdict"], expected)
             self.assertEqual({by_name[name]["verdict"] for name in ("threads", "file descriptors")}, {"met"})
@@ -91,7 +91,7 @@ class SoakTest(unittest.TestCase):
         self.assertEqual([(sample.process, sample.step, sample.step_s) for sample in samples], [(1, 7, 0.5)] * 3)
         for sample in samples:
             self.assertTrue(sample.rss_mib > 1.0 and sample.threads and sample.descriptors)
-            self.assertLessEqual(0.0, sample.pss_mib)  # some containers tell none
+            self.assertLessEqual(0.0, sample.anonymous_mib)  # some containers tell none
 
     def test_a_run_that_ends_by_itself_or_reports_nothing_fails(self):
         for program, expected in (

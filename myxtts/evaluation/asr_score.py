@@ -14,17 +14,16 @@ from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.data.manifest import Manifest
 from myxtts.evaluation.held_out import evenly_spaced, load_other_corpus, load_run_corpora, read_row
 from myxtts.evaluation.noise import Distortion, distortions
-from myxtts.evaluation.options import EvaluationOptions, check_options
-from myxtts.evaluation.report import ScoreWeights, output_folder, print_score
-from myxtts.files import check_writable
-from myxtts.placement import devices
+from myxtts.evaluation.options import EvaluationOptions
+from myxtts.evaluation.report import ScoreWeights, print_score
+from myxtts.evaluation.target import open_target
 from myxtts.recognition.transcriber import NetworkTranscriber, Transcriber
 from myxtts.text.edit_distance import error_rates
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.held_out import LoadVocoder
 from myxtts.training.observation import Pace, no_pace
 from myxtts.training.run_folder import RunFolder
-from myxtts.training.select_checkpoint import select_checkpoint, settings_of
+from myxtts.training.select_checkpoint import settings_of
 from myxtts.training.setup import TrainingSetup
 
 
@@ -103,12 +102,8 @@ def evaluate_asr(run: Path, checkpoint: str | None, options: EvaluationOptions) 
     Raises:
         UserError: the run, a corpus, an output or an option cannot be used.
     """
-    check_options(run, "asr", options)
-    selected = select_checkpoint(run, checkpoint)
-    check_writable("--json", options.json_file)
-    folder = output_folder(run, selected, options)
-    placement = devices.configure_default()
-    transcriber = Transcriber(run, placement.routes[0].model, selected.name, options.beam_width)
+    selected, folder, route = open_target(run, checkpoint, "asr", options)
+    transcriber = Transcriber(run, route.model, selected.name, options.beam_width)
     metadata = read_metadata(selected)
     if options.data is None:
         _, _, manifest = load_run_corpora(selected, metadata, run)

@@ -39,7 +39,7 @@ from myxtts.evaluation.held_out import (
     load_training_corpus,
     load_utterances,
 )
-from myxtts.evaluation.options import EvaluationOptions, check_options
+from myxtts.evaluation.options import EvaluationOptions
 from myxtts.evaluation.perceptual import PerceptualScores, installed_scores
 from myxtts.evaluation.pictures import write_plots
 from myxtts.evaluation.planted_errors import planted_errors_note
@@ -49,14 +49,12 @@ from myxtts.evaluation.report import (
     Metrics,
     ScoreWeights,
     metrics_by_group,
-    output_folder,
     print_score,
 )
 from myxtts.evaluation.speaker_accuracy import speaker_accuracy
 from myxtts.evaluation.speech import BATCH_UTTERANCES, acoustic_features, predict_mels, vocode_mels
-from myxtts.files import check_writable
+from myxtts.evaluation.target import open_target
 from myxtts.models.xtts import XTTS, SynthesisOptions
-from myxtts.placement import devices
 from myxtts.placement.routes import Route
 from myxtts.recognition.transcriber import Transcriber
 from myxtts.tasks.tts_samples import synthesis_options
@@ -67,7 +65,7 @@ from myxtts.training.load_model import load_model
 from myxtts.training.load_vocoder import load_vocoder
 from myxtts.training.observation import Pace, no_pace
 from myxtts.training.run_folder import RunFolder
-from myxtts.training.select_checkpoint import select_checkpoint, vocabulary_of
+from myxtts.training.select_checkpoint import vocabulary_of
 from myxtts.training.select_vocoder import select_vocoder
 from myxtts.training.setup import TrainingSetup
 
@@ -86,12 +84,8 @@ def evaluate_tts(run: Path, checkpoint: str | None, options: EvaluationOptions) 
     Raises:
         UserError: the run, its vocoder, a corpus, an output or an option cannot be used.
     """
-    check_options(run, "tts", options)
-    selected = select_checkpoint(run, checkpoint)
-    check_writable("--json", options.json_file)
-    folder = output_folder(run, selected, options)
-    placement = devices.configure_default()
-    print_score(score_tts(run, selected, options, placement.routes[0], folder), folder, options.json_file)
+    selected, folder, route = open_target(run, checkpoint, "tts", options)
+    print_score(score_tts(run, selected, options, route, folder), folder, options.json_file)
     log.info("plots          %s", folder)
 
 

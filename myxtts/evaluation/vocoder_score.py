@@ -28,7 +28,7 @@ from myxtts.evaluation.copy_metrics import (
     without_perceptual,
 )
 from myxtts.evaluation.held_out import evenly_spaced, load_other_corpus, load_run_corpora, read_row
-from myxtts.evaluation.options import EvaluationOptions, check_options
+from myxtts.evaluation.options import EvaluationOptions
 from myxtts.evaluation.perceptual import installed_scores
 from myxtts.evaluation.pictures import write_spectra
 from myxtts.evaluation.report import (
@@ -38,18 +38,16 @@ from myxtts.evaluation.report import (
     Metrics,
     ScoreWeights,
     metrics_by_group,
-    output_folder,
     print_score,
 )
 from myxtts.evaluation.speech import acoustic_features, vocode_mels
-from myxtts.files import check_writable
-from myxtts.placement import devices
+from myxtts.evaluation.target import open_target
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.held_out import LoadVocoder
 from myxtts.training.load_vocoder import TrainedVocoder
 from myxtts.training.observation import Pace, no_pace
 from myxtts.training.run_folder import RunFolder
-from myxtts.training.select_checkpoint import select_checkpoint, settings_of, vocabulary_of
+from myxtts.training.select_checkpoint import settings_of, vocabulary_of
 from myxtts.training.select_vocoder import read_vocoder_run
 from myxtts.training.setup import TrainingSetup
 
@@ -91,12 +89,8 @@ def evaluate_vocoder(run: Path, checkpoint: str | None, options: EvaluationOptio
     Raises:
         UserError: the run, a corpus, an output or an option cannot be used.
     """
-    check_options(run, "vocoder", options)
-    selected = select_checkpoint(run, checkpoint)
-    check_writable("--json", options.json_file)
-    folder = output_folder(run, selected, options)
-    placement = devices.configure_default()
-    print_score(score_vocoder(run, selected, options, placement.routes[0].model, folder), folder, options.json_file)
+    selected, folder, route = open_target(run, checkpoint, "vocoder", options)
+    print_score(score_vocoder(run, selected, options, route.model, folder), folder, options.json_file)
     log.info("pictures       %s", folder)
 
 

@@ -106,6 +106,7 @@ def score_vocoder(run: Path, checkpoint: Path, options: EvaluationOptions, devic
     log.info("evaluation     %s, %d utterances", checkpoint, len(held_out.recordings))
     source = f"utterances of {options.data}" if options.data else "held-out utterances"
     evaluator = VocoderEvaluator(held_out, options.seeds or SEEDS, source, device, options.perceptual)
+    evaluator.warm_up(vocoder)
     copies = evaluator.copies_by(vocoder)
     for number, recording in enumerate(held_out.recordings[:PLOTTED_UTTERANCES]):
         waves = {name: of.waves[number] for name, of in copies.items()}
@@ -144,10 +145,16 @@ class VocoderEvaluator:
         self._mels = [features.mel for features in acoustic_features(waves, device)]
         self._recordings = waves_in_16_bits(waves, device)
         own_metrics = measure_copies(self._recordings, waves, device, self._perceptual)
+        griffin_lim = GriffinLim()
+        self.warm_up(griffin_lim)
         self._fixed = {
-            "griffin_lim": self._copies_by(GriffinLim(), no_pace),
+            "griffin_lim": self._copies_by(griffin_lim, no_pace),
             "recordings": Copies(waves, [own_metrics], []),
         }
+
+    def warm_up(self, vocoder: VocoderProtocol) -> None:
+        """Trace a vocoder and let it compute once, so that the first time of `copies_by` is like the others."""
+        vocode_mels(vocoder, self._mels[:1], self._device)
 
     def copies_by(self, vocoder: VocoderProtocol, pace: Pace = no_pace) -> dict[str, Copies]:
         """Return the copies by column: by a vocoder, and those that are fixed.
@@ -190,7 +197,6 @@ class VocoderEvaluator:
 
     def _copies_by(self, vocoder: VocoderProtocol, pace: Pace) -> Copies:
         """Return the copies with each seed, made one at a time, and the time that each took."""
-        vocode_mels(vocoder, self._mels[:1], self._device, pace=pace)  # traces and warms up
         first: list[np.ndarray] = []
         metrics, factors = [], []
         for seed in self.seeds:
@@ -215,7 +221,7 @@ def score_in_run(
     manifest, count = corpora.held_out.manifest, settings.evaluate_utterances
     held_out = recordings_of(manifest, corpora.vocabulary, count, known_speakers)
     evaluator = VocoderEvaluator(held_out, SEEDS[:1], "held-out utterances", device, settings.evaluate_pesq)
-    network.synthesize.get_concrete_function()
+    evaluator.warm_up(network)
     return lambda checkpoint, pace: evaluator.score(folder.path, checkpoint, evaluator.copies_by(network, pace))
 
 

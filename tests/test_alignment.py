@@ -155,8 +155,8 @@ class Score(unittest.TestCase):
 
 class Frames(unittest.TestCase):
     def test_path_from_ends_inverts_durations(self):
-        path = path_from_ends(tf.constant([[2, 3, 3], [1, 2, 5]]), tf.constant([2, 3])).numpy()
-        self.assertEqual(path.tolist(), [[0, 0, 1, -1, -1], [0, 1, 2, 2, 2]])
+        path = path_from_ends(tf.constant([[2, 3, 3], [1, 2, 5]]), tf.constant([2, 3]), 6).numpy()
+        self.assertEqual(path.tolist(), [[0, 0, 1, -1, -1, -1], [0, 1, 2, 2, 2, -1]])
         self.assertEqual(durations_of_path(path, 3).numpy().tolist(), [[2.0, 1.0, 0.0], [1.0, 1.0, 3.0]])
 
     def test_gathered_rows_are_zero_at_index_minus_1(self):

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from myxtts.matmul import FRAMES_GRID
 from myxtts.models.build import build_xtts
 from myxtts.models.layers import Attention, Dense, Embedding, apply_rotary, parameter_count
 from myxtts.models.xtts import XTTS, FlowCondition, SynthesisOptions, keep_mask, long_term_average_spectrum
@@ -104,6 +105,25 @@ class Padding(Network):
         self.assertTrue((outputs["path"][3] == -1).all())
         with_empty, _ = self.call(features([*ROWS, (0, 0)]), training=True)
         self.assertTrue(np.isfinite(list(with_empty.values())).all())
+
+    def test_mels_of_many_lengths_are_decoded_in_few_shapes(self):
+        lengths, decoded, batch = set(), set(), on_device(features([(8, 1)]))
+        texts = [batch[name] for name in ("tokens", "token_count", "language", "reference", "reference_frames")]
+
+        def solve(network, condition, noise, *options):
+            decoded.add(noise.shape[1])
+            return noise
+
+        with mock.patch.object(XTTS, "_solve_flow", solve), tf.device(MODEL):
+            for speed in (1 / 2, 1 / 5, 1 / 11, 1 / 16, 1 / 19):
+                mel, _, path = XTTS.synthesize_mel.python_function(
+                    self.model, *texts, *SynthesisOptions(speed=speed).tensors()
+                )
+                self.assertEqual(mel.shape[1], path.shape[1])
+                lengths.add(mel.shape[1])
+        self.assertEqual(len(lengths), 5)
+        self.assertEqual({frames % FRAMES_GRID for frames in decoded}, {0})
+        self.assertLess(len(decoded), 5)
 
     def test_synthesis_does_not_depend_on_padding(self):
         mel, frames, path = self.synthesize(features(ROWS))

@@ -5,11 +5,10 @@ import tensorflow as tf
 
 from myxtts.audio.format import FFT_SAMPLES, HOP_SAMPLES, PAD_SAMPLES, WINDOW_SAMPLES
 from myxtts.audio.mel import inverse_mel_filters, mel_filters, stft
-from myxtts.matmul import float32_matmul, function_per_device_type
+from myxtts.matmul import float32_matmul, function_per_device_type, grid_padding
 
 ITERATIONS = 30  # copy synthesis has 1.27 dB mel-cepstral distortion; 60 take 1.8 times as long and reach 1.24 dB
 NNLS_STEPS = 16
-FRAMES_GRID = 64  # for each further shape of a product, oneDNN keeps what it has prepared: 0.8 MB for each new length
 MOMENTUM = 0.99
 
 
@@ -29,7 +28,7 @@ def inverse_mel_scale(log_mel):
     bins = inverse_mel_filters().shape[1]
     filters = tf.constant(mel_filters()[:bins])  # [bins, bands]
     frames = tf.shape(log_mel)[1]
-    mel = tf.exp(tf.pad(log_mel, [[0, 0], [0, -frames % FRAMES_GRID], [0, 0]]))
+    mel = tf.exp(tf.pad(log_mel, [[0, 0], [0, grid_padding(frames)], [0, 0]]))
     target = float32_matmul(mel, filters, transpose_b=True)
     magnitude = tf.maximum(float32_matmul(mel, inverse_mel_filters()), 1e-6)
     for _ in range(NNLS_STEPS):

@@ -145,12 +145,19 @@ def durations_of_path(path, tokens):
     return tf.reduce_sum(tf.one_hot(path, tokens), axis=1)
 
 
-def path_from_ends(ends, token_count):
-    """Return the path with the given token ends: int32 [batch, tokens] -> int32 [batch, max frames]; -1 for padding."""
-    frames = ends[:, -1]
-    frame = tf.tile(tf.range(tf.reduce_max(frames))[None, :], [tf.shape(ends)[0], 1])
+def path_from_ends(ends, token_count, padded):
+    """Return the path with the given token ends.
+
+    Args:
+        ends: int32 [batch, tokens].
+        padded: int32 scalar, at least the last end.
+
+    Returns:
+        int32 [batch, padded]; -1 for padding.
+    """
+    frame = tf.tile(tf.range(padded)[None, :], [tf.shape(ends)[0], 1])
     path = tf.minimum(tf.searchsorted(ends, frame, side="right"), token_count[:, None] - 1)
-    return tf.where(frame < frames[:, None], path, -1)
+    return tf.where(frame < ends[:, -1:], path, -1)
 
 
 def path_within(ends, padded):

@@ -18,6 +18,7 @@ from keras import layers
 from myxtts.audio.format import DECIBELS_PER_NEPER, MEL_BANDS, TOP_DB
 from myxtts.audio.mel import SILENCE
 from myxtts.batch import TAUGHT_TTS_FEATURES, TTS_FEATURES, tensor_specs
+from myxtts.matmul import grid_padding
 from myxtts.models import flow
 from myxtts.models.alignment import (
     durations_of_path,
@@ -352,14 +353,17 @@ class XTTS(keras.Model):
             energy=prosody.energy + energy_db / (DECIBELS_PER_NEPER * MEL_STD),
         )
         ends = tf.cast(token_ends(prosody.log_duration, tf.cast(mask, tf.float32)[:, :, 0], speed), tf.int32)
-        path = path_from_ends(ends, token_count)
+        frames = ends[:, -1]
+        longest = tf.reduce_max(frames)
+        path = path_from_ends(ends, token_count, longest + grid_padding(longest))
 
         durations = durations_of_path(path, tf.shape(tokens)[1])
-        frame = self._select_frames(ends[:, -1], tf.shape(path)[1], None)
+        frame = self._select_frames(frames, tf.shape(path)[1], None)
         condition = self._decode(encoded, mean, prosody, durations, path, frame, style, None)
         noise = flow.sample_noise(fold_in(seed, "noise"), tf.shape(condition.mel)[1:])
         noise = tf.broadcast_to(TEMPERATURE * noise, tf.shape(condition.mel))
-        return self._solve_flow(condition, noise, ode_steps, guidance), ends[:, -1], path
+        mel = self._solve_flow(condition, noise, ode_steps, guidance)
+        return mel[:, :longest], frames, path[:, :longest]
 
     def teacher_forced_mel(self, batch, ode_steps: int, guidance: float):
         """Compute the mel that the network makes of recorded utterances, frame by frame where the recordings have it.

@@ -96,7 +96,7 @@ def _run_child(program: Callable[[], int], die_with_parent: Callable[[], None]) 
             signal.signal(number, signal.SIG_DFL)  # a signal to the whole group ends this process without Python
         die_with_parent()
         code = program()
-    except BaseException:
+    except BaseException:  # nothing may reach the code of the parent, which a fork returns into
         sys.excepthook(*sys.exc_info())
     finally:
         sys.stdout.flush()

@@ -7,9 +7,10 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
-from myxtts.evaluation.report import EVALUATION, ScoreWeights, write_table
+from myxtts.evaluation.report import ScoreWeights, write_table
 from myxtts.files import going_on_if_full
 from myxtts.models.loss_groups import network_variables
+from myxtts.observe.page.samples import EVALUATION_FOLDER
 from myxtts.tasks.registry import task_of
 from myxtts.training.checkpoint_files import checkpoint_of
 from myxtts.training.held_out import LoadVocoder
@@ -41,7 +42,7 @@ class InRunEvaluator:
         checkpoint = checkpoint_of(self._folder.checkpoints, step).name
         score = self._score(checkpoint, pace or no_pace)
         with going_on_if_full(f"the scores of step {step}"):
-            folder = self._folder.path / EVALUATION / checkpoint
+            folder = self._folder.path / EVALUATION_FOLDER / checkpoint
             folder.mkdir(parents=True, exist_ok=True)
             write_table(score, folder)
         log.info("step %6d | %s", step, score.console_line())

@@ -11,7 +11,7 @@ from myxtts.data.dataset import corpus_folder
 from myxtts.errors import ConfigError
 from myxtts.evaluation.options import EvaluationOptions
 from myxtts.files import make_folder, write_whole
-from myxtts.observe.page.samples import SCORES
+from myxtts.observe.page.samples import EVALUATION_FOLDER, SCORES
 from myxtts.training.observation import Pace
 
 Metric = dict[str, float | None]  # by column; None where it does not apply or nothing was measured
@@ -27,7 +27,6 @@ COLUMNS = {  # title in the table
     "griffin_lim": "Griffin-Lim",
     "recordings": "recordings",
 }
-EVALUATION = "evaluation"  # folder of a run
 GROUPS = {"languages": "{}: ", "speakers": "{} speakers: "}  # what the table writes before a metric of a group
 
 
@@ -215,7 +214,7 @@ def output_folder(run: Path, checkpoint: Path, options: EvaluationOptions) -> Pa
         ConfigError: it is a file.
     """
     suffix = f"-{corpus_folder(options.data).name}" if options.data else ""
-    folder = options.out or run / EVALUATION / f"{checkpoint.name}{suffix}"
+    folder = options.out or run / EVALUATION_FOLDER / f"{checkpoint.name}{suffix}"
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--out {folder} was given, but that is a file. Name a folder.")
     return folder

@@ -29,7 +29,7 @@ LABELS = {
 EMBEDDED_BYTES = 3_500_000  # of sounds and pictures within the page
 JPEG_QUALITY = 80
 SMALL_WIDTH, SMALL_QUALITY = 300, 40  # of the pictures of other steps
-SCORES = "scores.md"
+EVALUATION_FOLDER, SCORES = "evaluation", "scores.md"  # folder of a run, and the table in the folder of a checkpoint
 SHOWN_SCORES = 100  # of 3 kB each
 
 
@@ -215,7 +215,7 @@ def _size(picture: Path) -> str:
 
 def scores(folder: Path) -> str:
     """Return the newest SHOWN_SCORES tables of evaluations, the newest checkpoint first; empty if there are none."""
-    files = sorted((folder / "evaluation").glob(f"*/{SCORES}"), reverse=True)[:SHOWN_SCORES]
+    files = sorted((folder / EVALUATION_FOLDER).glob(f"*/{SCORES}"), reverse=True)[:SHOWN_SCORES]
     parts = [
         f"<details{' open' * (number == 0)}><summary>{escape(file.parent.name)}</summary>"
         f"{''.join(_markdown(file.read_text(encoding='utf-8')))}</details>"

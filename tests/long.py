@@ -1,6 +1,7 @@
-"""A decorator for slow tests, which only `make test-long` runs."""
+"""What only `make test-long` runs."""
 
 import os
 import unittest
 
-long = unittest.skipUnless(os.environ.get("TEST_LONG"), "takes long: make test-long")
+LONG = bool(os.environ.get("TEST_LONG"))
+long = unittest.skipUnless(LONG, "takes long: make test-long")

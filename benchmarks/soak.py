@@ -7,12 +7,13 @@ One run trains the network `tiny` on a demo corpus, on two simulated GPUs, with 
 training, and checkpoints. Two thirds of the time belong to its first process. Then it is stopped by SIGTERM and
 resumed, three times by default, so that what a process has at its start can be compared, too.
 
-Every few seconds the process is sampled: memory that is anonymous, so that no other process changes it, and resident
-memory (RSS), threads, file descriptors, the size of the run folder and of its checkpoints, and the time of a step since
-its last report. The slopes are those of the first process after a warm-up of a quarter of its time and 60 steps, by
-ordinary least squares, with 95 % intervals (`benchmarks/_slope.py` has the formulas). A limit is met if the whole
-interval is below it, not met if the whole interval is above it, and otherwise not shown. Less than 30 minutes after the
-warm-up are too short for a verdict, since memory still settles. Linux only.
+Every few seconds the process is sampled: the memory that it has in use, of which it writes the bytes itself (see
+`benchmarks/_heap.py`); its anonymous memory, which has what malloc keeps, too, but which no other process changes;
+resident memory (RSS), threads, file descriptors, the size of the run folder and of its checkpoints, and the time of a
+step since its last report. The slopes are those of the first process after a warm-up of a quarter of its time and 60
+steps, by ordinary least squares, with 95 % intervals (`benchmarks/_slope.py` has the formulas). A limit is met if the
+whole interval is below it, not met if the whole interval is above it, and otherwise not shown. Less than 30 minutes
+after the warm-up are too short for a verdict, since memory still settles. Linux only.
 """
 
 import argparse
@@ -40,7 +41,7 @@ from myxtts.distributed.processes import ChildProcess, OutputReader
 from myxtts.errors import PlacementError, TrainingError
 from myxtts.files import check_writable, make_folder, write_whole
 
-SCRIPT = (str(Path(__file__).resolve().parents[1] / "train_main.py"),)
+SCRIPT = (str(Path(__file__).with_name("_heap.py").resolve()),)
 UTTERANCES, ENDLESS = 24, 10_000_000
 FIRST_SHARE = 2.0 / 3.0  # of the time, for the first process
 WARM_UP = 0.25  # of a process' time: TensorFlow's memory grows while shapes are new
@@ -50,6 +51,7 @@ LEAST_SAMPLE_S, SAMPLES = 2.0, 1500
 POLL_S = 0.2
 STOP_S = 300.0  # from SIGTERM to the end, with the last checkpoint; a machine may be busy
 MIB = 1 << 20
+MEGABYTE = 1e6 / MIB
 SETTINGS = (
     "--model-size tiny --text-frontend characters --batch-size 4 --buckets 2 --validation-fraction 0.15 --ode-steps 1 "
     f"--max-steps {ENDLESS} --log-every 5 --validate-every 20 --sample-every 40 --checkpoint-every 20 "
@@ -64,12 +66,14 @@ class Sample:
     Attributes:
         process: 0 for the first one of the run, 1 for the one that resumed it.
         seconds: since the start of the process.
+        heap_mib: mean since the last sample; 0 before the first line.
         step_s: of the last report; 0 before it.
         run_mib, checkpoints_mib: sizes of files.
     """
 
     process: int
     seconds: float
+    heap_mib: float
     rss_mib: float
     anonymous_mib: float
     threads: int
@@ -97,7 +101,8 @@ class Quantity:
 
 
 QUANTITIES = (
-    Quantity("anonymous_mib", "memory, anonymous, MiB", 1e6 / MIB),  # 1 MB
+    Quantity("heap_mib", "memory in use, MiB", MEGABYTE),
+    Quantity("anonymous_mib", "memory, anonymous, MiB", MEGABYTE),
     Quantity("rss_mib", "memory, RSS, MiB"),
     Quantity("threads", "threads", 0.5),
     Quantity("descriptors", "file descriptors", 0.5),
@@ -152,7 +157,8 @@ def train(folder: Path, process: int, seconds: float, every_s: float, seed: int)
     """
     run = folder / "runs" / "soak"
     argv = ["--run", run.name, "--runs-dir", str(run.parent), "--train-data", str(folder / "corpus"), *DUAL, *SETTINGS]
-    command = [sys.executable, *SCRIPT, *argv, "--seed", str(seed), *["--resume"] * bool(process)]
+    heap = folder / f"heap-{process}.txt"
+    command = [sys.executable, *SCRIPT, str(heap), *argv, "--seed", str(seed), *["--resume"] * bool(process)]
     samples, start_s = [], time.monotonic()
     with open(folder / "log.txt", "ab") as log, OutputReader() as output:
         child = ChildProcess(command, log, f"process {process}", {"CUDA_VISIBLE_DEVICES": ""})
@@ -162,7 +168,7 @@ def train(folder: Path, process: int, seconds: float, every_s: float, seed: int)
                 if wait_for_end(child, output, start_s + number * every_s):
                     break
                 with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
-                    samples.append(sample_of(child.pid, run, process, time.monotonic() - start_s))
+                    samples.append(sample_of(child.pid, run, heap, process, time.monotonic() - start_s, every_s))
             child.send_signal(signal.SIGTERM)
             wait_for_end(child, output, time.monotonic() + STOP_S)
         finally:
@@ -184,14 +190,20 @@ def wait_for_end(child: ChildProcess, output: OutputReader, end_s: float) -> boo
     return child.has_ended()
 
 
-def sample_of(pid: int, run: Path, process: int, seconds: float) -> Sample:
-    """Sample a process and its run folder; raises FileNotFoundError or ProcessLookupError if it has ended."""
+def sample_of(pid: int, run: Path, heap: Path, process: int, seconds: float, every_s: float) -> Sample:
+    """Sample a process and its run folder; raises FileNotFoundError or ProcessLookupError if it has ended.
+
+    Args:
+        heap: file of `benchmarks/_heap.py`.
+        seconds, every_s: since the start of the process, and since the last sample.
+    """
     status = _numbers(Path(f"/proc/{pid}/status"))
     memory = _numbers(Path(f"/proc/{pid}/smaps_rollup"))
     step, step_s = last_report(run / "metrics.jsonl")
     return Sample(
         process,
         round(seconds, 1),
+        mean_of_last_lines(heap, max(round(every_s), 1)) / MIB,
         status["VmRSS"] / 1024,
         memory["Anonymous"] / 1024,
         status["Threads"],
@@ -207,6 +219,14 @@ def _numbers(file: Path) -> dict[str, int]:
     """Return the numbers of a file of /proc by name; memory is in KiB."""
     lines = (line.split() for line in file.read_text().splitlines())
     return {words[0].rstrip(":"): int(words[1]) for words in lines if len(words) > 1 and words[1].isdecimal()}
+
+
+def mean_of_last_lines(file: Path, count: int) -> float:
+    """Return the mean of the numbers in the last lines of a file; 0 without any."""
+    with contextlib.suppress(FileNotFoundError):
+        if lines := file.read_text().splitlines()[-count:]:
+            return fmean(map(int, lines))
+    return 0.0
 
 
 def last_report(metrics: Path) -> tuple[int, float]:

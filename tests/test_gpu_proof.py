@@ -197,7 +197,7 @@ class SimulatedTest(unittest.TestCase):
     """The program on two simulated GPUs, in one process of its own; `make test-long` runs it whole."""
 
     # 4, 6 and 7 train whole runs, and take half of the time.
-    SECTIONS = [section for section in gpu_proof.SECTIONS if LONG or section.number in (1, 2, 3, 5)]
+    SECTIONS = tuple(section for section in gpu_proof.SECTIONS if LONG or section.number in (1, 2, 3, 5))
 
     @classmethod
     def setUpClass(cls):

@@ -7,14 +7,27 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
+from benchmarks._heap import bytes_in_use
 from benchmarks._slope import fit, t_quantile
 from benchmarks._timed_runs import DUAL
-from benchmarks.soak import SETTINGS, Sample, describe, last_report, size_of, table, train, verdict, wait_for_end
+from benchmarks.soak import (
+    SETTINGS,
+    Sample,
+    describe,
+    last_report,
+    mean_of_last_lines,
+    size_of,
+    table,
+    train,
+    verdict,
+    wait_for_end,
+)
 from myxtts.commands.train import parse
 from myxtts.errors import TrainingError
 
 TRAINER = """
 import pathlib, signal, sys, time
+pathlib.Path(sys.argv[1]).write_text("2097152\\n" * 9)
 run = pathlib.Path(sys.argv[sys.argv.index("--runs-dir") + 1], sys.argv[sys.argv.index("--run") + 1])
 run.mkdir(parents=True)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -54,7 +67,7 @@ class SoakTest(unittest.TestCase):
     def samples(self, growth: float) -> list[Sample]:
         """Return samples of two processes whose memory grows by `growth` MiB an hour."""
         return [
-            Sample(process, 60.0 * i, 900.0, 800.0 + growth * i / 60.0, 30, 50, 10.0 + i, 8.0, 10 * i, 0.5)
+            Sample(process, 60.0 * i, 600.0 + growth * i / 60.0, 900.0, 800.0, 30, 50, 10.0 + i, 8.0, 10 * i, 0.5)
             for process in range(2)
             for i in range(60)
         ]
@@ -63,7 +76,7 @@ class SoakTest(unittest.TestCase):
         for growth, expected in ((0.1, "met"), (20.0, "not met")):
             rows = table(self.samples(growth))
             by_name = {row["name"]: row for row in rows}
-            memory = by_name["memory, anonymous, MiB"]
+            memory = by_name["memory in use, MiB"]
             self.assertAlmostEqual(memory["slope"], growth, places=3)
             self.assertEqual(memory["verdict"], expected)
             self.assertEqual({by_name[name]["verdict"] for name in ("threads", "file descriptors")}, {"met"})
@@ -90,6 +103,7 @@ class SoakTest(unittest.TestCase):
             samples = train(Path(name), process=1, seconds=0.3, every_s=0.1, seed=0)
         self.assertEqual([(sample.process, sample.step, sample.step_s) for sample in samples], [(1, 7, 0.5)] * 3)
         for sample in samples:
+            self.assertEqual(sample.heap_mib, 2.0)
             self.assertTrue(sample.rss_mib > 1.0 and sample.threads and sample.descriptors)
             self.assertLessEqual(0.0, sample.anonymous_mib)  # some containers tell none
 
@@ -116,6 +130,16 @@ class SoakTest(unittest.TestCase):
             path.write_text('{"step": 5, "step_s": 0.5}\n{"step": 6, "validation_loss": 1}\n{"step": 7, "st')
             self.assertEqual(last_report(path), (5, 0.5))
             self.assertEqual(size_of(Path(folder)), path.stat().st_size)
+
+    def test_the_memory_in_use_is_written_and_read(self):
+        with tempfile.TemporaryDirectory() as folder:
+            heap = Path(folder, "heap.txt")
+            self.assertEqual(mean_of_last_lines(heap, 2), 0.0)
+            before = bytes_in_use()
+            held = bytearray(1 << 26)
+            self.assertGreater(bytes_in_use() - before, len(held) - (1 << 20))
+            heap.write_text("9\n1\n4\n")
+            self.assertEqual(mean_of_last_lines(heap, 2), 2.5)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Train small voices without and with a teacher, from 5 and from 45 minutes of recordings, and compare them.
 
     python benchmarks/distillation.py one
-    python benchmarks/distillation.py many --minutes 20 --seeds 0 1 2
+    python benchmarks/distillation.py many --minutes 25 --teacher-minutes 60 --recordings 5
     python benchmarks/distillation.py one --recordings 5 --only measure
 
 `one` is an espeak-ng voice of English, `many` are eight of them. The teacher, of --model-size small, learns from 45
@@ -75,12 +75,14 @@ class Kind:
 
     Attributes:
         speakers, unseen: number of speakers of the corpus, and of others.
+        flags: settings of the training beyond those of `config`.
     """
 
     name: str
     config: str
     speakers: int
     unseen: int
+    flags: tuple[str, ...] = ()
 
     @property
     def corpus(self) -> Path:
@@ -122,7 +124,12 @@ class Kind:
 
 
 KINDS = {
-    kind.name: kind for kind in (Kind("one", "configs/voice.yaml", 1, 0), Kind("many", "configs/voices.yaml", 8, 2))
+    kind.name: kind
+    for kind in (
+        Kind("one", "configs/voice.yaml", 1, 0),
+        # Batches and rate of configs/voice.yaml, so that the steps of both kinds can be compared.
+        Kind("many", "configs/voices.yaml", 8, 2, ("--batch-size", "8", "--learning-rate", "2e-3")),
+    )
 }
 
 
@@ -177,7 +184,7 @@ def train(
     kind: Kind, options: argparse.Namespace, teacher: Path, asr: Path, students: dict[tuple[int, str], list[Path]]
 ) -> None:
     kind.make()
-    common = ("--config", kind.config, *DUAL)
+    common = ("--config", kind.config, *kind.flags, *DUAL)
     large = ("--train-data", str(kind.recordings(MANY)), "--model-size", "small", "--learning-rate", "1e-3")
     train_for(teacher, options.teacher_minutes, PROBE_STEPS, (*common, *large))
     if not asr.exists():

@@ -330,6 +330,25 @@ class Page(Folder):
         with mock.patch.object(soundfile, "write", side_effect=AssertionError):
             self.assertEqual(report.write().read_text().count("data:audio"), 2)
 
+    def test_samples_of_older_steps_are_neither_drawn_nor_kept(self):
+        self.report(report_of(40))
+        for step in (10, 20, 30):
+            self.sample(step)
+        drawn = samples.Samples(self.folder)
+        self.assertIn("Step 10", drawn.section(60.0))
+        with mock.patch.object(samples, "SHOWN_STEPS", 2):
+            section = drawn.section(60.0)
+        self.assertEqual(re.findall(r"Step (\d+)", section), ["30", "20"])
+        self.assertIn("Samples of 1 older steps", section)
+        self.assertEqual(list(drawn._small), ["step-000020"])
+
+    def test_lines_of_the_same_metrics_share_their_names(self):
+        self.report(report_of(20), report_of(30))
+        history = History(self.folder / "metrics.jsonl")
+        history.update()
+        first, second = history._lines
+        self.assertIs(first.names, second.names)
+
     def test_file_names_in_links_are_percent_encoded_and_sounds_have_their_order(self):
         self.report(report_of(20))
         self.sample(20)

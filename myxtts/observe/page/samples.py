@@ -29,6 +29,7 @@ LABELS = {
 EMBEDDED_BYTES = 3_500_000  # of sounds and pictures within the page
 JPEG_QUALITY = 80
 SMALL_WIDTH, SMALL_QUALITY = 300, 40  # of the pictures of other steps
+SHOWN_STEPS = 100  # of samples; a page of thousands, each of 4 to 30 kB, is of no use to anybody
 EVALUATION_FOLDER, SCORES = "evaluation", "scores.md"  # folder of a run, and the table in the folder of a checkpoint
 SHOWN_SCORES = 100  # of 3 kB each
 
@@ -125,7 +126,7 @@ class Samples:
         self._small: dict[str, str] = {}
 
     def section(self, budget_s: float) -> str:
-        """Return the samples of all steps, the newest first; empty if there are none.
+        """Return the samples of the newest SHOWN_STEPS steps, the newest first; empty if there are none.
 
         Args:
             budget_s: longest processor time to compress new files.
@@ -135,11 +136,17 @@ class Samples:
         if not steps:
             return ""
         self._media.begin(budget_s)
-        newest, *others = steps
+        newest, *others = steps[:SHOWN_STEPS]
+        shown = {path.name for path in others}
+        for drawn in (self._linked, self._small):
+            for name in drawn.keys() - shown:
+                del drawn[name]
         parts = []
         with suppress(FileNotFoundError):  # samples of a repeated step take the place of others
             parts.append(self._step(newest, self._whole))
             parts += map(self._other_step, others)
+        if older := len(steps) - len(others) - 1:
+            parts.append(f"<p>Samples of {older:,} older steps are in <code>samples/</code>.</p>")
         return f'<section><h2 id="samples">Samples</h2>{"".join(parts)}</section>'
 
     def _other_step(self, folder: Path) -> str:

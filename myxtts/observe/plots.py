@@ -158,4 +158,8 @@ def _set_title(figure: Figure, title: str) -> None:
 def _render(figure: Figure) -> np.ndarray:
     canvas = FigureCanvasAgg(figure)  # not pyplot, which keeps every figure in a global list
     canvas.draw()
-    return np.asarray(canvas.buffer_rgba())[:, :, :3].copy()
+    image = np.asarray(canvas.buffer_rgba())[:, :, :3].copy()
+    # The parts of a figure refer to each other, so Python frees them late: 2.7 MiB of each, and 0.2 MiB after this.
+    figure.clear()
+    canvas.renderer = None
+    return image

@@ -339,7 +339,7 @@ class Page(Folder):
         with mock.patch.object(samples, "SHOWN_STEPS", 2):
             section = drawn.section(60.0)
         self.assertEqual(re.findall(r"Step (\d+)", section), ["30", "20"])
-        self.assertIn("Samples of 1 older steps", section)
+        self.assertIn("Older steps with samples: 1,", section)
         self.assertEqual(list(drawn._small), ["step-000020"])
 
     def test_lines_of_the_same_metrics_share_their_names(self):

@@ -146,7 +146,7 @@ class Samples:
             parts.append(self._step(newest, self._whole))
             parts += map(self._other_step, others)
         if older := len(steps) - len(others) - 1:
-            parts.append(f"<p>Samples of {older:,} older steps are in <code>samples/</code>.</p>")
+            parts.append(f"<p>Older steps with samples: {older:,}, in <code>samples/</code>.</p>")
         return f'<section><h2 id="samples">Samples</h2>{"".join(parts)}</section>'
 
     def _other_step(self, folder: Path) -> str:

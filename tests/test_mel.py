@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, LOG_FLOOR, MEL_BANDS, SAMPLE_RATE_HZ
-from myxtts.audio.griffin_lim import griffin_lim, inverse_mel_scale
+from myxtts.audio.griffin_lim import _istft, griffin_lim, inverse_mel_scale
 from myxtts.audio.mel import SILENCE, log_mel, mel_filters, warped_mel_filters
 from myxtts.matmul import float32_matmul
 from tests.sine_corpus import frequency, sine
@@ -207,6 +207,24 @@ class InversionTest(unittest.TestCase):
             for frames in (1, 17, 64, 65, 127, 128):
                 np.testing.assert_allclose(inverse_mel_scale(mel[:, :frames]), whole[:, :frames], rtol=1e-3)
         self.assertEqual({shape[1] for shape in shapes}, {64, 128})
+
+    def test_transforms_have_few_lengths_and_the_wave_does_not_depend_on_them(self):
+        def inverse(spectrum):
+            rows.add(spectrum.shape[1])
+            return _istft(spectrum)
+
+        def waves():
+            return [griffin_lim.__wrapped__(mel[:, :frames], 2, [0, 0]).numpy() for frames in (1, 65, 100)]
+
+        mel = tf.constant(np.random.default_rng(0).uniform(-8.0, 0.0, (2, 100, MEL_BANDS)), tf.float32)
+        rows: set[int] = set()
+        with mock.patch("myxtts.audio.griffin_lim._istft", inverse):
+            padded = waves()
+            self.assertEqual(rows, {64, 128})
+            with mock.patch("myxtts.audio.griffin_lim.grid_padding", lambda frames: 0):
+                for wave, alone in zip(padded, waves(), strict=True):
+                    np.testing.assert_allclose(wave, alone, rtol=0, atol=1e-4)
+        self.assertEqual(rows, {64, 128, 1, 65, 100})
 
     def test_a_sinusoid_keeps_its_frequency_and_level(self):
         for hz, tolerance_db in ((220.0, 1.0), (440.0, 1.0), (1_000.0, 1.0), (3_000.0, 6.0)):  # wide bands blur a tone

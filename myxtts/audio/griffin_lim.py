@@ -58,15 +58,17 @@ def griffin_lim(log_mel, iterations, seed):
     """
     magnitude = inverse_mel_scale(log_mel)
     phase = tf.random.stateless_uniform(tf.shape(magnitude), seed, 0.0, 2.0 * np.pi)
-    spectrum = tf.complex(magnitude * tf.cos(phase), magnitude * tf.sin(phase))
-    wave = _istft(spectrum)
+    frames = tf.shape(log_mel)[1]
+    grid = [[0, 0], [0, grid_padding(frames)], [0, 0]]  # frames of magnitude 0 add nothing to the wave
+    magnitude, phase = tf.pad(magnitude, grid), tf.pad(phase, grid)
+    wave = _istft(tf.complex(magnitude * tf.cos(phase), magnitude * tf.sin(phase)))
 
     def iterate(number, wave, previous):
         spectrum = stft(wave + MOMENTUM * (wave - previous))
         return number + 1, _istft(_with_magnitude(spectrum, magnitude)), wave
 
     _, wave, _ = tf.while_loop(lambda number, *_: number < iterations, iterate, (0, wave, wave))
-    wave = wave[:, PAD_SAMPLES:-PAD_SAMPLES]
+    wave = wave[:, PAD_SAMPLES : PAD_SAMPLES + HOP_SAMPLES * frames]
     return wave / tf.maximum(tf.reduce_max(tf.abs(wave), axis=1, keepdims=True), 1.0)
 
 

@@ -4,13 +4,14 @@
     python benchmarks/soak.py --minutes 5
 
 One run trains the network `tiny` on a demo corpus, on two simulated GPUs, with validation and samples beside the
-training, and checkpoints. Two thirds of the time belong to its first process. Then it is stopped by SIGTERM and
-resumed, three times by default, so that what a process has at its start can be compared, too.
+training, and checkpoints. Nine tenths of the time belong to its first process, since a slope needs a long one. Then it
+is stopped by SIGTERM and resumed, three times by default, so that what a process has at its start can be compared, too.
 
 Every few seconds the process is sampled: the memory that it has in use, of which it writes the bytes itself (see
 `benchmarks/_heap.py`); its anonymous memory, which has what malloc keeps, too, but which no other process changes;
 resident memory (RSS), threads, file descriptors, the size of the run folder and of its checkpoints, and the time of a
-step since its last report. The slopes are those of the first process after a warm-up of a quarter of its time and 60
+step since its last report. A checkpoint in the making comes and goes, so of the checkpoints' sizes the least of each
+minute counts. The slopes are those of the first process after a warm-up of a quarter of its time and 60
 steps, by ordinary least squares, with 95 % intervals (`benchmarks/_slope.py` has the formulas). A limit is met if the
 whole interval is below it, not met if the whole interval is above it, and otherwise not shown. Less than 30 minutes
 after the warm-up are too short for a verdict, since memory still settles. Linux only.
@@ -27,6 +28,8 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 
@@ -43,11 +46,12 @@ from myxtts.files import check_writable, make_folder, write_whole
 
 SCRIPT = (str(Path(__file__).with_name("_heap.py").resolve()),)
 UTTERANCES, ENDLESS = 24, 10_000_000
-FIRST_SHARE = 2.0 / 3.0  # of the time, for the first process
+FIRST_SHARE = 0.9  # of the time, for the first process
 WARM_UP = 0.25  # of a process' time: TensorFlow's memory grows while shapes are new
 WARM_UP_STEPS = 60  # until all checkpoints that are kept are there, and validation and samples have run
 LEAST_S = 1800.0  # after the warm-up, for a verdict
 LEAST_SAMPLE_S, SAMPLES = 2.0, 1500
+MINUTE_S = 60.0
 POLL_S = 0.2
 STOP_S = 300.0  # from SIGTERM to the end, with the last checkpoint; a machine may be busy
 MIB = 1 << 20
@@ -92,12 +96,14 @@ class Quantity:
         name: of the attribute of Sample.
         limit: of its slope an hour; None without one.
         relative: the slope is divided by the mean.
+        least: the least of each minute counts.
     """
 
     name: str
     label: str
     limit: float | None = None
     relative: bool = False
+    least: bool = False
 
 
 QUANTITIES = (
@@ -106,7 +112,7 @@ QUANTITIES = (
     Quantity("rss_mib", "memory, RSS, MiB"),
     Quantity("threads", "threads", 0.5),
     Quantity("descriptors", "file descriptors", 0.5),
-    Quantity("checkpoints_mib", "checkpoints on the disk, MiB", 1.0),
+    Quantity("checkpoints_mib", "checkpoints on the disk, MiB", 1.0, least=True),
     Quantity("run_mib", "run folder, MiB (samples and curves grow)"),
     Quantity("step_s", "time of a step", 0.05, relative=True),
 )
@@ -254,6 +260,8 @@ def table(samples: Sequence[Sample]) -> list[dict]:
     rows = []
     for quantity in QUANTITIES:
         by_process = [_after_warm_up(samples, process) for process in range(samples[-1].process + 1)]
+        if quantity.least:
+            by_process = [_least_of_each_minute(part, quantity.name) for part in by_process]
         chosen = [sample for sample in by_process[0] if getattr(sample, quantity.name)]
         values = [float(getattr(sample, quantity.name)) for sample in chosen]
         slope = fit([sample.seconds / 3600.0 for sample in chosen], values)
@@ -281,6 +289,11 @@ def _after_warm_up(samples: Sequence[Sample], process: int) -> list[Sample]:
     first_step = next((sample.step for sample in part if sample.step), 0)
     settled = [sample for sample in part if sample.step >= first_step + WARM_UP_STEPS]
     return [sample for sample in settled if sample.seconds >= WARM_UP * part[-1].seconds]
+
+
+def _least_of_each_minute(samples: Sequence[Sample], name: str) -> list[Sample]:
+    by_minute = groupby(samples, lambda sample: sample.seconds // MINUTE_S)
+    return [min(minute, key=attrgetter(name)) for _, minute in by_minute]
 
 
 def verdict(slope: Slope | None, limit: float | None, seconds: float) -> str:

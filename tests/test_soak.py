@@ -83,6 +83,19 @@ class SoakTest(unittest.TestCase):
             self.assertEqual(len(memory["means"]), 2)
         self.assertIn("| 20 | " if growth < 1 else "+20 ± ", "\n".join(describe(self.samples(growth), rows)))
 
+    def test_a_checkpoint_in_the_making_is_no_growth(self):
+        def sizes(kept_mib):
+            return [
+                Sample(0, 10.0 * i, 600.0, 900.0, 800.0, 30, 50, 10.0, kept_mib(i) + 4.0 * (i % 3 == 0), i, 0.5)
+                for i in range(300)
+            ]
+
+        for kept_mib, slope, count in ((lambda i: 8.0, 0.0, 8.0), (lambda i: 8.0 + i / 6.0, 60.0, None)):
+            row = next(row for row in table(sizes(kept_mib)) if row["name"] == "checkpoints on the disk, MiB")
+            self.assertAlmostEqual(row["slope"], slope, places=2)
+            if count is not None:
+                self.assertEqual((row["first"], row["last"]), (count, count))
+
     def test_an_interval_that_holds_the_limit_shows_nothing(self):
         source = random.Random(0)
         slope = fit(range(50), [source.gauss(0.0, 100.0) for _ in range(50)])

@@ -1,6 +1,7 @@
 """Checkpoints are atomic and complete, and errors name damaged files."""
 
 import json
+import shutil
 import tempfile
 import threading
 import unittest
@@ -21,6 +22,7 @@ from myxtts.training.checkpoint_files import (
     read_metadata,
     write_arrays,
 )
+from myxtts.training.observation import VALIDATION, Observation
 from tests.kill_points import FullDisk
 from tests.tiny import build_model, build_toy, training_state
 
@@ -124,6 +126,25 @@ class Retention(Case):
         self.save_steps(again, 30)
         self.assertEqual(self.steps(), [10, 30])
         self.assertEqual(read_best(latest(self.folder)), (10, 0.5))
+
+    def test_what_only_an_observation_asked_for_goes_also_after_a_restart(self):
+        def observe(loss):
+            """Save steps 10 and 20, the second for an observation; a new process records its result, and saves 30."""
+            before = self.checkpoints(keep=2)
+            self.save_steps(before, 10)
+            before.add_provisional(20)
+            self.state.observing = (Observation(20, (VALIDATION,)),)
+            self.save_steps(before, 20)
+            with self.checkpoints(keep=2) as after:
+                after.record(self.state, 20, loss)
+            self.save_steps(self.checkpoints(keep=2), 30)
+            return self.steps()
+
+        self.assertEqual(observe(loss=None), [10, 30])
+        shutil.rmtree(self.folder)
+        self.assertEqual(observe(loss=0.5), [20, 30])  # the best, as if the validation had asked for it
+        self.save_steps(self.checkpoints(keep=2), 40, loss=0.4)
+        self.assertEqual(self.steps(), [30, 40])
 
     def test_a_checkpoint_with_a_non_finite_loss_is_never_the_best(self):
         checkpoints = self.checkpoints()

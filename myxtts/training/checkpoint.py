@@ -100,7 +100,9 @@ class Checkpoints:
         self.best = read_best(newest) if newest else None
         if self.best is not None and not checkpoint_of(folder, self.best.step).exists():
             self.best = None  # it was removed, so any checkpoint may be the best
-        self._provisional: set[int] = set()
+        self._provisional = {
+            step_of(checkpoint) for checkpoint in list_checkpoints(folder) if is_provisional(checkpoint)
+        }
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -123,8 +125,9 @@ class Checkpoints:
         if validation_loss is not None and self.improves(validation_loss):
             self.best = Best(state.step, validation_loss)
         target = checkpoint_of(self._folder, state.step)
+        changing = {"best": self.best, "provisional": state.step in self._provisional}
         needed = self._needed_steps(state)
-        self._writer.start(partial(self._write, target, copy_state(state), self.best, best_before, needed))
+        self._writer.start(partial(self._write, target, copy_state(state), changing, best_before, needed))
         return target
 
     @property
@@ -168,15 +171,20 @@ class Checkpoints:
         if validation_loss is not None and saved and self.improves(validation_loss):
             self.best = Best(step, validation_loss)
             self._provisional.discard(step)  # as if the validation had asked for it
-        self._writer.start(partial(self._record, step, self.best, self._needed_steps(state)))
+        needed, provisional = self._needed_steps(state), set(self._provisional)
+        self._writer.start(partial(self._record, step, self.best, needed, provisional))
 
-    def _record(self, step: int, best: Best | None, needed: set[int]) -> None:
+    def _record(self, step: int, best: Best | None, needed: set[int], provisional: set[int]) -> None:
         """Write the result of an observation to the checkpoints, in the thread of the writer."""
         for checkpoint in list_checkpoints(self._folder):
             if step_of(checkpoint) >= step:
-                observing = without(observations_of(read_metadata(checkpoint)), step)
+                changes = {
+                    "best": best,
+                    "observing": without(observations_of(read_metadata(checkpoint)), step),
+                    "provisional": step_of(checkpoint) in provisional,
+                }
                 try:
-                    update_metadata(checkpoint, {"best": best, "observing": observing})
+                    update_metadata(checkpoint, changes)
                 except OSError as error:
                     log.error("%s: %s. A resumed run validates step %d again.", error.filename, error.strerror, step)
         self._prune(needed)
@@ -198,12 +206,12 @@ class Checkpoints:
             )
 
     def _write(
-        self, target: Path, copy: StateCopy, best: Best | None, best_before: Best | None, needed: set[int]
+        self, target: Path, copy: StateCopy, changing: dict[str, Any], best_before: Best | None, needed: set[int]
     ) -> None:
         """Write a copy, in the thread of the writer."""
         groups = ((group, arrays.items()) for group, arrays in copy.groups.items())
         try:
-            write_checkpoint(target, groups, {**copy.progress, **self._metadata, "best": best}, replace=True)
+            write_checkpoint(target, groups, {**copy.progress, **self._metadata, **changing}, replace=True)
         except OSError as error:
             self.best, reason = best_before, describe_refusal(target, copy, error)
             self._failure = CheckpointError(f"{reason} It is the last one of the run. {remedy(target.parent)}")
@@ -224,6 +232,14 @@ class Checkpoints:
             if folder not in kept and step_of(folder) not in needed:
                 os.replace(folder, partial_of(folder))  # so that a part of it is never taken for a checkpoint
                 shutil.rmtree(partial_of(folder))
+
+
+def is_provisional(checkpoint: Path) -> bool:
+    """Whether nothing but an observation asked for a checkpoint; a damaged one is taken for an ordinary one."""
+    try:
+        return read_metadata(checkpoint).get("provisional", False)
+    except CheckpointError:
+        return False
 
 
 def describe_refusal(target: Path, copy: StateCopy, error: OSError) -> str:

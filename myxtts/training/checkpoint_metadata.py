@@ -66,6 +66,7 @@ class MetadataTypes(_Section):
     ancestor: _Source | None = None
     teacher: _Source | None = None
     observing: Annotated[list[tuple[Count, Names]], FailFast()] = []
+    provisional: bool = False
     participants: Annotated[list[_Participant], FailFast()] = []
     missed_syncs: Annotated[dict[str, Count], Short] = {}
 

@@ -110,7 +110,7 @@ class Runs(unittest.TestCase):
         cls.workspace = Workspace.temporary(cls.addClassCleanup, BARE)
         cls.enterClassContext(small_vocoders())
         cls.voice = cls.workspace.run_dir("voice")
-        assert cls.workspace.train("voice", "--stop-at-step", "0").code == 0
+        assert cls.workspace.train("voice", "--stop-at-step", "0", "--ode-steps", "1").code == 0
         flags = f"--task vocoder --teacher {cls.voice} --vocoder-segment-seconds 0.2 --max-steps 4"
         flags += " --validation-fraction 0.25 --checkpoint-every 2 --validate-every 4 --sample-every 4"
         cls.flags = flags.split()

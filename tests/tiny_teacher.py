@@ -12,15 +12,16 @@ from tests.tiny import BARE, build_model
 class UntrainedTeacher:
     """What a producer needs of a teacher: see `training.load_teacher.FrozenVoice`."""
 
-    def __init__(self, device: str, guidance: float = 1.0):
-        self.network, self._guidance = build_model(device=device, size=BARE), guidance
+    def __init__(self, device: str, ode_steps: int = 2, guidance: float = 1.0):
+        self.network = build_model(device=device, size=BARE)
+        self._ode_steps, self._guidance = ode_steps, guidance
         self.align = self.network.align
 
     def speak(self, batch, padded_frames):
-        return self.network.speak(batch, padded_frames, ode_steps=2, guidance=self._guidance)
+        return self.network.speak(batch, padded_frames, self._ode_steps, self._guidance)
 
     def teacher_forced_mel(self, batch):
-        return self.network.teacher_forced_mel(batch, ode_steps=2, guidance=self._guidance)
+        return self.network.teacher_forced_mel(batch, self._ode_steps, self._guidance)
 
 
 def spoken_inputs() -> dict:

@@ -161,7 +161,7 @@ def run(command: Sequence[str]) -> int:
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
         return end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
+    except BaseException:  # of the program: reported, and the fork ends, as a process of its own would
         sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
         return 1
     return 0

@@ -103,7 +103,7 @@ def run_case(settings: Settings, lab: Lab, number: int, limit_s: float) -> dict:
     trial, start_s = Trial(lab, folder, source, limit_s), time.monotonic()
     try:
         scenario.run(trial)
-    except Exception:
+    except Exception:  # a defect of the scenario is a finding, and the next case runs
         trial.fail("chaos test", traceback.format_exc())
     for child in trial.children:
         child.kill()

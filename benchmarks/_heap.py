@@ -1,11 +1,14 @@
-"""train_main.py, which also writes how much memory it has in use: what it has asked malloc for and not given back.
+"""train_main.py, which also writes how much memory it has in use: by malloc, and of tensors.
 
 The memory that a process occupies has more: malloc keeps what it was given back, and returns it to the system at times.
-In a run of benchmarks/soak.py that comes and goes by 90 MiB, and hides whether anything grows.
+In a run of benchmarks/soak.py that comes and goes by 90 MiB, and hides whether anything grows. TensorFlow does the same
+with its tensors on a CPU: it takes regions from malloc, each as large as all before, and keeps them. So what malloc has
+handed out grows by one of 128 MiB when the tensors at one time are more than ever before, and what is used of the
+regions is another number.
 
     python benchmarks/_heap.py heap.txt --simulate-gpus 2 --data-gpu 0 --model-gpu 1 --max-steps 20
 
-adds the bytes to heap.txt as a line, once a second. It needs the GNU C library from version 2.33.
+adds the bytes to heap.txt once a second, as a line `MALLOC TENSORS`. It needs the GNU C library from version 2.33.
 """
 
 import ctypes
@@ -38,12 +41,22 @@ def bytes_in_use() -> int:
     return info.uordblks + info.hblkhd
 
 
+def tensor_bytes() -> int:
+    """Return the bytes of the tensors of all CPU devices together; 0 before TensorFlow has started."""
+    has_started = getattr(sys.modules.get("myxtts.tf_internals"), "has_started", bool)  # another thread imports it
+    if not has_started():
+        return 0
+    import tensorflow as tf
+
+    return tf.config.experimental.get_memory_info("CPU:0")["current"]
+
+
 def write_bytes_in_use(path: str) -> None:
     """Add a line every second, as long as the process lives."""
     never = threading.Event()
     with open(path, "a", buffering=1, encoding="ascii") as file:  # each line at once
         while not never.wait(EVERY_S):
-            file.write(f"{bytes_in_use()}\n")
+            file.write(f"{bytes_in_use()} {tensor_bytes()}\n")
 
 
 def main() -> int:

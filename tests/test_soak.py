@@ -1,6 +1,9 @@
 """The soak test fits slopes and compares them with their limits."""
 
+import os
 import random
+import subprocess
+import sys
 import tempfile
 import time
 import unittest
@@ -15,7 +18,7 @@ from benchmarks.soak import (
     Sample,
     describe,
     last_report,
-    mean_of_last_lines,
+    means_of_last_lines,
     size_of,
     table,
     train,
@@ -24,10 +27,12 @@ from benchmarks.soak import (
 )
 from myxtts.commands.train import parse
 from myxtts.errors import TrainingError
+from tests.long import long
 
+ROOT = Path(__file__).parents[1]
 TRAINER = """
 import pathlib, signal, sys, time
-pathlib.Path(sys.argv[1]).write_text("2097152\\n" * 9)
+pathlib.Path(sys.argv[1]).write_text("2097152 1048576\\n" * 9)
 run = pathlib.Path(sys.argv[sys.argv.index("--runs-dir") + 1], sys.argv[sys.argv.index("--run") + 1])
 run.mkdir(parents=True)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -67,7 +72,7 @@ class SoakTest(unittest.TestCase):
     def samples(self, growth: float) -> list[Sample]:
         """Return samples of two processes whose memory grows by `growth` MiB an hour."""
         return [
-            Sample(process, 60.0 * i, 600.0 + growth * i / 60.0, 900.0, 800.0, 30, 50, 10.0 + i, 8.0, 10 * i, 0.5)
+            Sample(process, 60.0 * i, 600.0 + growth * i / 60.0, 50.0, 900.0, 800.0, 30, 50, 10.0 + i, 8.0, 10 * i, 0.5)
             for process in range(2)
             for i in range(60)
         ]
@@ -76,7 +81,7 @@ class SoakTest(unittest.TestCase):
         for growth, expected in ((0.1, "met"), (20.0, "not met")):
             rows = table(self.samples(growth))
             by_name = {row["name"]: row for row in rows}
-            memory = by_name["memory in use, MiB"]
+            memory = by_name["memory in use, malloc, MiB"]
             self.assertAlmostEqual(memory["slope"], growth, places=3)
             self.assertEqual(memory["verdict"], expected)
             self.assertEqual({by_name[name]["verdict"] for name in ("threads", "file descriptors")}, {"met"})
@@ -86,7 +91,7 @@ class SoakTest(unittest.TestCase):
     def test_a_checkpoint_in_the_making_is_no_growth(self):
         def sizes(kept_mib):
             return [
-                Sample(0, 10.0 * i, 600.0, 900.0, 800.0, 30, 50, 10.0, kept_mib(i) + 4.0 * (i % 3 == 0), i, 0.5)
+                Sample(0, 10.0 * i, 600.0, 50.0, 900.0, 800.0, 30, 50, 10.0, kept_mib(i) + 4.0 * (i % 3 == 0), i, 0.5)
                 for i in range(300)
             ]
 
@@ -116,7 +121,7 @@ class SoakTest(unittest.TestCase):
             samples = train(Path(name), process=1, seconds=0.3, every_s=0.1, seed=0)
         self.assertEqual([(sample.process, sample.step, sample.step_s) for sample in samples], [(1, 7, 0.5)] * 3)
         for sample in samples:
-            self.assertEqual(sample.heap_mib, 2.0)
+            self.assertEqual((sample.malloc_mib, sample.tensors_mib), (2.0, 1.0))
             self.assertTrue(sample.rss_mib > 1.0 and sample.threads and sample.descriptors)
             self.assertLessEqual(0.0, sample.anonymous_mib)  # some containers tell none
 
@@ -147,12 +152,24 @@ class SoakTest(unittest.TestCase):
     def test_the_memory_in_use_is_written_and_read(self):
         with tempfile.TemporaryDirectory() as folder:
             heap = Path(folder, "heap.txt")
-            self.assertEqual(mean_of_last_lines(heap, 2), 0.0)
+            self.assertEqual(means_of_last_lines(heap, 2), [0.0, 0.0])
             before = bytes_in_use()
             held = bytearray(1 << 26)
             self.assertGreater(bytes_in_use() - before, len(held) - (1 << 20))
-            heap.write_text("9\n1\n4\n")
-            self.assertEqual(mean_of_last_lines(heap, 2), 2.5)
+            heap.write_text("9 0\n1 5\n4 6\n")
+            self.assertEqual(means_of_last_lines(heap, 2), [2.5, 5.5])
+
+    @long
+    def test_tensors_are_counted_once_tensorflow_has_started_and_do_not_start_it(self):
+        program = (
+            "import tensorflow as tf; from benchmarks._heap import tensor_bytes; from myxtts.tf_internals import "
+            "has_started; print(tensor_bytes(), has_started()); held = tf.zeros([1 << 20]); print(tensor_bytes())"
+        )
+        environ = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+        done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environ, capture_output=True, text=True)
+        before, has_started, after = done.stdout.split()
+        self.assertEqual((before, has_started), ("0", "False"), done.stderr)
+        self.assertGreaterEqual(int(after), 1 << 22)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from myxtts.text.symbols import SymbolTable
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.load_teacher import NoVoice
 from tests.long import long
-from tests.tiny import BARE, Workspace, arrays_of, build_model, features, on_device, small_models
+from tests.tiny import Workspace, arrays_of, build_model, features, on_device, small_models
 from tests.tiny_teacher import UntrainedTeacher, produced, spoken_inputs
 from tests.two_devices import DATA, MODEL
 
@@ -194,7 +194,7 @@ class Placement(unittest.TestCase):
 class Runs(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.workspace = Workspace.temporary(cls.addClassCleanup, BARE)
+        cls.workspace = Workspace.temporary(cls.addClassCleanup)
         cls.voice = cls.workspace.run_dir("voice")
         assert cls.workspace.train("voice", "--stop-at-step", "0", "--ode-steps", "1").code == 0
         cls.texts = cls.workspace.folder / "texts.txt"
@@ -242,7 +242,7 @@ class Runs(unittest.TestCase):
     def test_a_profile_has_the_share_of_the_teacher(self):
         out = io.StringIO()
         flags = [*self.flags, "--data-gpu", "0", "--model-gpu", "1", "--num-steps", "2"]
-        with small_models(BARE), contextlib.redirect_stdout(out):
+        with small_models(), contextlib.redirect_stdout(out):
             code = report_errors(lambda: profile.main(self.workspace.argv("never", *flags)))
         self.assertEqual(code, 0)
         self.assertRegex(out.getvalue(), r"\nteacher        [1-9]\d?% of producing: ")

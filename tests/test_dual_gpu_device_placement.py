@@ -37,7 +37,6 @@ from myxtts.training.step import Step
 from tests.long import long
 from tests.sine_corpus import planned_corpus, write_corpus
 from tests.tiny import (
-    BARE,
     SECONDS,
     Workspace,
     build_model,
@@ -134,7 +133,7 @@ class RouteOfAStepTest(unittest.TestCase):
     @long
     def test_step_of_the_network_is_on_its_route(self):
         operations = ("Conv2D", "MatMul", "BatchMatMulV2", "Square", "Conv2DBackpropFilter")
-        network = build_model(size=BARE, device=MODEL)
+        network = build_model(device=MODEL)
         self.assert_on_route(network, Route(DATA, MODEL), 2, operations)
 
     def test_step_of_the_toy_model_is_on_the_opposite_route(self):

@@ -36,7 +36,6 @@ from myxtts.training.state import TrainingState, make_optimizers
 from myxtts.training.step import Step
 from tests.sine_corpus import sine, write_sound
 from tests.tiny import (
-    BARE,
     SYMBOLS,
     Finished,
     Workspace,
@@ -423,7 +422,7 @@ class Network(unittest.TestCase):
 
     def test_unfrozen_components_train_even_with_gradient_checkpointing(self):
         frozen = ("reference_encoder", "text_encoder")
-        model = build_model(size=BARE, gradient_checkpointing=True, cfg_dropout=0.9)
+        model = build_model(gradient_checkpointing=True, cfg_dropout=0.9)
         replicas = replicas_on(MODEL)
         with replicas.scope():
             state = TrainingState(model, make_optimizers(model, 0.5, "float32"), True, replicas, frozen)

@@ -13,7 +13,7 @@ from myxtts.models.build import build_xtts
 from myxtts.models.layers import Attention, Dense, Embedding, apply_rotary, parameter_count
 from myxtts.models.xtts import XTTS, FlowCondition, SynthesisOptions, keep_mask, long_term_average_spectrum
 from tests.long import long
-from tests.tiny import build_model, features, on_device, rows_of
+from tests.tiny import ONE_BLOCK, build_model, features, on_device, rows_of
 from tests.two_devices import MODEL
 
 ROWS = [(5, 13), (8, 24), (1, 1)]  # tokens and frames
@@ -22,7 +22,10 @@ ROWS = [(5, 13), (8, 24), (1, 1)]  # tokens and frames
 @cache
 def random_model():
     """Return a model with random weights everywhere: zero-initialised layers would block every signal."""
-    model, random = build_model(dropout=0.5, reference_dropout=0.5, segment_frames=8), np.random.default_rng(0)
+    model, random = (
+        build_model(dropout=0.5, reference_dropout=0.5, segment_frames=8, size=ONE_BLOCK),
+        np.random.default_rng(0),
+    )
     for variable in model.trainable_variables:
         variable.assign(variable.value + random.normal(0.0, 0.2, variable.shape).astype(np.float32))
     return model
@@ -298,7 +301,7 @@ class AverageSpectrum(Network):
 class Training(Network):
     def test_losses_of_segments_are_unbiased(self):
         """Check that the mean loss of segments over several seeds is close to the loss of whole utterances."""
-        model, batch = build_model(segment_frames=8), features([(5, 24), (8, 20), (3, 6)])
+        model, batch = build_model(segment_frames=8, size=ONE_BLOCK), features([(5, 24), (8, 20), (3, 6)])
         with tf.device(MODEL):
             whole = float(model(on_device(batch))[0]["mel"])
             seeds = [np.array([number, 0], np.int32) for number in range(12)]
@@ -328,7 +331,7 @@ class Training(Network):
         self.assertEqual(np.abs(dropped.hidden[0]).max() + np.abs(dropped.mel[0]).max(), 0.0)
         self.assertEqual(dropped.mel_std.numpy().tolist(), [1.0, 1.0])
         target, seed = tf.random.stateless_normal([2, 8, 80], [1, 2]), tf.constant([3, 4])
-        unconditional = build_model(cfg_dropout=0.999)
+        unconditional = build_model(cfg_dropout=0.999, size=ONE_BLOCK)
         with tf.device(MODEL):
             errors = [
                 unconditional._flow_errors(target, condition._replace(mel=condition.mel * scale), seed, seed).numpy()
@@ -361,7 +364,7 @@ class Training(Network):
     def test_gradient_checkpointing_keeps_losses_and_gradients(self):
         batch, results = on_device(features(ROWS)), []
         for checkpointing in (False, True):
-            model = build_model(dropout=0.2, gradient_checkpointing=checkpointing)
+            model = build_model(dropout=0.2, gradient_checkpointing=checkpointing, size=ONE_BLOCK)
             with tf.device(MODEL):
 
                 @tf.function
@@ -422,7 +425,7 @@ class Dropout(Network):
 class Synthesis(Network):
     @classmethod
     def setUpClass(cls):
-        cls.model = build_model()
+        cls.model = build_model(size=ONE_BLOCK)
 
     def test_half_the_speed_doubles_every_duration(self):
         batch = features([(5, 1), (8, 1)])
@@ -453,9 +456,9 @@ class Precision(unittest.TestCase):
     def test_mixed_precision_losses_are_close_to_float32_losses(self):
         batch = on_device(features(ROWS))
         with tf.device(MODEL):
-            expected = numpy_of(build_model()(batch)[0])
+            expected = numpy_of(build_model(size=ONE_BLOCK)(batch)[0])
             for precision in ("mixed_bfloat16", "mixed_float16"):
-                model = build_model(precision)
+                model = build_model(precision, size=ONE_BLOCK)
                 losses, _ = model(batch)
                 with self.subTest(precision=precision):
                     for name, loss in losses.items():
@@ -466,7 +469,7 @@ class Precision(unittest.TestCase):
                     self.assertEqual(computed, {precision.removeprefix("mixed_")})
 
     def test_building_a_model_restores_the_dtype_policy(self):
-        build_model(precision="mixed_bfloat16")
+        build_model(precision="mixed_bfloat16", size=ONE_BLOCK)
         self.assertEqual(keras.config.dtype_policy().name, "float32")
 
 

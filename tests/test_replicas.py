@@ -25,7 +25,7 @@ from myxtts.training.schedule import ConstantRates
 from myxtts.training.state import TrainingState, make_optimizers
 from myxtts.training.step import Step
 from tests.long import long
-from tests.tiny import BARE, SYMBOLS, Workspace, arrays_of, build_toy_for_run, features, small_models, take_step
+from tests.tiny import SYMBOLS, Workspace, arrays_of, build_toy_for_run, features, small_models, take_step
 from tests.two_devices import FOUR
 
 FULL = [(5, 30), (6, 38), (4, 20)]  # tokens and frames
@@ -53,7 +53,7 @@ def toy(precision: str) -> keras.Model:
 def voice(precision: str) -> keras.Model:
     from myxtts.models.build import build_xtts
 
-    with small_models(BARE):
+    with small_models():
         return build_xtts("tiny", SYMBOLS, 2, precision=precision, dropout=0.1)
 
 

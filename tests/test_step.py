@@ -18,7 +18,6 @@ from myxtts.training.step import TABLE_STEPS, Controls, Step
 from myxtts.training.validation import Validation
 from tests.long import long
 from tests.tiny import (
-    BARE,
     Toy,
     build_model,
     build_toy,
@@ -129,7 +128,7 @@ class Gradient(unittest.TestCase):
             self.assertAlmostEqual(used / norm, 1.0, 4)
 
     def test_weight_decay_applies_to_kernels_only(self):
-        state = training_state(build_model(size=BARE))
+        state = training_state(build_model())
         state.optimizer.learning_rate = 1.0
         for variable in state.model.trainable_variables:
             variable.assign(tf.ones_like(variable.value))
@@ -471,7 +470,7 @@ class CompiledByXla(unittest.TestCase):
     @long
     def test_compiled_network_has_the_same_losses_and_finite_gradients(self):
         """The flow loss differs, since XLA draws other random numbers from a seed."""
-        state, step = make_step(build_model(size=BARE, segment_frames=24, gradient_checkpointing=True), averaged=False)
+        state, step = make_step(build_model(segment_frames=24, gradient_checkpointing=True), averaged=False)
         batch = on_device(features(ROWS))
         with tf.device(MODEL):
             plain = {name: loss.numpy() for name, loss in state.model(batch, training=True)[0].items()}
@@ -485,7 +484,7 @@ class CompiledByXla(unittest.TestCase):
 
 class Network(unittest.TestCase):
     def test_network_learns_a_batch_with_one_trace(self):
-        state, step = make_step(build_model(size=BARE), clip=1.0, averaged=False)
+        state, step = make_step(build_model(), clip=1.0, averaged=False)
         losses = [run_step(step, features(ROWS, (8 + i % 3, 24 + i % 3)), number=i + 1)["loss"] for i in range(12)]
         self.assertTrue(np.isfinite(losses).all())
         self.assertLess(losses[-1], 0.8 * losses[0])
@@ -495,9 +494,7 @@ class Network(unittest.TestCase):
 
     @long
     def test_network_learns_in_float16(self):
-        state, step = make_step(
-            build_model("mixed_float16", size=BARE), clip=1.0, precision="mixed_float16", averaged=False
-        )
+        state, step = make_step(build_model("mixed_float16"), clip=1.0, precision="mixed_float16", averaged=False)
         outcomes = [run_step(step, features(ROWS), number=i + 1) for i in range(12)]
         self.assertLess(outcomes[-1]["loss"], 0.8 * outcomes[0]["loss"])
         self.assertTrue(np.isfinite(outcomes[-1]["gradient_norm"]))

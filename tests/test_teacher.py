@@ -19,7 +19,7 @@ from myxtts.training.init_from import Pretrained, load_pretrained
 from myxtts.training.load_teacher import NoVoice
 from tests.long import long
 from tests.test_vocoder import FRAMES, SEGMENT
-from tests.tiny import BARE, Workspace, arrays_of, features, on_device
+from tests.tiny import Workspace, arrays_of, features, on_device
 from tests.tiny_teacher import UntrainedTeacher, produced, spoken_inputs
 from tests.tiny_vocoder import build, small_vocoders, vocoder
 from tests.two_devices import DATA, MODEL
@@ -107,7 +107,7 @@ class MelHead(unittest.TestCase):
 class Runs(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.workspace = Workspace.temporary(cls.addClassCleanup, BARE)
+        cls.workspace = Workspace.temporary(cls.addClassCleanup)
         cls.enterClassContext(small_vocoders())
         cls.voice = cls.workspace.run_dir("voice")
         assert cls.workspace.train("voice", "--stop-at-step", "0", "--ode-steps", "1").code == 0

@@ -38,8 +38,8 @@ from tests.kill_points import KillPoints
 from tests.sine_corpus import write_corpus
 from tests.two_devices import MODEL, SIMULATED
 
-SMALLEST = replace(SIZES["tiny"], channels=16, encoder_blocks=1, decoder_blocks=1, flow_blocks=1, latents=2)
-BARE = replace(SMALLEST, encoder_blocks=0, decoder_blocks=0)  # still has every kind of layer
+ONE_BLOCK = replace(SIZES["tiny"], channels=16, encoder_blocks=1, decoder_blocks=1, flow_blocks=1, latents=2)
+SMALLEST = replace(ONE_BLOCK, encoder_blocks=0, decoder_blocks=0)  # still has every kind of layer, in the flow
 SYMBOLS = 13
 SECONDS = tuple(0.4 + 0.03 * i for i in range(13))  # 12 to train on, 1 held out
 
@@ -147,17 +147,17 @@ class Workspace:
         flags: of all runs.
     """
 
-    def __init__(self, folder: Path, size: XTTSSize = SMALLEST, flags: Sequence[str] = ()):
-        self.folder, self._size, self._flags = folder, size, flags
+    def __init__(self, folder: Path, flags: Sequence[str] = ()):
+        self.folder, self._flags = folder, flags
         self.corpus = folder / "corpus" / "corpus.csv"
         write_corpus(self.corpus.parent, SECONDS)
 
     @classmethod
-    def temporary(cls, add_cleanup: Callable, size: XTTSSize = SMALLEST, flags: Sequence[str] = ()) -> "Workspace":
+    def temporary(cls, add_cleanup: Callable, flags: Sequence[str] = ()) -> "Workspace":
         """Create a workspace in a temporary folder, which the `add_cleanup` of a test, class or module removes."""
         folder = tempfile.TemporaryDirectory()
         add_cleanup(folder.cleanup)
-        return cls(Path(folder.name), size, flags)
+        return cls(Path(folder.name), flags)
 
     @classmethod
     def with_toy_models(cls, add_cleanup: Callable) -> "Workspace":
@@ -184,7 +184,7 @@ class Workspace:
     def main(self, *argv: str) -> Finished:
         out, err = io.StringIO(), io.StringIO()
         with (
-            small_models(self._size),
+            small_models(),
             shared_traces(),
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),

@@ -6,14 +6,14 @@ import tensorflow as tf
 from myxtts.data.features import FeatureExtractor
 from myxtts.data.producer import trace_produce
 from tests.test_vocoder import inputs
-from tests.tiny import BARE, build_model
+from tests.tiny import build_model
 
 
 class UntrainedTeacher:
     """What a producer needs of a teacher: see `training.load_teacher.FrozenVoice`."""
 
     def __init__(self, device: str, ode_steps: int = 2, guidance: float = 1.0):
-        self.network = build_model(device=device, size=BARE)
+        self.network = build_model(device=device)
         self._ode_steps, self._guidance = ode_steps, guidance
         self.align = self.network.align
 

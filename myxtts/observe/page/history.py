@@ -7,6 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+import numpy as np
+
 from myxtts.observe.metrics_reader import parse_report
 
 TAIL_BYTES = 1 << 16  # of metrics.jsonl: several hundred reports
@@ -17,8 +19,8 @@ POINTS = 240  # a curve has so many points at least, and twice as many at most
 class Point(NamedTuple):
     """Values of some neighbouring reports, of the steps `first` to `last`."""
 
-    first: float
-    last: float
+    first: int
+    last: int
     low: float
     mean: float
     high: float
@@ -36,13 +38,16 @@ class Series:
     """
 
     def __init__(self) -> None:
-        self._points: list[list[float]] = []  # first, last, low, sum, high, count
+        # Rows of first, last, low, sum, high and count: 23 kB. Lists of 50 metrics took 3 to 7 MB, in small pieces.
+        self._rows = np.zeros((2 * POINTS, 6))
+        self._length = 0
+        self._row: list[float] = []  # the newest, which is not full
         self._per_point = 1
-        self.newest: tuple[float, float] | None = None
-        self.least: tuple[float, float] | None = None
-        self.not_finite: tuple[float, int] = (0, 0)
+        self.newest: tuple[int, float] | None = None
+        self.least: tuple[int, float] | None = None
+        self.not_finite: tuple[int, int] = (0, 0)
 
-    def add(self, step: float, value: float | None) -> None:
+    def add(self, step: int, value: float | None) -> None:
         """Add the value of a later step; None stands for one that is not finite."""
         if value is None:
             self.not_finite = step, self.not_finite[1] + 1
@@ -50,29 +55,37 @@ class Series:
         self.newest = step, value
         if self.least is None or value < self.least[1]:
             self.least = step, value
-        newest = self._points[-1] if self._points else None
-        if newest is None or newest[5] >= self._per_point:
-            self._points.append([step, step, value, value, value, 1])
-            if len(self._points) > 2 * POINTS:
-                self._join_neighbours()
+        row = self._row
+        if not row or row[5] >= self._per_point:
+            self._begin_row(step, value)
             return
-        newest[1] = step
-        newest[2] = min(newest[2], value)
-        newest[3] += value
-        newest[4] = max(newest[4], value)
-        newest[5] += 1
+        row[1] = step
+        row[2] = min(row[2], value)
+        row[3] += value
+        row[4] = max(row[4], value)
+        row[5] += 1
 
     @property
     def points(self) -> list[Point]:
-        return [Point(first, last, low, total / count, high) for first, last, low, total, high, count in self._points]
+        rows = [*self._rows[: self._length].tolist(), *filter(None, [self._row])]
+        return [Point(int(first), int(last), low, total / count, high) for first, last, low, total, high, count in rows]
+
+    def _begin_row(self, step: int, value: float) -> None:
+        if self._row:
+            self._rows[self._length] = self._row
+            self._length += 1
+        if self._length == 2 * POINTS:
+            self._join_neighbours()
+        self._row = [step, step, value, value, value, 1]
 
     def _join_neighbours(self) -> None:
-        left, right = self._points[::2], self._points[1::2]
-        odd = left[len(right) :]
-        self._points = [
-            [a[0], b[1], min(a[2], b[2]), a[3] + b[3], max(a[4], b[4]), a[5] + b[5]]
-            for a, b in zip(left, right, strict=False)
-        ] + odd
+        left, right = self._rows[::2], self._rows[1::2]
+        first, _, low, total, high, count = left.T
+        _, last, right_low, right_total, right_high, right_count = right.T
+        with np.errstate(over="ignore"):  # values may be as large as a float64 can be
+            columns = first, last, np.minimum(low, right_low), total + right_total, np.maximum(high, right_high)
+        self._rows[:POINTS] = np.stack([*columns, count + right_count], axis=1)
+        self._length = POINTS
         self._per_point *= 2
 
 

@@ -1,10 +1,12 @@
 """Reading files as PCM with soundfile, TensorFlow's operations and the cache, and loading the corpora of a run."""
 
+import gc
 import os
 import shutil
 import tempfile
 import threading
 import unittest
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +22,7 @@ import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.framework.config import disable_op_determinism
 
+from benchmarks._heap import bytes_in_use
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.batch import TTS_INPUTS, check_batch
 from myxtts.config.schema import Config, DataConfig, TrainingConfig
@@ -382,20 +385,35 @@ class WaveBatchesTest(FolderCase):
             for row, pcm in zip(plan.rows, wave["pcm"].numpy(), strict=False):
                 self.assertAlmostEqual(frequency(pcm[: corpus.manifest.samples[row]]), pitch_of(row), delta=4.0)
 
-    def test_passes_share_a_dataset_but_for_one_that_was_abandoned(self):
+    def test_passes_share_an_iterator_but_for_one_that_was_abandoned(self):
         data = DataConfig(batch_size=2, buckets=1)
         corpus = planned_corpus(write_corpus(self.folder, [0.3] * 5), data)
         batches = list(planned(corpus, Position(), epochs=1))
         reader = LocalReader(corpus.manifest, TTS_INPUTS, 6_400, data, rows_from_files(corpus.manifest, True))
-        with mock.patch.object(reader, "_make_dataset", wraps=reader._make_dataset) as make:
-            for _ in range(2):
-                self.assertEqual([batch for batch, _ in reader.read(batches, DATA)], batches)
-            self.assertEqual(make.call_count, 1)  # one traces functions: 0.2 s, and 0.5 MB that TensorFlow keeps
+        with mock.patch.object(reader, "_open", wraps=reader._open) as make:
+            for planned_again in (batches, batches[::-1], [], batches):
+                self.assertEqual([batch for batch, _ in reader.read(planned_again, DATA)], planned_again)
+            self.assertEqual(make.call_count, 1)  # TensorFlow keeps 0.5 MB of each dataset
             abandoned = reader.read(batches[::-1], DATA)
             self.assertEqual(next(abandoned)[0], batches[-1])
             self.assertEqual([batch for batch, _ in reader.read(batches, DATA)], batches)
             self.assertEqual(make.call_count, 2)
             self.assertEqual([batch for batch, _ in abandoned], batches[-2::-1])
+
+    def test_no_memory_is_kept_of_a_pass(self):
+        data, passes = DataConfig(batch_size=2, buckets=1), 60
+        corpus = planned_corpus(write_corpus(self.folder, [0.3] * 3), data)
+        batches = list(planned(corpus, Position(), epochs=1))
+        reader = LocalReader(corpus.manifest, TTS_INPUTS, 6_400, data, rows_from_files(corpus.manifest, True))
+        kept = []
+        for _ in range(3):
+            gc.collect()
+            before = bytes_in_use()
+            for _ in range(passes):
+                deque(reader.read(batches, DATA), maxlen=0)
+            gc.collect()
+            kept.append((bytes_in_use() - before) / passes)
+        self.assertLess(min(kept[1:]), 1_500.0)  # bytes of each pass; an iterator and its end take 3,400
 
 
 class DeterministicReadingTest(FolderCase):

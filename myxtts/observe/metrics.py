@@ -133,7 +133,10 @@ def disk_errors(folder: Path) -> Iterator[None]:
 
 
 class TensorBoard:
-    """Scalars, pictures and sounds under runs/<name>/tensorboard. The methods raise OSError if the disk refuses."""
+    """Scalars, pictures and sounds under runs/<name>/tensorboard. The methods raise OSError if the disk refuses.
+
+    Each gives TensorFlow its step as a NumPy number: of each Python number it keeps a tensor, 600 bytes, for ever.
+    """
 
     def __init__(self, folder: Path):
         self._folder = folder
@@ -145,16 +148,16 @@ class TensorBoard:
         numbers = (scalar_pb(name, value) for name, value in values.items() if not isinstance(value, str))
         summary = Summary(value=[number.value[0] for number in numbers]).SerializeToString()
         with disk_errors(self._folder), tf.device("/CPU:0"), self._writer.as_default():
-            tf.summary.experimental.write_raw_pb(summary, step)
+            tf.summary.experimental.write_raw_pb(summary, np.int64(step))
 
     def picture(self, step: int, name: str, image: np.ndarray) -> None:
         """Write an image, uint8 [height, width, 3]."""
-        with disk_errors(self._folder), tf.device("/CPU:0"), self._writer.as_default(step=step):
+        with disk_errors(self._folder), tf.device("/CPU:0"), self._writer.as_default(np.int64(step)):
             tf.summary.image(name, image[None])
 
     def sound(self, step: int, name: str, wave: np.ndarray) -> None:
         """Write a sound, float32 [samples] in [-1, 1]."""
-        with disk_errors(self._folder), tf.device("/CPU:0"), self._writer.as_default(step=step):
+        with disk_errors(self._folder), tf.device("/CPU:0"), self._writer.as_default(np.int64(step)):
             tf.summary.audio(name, wave[None, :, None], SAMPLE_RATE_HZ)
 
     def close(self) -> None:

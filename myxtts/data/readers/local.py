@@ -2,7 +2,9 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import count, repeat
 
+import numpy as np
 import tensorflow as tf
 
 from myxtts.batch import TEXT, Field
@@ -23,6 +25,10 @@ ELEMENT_SPEC = PLANNED_SPEC | {
     # A string, since TensorFlow keeps strings on the host: it is not uploaded, and reading it waits for no device.
     "batch_number": tf.TensorSpec([], tf.string),
 }
+SILENCE = {
+    name: np.zeros([size or 1 for size in spec.shape], spec.dtype.as_numpy_dtype) for name, spec in PLANNED_SPEC.items()
+}
+"""One row of no samples."""
 
 
 class LocalReader:
@@ -54,42 +60,48 @@ class LocalReader:
             passed = {name: batch[name] for name in (*(TOTALS.keys() & fields.keys()), "batch_number")}
             return passed | read_waves(batch, batch["padded_samples"], fields, reference_samples, read_rows)
 
-        self._idle: dict[str, list[tuple[Source, tf.data.Dataset]]] = {}  # by device
+        self._idle: dict[str, list[tuple[Source, Iterator[dict]]]] = {}  # by device
+        self._passes = count()
         # One trace for all passes.
         self.read_on_host = tf.function(read, input_signature=[ELEMENT_SPEC], autograph=False)
 
     def read(self, planned: Iterable[PlannedBatch], device: str) -> ReadBatches:
         """See `Reader.read`."""
-        in_flight: deque[tuple[int, PlannedBatch]] = deque()
+        in_flight: deque[tuple[str, PlannedBatch]] = deque()
+        of_pass = f"{next(self._passes)}:"  # begins the number of each batch
+        end = f"{of_pass}end"
 
         def elements() -> Iterator[dict]:
             for number, batch in enumerate(planned):
-                in_flight.append((number, batch))
-                yield {name: batch.arrays[name] for name in PLANNED_SPEC} | {"batch_number": str(number)}
+                in_flight.append((f"{of_pass}{number}", batch))
+                yield {name: batch.arrays[name] for name in PLANNED_SPEC} | {"batch_number": f"{of_pass}{number}"}
+            yield from repeat(SILENCE | {"batch_number": end})
 
         idle = self._idle.setdefault(device, [])
-        source, dataset = idle.pop() if idle else self._make_dataset(device)
+        source, iterator = idle.pop() if idle else self._open(device)
         source.begin(elements())
-        iterator = iter(dataset)
         while True:
             try:
-                waves = next(iterator, None)
+                waves = next(iterator)
             except tf.errors.ResourceExhaustedError:
                 raise  # the device is out of memory: no utterance is at fault
             except READ_ERRORS as error:
                 if not in_flight:
                     raise
                 raise unreadable(self._manifest, in_flight[0][1], error) from error
-            if waves is None:
-                idle.append((source, dataset))  # for the next pass; one that is abandoned may still take elements
+            found = waves.pop("batch_number").numpy().decode()
+            if not found.startswith(of_pass):
+                continue  # read ahead behind the end of the pass before
+            if found == end:
+                idle.append((source, iterator))  # for the next pass; one that is abandoned still has batches
                 return
             number, batch = in_flight.popleft()
-            if int(waves.pop("batch_number").numpy()) != number:
-                raise RuntimeError(f"tf.data did not return batch {number} in its place")
+            if found != number:
+                raise RuntimeError(f"tf.data returned batch {found} in place of {number}")
             yield batch, with_host_fields(waves, batch, self._fields)
 
     @tf.autograph.experimental.do_not_convert  # the functions of `Source`
-    def _make_dataset(self, device: str) -> tuple[Source, tf.data.Dataset]:
+    def _open(self, device: str) -> tuple[Source, Iterator[dict]]:
         source = Source(ELEMENT_SPEC)
         dataset = source.dataset.map(self.read_on_host, num_parallel_calls=self._data.num_workers, deterministic=True)
         dataset = dataset.prefetch(self._data.buffer_size)
@@ -98,6 +110,5 @@ class LocalReader:
         options.experimental_slack = False
         options.experimental_optimization.apply_default_optimizations = False  # find nothing here, and take 0.1 s
         # This must come last: a transformation behind it silently returns to the host.
-        return source, dataset.with_options(options).apply(
-            tf.data.experimental.prefetch_to_device(device, buffer_size=self._data.prefetch_buffer_size)
-        )
+        upload = tf.data.experimental.prefetch_to_device(device, buffer_size=self._data.prefetch_buffer_size)
+        return source, iter(dataset.with_options(options).apply(upload))

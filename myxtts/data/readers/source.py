@@ -1,6 +1,6 @@
 """A dataset of elements that Python makes, and that tf.data reads ahead of under `enable_op_determinism`, too."""
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from threading import Lock
 from typing import Any
 
@@ -11,24 +11,33 @@ Element = dict[str, Any]
 
 
 class _Elements:
-    """The elements of an iterator by their numbers, each once; the iterator advances in order."""
+    """The elements of one iterator after another by their numbers, each once; the iterator advances in order."""
 
-    def __init__(self, elements: Iterable[Element]):
-        self._iterator, self._lock = iter(elements), Lock()
+    def __init__(self) -> None:
+        self._iterator: Iterator[Element] = iter(())
+        self._lock = Lock()
         self._next = 0
-        self._waiting: dict[int, Element | None] = {}
+        self._waiting: dict[int, Element] = {}
 
-    def take(self, number: int) -> Element | None:
-        """Return an element, or None behind the last one."""
+    def replace(self, iterator: Iterator[Element]) -> None:
+        """Take the elements that no one has asked for yet from another iterator."""
+        with self._lock:
+            self._iterator = iterator
+
+    def take(self, number: int) -> Element:
+        """Return an element."""
         with self._lock:
             while self._next <= number:
-                self._waiting[self._next] = next(self._iterator, None)
+                self._waiting[self._next] = next(self._iterator)
                 self._next += 1
             return self._waiting.pop(number)
 
 
 class Source:
-    """A dataset of elements that Python makes. It serves one pass after another, since to make one traces functions.
+    """A dataset without end of elements that Python makes.
+
+    It serves one pass after another, with one iterator: to make a dataset traces functions, and TensorFlow keeps
+    3.4 kB of each iterator that comes to its end, in part on purpose (tensorflow/core/framework/local_rendezvous.h).
 
     `tf.data.Dataset.from_generator` calls Python by stateful operations. Under `enable_op_determinism` these turn off
     all parallel calls and buffers of the pipeline (tensorflow/core/grappler/optimizers/data/make_deterministic.cc).
@@ -38,30 +47,30 @@ class Source:
         signature: of the elements.
 
     Attributes:
-        dataset: of the elements of the pass that `begin` began last.
+        dataset: the elements.
     """
 
     def __init__(self, signature: dict[str, tf.TensorSpec]):
-        self._elements = _Elements(())
+        self._elements = _Elements()
         specs = signature.values()
         types = [np.bytes_ if spec.dtype == tf.string else spec.dtype.as_numpy_dtype for spec in specs]
 
         def columns(number: np.ndarray) -> list:
             element = self._elements.take(int(number))
-            if element is None:
-                shapes = ([size or 0 for size in spec.shape] for spec in specs)
-                return [True, *map(np.zeros, shapes, types)]
-            return [False, *map(np.asarray, (element[name] for name in signature), types)]
+            return [*map(np.asarray, (element[name] for name in signature), types)]
 
-        def element_of(number: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-            dtypes = [tf.bool, *(spec.dtype for spec in specs)]
-            is_end, *values = tf.numpy_function(columns, [number], dtypes, stateful=False)
+        def element_of(number: tf.Tensor) -> dict[str, tf.Tensor]:
+            values = tf.numpy_function(columns, [number], [spec.dtype for spec in specs], stateful=False)
             values = [tf.ensure_shape(value, spec.shape) for value, spec in zip(values, specs, strict=True)]
-            return tf.ensure_shape(is_end, []), dict(zip(signature, values, strict=True))
+            return dict(zip(signature, values, strict=True))
 
-        numbered = tf.data.Dataset.range(tf.int64.max).map(element_of)
-        self.dataset = numbered.take_while(lambda is_end, _: ~is_end).map(lambda _, element: element)
+        self.dataset = tf.data.Dataset.range(tf.int64.max).map(element_of)
 
-    def begin(self, elements: Iterable[Element]) -> None:
-        """Begin a pass over other elements; the iterator of the pass before must have come to its end."""
-        self._elements = _Elements(elements)
+    def begin(self, elements: Iterator[Element]) -> None:
+        """Begin a pass.
+
+        Args:
+            elements: of the pass. Behind them it must yield others without end, which tf.data reads ahead; the next
+                pass begins behind these.
+        """
+        self._elements.replace(elements)

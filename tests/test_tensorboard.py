@@ -1,0 +1,45 @@
+"""What TensorBoard is given, and what the process keeps of it."""
+
+import gc
+import shutil
+import tempfile
+import unittest
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks._heap import bytes_in_use
+from myxtts.observe.metrics import TensorBoard
+
+CALLS = 500
+IMAGE, WAVE = np.zeros((4, 4, 3), np.uint8), np.zeros(100, np.float32)
+
+
+class Memory(unittest.TestCase):
+    def setUp(self):
+        folder = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, folder)
+        self.board = TensorBoard(folder)
+        self.addCleanup(self.board.close)
+
+    def test_no_memory_is_kept_of_what_was_written(self):
+        writers = {
+            "scalars": lambda step: self.board.scalars(step, {"loss": float(step)}),
+            "pictures": lambda step: self.board.picture(step, "p", IMAGE),
+            "sounds": lambda step: self.board.sound(step, "s", WAVE),
+        }
+        for first, (kind, write) in enumerate(writers.items()):
+            with self.subTest(kind):
+                kept = []
+                for begin in (10_000 * first, 10_000 * first + CALLS):
+                    gc.collect()
+                    before = bytes_in_use()
+                    for step in range(begin, begin + CALLS):
+                        write(step)
+                    gc.collect()
+                    kept.append((bytes_in_use() - before) / CALLS)
+                self.assertLess(kept[1], 200.0)  # bytes of each call; a tensor of its step takes 600
+
+
+if __name__ == "__main__":
+    unittest.main()

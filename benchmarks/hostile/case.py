@@ -135,7 +135,7 @@ def _run(kind: str, number: int, seed: int, folder: Path, in_worker: bool) -> Ou
             outcome.code = report_errors(program)
     except Hang:
         outcome.faults.append(f"hang: not done after {HANG_S:g} s, at {_where()}")
-    except BaseException as error:
+    except BaseException as error:  # whatever is raised is the finding
         outcome.faults.append(f"traceback: {type(error).__name__}: {str(error)[:200]!r} at {_where()}")
     outcome.wall_s, outcome.cpu_s, waited_s = (end - begin for begin, end in zip(began_s, _times_s(), strict=True))
     outcome.seconds = outcome.wall_s - waited_s

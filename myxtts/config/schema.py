@@ -174,7 +174,7 @@ class ModelConfig(Section):
     task: Literal["tts", "asr", "vocoder"] = "tts"
     """The task: `tts`, text to speech; `asr`, speech recognition; or `vocoder`, log-mel to wave."""
     model_size: Literal["tiny", "small", "normal", "big"] = "normal"
-    """About 3, 10, 25 or 80 million parameters for `tts`, 1.3, 3, 7 or 20 million for `asr`,
+    """About 3, 10, 25 or 80 million parameters for `tts`, 1.2, 3, 7 or 22 million for `asr`,
     and 3, 6, 14 or 34 million for `vocoder`."""
     dropout: Annotated[Fraction, needs(task=("tts", "asr"))] = 0.05
     """Dropout rate."""

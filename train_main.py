@@ -1,4 +1,4 @@
-"""Train a voice or a speech recogniser.
+"""Train a voice, a speech recogniser or a vocoder.
 
 python train_main.py                                                   a first run, on the demo corpus
 python train_main.py --simulate-gpus 2 --data-gpu 0 --model-gpu 1      two devices, on a machine without a GPU

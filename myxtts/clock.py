@@ -163,7 +163,7 @@ class Clock:
         self._now, self._producers, self._replicas = now, producers, replicas
         self._timeline = timeline or Timeline()
         self._busy_since_s = now()
-        self._takes: deque[tuple[int, float]] = deque(maxlen=64)  # number and time of batches that no step has yet
+        self._takes: deque[tuple[int, float]] = deque()  # number and time of batches that no step has yet
         self._taken = self._trained = 0
         self._last_s: dict[str, float] = {}  # when each producer finished its newest batch
         self._pauses: deque[tuple[float, float]] = deque(maxlen=64)  # usually more than a feed runs ahead
@@ -249,13 +249,15 @@ class Clock:
         overlaps = (max(0.0, min(end, end_s) - max(start, start_s)) for start, end in self._pauses)
         return end_s - start_s - sum(overlaps)
 
-    def forget(self) -> None:
-        """Count the time since the last report as a pause, the first step."""
+    def forget(self) -> Interval:
+        """Do as `report` does, but count the time as a pause, the first step."""
         while self._pauses and self._pauses[-1][0] >= self._start_s:
             self._pauses.pop()  # part of the time that is forgotten
         self._pauses.append((self._start_s, self._now()))
-        self.pauses_s[FIRST_STEP] += self._interval().busy_s
+        interval = self._interval()
+        self.pauses_s[FIRST_STEP] += interval.busy_s
         self._restart()
+        return interval
 
     def report(self) -> Interval:
         """Return the time since the last report, and start the next interval."""

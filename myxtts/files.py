@@ -174,11 +174,12 @@ def locked_file(path: Path, wait: bool = True) -> Iterator[BinaryIO]:
 
     Raises:
         BlockingIOError: another has it, and `wait` is off.
-        OSError: it cannot be opened.
+        OSError: it cannot be opened, or its file system has no locks.
     """
     while True:
         with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            with name_in_errors(path):
+                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             if _has_name(file, path):
                 yield file
                 return

@@ -150,7 +150,10 @@ def train_on(
                 run = assess_run(total, placement, replicas.count, setup.gpu_count, setup.can_replicate, augmentation)
                 log.info("grade          %s", run.line)
     if skipped := int(state.skipped_updates.numpy()):
-        log.info("float16        %d updates were skipped since the start, because their gradients overflowed", skipped)
+        log.info(
+            "float16        %d updates were skipped since this process started, because their gradients overflowed",
+            skipped,
+        )
     log.info("traces         %d of the training step", step.traces)
     if replicas.is_chief:
         log.info("report         %s", page.end(f"stopped by {stop.name}" if stop.due() else "finished"))

@@ -117,6 +117,27 @@ class Retention(Case):
         self.save_steps(checkpoints, 1_000_020, loss=0.4)
         self.assertEqual(self.steps(), [1_000_010, 1_000_020])
 
+    def test_a_checkpoint_that_cannot_be_removed_ends_no_run(self):
+        checkpoints = self.checkpoints(keep=1)
+        self.save_steps(checkpoints, 10)
+        refused = PermissionError(13, "Permission denied", "model.npz")
+        with mock.patch("shutil.rmtree", side_effect=refused), self.assertLogs("myxtts.training", "WARNING") as logs:
+            self.save_steps(checkpoints, 20)
+            checkpoints.wait()
+        self.assertIn("step-000010 cannot be removed: model.npz: Permission denied", logs.output[0])
+        self.save_steps(checkpoints, 30)
+        self.assertEqual(self.steps(), [30])
+
+    def test_an_observation_is_recorded_beside_a_damaged_checkpoint(self):
+        checkpoints = self.checkpoints(keep=3)
+        self.state.observing = (Observation(20, (VALIDATION,)),)
+        self.save_steps(checkpoints, 20, 30, 40)
+        (self.folder / "step-000030" / "state.json").write_bytes(b"{")
+        with self.assertLogs("myxtts.training", "ERROR"):
+            checkpoints.record(self.state, 20, 0.5)
+            checkpoints.wait()
+        self.assertEqual([read_best(self.folder / f"step-0000{step}") for step in (20, 40)], [(20, 0.5)] * 2)
+
     def test_best_checkpoint_is_known_after_a_restart(self):
         self.save_steps(self.checkpoints(keep=1), 10, loss=0.5)
         self.save_steps(self.checkpoints(keep=1), 20)

@@ -69,7 +69,7 @@ class ClockTest(unittest.TestCase):
         self.step(work_s=60.0, batches=[Times(0.0, 0.0, 1_000.0)])
         with self.clock.pause("checkpoints"):
             self.time.advance(2.0)
-        self.clock.forget()
+        self.assertEqual(self.clock.forget().busy_s, 60.0)
         self.assertEqual(self.clock.pauses_s, {"first step": 60.0, "checkpoints": 2.0})
         self.step(work_s=2.0, batches=[Times(1_063.0, 1_063.0, 1_063.0)])
         self.assertEqual(self.clock.total(), Interval(1, 2.0, 0.0, 3.0, 4.0, 0.0, 0.0, 1.0))

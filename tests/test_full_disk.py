@@ -8,6 +8,7 @@ import os
 import tempfile
 import unittest
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -20,6 +21,7 @@ from myxtts.files import going_on_if_full
 from myxtts.observe.metrics import TensorBoard
 from myxtts.observe.report import Reporter
 from myxtts.observe.run_log import RunLog
+from myxtts.training.report_hooks import RecordMetrics
 
 FULL = Path("/dev/full")  # each write to it fails with ENOSPC
 
@@ -61,6 +63,13 @@ class FullDiskTest(unittest.TestCase):
                 )
             ],
         )
+
+    def test_a_worker_without_room_for_its_metrics_trains_on(self):
+        with mock.patch("myxtts.observe.metrics.open", lambda *_, **__: open(FULL, "a"), create=True):
+            record = RecordMetrics(self.folder / "metrics-1.jsonl", 0)
+        with self.assertLogs("myxtts.files", "ERROR") as logs, record:
+            record(SimpleNamespace(step=3, metrics={"loss": 1.0}))
+        self.assertIn("the metrics of step 3 cannot be written", logs.output[0])
 
     def test_full_memory_is_no_full_disk(self):
         full = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")

@@ -342,6 +342,18 @@ class Page(Folder):
         self.assertIn("Older steps with samples: 1,", section)
         self.assertEqual(list(drawn._small), ["step-000020"])
 
+    def test_other_folders_among_samples_and_scores_are_no_steps(self):
+        self.report(report_of(20))
+        self.sample(20)
+        shutil.copytree(self.sample(10), self.folder / "samples" / "step-000010-good")
+        for step in ("step-1000000", "step-999000"):
+            scores = self.folder / "evaluation" / step / "scores.md"
+            scores.parent.mkdir(parents=True)
+            scores.write_text("| a | b |\n")
+        page = write_report(self.folder, ended="finished").read_text()
+        self.assertEqual(re.findall(r"<summary>Step (\d+)", page), ["20", "10"])
+        self.assertLess(page.index("step-1000000"), page.index("step-999000"))
+
     def test_lines_of_the_same_metrics_share_their_names(self):
         self.report(report_of(20), report_of(30))
         history = History(self.folder / "metrics.jsonl")
@@ -509,6 +521,22 @@ class SeveralRuns(Folder):
             self.assertIn(f"<td>{text}", page)
         self.assertIn('href="both/gpu1/report.html"', page)
         self.assertEqual([path.name for path in self.runs.iterdir() if path.name.startswith(".")], [])
+
+    def test_a_run_that_cannot_be_read_is_left_out(self):
+        self.report(report_of(20))
+        refused = PermissionError(13, "Permission denied", "metrics.jsonl")
+        with mock.patch("myxtts.observe.page.overview.read_last_report", side_effect=refused):
+            self.assertNotIn("voice/report.html", write_overview(self.runs).read_text())
+
+    def test_the_page_does_not_need_the_overview(self):
+        self.report(report_of(20))
+        refused = PermissionError(13, "Permission denied", str(self.runs / "index.html"))
+        with (
+            mock.patch("myxtts.observe.html_report.write_overview", side_effect=refused),
+            self.assertLogs("myxtts.observe", "WARNING") as logs,
+        ):
+            self.assertTrue(write_report(self.folder, ended="finished").exists())
+        self.assertIn("index.html", logs.output[0])
 
     def test_a_run_writes_the_overview_beside_its_page(self):
         self.report(report_of(20))

@@ -1,5 +1,8 @@
 """Of several starts of one run, one trains; the others end before they read or write anything."""
 
+import contextlib
+import errno
+import io
 import os
 import tempfile
 import threading
@@ -10,6 +13,7 @@ from pathlib import Path
 from unittest import mock
 
 from myxtts import run
+from myxtts.commands.console import report_errors
 from myxtts.config.load import load
 from myxtts.data.demo_corpus import make_demo_corpus
 from myxtts.errors import ConfigError, DataError
@@ -42,6 +46,13 @@ class RunLockTest(unittest.TestCase):
     def test_a_start_while_another_one_prepares_its_corpus_reads_nothing(self):
         self.assertEqual(self.second_start(), 1)
         self.assertFalse((self.runs / "a").exists())  # nothing was written to it
+
+    def test_a_file_system_without_locks_is_an_error_with_advice(self):
+        refused = mock.patch("myxtts.files.fcntl.flock", side_effect=OSError(errno.ENOLCK, "No locks available"))
+        config, error = load(None, {"run": "a", "runs_dir": str(self.runs)}), io.StringIO()
+        with refused, contextlib.redirect_stderr(error):
+            self.assertEqual(report_errors(lambda: run.train(config)), 2)
+        self.assertIn(f"{self.runs}/a/.lock: No locks available. Use a file system with locks", error.getvalue())
 
     def test_a_second_resume_leaves_checkpoints_alone_that_the_first_one_is_rewriting(self):
         former = self.runs / "a" / "checkpoints" / ".former-step-000010"

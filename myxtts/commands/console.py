@@ -22,6 +22,7 @@ _SPACE = "Free some disk space or fix the permissions"
 _REMEDIES = {  # errno of an error of the disk -> what to do
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR), _SPACE),
     **dict.fromkeys((errno.EIO, errno.ESTALE), "Look for the fault in the system's log (dmesg), or use another disk"),
+    **dict.fromkeys((errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP), "Use a file system with locks (flock)"),
     errno.EFBIG: "Raise the limit on the size of files (ulimit -f)",
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "Raise the limit on open files (ulimit -n)"),
     **dict.fromkeys((errno.EISDIR, errno.ELOOP, errno.EEXIST, errno.ENOTEMPTY), "Move it away or choose another place"),

@@ -8,7 +8,7 @@ from myxtts.config.load import dump
 from myxtts.config.schema import Config
 
 NAME = "train"
-HELP = "Train a voice or a speech recogniser."
+HELP = "Train a voice, a speech recogniser or a vocoder."
 
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> tuple[Config, argparse.Namespace]:

@@ -128,7 +128,7 @@ class DataConfig(Section):
     buffer_size: Count = 8
     """Batches buffered on the host for each data device."""
     prefetch_buffer_size: Count = 3
-    """Batches buffered on the data device, and as many on the model device."""
+    """Batches of audio buffered on the data device, and as many batches of features."""
     vtlp: Annotated[float, Field(ge=0.0, le=0.3), needs(task="tts")] = 0.0
     """Vocal tract length perturbation: scale the frequencies of each utterance and its reference by a random factor
     from exp(-x) to exp(x), and shape the spectrum with a random smooth curve. 0 is off; for unseen speakers try 0.1."""
@@ -321,7 +321,7 @@ class RunConfig(Section):
     validate_every: Period = 1000
     """Steps between two validations."""
     sample_every: Period = 1000
-    """Steps between two sets of samples: speech (`tts`) or transcripts (`asr`), and pictures."""
+    """Steps between two sets of samples: speech (`tts`), transcripts (`asr`) or copies (`vocoder`), and pictures."""
     evaluate_every: Period = 0
     """Steps between two evaluations: scores of held-out utterances as `evaluate` measures them."""
     evaluate_utterances: Annotated[Count, EVALUATING] = 16

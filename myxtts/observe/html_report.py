@@ -1,6 +1,8 @@
 """report.html: how a run is doing, on one page that needs no server and no network."""
 
 import json
+import logging
+import math
 import threading
 import time
 from collections.abc import Mapping
@@ -31,6 +33,8 @@ OVERVIEW_S = 60.0  # between two index.html
 _WRITING = threading.Lock()  # one page at a time, since all have the same temporary name
 UNSHOWN = ("run", "runs_dir", "resume")  # settings that say nothing of how the run trains
 COMPRESS_S = 0.1  # of a processor in a refresh, for new sounds and pictures; the others follow with the next ones
+
+log = logging.getLogger(__name__)
 
 
 class RunReport:
@@ -67,7 +71,13 @@ class RunReport:
             in_jobs = (self._folder.parent / "launcher.json").exists()  # the launcher has a page for its jobs
             if not in_jobs and (ended or now_s - self._overview_s >= OVERVIEW_S):
                 self._overview_s = now_s
-                write_overview(self._folder.parent)
+                try:
+                    write_overview(self._folder.parent)
+                except OSError as error:
+                    self._overview_s = math.inf
+                    log.warning(
+                        "index.html of %s cannot be written: %s. It is not tried again.", self._folder.parent, error
+                    )
         return self._folder / "report.html"
 
     def _page(self, ended: str) -> str:

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
+from myxtts.files import FULL
 from myxtts.observe.html_report import RunReport
 
 REFRESH_S = 5.0  # between two pages: a person does not look more often
@@ -71,7 +72,8 @@ class ReportThread:
             path = self._report.write(ended)
         except OSError as error:
             if not self._has_warned:
-                log.warning("report.html cannot be written: %s. Free some disk space; the training goes on.", error)
+                advice = "Free some disk space; the training goes on" if error.errno in FULL else "The training goes on"
+                log.warning("report.html cannot be written: %s. %s.", error, advice)
             self._has_warned = True
             return None
         log.debug("report.html took %.3f s", time.perf_counter() - start_s)

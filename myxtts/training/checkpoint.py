@@ -178,15 +178,17 @@ class Checkpoints:
         """Write the result of an observation to the checkpoints, in the thread of the writer."""
         for checkpoint in list_checkpoints(self._folder):
             if step_of(checkpoint) >= step:
-                changes = {
-                    "best": best,
-                    "observing": without(observations_of(read_metadata(checkpoint)), step),
-                    "provisional": step_of(checkpoint) in provisional,
-                }
                 try:
+                    changes = {
+                        "best": best,
+                        "observing": without(observations_of(read_metadata(checkpoint)), step),
+                        "provisional": step_of(checkpoint) in provisional,
+                    }
                     update_metadata(checkpoint, changes)
                 except OSError as error:
                     log.error("%s: %s. A resumed run validates step %d again.", error.filename, error.strerror, step)
+                except CheckpointError as error:
+                    log.error("%s A run that resumes from it validates step %d again.", error, step)
         self._prune(needed)
 
     def improves(self, validation_loss: float) -> bool:
@@ -230,8 +232,11 @@ class Checkpoints:
         kept = {*asked_for[-self._keep :], *folders[-1:]}
         for folder in folders:
             if folder not in kept and step_of(folder) not in needed:
-                os.replace(folder, partial_of(folder))  # so that a part of it is never taken for a checkpoint
-                shutil.rmtree(partial_of(folder))
+                try:
+                    os.replace(folder, partial_of(folder))  # so that a part of it is never taken for a checkpoint
+                    shutil.rmtree(partial_of(folder))
+                except OSError as error:  # such as one that the user has protected
+                    log.warning("%s cannot be removed: %s: %s", folder, error.filename, error.strerror)
 
 
 def is_provisional(checkpoint: Path) -> bool:

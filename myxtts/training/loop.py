@@ -157,7 +157,7 @@ def train(
                 if SKIPPED in losses:
                     total_skipped, losses[SKIPPED] = losses[SKIPPED], losses[SKIPPED] - total_skipped
                 end.metrics = {"epoch": epoch, **losses, "learning_rate": learning_rate}
-                interval = clock.report()
+                interval = clock.report() if is_prepared else clock.forget()
                 end.metrics |= interval.metrics()
                 end.metrics["remaining_s"] = clock.remaining_s(interval, schedule.total_steps - state.step)
             for hook in hooks:

@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 
 from myxtts.clock import Span, Timeline
+from myxtts.files import going_on_if_full
 from myxtts.observe.metrics import MetricsFile
 from myxtts.observe.report import Reporter
 from myxtts.observe.report_thread import ReportThread
@@ -44,13 +45,15 @@ class RecordMetrics:
         return self
 
     def __exit__(self, *_) -> None:
-        self._file.close()
+        with going_on_if_full("the last metrics"):
+            self._file.close()
 
     def is_due(self, end: StepEnd) -> bool:
         return bool(end.metrics)
 
     def __call__(self, end: StepEnd) -> None:
-        self._file.write({"step": end.step, **end.metrics})
+        with going_on_if_full(f"the metrics of step {end.step}"):
+            self._file.write({"step": end.step, **end.metrics})
 
 
 def recorded(observe: Observe, timeline: Timeline) -> Observe:

@@ -51,7 +51,7 @@ class TrainingState:
         groups: the loss groups; a single one unless the model has `loss_groups`. The first is the network.
         has_moving_statistics: a forward pass changes variables of the model (batch normalisation).
         bad_step: the first step with a non-finite loss or gradient; 0 if there is none.
-        skipped_updates: how many updates the loss scales of mixed_float16 have skipped since the start.
+        skipped_updates: how many updates the loss scales of mixed_float16 have skipped since this process started.
         audio_s: seconds of speech trained on since the start or the fork.
         audio_s_since_sync: the same since the last sync with other jobs (local SGD).
         began: step and position from which every step of the plan was taken, without a jump.

@@ -180,7 +180,8 @@ class Step:
         """Return the losses, and each group's sum and gradient norm, of an outcome by name; waits for the device.
 
         Sum and norm of the network are `loss` and `gradient_norm`; those of another group end in `_` and its name. With
-        a scaled loss, SKIPPED is how many updates the optimizers of all groups have skipped since the start.
+        a scaled loss, SKIPPED is how many updates the optimizers of all groups have skipped since this process
+        started.
         """
         suffixes = ["", *(f"_{group.name}" for group in self._state.groups[1:])]
         names = [*self.loss_names, *(name + suffix for suffix in suffixes for name in ("loss", "gradient_norm"))]

@@ -33,7 +33,9 @@ class Reader(Protocol):
     """Stages B and C of a batch's life: reads planned batches and uploads them."""
 
     def read(self, planned: Iterable[PlannedBatch], device: str) -> ReadBatches:
-        """Yield each planned batch as read, in order; closing the generator ends all threads.
+        """Yield each planned batch as read, in order, with one pass at a time for each device.
+
+        Closing the generator before its end also ends its threads; behind its end they may wait for the next pass.
 
         Args:
             planned: iterated once, some batches ahead.

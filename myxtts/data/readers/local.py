@@ -30,6 +30,8 @@ SILENCE = {
 }
 """One row of no samples."""
 
+END = "end"  # in place of the number of a batch
+
 
 class LocalReader:
     """Reads from files or from the cache, in tf.data's threads.
@@ -69,7 +71,7 @@ class LocalReader:
         """See `Reader.read`."""
         in_flight: deque[tuple[str, PlannedBatch]] = deque()
         of_pass = f"{next(self._passes)}:"  # begins the number of each batch
-        end = f"{of_pass}end"
+        end = f"{of_pass}{END}"
 
         def elements() -> Iterator[dict]:
             for number, batch in enumerate(planned):
@@ -90,9 +92,9 @@ class LocalReader:
                     raise
                 raise unreadable(self._manifest, in_flight[0][1], error) from error
             found = waves.pop("batch_number").numpy().decode()
-            if not found.startswith(of_pass):
+            if found.endswith(END) and found != end:
                 continue  # read ahead behind the end of the pass before
-            if found == end:
+            if found == end and not in_flight:
                 idle.append((source, iterator))  # for the next pass; one that is abandoned still has batches
                 return
             number, batch = in_flight.popleft()

@@ -25,7 +25,10 @@ def write_overview(runs: Path) -> Path:
     """
     now_s = time.time()
     newest_first = sorted(_runs(runs), key=lambda found: -found[1])
-    rows = "".join(_row(folder, folder.relative_to(runs), newest_s, now_s) for folder, newest_s in newest_first)
+    rows = ""
+    for folder, newest_s in newest_first:
+        with suppress(OSError):  # another user's
+            rows += _row(folder, folder.relative_to(runs), newest_s, now_s)
     head = "".join(f'<th scope="col">{name}</th>' for name in (*COLUMNS, "newest report"))
     body = (
         f"<h1>Runs in {escape(runs.resolve().name)}</h1><p class='small'><span id='age'></span>; the newest first.</p>"
@@ -39,11 +42,11 @@ def _runs(runs: Path) -> Iterator[tuple[Path, float]]:
     """Yield the folder of each run and the time of its newest report; of jobs, those of each job."""
     for folder in runs.iterdir():
         metrics = folder / "metrics.jsonl"
-        if metrics.exists():
-            with suppress(FileNotFoundError):  # removed since
+        with suppress(OSError):  # removed since, or another user's
+            if metrics.exists():
                 yield folder, metrics.stat().st_mtime
-        elif (folder / "launcher.json").exists():
-            yield from _runs(folder)
+            elif (folder / "launcher.json").exists():
+                yield from _runs(folder)
 
 
 def _row(folder: Path, name: Path, newest_s: float, now_s: float) -> str:

@@ -131,8 +131,7 @@ class Samples:
         Args:
             budget_s: longest processor time to compress new files.
         """
-        folders = (self._folder / "samples").glob("step-*")
-        steps = sorted(folders, key=lambda path: (len(path.name), path.name), reverse=True)
+        steps = sorted(filter(_step_of, (self._folder / "samples").glob("step-*")), key=_step_of, reverse=True)
         if not steps:
             return ""
         self._media.begin(budget_s)
@@ -166,7 +165,7 @@ class Samples:
         Args:
             draw: (picture, files of the step, step) -> a sample.
         """
-        step = int(folder.name.removeprefix("step-"))
+        step = _step_of(folder)
         names = sorted(path.name for path in folder.iterdir())
         texts = [path for path in names if path.endswith(".txt")]
         body = [f"<pre>{escape((folder / name).read_text(encoding='utf-8'))}</pre>" for name in texts]
@@ -188,6 +187,12 @@ class Samples:
         image = _image(picture, step, self._media.small(picture))
         whole = f'<a href="{self._media.link(picture)}">{image}</a>'
         return _sample(picture, names, step, self._media.link, whole)
+
+
+def _step_of(folder: Path) -> int:
+    """Return the step of a folder `step-000500`; 0 for other names, such as that of a copy."""
+    number = folder.name.removeprefix("step-")
+    return int(number) if number.isdecimal() else 0
 
 
 def _sample(picture: Path, names: Sequence[str], step: int, sound_url: Callable[[Path], str], image: str) -> str:
@@ -222,11 +227,11 @@ def _size(picture: Path) -> str:
 
 def scores(folder: Path) -> str:
     """Return the newest SHOWN_SCORES tables of evaluations, the newest checkpoint first; empty if there are none."""
-    files = sorted((folder / EVALUATION_FOLDER).glob(f"*/{SCORES}"), reverse=True)[:SHOWN_SCORES]
+    files = sorted((folder / EVALUATION_FOLDER).glob(f"*/{SCORES}"), key=lambda file: _step_of(file.parent))
     parts = [
         f"<details{' open' * (number == 0)}><summary>{escape(file.parent.name)}</summary>"
         f"{''.join(_markdown(file.read_text(encoding='utf-8')))}</details>"
-        for number, file in enumerate(files)
+        for number, file in enumerate(files[: -SHOWN_SCORES - 1 : -1])
     ]
     return f'<section><h2 id="scores">Scores</h2>{"".join(parts)}</section>' if parts else ""
 

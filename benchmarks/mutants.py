@@ -33,7 +33,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-COPIED = ("myxtts", "tests", "utilities", "configs", "docs", "*.py", "*.md", "*.toml", "*.txt")
+COPIED = ("myxtts", "tests", "benchmarks", "utilities", "configs", "docs", "*.py", "*.md", "*.toml", "*.txt")
 SLOW_IMPORTS = ("tensorflow", "keras", "librosa", "soundfile", "matplotlib.pyplot", "tensorboard", "yaml", "pydantic")
 LIMIT_S, LIMIT_FACTOR = 120.0, 10.0  # time limit of tests: LIMIT_S + LIMIT_FACTOR * the seconds in tests/times.json
 

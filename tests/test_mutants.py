@@ -1,0 +1,26 @@
+"""The copy of the checkout in which mutants are tested."""
+
+import ast
+import unittest
+from pathlib import Path
+
+from benchmarks.mutants import COPIED
+
+ROOT = Path(__file__).parents[1]
+
+
+class Copy(unittest.TestCase):
+    def test_it_has_every_package_that_tests_import(self):
+        imported = set()
+        for path in ROOT.glob("tests/*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                names = [node.module] if isinstance(node, ast.ImportFrom) else []
+                names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                imported |= {name.split(".")[0] for name in names if name}
+        packages = {name for name in imported if (ROOT / name).is_dir()}
+        self.assertIn("myxtts", packages)
+        self.assertLessEqual(packages, set(COPIED))
+
+
+if __name__ == "__main__":
+    unittest.main()

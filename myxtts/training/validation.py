@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 import tensorflow as tf
 
 from myxtts.batch import tensor_specs
-from myxtts.data.hand_over import compile_hand_over
+from myxtts.data.hand_over import Batch, compile_hand_over
 from myxtts.data.producer import ReplicaBatches
 from myxtts.tasks.base import Metric
 from myxtts.training.state import TrainingState
@@ -49,6 +49,15 @@ class Validation:
         """Compile what a pass computes, so that another thread may call `evaluate`."""
         self._losses.get_concrete_function()
 
+    def measure(self, features: Batch) -> tuple[Batch, tf.Tensor, Batch]:
+        """Return a batch on the model's device, its losses in the order of the model's names, and the metric's tensors.
+
+        Args:
+            features: of one batch, on any device.
+        """
+        (batch,) = self._hand_over([features])
+        return batch, *self._losses(batch)
+
     def evaluate(self, pace: Callable[[], None] | None = None) -> dict[str, float]:
         """Return the same for the weights that the model has.
 
@@ -58,8 +67,7 @@ class Validation:
         metric, shares = self._make_metric and self._make_metric(), []
         with self._open_feed() as feed, tf.device(self._device):
             for (produced,) in feed if pace is None else paced(feed, pace):
-                (batch,) = self._hand_over([produced.features])
-                share, measured = self._losses(batch)
+                batch, share, measured = self.measure(produced.features)
                 shares.append(share)
                 if pace is not None:
                     share.numpy()  # the device is done

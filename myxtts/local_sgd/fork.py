@@ -46,6 +46,8 @@ def fork(start: Path, run: Path, config: Config) -> Path:
         "audio_s": 0.0,
         "audio_s_since_sync": 0.0,
         "best": None,
+        "observing": [],  # the warm start's own
+        "provisional": False,
         "ancestor": {
             "run": str(start.parents[1]),
             "step": metadata["step"],

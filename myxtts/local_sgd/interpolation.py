@@ -21,6 +21,7 @@ from myxtts.data.manifest import Manifest
 from myxtts.data.pipeline import Pipeline
 from myxtts.data.plan_iterator import Position
 from myxtts.evaluation.acoustic_metrics import align
+from myxtts.evaluation.held_out import for_evaluation
 from myxtts.local_sgd.averaging import weighted_mean
 from myxtts.local_sgd.merge_inputs import MergeInput
 from myxtts.models.xtts import SynthesisOptions
@@ -29,7 +30,10 @@ from myxtts.placement.routes import Route
 from myxtts.tasks.registry import task_of
 from myxtts.tasks.tts_samples import synthesis_options
 from myxtts.training.load_model import load_model
+from myxtts.training.load_teacher import teacher_loader
 from myxtts.training.select_checkpoint import vocabulary_of
+from myxtts.training.setup import typical_sizes
+from myxtts.training.teacher import read_teacher
 from myxtts.training.validation import Validation
 
 POSITIONS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -194,10 +198,11 @@ def make_evaluator(
     network = load_model(inputs[0].checkpoint, metadata, device, task.name)
     # One bucket: functions are traced once per shape, and the first batches hold utterances of all lengths.
     plan = make_plan(held_out, bucket_bounds(held_out.samples, 1), config)
-    data = config.data.model_copy(update={"data_service": None, "cache_dataset": False})
-    extractor = task.extractor(config, training=False)
+    config = for_evaluation(config)
+    load_teacher = teacher_loader(read_teacher(config, inputs[0].checkpoint), config, typical_sizes(plan))
+    extractor = task.extractor(config, False, load_teacher)
     pipeline = Pipeline(
-        Corpus(held_out, plan), [route], extractor, data, seed=config.training.seed, cache_folder=folder
+        Corpus(held_out, plan), [route], extractor, config.data, seed=config.training.seed, cache_folder=folder
     )
     validation = Validation(
         network,

@@ -141,7 +141,7 @@ def _follow_back(advances, token_count, frames):
 
 
 def durations_of_path(path, tokens):
-    """Count the frames of each token: int32 path [batch, frames] -> float32 [batch, tokens]."""
+    """Count the frames of each token: int32 or int64 path [batch, frames] -> float32 [batch, tokens]."""
     return tf.reduce_sum(tf.one_hot(path, tokens), axis=1)
 
 
@@ -223,7 +223,7 @@ def random_segment(frames, padded, length, seed):
     """Return the frame indices of a random segment of each utterance.
 
     Args:
-        frames: int32 [B], frames of each utterance.
+        frames: int32 or int64 [B], frames of each utterance.
         padded: int32 scalar, the largest number of frames in the batch.
         length: int, frames of the segment; a shorter utterance is taken whole.
         seed: int32 [2].

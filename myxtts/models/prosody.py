@@ -38,7 +38,7 @@ def target_prosody(mel, f0_hz, path, tokens):
     Args:
         mel: normalised, relative to the speaker's average spectrum, float32 [B, T, 80].
         f0_hz: float32 [B, T], 0 where unvoiced.
-        path: int32 [B, T], the token of each frame; -1 for padding.
+        path: int32 or int64 [B, T], the token of each frame; -1 for padding.
         tokens: N.
     """
     voiced = tf.cast(f0_hz > 0.0, tf.float32)

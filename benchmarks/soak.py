@@ -35,6 +35,7 @@ from statistics import fmean
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks._heap import EVERY_S
 from benchmarks._slope import Slope, fit
 from benchmarks._timed_runs import DUAL
 from myxtts.commands.console import report_errors
@@ -208,7 +209,7 @@ def sample_of(pid: int, run: Path, heap: Path, process: int, seconds: float, eve
     status = _numbers(Path(f"/proc/{pid}/status"))
     memory = _numbers(Path(f"/proc/{pid}/smaps_rollup"))
     step, step_s = last_report(run / "metrics.jsonl")
-    malloc_bytes, tensor_bytes = means_of_last_lines(heap, max(round(every_s), 1))
+    malloc_bytes, tensor_bytes = means_of_last_lines(heap, max(round(every_s / EVERY_S), 1))
     return Sample(
         process,
         round(seconds, 1),

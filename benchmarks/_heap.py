@@ -3,13 +3,14 @@
 The memory that a process occupies has more: malloc keeps what it was given back, and returns it to the system at times.
 In a run of benchmarks/soak.py that comes and goes by 90 MiB, and hides whether anything grows. TensorFlow does the same
 with its tensors on a CPU: it takes regions from malloc, each as large as all before, and keeps them. So what malloc has
-handed out grows by one of 128 MiB when the tensors at one time are more than ever before, and what is used of the
-regions is another number.
+handed out grows by one of 128 MiB when the tensors at one time are more than ever before. The system maps such a large
+piece apart from malloc's arenas, and what is used of the regions is the number of the tensors. So there are three
+numbers: what malloc has handed out in its arenas, what it has mapped apart, and the tensors.
 
     python benchmarks/_heap.py heap.txt --simulate-gpus 2 --data-gpu 0 --model-gpu 1 --max-steps 20
 
-adds the bytes to heap.txt four times a second, as a line `MALLOC TENSORS`. It needs the GNU C library from version
-2.33.
+adds the bytes to heap.txt four times a second, as a line `ARENAS MAPPED TENSORS`. It needs the GNU C library from
+version 2.33.
 """
 
 import ctypes
@@ -35,11 +36,16 @@ class Mallinfo2(ctypes.Structure):
 
 
 def bytes_in_use() -> int:
-    """Return the bytes that malloc has handed out, in its arenas and as mappings of their own."""
+    """Return the bytes that malloc has handed out."""
+    return sum(malloc_bytes())
+
+
+def malloc_bytes() -> tuple[int, int]:
+    """Return the bytes that malloc has handed out in its arenas, and as mappings of their own."""
     mallinfo2 = ctypes.CDLL(None).mallinfo2
     mallinfo2.restype = Mallinfo2
     info = mallinfo2()
-    return info.uordblks + info.hblkhd
+    return info.uordblks, info.hblkhd
 
 
 def tensor_bytes() -> int:
@@ -57,7 +63,8 @@ def write_bytes_in_use(path: str) -> None:
     never = threading.Event()
     with open(path, "a", buffering=1, encoding="ascii") as file:  # each line at once
         while not never.wait(EVERY_S):
-            file.write(f"{bytes_in_use()} {tensor_bytes()}\n")
+            arenas, mapped = malloc_bytes()
+            file.write(f"{arenas} {mapped} {tensor_bytes()}\n")
 
 
 def main() -> int:

@@ -32,7 +32,7 @@ from tests.long import long
 ROOT = Path(__file__).parents[1]
 TRAINER = """
 import pathlib, signal, sys, time
-pathlib.Path(sys.argv[1]).write_text("2097152 1048576\\n" * 9)
+pathlib.Path(sys.argv[1]).write_text("2097152 4194304 1048576\\n" * 9)
 run = pathlib.Path(sys.argv[sys.argv.index("--runs-dir") + 1], sys.argv[sys.argv.index("--run") + 1])
 run.mkdir(parents=True)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -72,7 +72,21 @@ class SoakTest(unittest.TestCase):
     def samples(self, growth: float) -> list[Sample]:
         """Return samples of two processes whose memory grows by `growth` MiB an hour."""
         return [
-            Sample(process, 60.0 * i, 600.0 + growth * i / 60.0, 50.0, 900.0, 800.0, 30, 50, 10.0 + i, 8.0, 10 * i, 0.5)
+            Sample(
+                process,
+                60.0 * i,
+                600.0 + growth * i / 60.0,
+                128.0,
+                50.0,
+                900.0,
+                800.0,
+                30,
+                50,
+                10.0 + i,
+                8.0,
+                10 * i,
+                0.5,
+            )
             for process in range(2)
             for i in range(60)
         ]
@@ -81,7 +95,7 @@ class SoakTest(unittest.TestCase):
         for growth, expected in ((0.1, "met"), (20.0, "not met")):
             rows = table(self.samples(growth))
             by_name = {row["name"]: row for row in rows}
-            memory = by_name["memory in use, malloc, MiB"]
+            memory = by_name["memory in use, arenas of malloc, MiB"]
             self.assertAlmostEqual(memory["slope"], growth, places=3)
             self.assertEqual(memory["verdict"], expected)
             self.assertEqual({by_name[name]["verdict"] for name in ("threads", "file descriptors")}, {"met"})
@@ -91,7 +105,21 @@ class SoakTest(unittest.TestCase):
     def test_a_checkpoint_in_the_making_is_no_growth(self):
         def sizes(kept_mib):
             return [
-                Sample(0, 10.0 * i, 600.0, 50.0, 900.0, 800.0, 30, 50, 10.0, kept_mib(i) + 4.0 * (i % 3 == 0), i, 0.5)
+                Sample(
+                    0,
+                    10.0 * i,
+                    600.0,
+                    128.0,
+                    50.0,
+                    900.0,
+                    800.0,
+                    30,
+                    50,
+                    10.0,
+                    kept_mib(i) + 4.0 * (i % 3 == 0),
+                    i,
+                    0.5,
+                )
                 for i in range(300)
             ]
 
@@ -121,7 +149,7 @@ class SoakTest(unittest.TestCase):
             samples = train(Path(name), process=1, seconds=0.3, every_s=0.1, seed=0)
         self.assertEqual([(sample.process, sample.step, sample.step_s) for sample in samples], [(1, 7, 0.5)] * 3)
         for sample in samples:
-            self.assertEqual((sample.malloc_mib, sample.tensors_mib), (2.0, 1.0))
+            self.assertEqual((sample.arenas_mib, sample.mapped_mib, sample.tensors_mib), (2.0, 4.0, 1.0))
             self.assertTrue(sample.rss_mib > 1.0 and sample.threads and sample.descriptors)
             self.assertLessEqual(0.0, sample.anonymous_mib)  # some containers tell none
 
@@ -152,12 +180,12 @@ class SoakTest(unittest.TestCase):
     def test_the_memory_in_use_is_written_and_read(self):
         with tempfile.TemporaryDirectory() as folder:
             heap = Path(folder, "heap.txt")
-            self.assertEqual(means_of_last_lines(heap, 2), [0.0, 0.0])
+            self.assertEqual(means_of_last_lines(heap, 2), [0.0, 0.0, 0.0])
             before = bytes_in_use()
             held = bytearray(1 << 26)
             self.assertGreater(bytes_in_use() - before, len(held) - (1 << 20))
-            heap.write_text("9 0\n1 5\n4 6\n")
-            self.assertEqual(means_of_last_lines(heap, 2), [2.5, 5.5])
+            heap.write_text("9 0 7\n1 5 8\n4 6 9\n")
+            self.assertEqual(means_of_last_lines(heap, 2), [2.5, 5.5, 8.5])
 
     @long
     def test_tensors_are_counted_once_tensorflow_has_started_and_do_not_start_it(self):

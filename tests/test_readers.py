@@ -19,6 +19,7 @@ from tests.two_devices import DATA
 import numpy as np
 import soundfile
 import tensorflow as tf
+from tensorflow.core.framework import dataset_options_pb2
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.framework.config import disable_op_determinism
 
@@ -399,6 +400,18 @@ class WaveBatchesTest(FolderCase):
             self.assertEqual([batch for batch, _ in reader.read(batches, DATA)], batches)
             self.assertEqual(make.call_count, 2)
             self.assertEqual([batch for batch, _ in abandoned], batches[-2::-1])
+
+    def test_no_thread_tunes_the_upload(self):
+        """Closing an iterator can wait for such a thread for a minute: so did the ends of runs."""
+        data = DataConfig(batch_size=2, buckets=1)
+        corpus = planned_corpus(write_corpus(self.folder, [0.3] * 3), data)
+        reader = LocalReader(corpus.manifest, TTS_INPUTS, 6_400, data, rows_from_files(corpus.manifest, True))
+        _, iterator = reader._open(DATA)
+        variant = tf.data.experimental.to_variant(iterator._dataset)
+        options = dataset_options_pb2.Options.FromString(tf.raw_ops.GetOptions(input_dataset=variant).numpy())
+        self.assertTrue(options.autotune_options.HasField("enabled"))  # it is on by default
+        self.assertFalse(options.autotune_options.enabled)
+        require_device(DATA, [("the dataset", variant)])
 
     def test_no_memory_is_kept_of_a_pass(self):
         data, passes = DataConfig(batch_size=2, buckets=1), 60

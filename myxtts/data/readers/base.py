@@ -79,6 +79,18 @@ def read_waves(
     return waves
 
 
+def fixed_options() -> tf.data.Options:
+    """Return options of a dataset whose depths and widths are all settings.
+
+    They belong behind the last transformation, too, since an upload and a data service do not pass them on. With
+    autotuning, closing an iterator waits up to a minute for the thread that tunes, if that misses its cancellation
+    (Model::OptimizeLoop in tensorflow/core/framework/model.cc).
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return options
+
+
 def unreadable(manifest: Manifest, planned: PlannedBatch, error: Exception) -> DataError:
     """Return the error for a batch that cannot be read; it names the utterance whose file is at fault."""
     if not len(planned.rows):

@@ -11,7 +11,15 @@ from myxtts.batch import TEXT, Field
 from myxtts.config.schema import DataConfig
 from myxtts.data.manifest import Manifest
 from myxtts.data.plan_iterator import PlannedBatch
-from myxtts.data.readers.base import READ_ERRORS, ReadBatches, ReadRows, read_waves, unreadable, with_host_fields
+from myxtts.data.readers.base import (
+    READ_ERRORS,
+    ReadBatches,
+    ReadRows,
+    fixed_options,
+    read_waves,
+    unreadable,
+    with_host_fields,
+)
 from myxtts.data.readers.source import Source
 
 COLUMNS = ("row", "samples", "reference_row", "reference_start", "reference_samples")
@@ -107,10 +115,9 @@ class LocalReader:
         source = Source(ELEMENT_SPEC)
         dataset = source.dataset.map(self.read_on_host, num_parallel_calls=self._data.num_workers, deterministic=True)
         dataset = dataset.prefetch(self._data.buffer_size)
-        options = tf.data.Options()
-        options.autotune.enabled = False  # every depth and width is a setting
+        options = fixed_options()
         options.experimental_slack = False
         options.experimental_optimization.apply_default_optimizations = False  # find nothing here, and take 0.1 s
-        # This must come last: a transformation behind it silently returns to the host.
+        # Only options may follow the upload: any other transformation silently returns to the host.
         upload = tf.data.experimental.prefetch_to_device(device, buffer_size=self._data.prefetch_buffer_size)
-        return source, iter(dataset.with_options(options).apply(upload))
+        return source, iter(dataset.with_options(options).apply(upload).with_options(options))

@@ -33,6 +33,7 @@ from myxtts.data.readers.base import (
     Batch,
     ReadBatches,
     Waves,
+    fixed_options,
     read_waves,
     unreadable,
     wave_columns,
@@ -152,7 +153,7 @@ class ServiceReader:
             max_outstanding_requests=self.data.buffer_size,
             compression=None,
         )
-        return iter(self.job_dataset(batches, number).apply(distributed))
+        return iter(self.job_dataset(batches, number).apply(distributed).with_options(fixed_options()))
 
     def job_dataset(self, batches: list[PlannedBatch], number: int) -> tf.data.Dataset:
         """Read some batches by operations without Python; each element has its place and the job's number.
@@ -180,9 +181,7 @@ class ServiceReader:
         elements = (np.arange(len(batches)), np.array(sizes), padded, table)
         dataset = tf.data.Dataset.from_tensor_slices(elements)
         dataset = dataset.map(read, num_parallel_calls=self.data.num_workers, deterministic=False)
-        options = tf.data.Options()
-        options.autotune.enabled = False  # every depth and width is a setting
-        return dataset.with_options(options)
+        return dataset.with_options(fixed_options())
 
     def read_here(self, batch: PlannedBatch) -> Waves:
         """Read one batch in this process.

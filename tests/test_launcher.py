@@ -9,10 +9,12 @@ import sys
 import tempfile
 import time
 import unittest
+from itertools import islice
 from pathlib import Path
 
 from myxtts.commands import launch
 from myxtts.commands.console import report_errors
+from myxtts.distributed.processes import MOST_READS, READ_BYTES, ChildProcess, OutputReader
 
 ROOT = Path(__file__).parents[1]
 LAUNCHER = ROOT / "utilities" / "launch_workers.py"
@@ -158,6 +160,18 @@ class LauncherTest(unittest.TestCase):
         done = self.run_workers(source, "--gpus-per-worker", "1", CUDA_VISIBLE_DEVICES="4")
         self.assertEqual(done.returncode, 2)
         self.assertIn("sees 1 GPUs", done.stderr)
+
+
+class OutputReaderTest(unittest.TestCase):
+    def test_a_child_that_prints_without_end_does_not_keep_its_reader(self):
+        """Otherwise no one would see that another child has ended, or that its time is up."""
+        with open(os.devnull, "wb") as log, OutputReader() as output:
+            child = ChildProcess(["yes"], log, "endless", {})
+            self.addCleanup(child.kill)
+            output.add(child)
+            for _ in range(2):
+                lines = sum(1 for _ in islice(output.lines(DEADLINE_S), READ_BYTES * MOST_READS))
+                self.assertTrue(0 < lines <= READ_BYTES * MOST_READS / len("y\n"), lines)
 
 
 class MistakeTest(unittest.TestCase):

@@ -15,6 +15,8 @@ from itertools import takewhile
 from typing import BinaryIO
 
 LAST_LINES = 20
+READ_BYTES = 1 << 16
+MOST_READS = 16
 NVIDIA_SMI_S = 20.0  # nvidia-smi never returns when the driver hangs
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -64,7 +66,7 @@ class ChildProcess:
     def read_lines(self) -> tuple[list[str], bool]:
         """Return the lines printed since the last call, and whether more can come."""
         try:
-            received = os.read(self.pipe.fileno(), 1 << 16)
+            received = os.read(self.pipe.fileno(), READ_BYTES)
         except BlockingIOError:
             return [], True
         self._log.write(received)
@@ -142,10 +144,15 @@ class OutputReader:
         self._selector.register(child.pipe, selectors.EVENT_READ, child)
 
     def lines(self, wait_s: float) -> Iterator[tuple[ChildProcess, str]]:
-        """Yield all lines that are available; wait up to `wait_s` if there are none."""
+        """Yield the lines that are available; wait up to `wait_s` if there are none.
+
+        One call reads at most 1 MiB of each child: one that prints without end must not keep its caller for ever.
+        """
         if not self._selector.get_map():
             time.sleep(wait_s)
-        while ready := self._selector.select(wait_s):
+        for _ in range(MOST_READS):
+            if not (ready := self._selector.select(wait_s)):
+                return
             for key, _ in ready:
                 lines, has_more = key.data.read_lines()
                 yield from ((key.data, line) for line in lines)

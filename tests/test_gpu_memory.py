@@ -124,6 +124,14 @@ class GpuSamplerTest(unittest.TestCase):
         self.assertEqual({gpu: usage.memory_mib for gpu, usage in sampler.usage.items()}, {0: [559.0], 1: [534.0]})
         self.assertEqual([usage.utilisation for usage in sampler.usage.values()], [[0.4], [0.4]])
 
+    def test_a_gpu_that_is_lost_while_it_is_sampled_has_a_reason_instead_of_usage(self):
+        sampler = with_driver(["a"], GpuSampler, 0)
+        rates = FakeNvml.nvmlDeviceGetUtilizationRates
+        answers = [lambda: rates(None, "a"), mock.Mock(side_effect=FakeNvml.NVMLError("GPU is lost"))]
+        with mock.patch.object(FakeNvml, "nvmlDeviceGetUtilizationRates", lambda *_: answers.pop(0)()):
+            sampler._sample(mock.Mock(wait=lambda _: False))
+        self.assertEqual((sampler.usage, sampler.reason), ({}, "the driver reports: GPU is lost"))
+
     def test_parts_of_a_gpu_have_a_reason_instead_of_a_utilisation(self):
         sampler = with_driver(["a", "c"], GpuSampler, 0, 1)
         self.assertEqual(sampler.reason, "the driver reports: Not Supported")

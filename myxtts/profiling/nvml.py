@@ -63,13 +63,17 @@ class GpuSampler:
                 thread.join()
 
     def _sample(self, stop: threading.Event) -> None:
-        while not stop.wait(PERIOD_S):
-            self._take_samples()
+        try:
+            while not stop.wait(PERIOD_S):
+                self._take_samples()
+        except DriverUnavailable as error:
+            self.usage.clear()  # the figures of a part of the time are not those of all of it
+            self.reason = str(error)
 
     def _take_samples(self) -> None:
         for gpu, read in self._readers.items():
-            usage = self.usage.setdefault(gpu, GpuUsage())
             utilisation, memory_mib = read()
+            usage = self.usage.setdefault(gpu, GpuUsage())
             usage.utilisation.append(utilisation)
             usage.memory_mib.append(memory_mib)
 
@@ -78,12 +82,15 @@ def _reader(nvml: Any, handle: Any) -> Callable[[], tuple[float, float]]:
     """Return a function that reads utilisation and used memory in MiB of a GPU, after one try.
 
     Raises:
-        nvml.NVMLError: for parts of a GPU (MIG), which have no utilisation.
+        DriverUnavailable: for parts of a GPU (MIG), which have no utilisation; from the function, at any later time.
     """
 
     def read() -> tuple[float, float]:
-        utilisation = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
-        return utilisation, nvml.nvmlDeviceGetMemoryInfo(handle).used / 2**20
+        try:
+            utilisation = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+            return utilisation, nvml.nvmlDeviceGetMemoryInfo(handle).used / 2**20
+        except nvml.NVMLError as error:
+            raise DriverUnavailable(f"the driver reports: {error}") from error
 
     read()
     return read

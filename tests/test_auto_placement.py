@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import tempfile
 import unittest
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from myxtts.planner import auto
 from myxtts.planner.auto import choose_placement, measure_in_subprocess, observe_per_step_s, rank_placements
 from myxtts.planner.stage_times import StageProfile, StageTimes
 from myxtts.profiling.isolated_stages import measure_stage_times
+from tests.kill_points import terminate_parent
 from tests.tiny import Workspace, toy_models
 
 
@@ -156,6 +158,14 @@ class MeasureTest(unittest.TestCase):
         measure = partial(read_corpus, Path("nowhere"))  # without TensorFlow, whose import takes 5 s
         with self.assertRaisesRegex(DataError, "nowhere"):
             measure_in_subprocess(measure, Config())
+
+    def test_a_stop_while_measuring_leaves_no_process_and_no_folder_behind(self):
+        with tempfile.TemporaryDirectory() as folder:
+            with self.assertRaises(SystemExit) as stopped:
+                measure_in_subprocess(partial(terminate_parent, Path(folder)), Config())
+            self.assertEqual(os.listdir(folder), [])
+        self.assertEqual(stopped.exception.code, 143)
+        self.assertEqual(multiprocessing.active_children(), [])
 
 
 def measure_toy_run(argv: list[str]) -> StageProfile:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from myxtts.config.schema import Config, PlacementConfig
 from myxtts.distributed.cluster import find_cluster
@@ -21,6 +21,7 @@ from myxtts.training.run_folder import RunFolder
 
 MEASURED_STEPS = 40  # some seconds with a large model
 SIMULATED_STEPS = 1000  # filling the queues is at most 1 % of them
+END_S = 10.0  # from the SIGTERM of the measuring process to its SIGKILL
 FORWARD = 1 / 3  # of a training step; the gradient takes about twice as long as the losses
 
 MeasureStages = Callable[[Config, int], StageProfile]  # (settings, steps) -> profile; a function of a module
@@ -154,10 +155,10 @@ def measure_in_subprocess(measure: MeasureStages, config: Config) -> StageProfil
     context = multiprocessing.get_context("spawn")  # TensorFlow does not survive a fork
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_send_profile, args=(sender, measure, config), daemon=True)
-    process.start()
-    sender.close()
-    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # runs `finally`: no process is left behind
+    previous = signal.signal(signal.SIGTERM, _exit)  # runs `finally`: no process is left behind
     try:
+        process.start()
+        sender.close()
         result = receiver.recv()
     except EOFError:
         process.join()
@@ -169,16 +170,24 @@ def measure_in_subprocess(measure: MeasureStages, config: Config) -> StageProfil
             "memory. Lower --batch-size, or name a placement with --data-gpu and --model-gpu."
         ) from None
     finally:
-        process.kill()
-        process.join()
+        if process.pid is not None:
+            process.terminate()  # it removes its temporary folder
+            process.join(END_S)
+            process.kill()
+            process.join()
         signal.signal(signal.SIGTERM, previous)
     if isinstance(result, UserError):
         raise result
     return result
 
 
+def _exit(*_) -> NoReturn:
+    sys.exit(128 + signal.SIGTERM)
+
+
 def _send_profile(sender: Connection, measure: MeasureStages, config: Config) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process ends this one
+    signal.signal(signal.SIGTERM, _exit)
     logging.getLogger("myxtts").setLevel(logging.ERROR)  # the parent logs its warnings when the run begins
     result: StageProfile | UserError
     try:

@@ -19,7 +19,7 @@ from PIL import Image
 
 from myxtts.clock import MODEL, Clock, Span, Timeline, Times
 from myxtts.observe import html_report
-from myxtts.observe.html_report import RunReport, changed_settings, write_report
+from myxtts.observe.html_report import RunReport, changed_settings
 from myxtts.observe.page import head, samples
 from myxtts.observe.page.charts import Scale, sync_marks, value_scale
 from myxtts.observe.page.history import POINTS, History, Series
@@ -63,6 +63,10 @@ class Folder(unittest.TestCase):
         folder.mkdir(parents=True)
         (folder / "config.yaml").write_text("model:\n  task: tts\n")
         return folder
+
+    def page(self, timeline: Timeline | None = None, ended: str = "") -> Path:
+        """Write the page of the run once, from all of its files."""
+        return RunReport(self.folder, timeline).write(ended)
 
     def report(self, *lines: dict, folder: Path | None = None) -> None:
         with open((folder or self.folder) / "metrics.jsonl", "a", encoding="utf-8") as file:
@@ -308,14 +312,14 @@ class Page(Folder):
         self.report(report_of(20))
         self.sample(10)
         self.sample(20)
-        page = write_report(self.folder, ended="finished").read_text()
+        page = self.page(ended="finished").read_text()
         self.assertEqual(len(re.findall('src="data:audio/mpeg', page)), 2)
         self.assertEqual(len(re.findall('src="data:image/jpeg', page)), 2)
         self.assertIn('src="samples/step-000010/1-a.recording.wav"', page)
         self.assertIn('<a href="samples/step-000010/1-a.png"><img', page)
         self.assertLess(page.index("Step 20"), page.index("Step 10"))
         with mock.patch.object(samples, "EMBEDDED_BYTES", 0):
-            page = write_report(self.folder, ended="finished").read_text()
+            page = self.page(ended="finished").read_text()
         self.assertNotIn("data:image", page)
         self.assertIn('src="samples/step-000010/1-a.png"', page)
 
@@ -350,7 +354,7 @@ class Page(Folder):
             scores = self.folder / "evaluation" / step / "scores.md"
             scores.parent.mkdir(parents=True)
             scores.write_text("| a | b |\n")
-        page = write_report(self.folder, ended="finished").read_text()
+        page = self.page(ended="finished").read_text()
         self.assertEqual(re.findall(r"<summary>Step (\d+)", page), ["20", "10"])
         self.assertLess(page.index("step-1000000"), page.index("step-999000"))
 
@@ -365,7 +369,7 @@ class Page(Folder):
         self.report(report_of(20))
         self.sample(20)
         self.sample(10, "1-a#b%?", kinds=tuple(samples.LABELS))
-        page = write_report(self.folder, ended="finished").read_text()
+        page = self.page(ended="finished").read_text()
         kinds = (".recording", ".griffin-lim", ".vocoder", ".synthesized-griffin-lim", "")
         expected = [f"samples/step-000010/1-a%23b%25%3F{kind}.wav" for kind in kinds]
         self.assertEqual(re.findall('src="(samples/.*?wav)"', page), expected)
@@ -376,7 +380,7 @@ class Page(Folder):
         folder = self.sample(20)
         (folder / "1-a.wav").write_bytes(b"RIFF")
         (folder / "1-a.png").write_bytes(b"")
-        page = write_report(self.folder).read_text()
+        page = self.page().read_text()
         self.assertIn('src="samples/step-000020/1-a.wav"', page)
         self.assertIn('src="samples/step-000020/1-a.png"', page)
 
@@ -398,7 +402,7 @@ class Page(Folder):
         buckets = [{"seconds": 2.5, "rows": 8, "utterances": 40, "padding": 0.125}]
         (self.folder / "run.json").write_text(json.dumps({"buckets": buckets, "numbers": {"model": "tts <tiny>"}}))
         with mock.patch.object(samples, "SHOWN_SCORES", 1):
-            page = write_report(self.folder).read_text()
+            page = self.page().read_text()
         self.assertNotIn("<td>1.7", page)  # the newest alone
         for text in (
             "<pre>a &lt;b&gt;</pre>",
@@ -418,7 +422,7 @@ class Page(Folder):
         self.assertEqual([mark.step for mark in sync_marks(30, 70)], [30, 60])
         (self.folder / "config.yaml").write_text("local_sgd:\n  sync_every: 30\n")
         self.report(*map(report_of, (10, 20, 30, 40)))
-        self.assertIn("<title>weights averaged, step 30</title>", write_report(self.folder).read_text())
+        self.assertIn("<title>weights averaged, step 30</title>", self.page().read_text())
 
     def test_workers_and_replicas_have_a_column_each(self):
         self.report(report_of(20))
@@ -429,15 +433,15 @@ class Page(Folder):
         (self.folder / "run.json").write_text(json.dumps({"routes": [[["/GPU:0"], "/GPU:1"], [["/GPU:2"], "/GPU:3"]]}))
         timeline = Timeline()
         timeline.add(Span("/GPU:2", "produce", 0.0, 0.25, 1), Span(MODEL, "step", 0.0, 1.0, 1))
-        page = write_report(self.folder, timeline).read_text()
+        page = self.page(timeline).read_text()
         for text in ("worker 0 (chief)", "worker 1", "second", "300 ms", "replica 0", "replica 1", "250 ms"):
             self.assertIn(text, page)
-        again = write_report(self.folder).read_text()  # without the process
+        again = self.page().read_text()  # without the process
         self.assertIn("250 ms", again)
 
     def test_a_page_of_a_run_that_has_ended_says_how(self):
         self.report(report_of(20))
-        page = write_report(self.folder, ended="ended by NonFiniteLoss: <x>").read_text()
+        page = self.page(ended="ended by NonFiniteLoss: <x>").read_text()
         self.assertIn("ended by NonFiniteLoss: &lt;x&gt;", page)
         self.assertIn('data-stale="0"', page)
 
@@ -449,7 +453,7 @@ class Page(Folder):
         (self.folder / "rejected.csv").write_text("metadata,line,audio,reason,detail\nm,3,a.wav,no text,\n")
         timeline = Timeline()
         timeline.add(Span(MODEL, "step", 0.0, 1.0, 1), Span("/CPU:0", "feed", 0.0, 0.5, 1))
-        paths = [write_report(self.folder, timeline), write_overview(self.runs), make_jobs(self.runs / "jobs")]
+        paths = [self.page(timeline), write_overview(self.runs), make_jobs(self.runs / "jobs")]
         for path in paths:
             with self.subTest(page=path.name):
                 Checker(self, path.read_text())
@@ -535,12 +539,12 @@ class SeveralRuns(Folder):
             mock.patch("myxtts.observe.html_report.write_overview", side_effect=refused),
             self.assertLogs("myxtts.observe", "WARNING") as logs,
         ):
-            self.assertTrue(write_report(self.folder, ended="finished").exists())
+            self.assertTrue(self.page(ended="finished").exists())
         self.assertIn("index.html", logs.output[0])
 
     def test_a_run_writes_the_overview_beside_its_page(self):
         self.report(report_of(20))
-        write_report(self.folder)
+        self.page()
         self.assertIn("voice/report.html", (self.runs / "index.html").read_text())
 
 
@@ -604,7 +608,7 @@ class Browser(Folder):
           })
         }, 100) });
         """
-        found = self.dump(write_report(self.folder, ended="finished").read_text(), probe)
+        found = self.dump(self.page(ended="finished").read_text(), probe)
         self.assertEqual(found, [[], [16, 16], True, True, "written", True, True])
 
     def test_labels_of_many_steps_are_whole_and_apart_on_a_phone(self):
@@ -622,7 +626,7 @@ class Browser(Folder):
           document.title = JSON.stringify([labels > 20, cut, touching, page.documentElement.scrollWidth])
         }
         """
-        write_report(self.folder, ended="finished")
+        self.page(ended="finished")
         page = (
             '<title></title><body><iframe src="report.html" style="width:380px;height:9000px;border:0"></iframe></body>'
         )
@@ -644,6 +648,6 @@ class Browser(Folder):
         }
         """
         with mock.patch.object(html_report, "RELOAD_S", 1.0):
-            write_report(self.folder)
+            self.page()
         page = '<title></title><body><iframe src="report.html" style="width:800px;height:600px"></iframe></body>'
         self.assertEqual(self.dump(page, probe), [True, True, 150])

@@ -187,11 +187,6 @@ class RunReport:
         return f"<section><h2>Corpus</h2>{found}</section>" if found else ""
 
 
-def write_report(folder: Path, timeline: Timeline | None = None, ended: str = "") -> Path:
-    """Write report.html of a run once, from all of its files; return its path."""
-    return RunReport(folder, timeline).write(ended)
-
-
 def read_spans(file: Path) -> list[Span]:
     """Return the spans of a timeline.json; none if there is no file that can be read."""
     try:

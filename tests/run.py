@@ -1,7 +1,8 @@
 """Run the test modules in several processes: `python -m tests.run [MODULE ...] [--jobs N] [--quick] [--times]`.
 
 Each process imports TensorFlow once and takes module after module, the slowest first. A module stays in one
-process, so that its tests share traced models. If a process dies, its module fails and another process goes on.
+process, so that its tests share traced models. If a process dies, its module fails and another process goes on; one
+that hangs is aborted and shows where.
 
 Where there are GPUs, the modules that import `tests.real_gpus` run last, in one process that sees them; all others
 simulate GPUs. TEST_GPUS=0 hides the GPUs from all modules.
@@ -28,11 +29,13 @@ from pathlib import Path
 from typing import IO
 
 from myxtts.distributed.processes import visible_gpus
+from tests.long import LONG
 
 ROOT = Path(__file__).parents[1]
 TIMES = Path(__file__).with_name("times.json")  # seconds of each module, as --times measured them
 SLOWEST_TESTS = 30  # how many --times lists
 LAST_LINES = 100  # how many are shown of what a process printed before it died
+LIMIT_S = 7200.0 if LONG else 1200.0  # of a module; the slowest one takes 71 s on idle cores, 210 s on busy ones
 END_S = 10.0  # from the SIGINT of a process to its SIGKILL
 SHARED_RUNS = ("whole_run", "vocoder_run")  # of tests.tiny and tests.tiny_vocoder: a process trains each once, in 20 s
 FAILED = ("failures", "errors", "unexpectedSuccesses")
@@ -122,11 +125,13 @@ class Suite:
                 module = self._take()
                 with contextlib.suppress(BrokenPipeError):
                     print(module, file=process.stdin, flush=True)
-                answer = process.stdout.readline()
+                answer = _report_of(process)
                 if not answer:
                     break
                 self._add(module, {"process": process.pid, **json.loads(answer)})
         if process.wait() and module is not None and not self._stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # what its tests started
             self._add(module, {"process": process.pid, **_death(process.returncode, log)})
 
     def _take(self) -> str:
@@ -200,6 +205,17 @@ class Suite:
             print(f"{test_s[test]:7.1f} s  {test.removeprefix('tests.')}")
         times = {module: round(report["seconds"], 1) for module, report in self._reports.items()}
         TIMES.write_text(json.dumps(json.loads(TIMES.read_text()) | times, indent=1, sort_keys=True) + "\n")
+
+
+def _report_of(process: subprocess.Popen) -> str:
+    """Return the report on the module of a process; nothing if it dies. It is aborted after LIMIT_S."""
+    abort = threading.Timer(LIMIT_S, process.send_signal, (signal.SIGABRT,))  # faulthandler shows where it hangs
+    abort.daemon = True
+    abort.start()
+    try:
+        return process.stdout.readline()
+    finally:
+        abort.cancel()
 
 
 def _death(code: int, log: IO[str]) -> dict:

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded
 from myxtts.config.schema import Config, DataConfig
+from myxtts.errors import TrainingError
 
 if TYPE_CHECKING:  # these import TensorFlow, which takes seconds
     from myxtts.data.readers.base import ReadBatches, Reader
@@ -147,23 +148,33 @@ def cpu_seconds() -> float:
 
 @contextmanager
 def service(workers: int) -> Iterator[tuple[str, int]]:
-    """Start a data service on this machine; yield its address and the process id of its dispatcher."""
-    programs: list[subprocess.Popen[str]] = []
+    """Start a data service on this machine; yield its address and the process id of its dispatcher.
 
-    def start(*arguments: str) -> int:
-        command = [sys.executable, "-u", SERVER, *arguments]
-        programs.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True))
-        return next(int(line.split()[-1]) for line in programs[-1].stdout if "listens on port" in line)
+    Raises:
+        TrainingError: a server ends before it listens.
+    """
+    with ExitStack() as resources:
 
-    try:
-        port = start("dispatcher", "--port", "0")
+        def start(*arguments: str) -> tuple[int, int]:
+            """Return the port and the process id of a server."""
+            errors = resources.enter_context(tempfile.TemporaryFile("w+"))
+            command = [sys.executable, "-u", SERVER, *arguments]
+            program = resources.enter_context(
+                subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+            )
+            resources.callback(program.kill)
+            for line in program.stdout:
+                if "listens on port" in line:
+                    return int(line.split()[-1]), program.pid
+            errors.seek(0)
+            raise TrainingError(
+                f"the {arguments[0]} ended with code {program.wait()} before it listened:\n{errors.read()}"
+            )
+
+        port, dispatcher = start("dispatcher", "--port", "0")
         for _ in range(workers):
             start("worker", "--dispatcher", f"127.0.0.1:{port}")
-        yield f"grpc://127.0.0.1:{port}", programs[0].pid
-    finally:
-        for program in programs:
-            program.kill()
-            program.wait()
+        yield f"grpc://127.0.0.1:{port}", dispatcher
 
 
 def memory_mib(process: int | None) -> float:

@@ -25,7 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.scaling import pinned
 from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded
-from myxtts.errors import TrainingError
+from myxtts.cores import usable_cores
+from myxtts.errors import PlacementError, TrainingError
 from myxtts.training.checkpoint_files import latest, step_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -85,12 +86,15 @@ class Bench:
         shards = self.folder / name
         split = f"--input {self.corpus} --out {shards} --seed {self.seed}"
         self.run("utilities/split_dataset.py", *split.split())
+        cores = usable_cores()
+        if len(cores) < 2:
+            raise PlacementError(f"two jobs of one core each need two cores, and this process may use {len(cores)}.")
         data = f"--val-data {shards}/held_out.csv --audio-root {self.corpus} {HALF}"
 
         def train_job(number: int) -> None:
             job_flags = f"--train-data {shards}/shard-{number}.csv --run {name}-{number} --max-steps {self.steps // 2}"
             flags = f"{self.common} {job_flags} {data} --seed {self.seed + number}"
-            pinned(number, "train_main.py", *flags.split())
+            pinned(cores[number], "train_main.py", *flags.split())
 
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(train_job, (0, 1)))

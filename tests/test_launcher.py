@@ -98,13 +98,37 @@ class LauncherTest(unittest.TestCase):
         self.assertEqual(done.returncode, 3)
         self.assertTrue(ends(int(done.stdout.split()[-1])))
 
-    def test_ctrl_c_and_sigterm_let_all_workers_save(self):
-        for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+    def test_ctrl_c_sigterm_and_a_closed_session_let_all_workers_save(self):
+        for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)):
             with self.subTest(signal=number), self.started(SAVES) as launcher:
                 launcher.send_signal(number)
                 output, _ = launcher.communicate(timeout=DEADLINE_S)
                 self.assertEqual(launcher.returncode, code)
                 self.assertEqual(sorted(output.splitlines()), ["[worker 0] saved", "[worker 1] saved"])
+
+    def test_nohup_is_respected(self):
+        with self.started("", "nohup") as launcher:
+            launcher.send_signal(signal.SIGHUP)
+            launcher.send_signal(signal.SIGTERM)
+            launcher.communicate(timeout=DEADLINE_S)
+        self.assertEqual(launcher.returncode, 143)  # 129 if the hangup had been the first request
+
+    def test_a_closed_terminal_does_not_keep_workers_from_saving(self):
+        saving = f"print('asked'); time.sleep(0.5); open(f'{self.folder}/saved-{{index}}', 'w')"
+        with self.started(SAVES.replace("print('saved')", saving)) as launcher:
+            launcher.stdout.close()
+            launcher.send_signal(signal.SIGTERM)
+            launcher.wait(DEADLINE_S)
+        self.assertEqual([(self.folder / f"saved-{index}").exists() for index in (0, 1)], [True, True])
+
+    def test_a_full_disk_under_a_log_ends_no_worker(self):
+        (self.folder / "logs").mkdir()
+        (self.folder / "logs/worker-0.log").symlink_to("/dev/full")
+        done = self.run_workers("for line in 'ab': print(line, flush=True)")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for line in ("[worker 0] a", "[worker 0] b", "[worker 1] b"):
+            self.assertIn(line, done.stdout)
+        self.assertEqual((done.stdout + done.stderr).count("worker-0.log cannot be written: No space left"), 1)
 
     def test_worker_that_fails_to_save_is_named(self):
         with self.started(SAVES.replace("print('saved')", "1 / index")) as launcher:
@@ -129,9 +153,9 @@ class LauncherTest(unittest.TestCase):
             launcher.communicate(timeout=DEADLINE_S)
         self.assertTrue(all(ends(pid) for pid in self.pids))
 
-    def started(self, source: str) -> subprocess.Popen:
+    def started(self, source: str, *prefix: str) -> subprocess.Popen:
         """Start a launcher; return it once its workers have run this source, printed their PIDs, and sleep."""
-        command = self.command(source + "\nprint('pid', os.getpid())\ntime.sleep(600)")
+        command = [*prefix, *self.command(source + "\nprint('pid', os.getpid())\ntime.sleep(600)")]
         launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.pids = []
         while len(self.pids) < 2:

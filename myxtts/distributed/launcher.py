@@ -7,7 +7,7 @@ import importlib.util
 import socket
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -171,6 +171,7 @@ class _PrefixedOutput(SupervisorEvents):
 
     def on_line(self, program: ProgramSpec, line: str) -> None:
         if line not in self._errors:
-            print(f"[{program.name}] {line}", flush=True)
+            with suppress(OSError):  # a closed terminal must not keep the workers from saving
+                print(f"[{program.name}] {line}", flush=True)
         if line.startswith("error: "):
             self._errors.add(line)

@@ -1,6 +1,7 @@
 """Child processes, requests to stop this process, and the GPUs that children can be given. No TensorFlow."""
 
 import ctypes
+import logging
 import os
 import selectors
 import signal
@@ -14,11 +15,15 @@ from datetime import datetime
 from itertools import takewhile
 from typing import BinaryIO
 
+from myxtts.files import FULL
+
 LAST_LINES = 20
 READ_BYTES = 1 << 16
 MOST_READS = 16
 NVIDIA_SMI_S = 20.0  # nvidia-smi never returns when the driver hangs
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+log = logging.getLogger(__name__)
 
 
 class ChildProcess:
@@ -47,8 +52,8 @@ class ChildProcess:
     ):
         self.code: int | None = None
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
-        self._log, self._partial = log, b""
-        log.write(f"=== {datetime.now().isoformat(' ', 'seconds')} {title}: {' '.join(command)}\n".encode())
+        self._log, self._partial, self._log_fails = log, b"", False
+        self._add_to_log(f"=== {datetime.now().isoformat(' ', 'seconds')} {title}: {' '.join(command)}\n".encode())
         self._process = subprocess.Popen(
             command,
             env={**os.environ, "PYTHONUNBUFFERED": "1", **environ},
@@ -69,12 +74,23 @@ class ChildProcess:
             received = os.read(self.pipe.fileno(), READ_BYTES)
         except BlockingIOError:
             return [], True
-        self._log.write(received)
+        self._add_to_log(received)
         *complete, self._partial = (self._partial + (received or b"\n" * bool(self._partial))).split(b"\n")
         # As on a terminal, text after a carriage return replaces the line.
         lines = [line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace") for line in complete]
         self.last_lines.extend(lines)
         return lines, bool(received)
+
+    def _add_to_log(self, output: bytes) -> None:
+        """Add to the log; on a full disk the process goes on without it."""
+        try:
+            self._log.write(output)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            if not self._log_fails:
+                name, self._log_fails = self._log.name, True
+                log.error("%s cannot be written: %s. Free some disk space; all go on.", name, error.strerror)
 
     def has_ended(self) -> bool:
         """Return whether the process has ended; if so, set `code` and kill its descendants."""
@@ -190,14 +206,17 @@ class StopRequests:
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequests]:
-    """Count SIGINT, SIGTERM and SIGHUP instead of ending."""
+    """Count SIGINT, SIGTERM and, unless it is ignored, SIGHUP instead of ending."""
     requests = StopRequests()
 
     def handle(number, _frame) -> None:
         requests.signal = requests.signal or number
         requests.count += 1
 
-    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
+        numbers.append(signal.SIGHUP)
+    previous = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield requests
     finally:

@@ -96,7 +96,8 @@ class Supervisor:
     Args:
         stop: requests to stop. The first is passed on, so that the programs can save; the second kills them.
         events: callbacks.
-        stop_signal: signal that passes the first request on; None sends the signal that this process received.
+        stop_signal: signal that passes the first request on; None sends the signal that this process received, or
+            SIGTERM for a SIGHUP, at which a program would end without saving.
         grace: ends all programs once one has failed or was rejected; None lets the others run.
     """
 
@@ -177,7 +178,8 @@ class Supervisor:
             if self._stop.count > 1:
                 self._kill_all()
             else:
-                self._signal_all(self._stop_signal or self._stop.signal or signal.SIGTERM)
+                received = signal.SIGTERM if self._stop.signal == signal.SIGHUP else self._stop.signal
+                self._signal_all(self._stop_signal or received or signal.SIGTERM)
 
     def _end_after_failure(self) -> None:
         if self._grace is None or self._failed_s is None:

@@ -30,7 +30,7 @@ from myxtts.cores import usable_cores
 from myxtts.distributed.processes import ChildProcess, StopRequests, gpu_environ, stop_requests, visible_gpus
 from myxtts.distributed.supervisor import Exit, ProgramSpec, Supervisor, SupervisorEvents
 from myxtts.errors import ConfigError, PlacementError
-from myxtts.files import make_folder, write_whole
+from myxtts.files import going_on_if_full, make_folder, write_whole
 from myxtts.local_sgd.fork import fork
 from myxtts.local_sgd.job_settings import SHARD_SETTINGS, WARMSTART, job_config, warmstart_config
 from myxtts.local_sgd.launcher_state import (
@@ -455,4 +455,5 @@ class _JobEvents(SupervisorEvents):
 
     def _write(self, name: str, process: ProcessState) -> None:
         self._state.processes[name] = process
-        self._state.write(self._folder)
+        with going_on_if_full("the state of the jobs"):
+            self._state.write(self._folder)

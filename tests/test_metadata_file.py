@@ -165,6 +165,16 @@ class Tables(Case):
         self.assert_rejected("line 3 is not", self.write("list.csv", 'path,text\na.wav,x\nb.wav,"x\nc.wav,x\n'))
         self.assert_rejected("line 2 is not", self.write("list.csv", 'path,text\na.wav,"x' + "y" * 200_000 + '"\n'))
 
+    def test_a_quotation_over_several_texts_swallows_no_rows(self):
+        quotation = 'a.wav|"Where?|anna\nb.wav|He asked.|anna\nc.wav|I go home."|anna\n'
+        for separator in "|\t":
+            content = f"path|text|speaker\n{quotation}".replace("|", separator)
+            rows = read_corpus(self.table(content, "a.wav", "b.wav", "c.wav"), "en").rows
+            self.assertEqual([row.text for row in rows], ['"Where?', "He asked.", 'I go home."'], content)
+        without_header = 'a\t"Where?\nb\tHe asked.\nc\tI go home."\n'
+        self.audio("wavs/a.wav", "wavs/b.wav", "wavs/c.wav")
+        self.assertEqual(len(read_corpus(self.table(without_header), "en").rows), 3)
+
     def test_paths_that_name_the_same_file_have_the_same_id(self):
         self.audio("b/c.wav")
         rows = read_corpus(self.table("path,text\na.wav,x\n./b/../a.wav,x\na,x\n", "a.wav"), "en").rows

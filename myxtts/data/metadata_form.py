@@ -210,11 +210,19 @@ def _records_without_header(text: str, separator: str) -> list[Record]:
 
 def _records(text: str, separator: str) -> list[Record]:
     try:
-        return list(_csv_records(text, separator))
+        records = list(_csv_records(text, separator))
     except csv.Error:
         if separator not in UNQUOTED:
             raise
+    else:
+        if separator not in UNQUOTED or not any(_holds_rows(field, separator) for _, row in records for field in row):
+            return records
     return [Record(line, [_unquoted(field) for field in fields]) for line, fields in _literal_records(text, separator)]
+
+
+def _holds_rows(field: str, separator: str) -> bool:
+    """Whether a quoted field has whole rows in it: two quotation marks of two texts, and all that is between them."""
+    return "\n" in field and separator in field
 
 
 def _csv_records(text: str, separator: str) -> Iterator[Record]:

@@ -180,7 +180,7 @@ class SimulationTest(unittest.TestCase):
 
 class StageTimesTest(unittest.TestCase):
     def test_times_have_exactly_the_requested_mean_and_variation(self):
-        for variation in (0.0, 0.25, 1.0, 3.0):
+        for variation in (0.0, 1e-160, 1e-17, 0.25, 1.0, 3.0):
             step_s = StageTimes.constant(60, 0.0, 0.01, 0.0, 0.02, variation).step_s
             with self.subTest(variation=variation):
                 self.assertAlmostEqual(step_s.mean(), 0.02)

@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import json
 import logging
 import os
 import shutil
@@ -10,11 +11,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from myxtts.errors import ConfigError, DataError
 
 PARTIAL_FILES = ".*.partial"  # the names that `partial_of` returns
+STEM_BYTES = 180
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk, the quota of the user, or the limit of a file (ulimit -f)
 
 log = logging.getLogger(__name__)
@@ -87,6 +89,25 @@ def decode_text(read: Callable[[], bytes], source: str) -> str:
 def partial_of(path: Path) -> Path:
     """Return the name of a file while this thread writes it; another process or thread gets another name."""
     return path.with_name(f".{path.name}.{os.getpid()}-{threading.get_native_id()}.partial")
+
+
+def json_bytes(document: Any) -> bytes:
+    """Return a document as JSON in UTF-8; bytes of file names that are not UTF-8 are escaped, such as `\\udce9`."""
+    return json.dumps(document, ensure_ascii=False, indent=1).encode(errors="backslashreplace")
+
+
+def write_json(path: Path, document: Any) -> None:
+    """Write a document as a JSON file; see `write_whole`."""
+    write_whole(path, json_bytes(document))
+
+
+def numbered_name(number: int, name: str) -> str:
+    """Return how the names of files about an utterance begin: `3-chapter_1` for number 3, recorded in a/chapter_1.wav.
+
+    Bytes that are not UTF-8 are replaced, and a long name is cut: most file systems take 255 bytes, with what follows.
+    """
+    stem = os.fsencode(Path(name).stem).decode(errors="replace")
+    return f"{number}-{stem.encode()[:STEM_BYTES].decode(errors='ignore')}"
 
 
 def write_whole(path: Path, content: bytes) -> None:

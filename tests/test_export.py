@@ -245,18 +245,25 @@ class Exported(unittest.TestCase):
                 self.assertIn(expected, message)
         self.assertFalse(Path(new).exists())
 
+    def test_what_a_disk_refuses_to_tensorflow_is_an_error_of_the_disk(self):
+        refused = tf.errors.ResourceExhaustedError(None, None, "variables.data; No space left on device")
+        with mock.patch("tensorflow.saved_model.save", side_effect=refused), self.assertRaises(OSError) as raised:
+            export.write_export(export.Export(StubModule(), {}, {}), self.folder / "full")
+        self.assertEqual((raised.exception.errno, raised.exception.filename), (28, str(self.folder)))
+        self.assertFalse((self.folder / "full").exists())
+
     def test_a_full_disk_leaves_no_files(self):
         before = sorted(self.folder.iterdir())
         written = []
 
-        def full(path: Path, _: bytes) -> None:
+        def full(path: Path, _: dict) -> None:
             written.extend(path.parent.iterdir())
             raise OSError(28, "No space left on device")
 
         with (
             cached_networks("myxtts.synthesis.export"),
             mock.patch.object(export, "synthesis_module", return_value=StubModule()),  # quick to save
-            mock.patch.object(export, "write_whole", side_effect=full),
+            mock.patch.object(export, "write_json", side_effect=full),
         ):
             self.assertEqual(self.program("--out", str(self.folder / "full"))[0], 2)
         self.assertIn("saved_model.pb", {path.name for path in written})

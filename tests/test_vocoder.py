@@ -1,8 +1,11 @@
 """The vocoder: segments and their features, network, losses, synthesis, and runs of the task."""
 
+import os
 import shutil
+import tempfile
 import unittest
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -24,6 +27,8 @@ from myxtts.observe.metrics_reader import read_metrics
 from myxtts.placement.audit import audit
 from myxtts.placement.copies import find_copies
 from myxtts.placement.kernels import has_gpu_kernels
+from myxtts.tasks.base import Examples
+from myxtts.tasks.vocoder_samples import VocoderSampler
 from myxtts.training.diagnostics import long_segments
 from tests.tiny import arrays_of, on_device, rows_of
 from tests.tiny_vocoder import build, small_vocoders, vocoder, vocoder_features, vocoder_run
@@ -211,6 +216,13 @@ class Excitation(unittest.TestCase):
         filled = interpolate_unvoiced(hz)
         np.testing.assert_allclose(filled, [[100, 100, 120, 140, 160, 160], [UNVOICED_HZ] * 6], rtol=1e-6)
 
+    def test_unvoiced_frames_of_long_utterances_are_interpolated_over_blocks(self):
+        random = np.random.default_rng(0)
+        hz = np.where(random.random((3, 300)) < [[0.5], [0.01], [0.1]], random.uniform(80.0, 300.0, (3, 300)), 0.0)
+        hz[2, 40:260] = 0.0
+        expected = [np.interp(np.arange(300), *(column[row > 0.0] for column in (np.arange(300), row))) for row in hz]
+        np.testing.assert_allclose(interpolate_unvoiced(tf.constant(hz, tf.float32)), expected, rtol=1e-5)
+
 
 def losses_of(model, batch, **options):
     with tf.device(MODEL):
@@ -286,6 +298,16 @@ class Synthesis(unittest.TestCase):
             wave = vocoder().synthesize(mel, tf.constant([0, 0])).numpy()
         self.assertEqual(wave.shape, (2, mel.shape[1] * HOP_SAMPLES))
         self.assertLessEqual(np.abs(wave).max(), 1.0)
+
+    def test_samples_of_recordings_with_any_names_are_written(self):
+        ids = [os.fsdecode(b"caf\xe9.wav"), "ა" * 80 + ".wav"]
+        examples = Examples(on_device(vocoder_features((20, 16))), ids, ["", ""], ids)
+        with tempfile.TemporaryDirectory() as folder:
+            sampler = VocoderSampler(vocoder(), examples, Path(folder), mock.Mock())
+            with tf.device(MODEL):
+                sampler(1)
+            kinds = sorted(path.name.partition(".")[2] for path in Path(folder).glob("step-000001/*"))
+        self.assertEqual(kinds, sorted(2 * ["png", "recording.wav", "vocoder.wav", "griffin-lim.wav"]))
 
     def test_noise_is_a_function_of_the_seed(self):
         mel = vocoder_features((40,))["mel"]

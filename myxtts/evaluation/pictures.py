@@ -9,6 +9,7 @@ import numpy as np
 from myxtts.audio.format import DECIBELS_PER_NEPER, FFT_SAMPLES, HOP_SAMPLES
 from myxtts.evaluation.acoustic_metrics import AcousticFeatures
 from myxtts.evaluation.held_out import Utterance
+from myxtts.files import numbered_name
 from myxtts.observe.plots import f0_curves, mel_and_alignment, png_bytes, spectra
 
 
@@ -21,7 +22,7 @@ def write_plots(
     """Write `<number>-<id>-mel.png` and `<number>-<id>-f0.png` for each utterance; the folder is made."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, (utterance, recording, synthesis) in enumerate(zip(utterances, recorded, synthesized, strict=True), 1):
-        name = f"{number}-{Path(utterance.id).stem}"
+        name = numbered_name(number, utterance.id)
         picture = mel_and_alignment(recording.mel, synthesis.mel, utterance.path, utterance.text)
         (folder / f"{name}-mel.png").write_bytes(png_bytes(picture))
         curves = {"recorded": recording.voiced_f0_hz, "synthesized": synthesis.voiced_f0_hz}

@@ -1,6 +1,5 @@
 """The metrics of a checkpoint as a table and as JSON."""
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from myxtts.data.dataset import corpus_folder
 from myxtts.errors import ConfigError
 from myxtts.evaluation.options import EvaluationOptions
-from myxtts.files import make_folder, write_whole
+from myxtts.files import make_folder, write_json, write_whole
 from myxtts.observe.page.samples import EVALUATION_FOLDER, SCORES
 from myxtts.training.observation import Pace
 
@@ -197,7 +196,7 @@ def print_score(score: Score, folder: Path, json_file: Path | None) -> None:
     """Print the table and write it to a folder, for report.html of the run; write the JSON if a file is given."""
     print(score.table())
     if json_file is not None:
-        write_whole(json_file, json.dumps(score.to_json(), ensure_ascii=False, indent=1).encode())
+        write_json(json_file, score.to_json())
     make_folder(folder, "--out")
     write_table(score, folder)
 

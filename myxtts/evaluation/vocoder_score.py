@@ -42,6 +42,7 @@ from myxtts.evaluation.report import (
 )
 from myxtts.evaluation.speech import acoustic_features, vocode_mels
 from myxtts.evaluation.target import open_target
+from myxtts.files import numbered_name
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.held_out import LoadVocoder
 from myxtts.training.load_vocoder import TrainedVocoder
@@ -332,7 +333,7 @@ def speaker_note(familiarity: Sequence[str], recordings: Sequence[Recording]) ->
 def write_example(folder: Path, number: int, identity: str, waves: Mapping[str, np.ndarray]) -> None:
     """Write `<number>-<id>.<column>.wav` for each column, and their spectra as one picture."""
     folder.mkdir(parents=True, exist_ok=True)
-    name = f"{number}-{Path(identity).stem}"
+    name = numbered_name(number, identity)
     for column, wave in waves.items():
         write_wav(folder / f"{name}.{column}.wav", wave)
-    write_spectra(folder / f"{name}.png", {COLUMNS[column]: waves[column] for column in PICTURED}, identity)
+    write_spectra(folder / f"{name}.png", {COLUMNS[column]: waves[column] for column in PICTURED}, name)

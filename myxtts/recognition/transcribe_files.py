@@ -1,6 +1,5 @@
 """Transcription of files. Checks all it can before it imports TensorFlow, which takes seconds."""
 
-import json
 import logging
 import os
 import time
@@ -12,7 +11,7 @@ import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.data.recording import check_recording, read_recording
-from myxtts.files import check_writable, write_whole
+from myxtts.files import check_writable, write_json
 
 # Arguments of check_recording and read_recording: the kind of file, its shortest length, and what to do.
 _REQUIREMENTS = "recording", 0.1, "Give audio files, each with at least 0.1 s of speech."
@@ -58,4 +57,4 @@ def write_transcripts(
     log.info("%.1f s of speech in %.1f s, real-time factor %.3f", speech_s, elapsed_s, elapsed_s / speech_s)
     if json_file is not None:
         document = {"run": str(run), "checkpoint": transcriber.checkpoint.name, "files": transcripts}
-        write_whole(json_file, json.dumps(document, ensure_ascii=False, indent=1).encode())
+        write_json(json_file, document)

@@ -6,7 +6,6 @@ FOLDER/
     metadata.json                    audio format and vocoder; of a voice also ids, text front end and default options
 """
 
-import json
 import logging
 import os
 import tempfile
@@ -22,8 +21,9 @@ from myxtts.audio.mel import log_mel
 from myxtts.audio.vocoder import VocoderProtocol
 from myxtts.config.schema import ModelConfig, PlacementConfig
 from myxtts.errors import ConfigError
-from myxtts.files import write_whole
+from myxtts.files import write_json
 from myxtts.models.xtts import SYNTHESIS_SIGNATURE, XTTS
+from myxtts.observe.metrics import disk_errors
 from myxtts.placement import devices
 from myxtts.placement.routes import plan_routes
 from myxtts.tasks.tts_samples import synthesis_options
@@ -116,9 +116,9 @@ def write_export(export: Export, out: Path) -> None:
     """Write a SavedModel and its metadata.json under a temporary name, then rename it to `out`."""
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as temporary:
         partial = Path(temporary) / out.name
-        tf.saved_model.save(export.module, str(partial), export.signatures)
-        content = json.dumps(export.document, ensure_ascii=False, indent=1)
-        write_whole(partial / "metadata.json", content.encode())
+        with disk_errors(out.parent):
+            tf.saved_model.save(export.module, str(partial), export.signatures)
+        write_json(partial / "metadata.json", export.document)
         os.replace(partial, out)
 
 

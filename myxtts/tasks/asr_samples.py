@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.batch import ASR_FEATURES, first_rows, tensor_specs
-from myxtts.files import going_on_if_full, replaced_folder
+from myxtts.files import going_on_if_full, numbered_name, replaced_folder
 from myxtts.models.ctc_decoding import decoded_texts, greedy_decode
 from myxtts.observe.metrics import TensorBoard
 from myxtts.observe.plots import mel_and_posteriors, png_bytes
@@ -87,7 +87,7 @@ class ASRSampler:
         with going_on_if_full(f"the samples of step {step}"), samples as folder:
             (folder / "transcripts.txt").write_text("\n".join(lines), encoding="utf-8")
             for number, (mel, frames, posterior, positions) in enumerate(zip(*columns, strict=True)):
-                name = f"{number + 1}-{Path(self._ids[number]).stem}"
+                name = numbered_name(number + 1, self._ids[number])
                 likeliest = self._likeliest(posterior[:positions])
                 picture = mel_and_posteriors(mel[:frames], likeliest, transcribed[number])
                 (folder / f"{name}.png").write_bytes(png_bytes(picture))

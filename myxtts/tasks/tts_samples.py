@@ -10,7 +10,7 @@ from myxtts.audio.wav import write_wav
 from myxtts.batch import TAUGHT_TTS_FEATURES, first_rows
 from myxtts.config.schema import ModelConfig
 from myxtts.data.audio_file import read_wave
-from myxtts.files import going_on_if_full, replaced_folder
+from myxtts.files import going_on_if_full, numbered_name, replaced_folder
 from myxtts.models.xtts import SynthesisOptions
 from myxtts.observe.metrics import TensorBoard
 from myxtts.observe.page.samples import sound_file
@@ -77,7 +77,7 @@ class TTSSampler:
                 identity, text, mel, length = utterance
                 recorded_mel, recorded_length, path = recording
                 picture = mel_and_alignment(recorded_mel[:recorded_length], mel[:length], path[:recorded_length], text)
-                name = f"{row + 1}-{Path(identity).stem}"  # files of several folders may have the same stem
+                name = numbered_name(row + 1, identity)  # files of several folders may have the same stem
                 for kind, waves in sounds.items():
                     write_wav(folder / sound_file(name, kind), waves[row])
                 (folder / f"{name}.png").write_bytes(png_bytes(picture))

@@ -12,7 +12,7 @@ from myxtts.audio.mel import log_mel
 from myxtts.audio.vocoder import vocode
 from myxtts.audio.wav import write_wav
 from myxtts.batch import CONTEXT_FRAMES, TAUGHT_VOCODER_FEATURES, first_rows
-from myxtts.files import going_on_if_full, replaced_folder
+from myxtts.files import going_on_if_full, numbered_name, replaced_folder
 from myxtts.models.vocoder import log_mel_of
 from myxtts.observe.metrics import TensorBoard
 from myxtts.observe.page.samples import sound_file
@@ -60,7 +60,7 @@ class VocoderSampler:
         self._log_mel = tf.function(log_mel, input_signature=[tf.TensorSpec([None, None], tf.float32)], autograph=False)
         count = min(UTTERANCES, len(examples.ids))
         batch = first_rows(examples.batch, TAUGHT_VOCODER_FEATURES, count)
-        self._names = [f"{number}-{Path(name).stem}" for number, name in enumerate(examples.ids[:count], 1)]
+        self._names = [numbered_name(number, name) for number, name in enumerate(examples.ids[:count], 1)]
         frames = batch["frames"].numpy()
         self._mels = [mel[:length] for mel, length in zip(batch["mel"].numpy(), frames, strict=True)]
         waves = batch["wave"].numpy()

@@ -26,7 +26,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from myxtts.errors import CheckpointError
-from myxtts.files import fsync_folder, name_in_errors, write_whole
+from myxtts.files import fsync_folder, json_bytes, name_in_errors, write_whole
 from myxtts.training.checkpoint_metadata import Metadata, check_types, describe_types
 
 FORMAT = 6
@@ -146,8 +146,7 @@ def write_metadata(checkpoint: Path, metadata: Mapping[str, Any]) -> None:
     Its last line is a checksum of the lines before it. Without that line, as in older files, nothing is checked.
     """
     values = {name: value for name, value in metadata.items() if name != "format"}
-    text = json.dumps({"format": FORMAT, **values}, ensure_ascii=False, indent=1)
-    body = text.removesuffix("\n}").encode() + b",\n"
+    body = json_bytes({"format": FORMAT, **values}).removesuffix(b"\n}") + b",\n"
     write_whole(checkpoint / "state.json", body + b' "%s": "%s"\n}' % (CHECKSUM.encode(), _checksum(body)))
 
 

@@ -27,7 +27,7 @@ from typing import Any
 from myxtts.config.effects import values_of, without_effect
 from myxtts.config.schema import Config
 from myxtts.errors import CheckpointError, ConfigError
-from myxtts.files import PARTIAL_FILES, locked_file, make_folder, write_whole
+from myxtts.files import PARTIAL_FILES, locked_file, make_folder, write_json, write_whole
 from myxtts.training.checkpoint_files import read_metadata
 
 # Settings that determine the plan, the symbols and the weights: they cannot change within a run.
@@ -77,7 +77,7 @@ class RunFolder:
 
     def write_description(self, description: Mapping[str, Any]) -> None:
         """Write run.json."""
-        write_whole(self.path / "run.json", json.dumps(description, indent=1, ensure_ascii=False).encode())
+        write_json(self.path / "run.json", description)
 
     @contextmanager
     def locked(self) -> Iterator[None]:

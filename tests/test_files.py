@@ -1,0 +1,40 @@
+"""Names and contents of files that no encoding and no file system may refuse."""
+
+import json
+import os
+import tempfile
+import unittest
+from pathlib import Path
+
+from myxtts.files import numbered_name, write_json
+
+LATIN_1 = os.fsdecode(b"caf\xe9")
+
+
+class Names(unittest.TestCase):
+    def test_a_name_begins_with_a_number_and_the_stem_of_the_recording(self):
+        self.assertEqual(numbered_name(3, "a/chapter 1.wav"), "3-chapter 1")
+
+    def test_bytes_that_are_not_utf_8_are_replaced(self):
+        self.assertEqual(numbered_name(1, f"a/{LATIN_1}.wav"), "1-caf\ufffd")
+
+    def test_a_long_name_is_cut_between_characters_and_leaves_room_for_what_follows(self):
+        name = numbered_name(12, "ა" * 83 + ".wav")  # 3 bytes each
+        self.assertEqual(name, "12-" + "ა" * 60)
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / f"{name}.synthesized-griffin-lim.wav").touch()
+
+
+class Json(unittest.TestCase):
+    def test_names_that_are_not_utf_8_are_written_and_read_back(self):
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "figures.json"
+            document = {"id": f"{LATIN_1}.wav", "text": "სალამი"}
+            write_json(file, document)
+            content = file.read_text(encoding="utf-8")
+            self.assertEqual(json.loads(content), document)
+            self.assertIn("სალამი", content)
+
+
+if __name__ == "__main__":
+    unittest.main()

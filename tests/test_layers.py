@@ -12,7 +12,7 @@ PACKAGE = ROOT / "myxtts"
 
 ROWS = (
     ("control_groups",),
-    ("errors", "clock", "cores", "tf_internals"),
+    ("errors", "clock", "cores", "printable", "tf_internals"),
     ("files",),
     ("config",),
     ("distributed",),

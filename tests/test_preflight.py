@@ -4,7 +4,9 @@ import contextlib
 import io
 import json
 import math
+import os
 import re
+import signal
 import tempfile
 import time
 import unittest
@@ -18,7 +20,7 @@ import tensorflow as tf
 from packaging.requirements import Requirement
 
 from myxtts.clock import Clock
-from myxtts.commands import preflight
+from myxtts.commands import preflight, profile
 from myxtts.commands.console import report_errors
 from myxtts.config.load import load as load_config
 from myxtts.config.schema import Config, PlacementConfig
@@ -167,6 +169,27 @@ class WithoutGpu(unittest.TestCase):
         self.assertRegex(finished.out.splitlines()[-1], r"^\d+ failed: start with ")
 
 
+class Stopped(unittest.TestCase):
+    def test_a_sigterm_ends_it_and_the_profiler_with_their_temporary_folders(self):
+        for program, work in (
+            (preflight, "myxtts.preflight.validate.validate"),
+            (profile, "myxtts.profiling.measure.profile"),
+        ):
+            with tempfile.TemporaryDirectory() as folder, self.subTest(work):
+
+                def terminated(*_, folder=folder):
+                    with tempfile.TemporaryDirectory(dir=folder):
+                        os.kill(os.getpid(), signal.SIGTERM)
+
+                with mock.patch(work, terminated), self.assertRaises(SystemExit) as stopped:
+                    program.main([])
+                self.assertEqual((stopped.exception.code, os.listdir(folder)), (143, []))
+                self.assertEqual(signal.getsignal(signal.SIGTERM), self.handler)
+
+    def setUp(self):
+        self.handler = signal.getsignal(signal.SIGTERM)
+
+
 class Mistakes(unittest.TestCase):
     def test_mistakes_exit_with_2_before_any_check(self):
         for argv, expected in (
@@ -195,6 +218,13 @@ class Checks(unittest.TestCase):
             ["   ❌ n: f", "      expected: e", "      to do: d"],
         )
         self.assertEqual(next(check_lines(recommended(False, "n", "e", "f", "d"))), "   ⚠️ n: f")
+
+    def test_names_that_a_terminal_would_act_on_or_cannot_show_are_escaped(self):
+        stdout = io.TextIOWrapper(io.BytesIO(), "utf-8")
+        with contextlib.redirect_stdout(stdout):
+            Report().run("Corpus", iter([required(False, "rejected", "none", "caf\udce9 \x1b[2J.wav", "")]))
+        stdout.flush()
+        self.assertIn(rb"caf\udce9 \x1b[2J.wav", stdout.buffer.getvalue())
 
     def test_message_of_a_user_error_is_split(self):
         check = failed_by(PlacementError("GPU 1 was requested, but\n there is none. Buy one. Or do without."), "n", "e")

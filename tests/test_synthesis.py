@@ -31,14 +31,14 @@ from myxtts.audio.griffin_lim import ITERATIONS as ITERATIONS_OF_SPEECH
 from myxtts.audio.griffin_lim import GriffinLim
 from myxtts.audio.vocoder import vocode
 from myxtts.commands import synthesize
-from myxtts.commands.console import report_errors
+from myxtts.commands.console import report_errors, sound_on_stdout
 from myxtts.config.schema import Config, ModelConfig
 from myxtts.errors import CheckpointError, ConfigError, DataError
 from myxtts.synthesis.concatenation import FADE_S, PAUSES_S, fade_ends, pause_between
 from myxtts.synthesis.language import choose_language
 from myxtts.synthesis.speech_file import sound_file, write_speech
 from myxtts.synthesis.synthesizer import BATCH_CHUNKS, Synthesizer
-from myxtts.synthesis.wav_stream import HEADER_BYTES, WavStream, wav_stream
+from myxtts.synthesis.wav_stream import HEADER_BYTES, UNKNOWN, WavStream, wav_header, wav_stream
 from myxtts.tasks.base import Examples
 from myxtts.tasks.tts_samples import TTSSampler
 from myxtts.text.sentences import Boundary
@@ -376,6 +376,9 @@ class Pipe(unittest.TestCase):
             pass
         self.assertEqual(self.path.read_bytes(), b"")
 
+    def test_more_than_4_gib_have_the_header_of_an_unknown_length(self):
+        self.assertEqual(wav_header(2**33), wav_header(UNKNOWN))
+
 
 class Constant:
     """A trained vocoder whose waves have a single value."""
@@ -572,6 +575,12 @@ class Program(unittest.TestCase):
             self.assertEqual(synthesize.read_text(None, None), "سلام")
         with mock.patch("sys.stdin.isatty", return_value=True), self.assertRaisesRegex(DataError, "there is no text"):
             synthesize.read_text(None, None)
+        with mock.patch("sys.stdin", None), self.assertRaisesRegex(DataError, "there is no text"):
+            synthesize.read_text(None, None)
+
+    def test_a_closed_stdout_takes_no_sound(self):
+        with mock.patch("sys.stdout", None), self.assertRaisesRegex(ConfigError, "stdout is closed"), sound_on_stdout():
+            pass
 
     def test_reference_takes_several_files(self):
         arguments = synthesize.parse(self.argv("--text", "a", "--reference", "a.wav", "b.wav", "--speed", "2"))

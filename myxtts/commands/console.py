@@ -5,7 +5,6 @@ import logging
 import os
 import signal
 import sys
-import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from io import UnsupportedOperation
@@ -16,8 +15,8 @@ from tqdm import tqdm
 from myxtts.commands.tensorflow_log import set_environment
 from myxtts.errors import ConfigError, UserError
 from myxtts.files import FULL
+from myxtts.printable import printable
 
-_BIDIRECTIONAL_CONTROLS = ("LRE", "RLE", "PDF", "LRO", "RLO", "LRI", "RLI", "FSI", "PDI")  # classes of Unicode
 _SPACE = "Free some disk space or fix the permissions"
 _REMEDIES = {  # errno of an error of the disk -> what to do
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR), _SPACE),
@@ -66,6 +65,8 @@ def sound_on_stdout() -> Iterator[BinaryIO]:
     Raises:
         ConfigError: stdout is a terminal.
     """
+    if sys.stdout is None:  # `>&-` in a shell
+        raise ConfigError("--stream writes sound to stdout, but stdout is closed. Give a file with --out instead.")
     if sys.stdout.isatty():
         raise ConfigError(
             "--stream writes sound to stdout, but stdout is a terminal. Add a player, such as `| aplay`, or give a "
@@ -74,21 +75,6 @@ def sound_on_stdout() -> Iterator[BinaryIO]:
     sound = sys.stdout.buffer
     with redirect_stdout(sys.stderr):
         yield sound
-
-
-def printable(text: str) -> str:
-    r"""Return a text for a terminal, with \x1b and the like for what a terminal would not show but act on.
-
-    Names of files and texts of a corpus are quoted in messages, and whoever wrote them may have put control characters
-    in them, or characters that reverse the order of the text around them. Bytes of names that are not UTF-8 are lone
-    surrogates, which cannot be written.
-    """
-    return "".join(ascii(character)[1:-1] if _is_control(character) else character for character in text)
-
-
-def _is_control(character: str) -> bool:
-    is_control = unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") and character not in "\n\t"
-    return is_control or unicodedata.bidirectional(character) in _BIDIRECTIONAL_CONTROLS
 
 
 def log_to_console() -> None:

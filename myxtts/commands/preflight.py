@@ -4,13 +4,13 @@ Exit codes: 0 all checks passed, 1 a check failed, 2 a mistake in the settings.
 """
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from myxtts.commands.parser import bounded, read_settings, settings_parser
 from myxtts.config.schema import Config
-from myxtts.files import check_writable, write_whole
+from myxtts.distributed.processes import exit_at_sigterm
+from myxtts.files import check_writable, write_json
 
 NAME = "preflight"
 HELP = "Check with a short trial whether a training run will work."
@@ -35,8 +35,9 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     config, options = parse(argv, prog)
     from myxtts.preflight.validate import validate  # imports TensorFlow, which takes seconds
 
-    report = validate(config, options.steps)
+    with exit_at_sigterm():
+        report = validate(config, options.steps)
     print(f"\n{report.summary()}")
     if options.json_file is not None:
-        write_whole(options.json_file, json.dumps(report.to_json(), ensure_ascii=False, indent=1).encode())
+        write_json(options.json_file, report.to_json())
     return 0 if report.passed else 1

@@ -93,7 +93,7 @@ def read_text(text: str | None, file: Path | None) -> str:
     """
     if text is not None:
         return text
-    if file is None and sys.stdin.isatty():
+    if file is None and (sys.stdin is None or sys.stdin.isatty()):  # None: `<&-` in a shell
         raise DataError("there is no text. Give it with --text, with --text-file or on stdin.")
     if file is None:
         return decode_text(lambda: read_bounded(sys.stdin.buffer, MAX_TEXT_BYTES, "stdin"), "stdin")

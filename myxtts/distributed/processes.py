@@ -224,6 +224,16 @@ def stop_requests() -> Iterator[StopRequests]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def exit_at_sigterm() -> Iterator[None]:
+    """Let a SIGTERM raise SystemExit in the main thread, so that temporary folders and children go with the scope."""
+    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
 def visible_gpus() -> list[str]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES lists, as numbers or names; without it, all GPUs of the driver."""
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")

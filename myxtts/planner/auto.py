@@ -4,14 +4,14 @@ import logging
 import multiprocessing
 import os
 import signal
-import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from myxtts.config.schema import Config, PlacementConfig
 from myxtts.distributed.cluster import find_cluster
+from myxtts.distributed.processes import exit_at_sigterm
 from myxtts.errors import PlacementError, TrainingError, UserError
 from myxtts.observe.assessment import SHARED_CORES
 from myxtts.planner.planner import Prediction, candidate_placements, format_table, predict, rank, without_idle_producers
@@ -155,43 +155,38 @@ def measure_in_subprocess(measure: MeasureStages, config: Config) -> StageProfil
     context = multiprocessing.get_context("spawn")  # TensorFlow does not survive a fork
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_send_profile, args=(sender, measure, config), daemon=True)
-    previous = signal.signal(signal.SIGTERM, _exit)  # runs `finally`: no process is left behind
-    try:
-        process.start()
-        sender.close()
-        result = receiver.recv()
-    except EOFError:
-        process.join()
-        exit_code = process.exitcode or 0
-        if exit_code > 0:  # a defect; the process has printed its traceback
-            raise RuntimeError(f"measuring for --placement auto ended with exit code {exit_code}") from None
-        raise TrainingError(
-            f"the process that measured for --placement auto died (exit code {exit_code}): the machine may be out of "
-            "memory. Lower --batch-size, or name a placement with --data-gpu and --model-gpu."
-        ) from None
-    finally:
-        if process.pid is not None:
-            process.terminate()  # it removes its temporary folder
-            process.join(END_S)
-            process.kill()
+    with exit_at_sigterm():
+        try:
+            process.start()
+            sender.close()
+            result = receiver.recv()
+        except EOFError:
             process.join()
-        signal.signal(signal.SIGTERM, previous)
+            exit_code = process.exitcode or 0
+            if exit_code > 0:  # a defect; the process has printed its traceback
+                raise RuntimeError(f"measuring for --placement auto ended with exit code {exit_code}") from None
+            raise TrainingError(
+                f"the process that measured for --placement auto died (exit code {exit_code}): the machine may be out "
+                "of memory. Lower --batch-size, or name a placement with --data-gpu and --model-gpu."
+            ) from None
+        finally:
+            if process.pid is not None:
+                process.terminate()  # it removes its temporary folder
+                process.join(END_S)
+                process.kill()
+                process.join()
     if isinstance(result, UserError):
         raise result
     return result
 
 
-def _exit(*_) -> NoReturn:
-    sys.exit(128 + signal.SIGTERM)
-
-
 def _send_profile(sender: Connection, measure: MeasureStages, config: Config) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process ends this one
-    signal.signal(signal.SIGTERM, _exit)
     logging.getLogger("myxtts").setLevel(logging.ERROR)  # the parent logs its warnings when the run begins
     result: StageProfile | UserError
     try:
-        result = measure(config, MEASURED_STEPS)
+        with exit_at_sigterm():
+            result = measure(config, MEASURED_STEPS)
     except UserError as error:
         result = error
     sender.send(result)

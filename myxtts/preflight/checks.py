@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import tensorflow as tf
 
 from myxtts.errors import UserError
+from myxtts.printable import printable
 
 Status = Literal["passed", "failed", "warning"]
 MARKS = {"passed": "✅", "failed": "❌", "warning": "⚠️"}
@@ -82,7 +83,7 @@ class Report:
     def _add(self, check: Check) -> None:
         self.sections[-1].checks.append(check)
         for line in check_lines(check):
-            print(line, flush=True)
+            print(printable(line), flush=True)
 
     def count(self, status: Status) -> int:
         return sum(check.status == status for section in self.sections for check in section.checks)

@@ -57,6 +57,7 @@ def wav_header(data_bytes: int = UNKNOWN) -> bytes:
     """Return the header of a WAV, 16 bits, mono (Multimedia Programming Interface and Data Specifications 1.0)."""
     pcm, channels = 1, 1
     form = struct.pack("<HHIIHH", pcm, channels, SAMPLE_RATE_HZ, SAMPLE_RATE_HZ * BYTES, BYTES, 8 * BYTES)
+    data_bytes = min(data_bytes, UNKNOWN)  # beyond 4 GiB there is no length
     riff_bytes = min(data_bytes + HEADER_BYTES - 8, UNKNOWN)
     fields = (b"RIFF", riff_bytes, b"WAVE", b"fmt ", len(form), form, b"data", data_bytes)
     return b"".join(field if isinstance(field, bytes) else struct.pack("<I", field) for field in fields)

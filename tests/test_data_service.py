@@ -396,11 +396,13 @@ class AddressTest(unittest.TestCase):
     def test_an_address_is_a_host_and_a_port(self):
         self.assertEqual(service_address("grpc://node-1.example.org:5050"), ("node-1.example.org", 5050))
         self.assertEqual(service_address("grpc://10.0.0.1:1"), ("10.0.0.1", 1))
+        self.assertEqual(service_address("grpc://node_1.a-b.lan.:1"), ("node_1.a-b.lan.", 1))
 
     def test_any_other_address_is_rejected(self):
         for text in (
             *("", "grpc://", "node1:5050", "http://node1:5050", "grpc://node1", "grpc://:5050", "grpc://node1:"),
             *("grpc://node1:0", "grpc://node1:65536", "grpc://node1:5050/", "grpc://a b:1", "grpc://node1:5050\n"),
+            *("grpc://node1..lan:5050", f"grpc://{'a' * 64}:5050", "grpc://.node1:5050"),
             *("grpc://node1:٥٠٥٠", "grpc://[::1]:5050", "grpc://grpc://node1:1"),
         ):
             with self.subTest(text), self.assertRaisesRegex(ConfigError, "data_service is .* must be grpc://HOST:PORT"):

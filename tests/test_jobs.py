@@ -21,12 +21,13 @@ from myxtts.commands.console import report_errors
 from myxtts.commands.jobs import MERGER, main
 from myxtts.commands.merge import parse
 from myxtts.config.load import load
-from myxtts.config.schema import Config, DataConfig, LocalSGDConfig, ModelConfig
+from myxtts.config.schema import Config, DataConfig, LocalSGDConfig, ModelConfig, PlacementConfig
 from myxtts.errors import PlacementError
-from myxtts.local_sgd.job_settings import sync_interval
+from myxtts.local_sgd.job_settings import job_config, sync_interval
 from myxtts.local_sgd.jobs import job_devices
 from myxtts.local_sgd.launcher_state import ImmutableSettings, announced, new_state, read_state
 from myxtts.local_sgd.progress import read_progress
+from myxtts.local_sgd.shards import CorpusShards
 from myxtts.training.checkpoint_files import latest, read_metadata, write_checkpoint
 from myxtts.training.run_folder import RunFolder
 from tests.long import long
@@ -526,6 +527,12 @@ class SettingsTest(Case):
             self.assertEqual(every, expected)
             ends = {step for step in range(warmstart + 1, total + 1) if step % every == 0 or step == total}
             self.assertLessEqual(len(ends), num_syncs)
+
+    def test_a_job_on_the_cpu_keeps_the_settings_of_its_threads(self):
+        shards = CorpusShards(Path("train"), (Path("0"), Path("1")), None, Path(), "", (1, 1), (1.0, 1.0))
+        config = Config(placement=PlacementConfig(simulate_gpus=2, model_gpu_memory=999, intra_op_threads=1))
+        job = job_config(config, Path("run"), shards, "gpu1", 1, {"jobs": 2})
+        self.assertEqual(job.placement, PlacementConfig(intra_op_threads=1))
 
     def test_each_job_sees_only_its_gpu(self):
         with mock.patch.dict(os.environ, CUDA_VISIBLE_DEVICES="4,7,9"):

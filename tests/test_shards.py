@@ -44,6 +44,17 @@ class Assign(unittest.TestCase):
 
 
 class Split(unittest.TestCase):
+    def test_texts_held_out_with_symbols_of_their_own_are_left_out(self):
+        """There is no run whose validation would need them."""
+        corpus = self.folder / "corpus/corpus.csv"
+        lines = corpus.read_text(encoding="utf-8").splitlines()
+        rare = [line.replace(",", f",{chr(0x10D0 + number)}", 1) for number, line in enumerate(lines[1:])]
+        corpus.write_text("\n".join([lines[0], *rare]) + "\n", encoding="utf-8")
+        with redirect_stdout(io.StringIO()) as out:
+            code = shard.main(["--input", str(corpus), "--out", str(self.folder / "out"), "--validation-fraction=0.1"])
+        self.assertEqual(code, 0)
+        self.assertIn("--validate-every 0", out.getvalue())
+
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)

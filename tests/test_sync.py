@@ -14,6 +14,8 @@ from unittest import mock
 
 import numpy as np
 
+from myxtts.config.checks import check_settings
+from myxtts.config.schema import Config, LocalSGDConfig, TrainingConfig
 from myxtts.errors import CheckpointError, ConfigError
 from myxtts.local_sgd.sync import TAKEOVER_S, OuterOptimizer, SyncGroup, WeightSync
 from myxtts.training.checkpoint_files import latest, read_metadata
@@ -266,6 +268,17 @@ class Optimizers(Case):
         sync_both(first.train(10, 2.0), second.train(10, 2.0))
         for now, then in zip(first.state.averages, before, strict=True):
             np.testing.assert_allclose(now.numpy(), then - 1.0, atol=1e-6)  # half of the change of 2 is applied
+
+
+class Settings(unittest.TestCase):
+    def test_jobs_that_sync_have_steps_and_not_epochs(self):
+        """Epochs of shards of different lengths would end at different steps, where each job waits for the others."""
+        config = Config(
+            training=TrainingConfig(epochs=3), local_sgd=LocalSGDConfig(sync_every=10, sync_dir="syncs", jobs=2)
+        )
+        with self.assertRaisesRegex(ConfigError, "epochs is 3 and sync_every 10.* Give --max-steps"):
+            check_settings(config)
+        check_settings(config.model_copy(update={"training": TrainingConfig(max_steps=30)}))
 
 
 class Rejected(Case):

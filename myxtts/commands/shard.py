@@ -40,8 +40,10 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> tuple[Config, ar
 def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     config, options = parse(argv, prog)
     make_folder(options.out, "--out")
-    # Characters are fast, and the CSV files do not depend on the front end.
-    config = updated(config, data={"train_data": str(options.input), "text_frontend": "characters"})
+    # Characters are fast. The front end decides only which texts are too long for their recordings, and which texts
+    # held out have a symbol that all others lack: these are left out.
+    data = {"train_data": str(options.input), "text_frontend": "characters"}
+    config = updated(config, data=data, run={"validate_every": 0, "sample_every": 0, "evaluate_every": 0})
     shards = split_corpus(config, options.out, options.shards)
     print(shards.table)
     held_out = f" --val-data {shards.held_out}" if shards.held_out else " --validate-every 0 --sample-every 0"

@@ -5,7 +5,7 @@ import re
 from myxtts.errors import ConfigError
 
 EXAMPLE = "127.0.0.1:5050"
-_HOST = re.compile(r"[A-Za-z0-9_.-]{1,253}")
+_HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")  # labels: RFC 1035, 2.3.4
 _PORT = re.compile(r"[0-9]{1,5}")
 
 

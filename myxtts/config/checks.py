@@ -21,7 +21,7 @@ def check_settings(config: Config) -> None:
     _check_augmentation(config.augmentation)
     _check_training(config.training, config.data)
     _check_discriminators(config)
-    _check_local_sgd(config.local_sgd)
+    _check_local_sgd(config.local_sgd, config.training)
 
 
 def check_worker_count(config: Config, workers: int) -> None:
@@ -109,7 +109,12 @@ def _check_discriminators(config: Config) -> None:
         )
 
 
-def _check_local_sgd(local_sgd: LocalSGDConfig) -> None:
+def _check_local_sgd(local_sgd: LocalSGDConfig, training: TrainingConfig) -> None:
+    if local_sgd.sync_every and training.epochs:
+        raise ConfigError(
+            f"epochs is {training.epochs} and sync_every {local_sgd.sync_every}, but epochs of different shards have "
+            "different steps, and the jobs sync after the same steps. Give --max-steps, and leave out --epochs."
+        )
     if local_sgd.sync_every and (local_sgd.sync_dir is None or local_sgd.jobs < 2):
         raise ConfigError("sync_every needs several jobs and a shared folder. Give --jobs and --sync-dir.")
     if local_sgd.job >= local_sgd.jobs:

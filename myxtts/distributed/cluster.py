@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from myxtts.config.address import is_host
 from myxtts.distributed.job_token import token_of
 from myxtts.errors import PlacementError
 
@@ -100,7 +101,7 @@ def check_addresses(addresses: Sequence[str], source: str) -> tuple[str, ...]:
         raise PlacementError(f"{source} names no worker. List the address host:port of each worker, the chief's first.")
     for address in addresses:
         host, _, port = address.rpartition(":")
-        if not re.fullmatch(r"[A-Za-z0-9_.-]+", host) or not re.fullmatch(r"[0-9]{1,5}", port):
+        if not is_host(host) or not re.fullmatch(r"[0-9]{1,5}", port):
             raise PlacementError(
                 f"{source} names the worker '{address}', which is not host:port. "
                 "Give a host name or IPv4 address and a port, such as node1:2222."

@@ -108,6 +108,10 @@ class BoundaryTest(unittest.TestCase):
                 file.write_text(f"{json.dumps(good)}\n{bad}\n", encoding="utf-8")
                 with self.assertRaisesRegex(DataError, "line 2"):
                     read_alignments(file)
+            for times in ("NaN, 1", "0, Infinity", "-1, 0", "2, 1"):
+                file.write_text(f'{{"id": "c", "phonemes": [["a", {times}]]}}', encoding="utf-8")
+                with self.assertRaisesRegex(DataError, "line 1.*a time is negative, not finite"):
+                    read_alignments(file)
             file.write_bytes(json.dumps(good).encode() + b'\n{"id": "caf\xe9", "phonemes": []}\n')
             with self.assertRaisesRegex(DataError, "line 2.*UnicodeDecodeError"):
                 read_alignments(file)

@@ -541,12 +541,13 @@ class ShuffledTextsTest(unittest.TestCase):
             def __init__(self, name: str, language: int):
                 self.name, self.language = name, language
 
-        utterances = [Named(name, language) for name, language in (("a", 0), ("x", 1), ("b", 0), ("c", 0), ("y", 1))]
-        shuffled = shuffle_texts(utterances)
-        self.assertEqual({source.name for source in shuffled}, {utterance.name for utterance in utterances})
-        pairs = list(zip(utterances, shuffled, strict=True))
-        self.assertTrue(all(utterance.name != source.name for utterance, source in pairs))
-        self.assertEqual(sum(utterance.language == source.language for utterance, source in pairs), 3)
+        for languages, of_same_language in (((0, 1, 0, 0, 1), 5), ((0, 1, 2, 0), 2), ((0, 0, 1), 2), ((0, 1, 2), 0)):
+            with self.subTest(languages=languages):
+                utterances = [Named("abcde"[number], language) for number, language in enumerate(languages)]
+                pairs = list(zip(utterances, shuffle_texts(utterances), strict=True))
+                self.assertTrue(all(utterance.name != source.name for utterance, source in pairs))
+                equal = sum(utterance.language == source.language for utterance, source in pairs)
+                self.assertEqual(equal, of_same_language)
 
 
 class ContractionTest(unittest.TestCase):

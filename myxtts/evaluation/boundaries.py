@@ -33,6 +33,9 @@ RELIABLE_BETWEEN = {
 }
 
 
+MAX_S = 86_400.0  # of a time in alignments.jsonl
+
+
 class Phoneme(NamedTuple):
     """A phoneme from `start_s` to `end_s`; "" is silence and " " the gap between two words."""
 
@@ -87,6 +90,8 @@ def read_alignments(file: Path) -> dict[str, list[Phoneme]]:
         try:
             utterance = json.loads(line)
             phonemes = [Phoneme(str(symbol), float(start), float(end)) for symbol, start, end in utterance["phonemes"]]
+            if not all(0.0 <= phoneme.start_s <= phoneme.end_s <= MAX_S for phoneme in phonemes):
+                raise ValueError("a time is negative, not finite or before the start")
             alignments[str(utterance["id"])] = phonemes
         except (ValueError, TypeError, KeyError) as error:
             raise DataError(

@@ -191,12 +191,11 @@ def read_row(manifest: Manifest, row: int) -> np.ndarray:
     return read_wave(manifest.paths[row], int(manifest.samples[row]))
 
 
-def speaker_recordings(manifest: Manifest, rows: np.ndarray, count: int) -> tuple[list[np.ndarray], np.ndarray]:
-    """Return at most `count` waves of every speaker of some rows, and the speaker of each wave, int [waves]."""
+def rows_of_each_speaker(manifest: Manifest, rows: np.ndarray, count: int) -> np.ndarray:
+    """Return at most `count` of the rows of every speaker, int [rows]."""
     speakers = manifest.speaker[rows]
     selected = [evenly_spaced(rows[speakers == speaker], count) for speaker in np.unique(speakers)]
-    selected_rows = np.concatenate([np.zeros(0, int), *selected])
-    return [read_row(manifest, row) for row in selected_rows.tolist()], manifest.speaker[selected_rows]
+    return np.concatenate([np.zeros(0, int), *selected])
 
 
 def evenly_spaced(rows: np.ndarray, count: int) -> np.ndarray:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.audio.format import FFT_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.evaluation.acoustic_metrics import AcousticFeatures, utterance_metrics
 from myxtts.evaluation.boundaries import Phoneme, word_spans
 from myxtts.evaluation.held_out import Utterance
@@ -44,7 +44,12 @@ def planted_errors_note(
 ) -> str:
     """Return a note on how many words deleted from copy synthesis, or inserted into it, are detected."""
     phonemes = [alignments.get(Path(utterance.id).stem, []) for utterance in utterances]
-    rows = [row for row, utterance_phonemes in enumerate(phonemes) if word_spans(utterance_phonemes)]
+    rows = [
+        row
+        for row, (copy, of_utterance) in enumerate(zip(copies, phonemes, strict=True))
+        if (spans := word_spans(of_utterance))
+        and len(copy) - SAMPLE_RATE_HZ * max(end_s - start_s for start_s, end_s in spans) > FFT_SAMPLES
+    ]
     if not rows:
         return "the detection of deletions and insertions is not tested: no alignments.jsonl has the times of words"
     deleted, inserted = (

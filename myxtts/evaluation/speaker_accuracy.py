@@ -1,15 +1,16 @@
 """The fraction of synthesized utterances that a classifier takes for their speaker."""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 import numpy as np
 
 from myxtts.data.manifest import Manifest
 from myxtts.evaluation.acoustic_metrics import AcousticFeatures
-from myxtts.evaluation.held_out import Utterance, speaker_recordings
+from myxtts.evaluation.held_out import Utterance, read_row, rows_of_each_speaker
 from myxtts.evaluation.report import Metrics
 from myxtts.evaluation.speakers import SpeakerClassifier, speaker_embedding
-from myxtts.evaluation.speech import acoustic_features
+from myxtts.evaluation.speech import log_mels
 
 RECORDINGS_PER_SPEAKER = 20  # for its centroid
 
@@ -30,14 +31,19 @@ def speaker_accuracy(
     """
     unseen = ~np.isin(measured.speaker, training.speaker)
     unseen &= ~np.isin(measured.ids, [utterance.id for utterance in utterances])
-    seen_waves, seen_speakers = speaker_recordings(training, np.arange(len(training)), RECORDINGS_PER_SPEAKER)
-    unseen_waves, unseen_speakers = speaker_recordings(measured, np.flatnonzero(unseen), RECORDINGS_PER_SPEAKER)
-    speakers = np.concatenate([seen_speakers, unseen_speakers])
+    seen_rows = rows_of_each_speaker(training, np.arange(len(training)), RECORDINGS_PER_SPEAKER)
+    unseen_rows = rows_of_each_speaker(measured, np.flatnonzero(unseen), RECORDINGS_PER_SPEAKER)
+    unseen_speakers = measured.speaker[unseen_rows]
+    speakers = np.concatenate([training.speaker[seen_rows], unseen_speakers])
     count = len(np.unique(speakers))
     if count < 2:
         return {}, "speaker accuracy is left out: there is only one speaker"
-    recordings = acoustic_features(seen_waves + unseen_waves, device)
-    classifier = SpeakerClassifier(np.stack([speaker_embedding(recording.mel) for recording in recordings]), speakers)
+    # One after the other: the recordings of 2,000 speakers would take 20 GB.
+    waves = chain(
+        (read_row(training, row) for row in seen_rows.tolist()),
+        (read_row(measured, row) for row in unseen_rows.tolist()),
+    )
+    classifier = SpeakerClassifier(np.stack([*map(speaker_embedding, log_mels(waves, device))]), speakers)
     metrics: Metrics = {}
     groups = []
     for group, members in (("seen", np.unique(training.speaker)), ("unseen", np.unique(unseen_speakers))):

@@ -1,6 +1,7 @@
 """Synthesis, vocoding and feature extraction on a device."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,15 @@ def acoustic_features(waves: Sequence[np.ndarray], device: str, pace: Pace = no_
         frames = samples.numpy() // HOP_SAMPLES
         features += [AcousticFeatures(*(value[row, :count] for value in values)) for row, count in enumerate(frames)]
     return features
+
+
+def log_mels(waves: Iterator[np.ndarray], device: str) -> Iterator[np.ndarray]:
+    """Yield the log-mel of each wave, float32 [frames, 80]; at most 8 waves are held at a time."""
+    while few := list(islice(waves, BATCH_UTTERANCES)):
+        batch, samples = _pad(few, 0.0)
+        with tf.device(device):
+            mels = _log_mel(batch, samples).numpy()
+        yield from (mel[: len(wave) // HOP_SAMPLES] for mel, wave in zip(mels, few, strict=True))
 
 
 def _batches(count: int) -> Iterator[slice]:

@@ -5,14 +5,14 @@ from typing import NamedTuple
 
 from myxtts.evaluation.options import EvaluationOptions, check_options
 from myxtts.evaluation.report import output_folder
-from myxtts.files import check_writable
+from myxtts.files import check_writable, make_folder
 from myxtts.placement import devices
 from myxtts.placement.routes import Route
 from myxtts.training.select_checkpoint import select_checkpoint
 
 
 class Target(NamedTuple):
-    """What is measured, where, and the folder for files of the evaluation, which may not exist yet."""
+    """What is measured, where, and the folder for files of the evaluation."""
 
     checkpoint: Path
     folder: Path
@@ -29,4 +29,5 @@ def open_target(run: Path, checkpoint: str | None, task: str, options: Evaluatio
     selected = select_checkpoint(run, checkpoint)
     check_writable("--json", options.json_file)
     folder = output_folder(run, selected, options)
+    make_folder(folder, "--out")
     return Target(selected, folder, devices.configure_default().routes[0])

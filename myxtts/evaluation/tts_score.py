@@ -365,10 +365,16 @@ def synthesize_columns(
 
 def shuffle_texts(utterances: Sequence[Utterance]) -> list[Utterance]:
     """Return another utterance for each one, of the same language where possible."""
-    by_language = sorted(range(len(utterances)), key=lambda index: utterances[index].language)
+    by_language: dict[int, list[int]] = {}
+    for index, utterance in enumerate(utterances):
+        by_language.setdefault(utterance.language, []).append(index)
+    alone = [indices[0] for indices in by_language.values() if len(indices) == 1]
     shuffled = list(utterances)
-    for index, other_index in zip(by_language, by_language[1:] + by_language[:1], strict=True):
-        shuffled[index] = utterances[other_index]
+    for indices in (*(indices for indices in by_language.values() if len(indices) > 1), alone):
+        for index, other_index in zip(indices, indices[1:] + indices[:1], strict=True):
+            shuffled[index] = utterances[other_index]
+    if len(alone) == 1:
+        shuffled[alone[0]] = utterances[alone[0] - 1]
     return shuffled
 
 

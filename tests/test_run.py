@@ -463,11 +463,13 @@ class ShippedConfigurations(Case):
                 # The pretrained runs are not in the repository, and discriminators need one.
                 flags += ["--init-from", "null", "--no-discriminators"]
                 flags += ["--model-size", "tiny", *([] if "vocoder" in name else ["--text-frontend", "characters"])]
-                flags += ["--sample-every", "0", "--validate-every", "3"]
+                # The validation of a vocoder, which takes 5 s to trace, is in test_vocoder.
+                flags += ["--sample-every", "0", "--validate-every", "0" if name == "all_vocoder" else "3"]
                 self.assertEqual(self.workspace.main(*flags).code, 0)
                 (line,) = read_metrics(self.workspace.run_dir(name) / "metrics.jsonl")
                 self.assertEqual(line["step"], 3)
-                self.assertTrue(np.isfinite([line["loss"], line["validation_loss"]]).all())
+                self.assertTrue(np.isfinite([line["loss"], line.get("validation_loss", 0.0)]).all())
+                self.assertEqual("validation_loss" in line, name != "all_vocoder")
 
 
 def shipped_groups(files: list[Path]) -> dict[str, list[str]]:

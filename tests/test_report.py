@@ -22,7 +22,7 @@ from myxtts.observe import html_report
 from myxtts.observe.html_report import RunReport, changed_settings
 from myxtts.observe.page import head, samples
 from myxtts.observe.page.charts import Scale, sync_marks, value_scale
-from myxtts.observe.page.history import POINTS, History, Series
+from myxtts.observe.page.history import POINTS, History, Series, read_last_report
 from myxtts.observe.page.jobs import JobsReport
 from myxtts.observe.page.lanes import excerpt, fill_levels, lanes
 from myxtts.observe.page.overview import write_overview
@@ -124,6 +124,36 @@ class Curves(Folder):
         self.assertEqual([point.first for point in history.points("validation_loss")], [30])
         self.assertEqual([point.first for point in history.points("loss")], [10, 20, 30, 40, 50, 60])
 
+    def test_a_file_with_the_number_of_one_that_was_replaced_is_not_taken_for_it(self):
+        """Two results between two pages replace the file twice, and the second one may get the number of the first."""
+        path = self.folder / "metrics.jsonl"
+        history, lines = History(path), [report_of(step) for step in range(10, 60, 10)]
+        self.report(*lines)
+        history.update()
+        lines[1]["validation_loss"], lines[3]["validation_loss"] = 0.5, 0.4
+        path.write_text("".join(json.dumps(line) + "\n" for line in [*lines, report_of(60)]))  # the same inode
+        history.update()
+        self.assertEqual([point.first for point in history.points("validation_loss")], [20, 40])
+        self.assertEqual([point.first for point in history.points("loss")], [10, 20, 30, 40, 50, 60])
+
+    def test_the_first_interval_has_as_many_steps_as_the_second(self):
+        """A job begins at the step of its warm start."""
+        history = History(self.folder / "metrics.jsonl")
+        self.report(report_of(1050, wait_s=0.2))
+        history.update()
+        self.report(report_of(1100, wait_s=0.0), report_of(1200, wait_s=0.1))
+        history.update()
+        self.assertAlmostEqual(history.seconds["wait"], 50 * 0.2 + 100 * 0.1)
+        self.assertAlmostEqual(history.seconds["step"], 200 * 0.1)
+
+    def test_a_rare_metric_is_found_far_from_the_end(self):
+        path = self.folder / "metrics.jsonl"
+        self.report(report_of(1, validation_loss=0.5), *map(report_of, range(2, 60)))
+        with mock.patch("myxtts.observe.page.history.TAIL_BYTES", 1_000):
+            self.assertEqual(read_last_report(path, "validation_loss")["step"], 1)
+            self.assertEqual(read_last_report(path)["step"], 59)
+            self.assertEqual(read_last_report(path, "nothing"), {})
+
     def test_a_file_with_fewer_lines_is_read_from_its_beginning(self):
         path = self.folder / "metrics.jsonl"
         history = History(path)
@@ -175,6 +205,15 @@ class Answers(Folder):
         history = History(self.folder / "metrics.jsonl")
         history.update()
         return history
+
+    def test_validations_and_reports_are_counted_beyond_the_points_of_a_curve(self):
+        losses = [1.0 / step if step <= 990 else 1.0 for step in range(1, 1000)]
+        answer = self.learning(*(report_of(10 * n, 1.0, validation_loss=loss) for n, loss in enumerate(losses, 1)))
+        self.assertEqual(answer.state, "bad")
+        self.assertIn("9 validations without a better one", answer.answer)
+        report = RunReport(self.folder)
+        report._history.update()
+        self.assertAlmostEqual(report._report_s(), 10 * 0.11)
 
     def test_a_run_learns_while_its_validation_loss_falls(self):
         lines = [report_of(step, 1 / step, validation_loss=1 / step) for step in range(1, 9)]
@@ -365,6 +404,16 @@ class Page(Folder):
         first, second = history._lines
         self.assertIs(first.names, second.names)
 
+    def test_damaged_samples_and_scores_leave_the_rest_of_the_page(self):
+        self.report(report_of(20))
+        (self.sample(20) / "transcripts.txt").write_bytes(b"caf\xe9")
+        folder = self.folder / "evaluation" / "step-000020"
+        folder.mkdir(parents=True)
+        (folder / "scores.md").write_bytes(b"| caf\xe9 | b |\n")
+        with mock.patch("PIL.Image.Image.convert", side_effect=SyntaxError("broken PNG file")):
+            page = self.page(ended="finished").read_text()
+        self.assertEqual(page.count("caf\ufffd"), 2)
+
     def test_file_names_in_links_are_percent_encoded_and_sounds_have_their_order(self):
         self.report(report_of(20))
         self.sample(20)
@@ -525,6 +574,12 @@ class SeveralRuns(Folder):
             self.assertIn(f"<td>{text}", page)
         self.assertIn('href="both/gpu1/report.html"', page)
         self.assertEqual([path.name for path in self.runs.iterdir() if path.name.startswith(".")], [])
+
+    def test_a_folder_with_files_of_another_program_is_left_out(self):
+        self.report(report_of(20))
+        for content in ('{"task": 7}', '{"total_steps": "100"}', '{"placement": null}'):
+            (self.folder / "run.json").write_text(content)
+            self.assertNotIn("voice/report.html", write_overview(self.runs).read_text())
 
     def test_a_run_that_cannot_be_read_is_left_out(self):
         self.report(report_of(20))

@@ -105,11 +105,10 @@ class RunReport:
 
     def _report_s(self) -> float:
         """Return the seconds between the two newest reports, as their steps take them."""
-        points = self._history.points("loss")
-        report = self._history.newest
-        if len(points) < 2 or "step_s" not in report:
+        loss, report = self._history.series.get("loss"), self._history.newest
+        if loss is None or loss.newest is None or loss.before_newest is None or "step_s" not in report:
             return 0.0
-        return (points[-1].last - points[-2].last) * (report["step_s"] + report["pause_s"])
+        return (loss.newest[0] - loss.before_newest) * (report["step_s"] + report["pause_s"])
 
     def _spans(self) -> list[Span]:
         """Return the newest spans, which timeline.json then has, too."""

@@ -41,7 +41,7 @@ def is_learning(history: History) -> Answer:
             trend
         ]
         return Answer(question, state, f"{answer}: {falling}" if trend is not None else f"{answer}, {falling}")
-    since = sum(point.first > validation.least[0] for point in validation.points)
+    since = validation.since_least
     best = f"best validation loss {number(validation.least[1])} at step {number(validation.least[0])}"
     if since == 0:
         return Answer(question, "good", f"yes: {best}, the newest", falling)

@@ -34,6 +34,8 @@ class Series:
 
     Attributes:
         newest, least: (step, value); None before the first value.
+        before_newest: step of the value before the newest; None before the second value.
+        since_least: number of values since the least one.
         not_finite: (step of the newest, number) of reports without a finite value.
     """
 
@@ -45,6 +47,8 @@ class Series:
         self._per_point = 1
         self.newest: tuple[int, float] | None = None
         self.least: tuple[int, float] | None = None
+        self.before_newest: int | None = None
+        self.since_least = 0
         self.not_finite: tuple[int, int] = (0, 0)
 
     def add(self, step: int, value: float | None) -> None:
@@ -52,9 +56,11 @@ class Series:
         if value is None:
             self.not_finite = step, self.not_finite[1] + 1
             return
+        self.before_newest = self.newest[0] if self.newest else None
         self.newest = step, value
+        self.since_least += 1
         if self.least is None or value < self.least[1]:
-            self.least = step, value
+            self.least, self.since_least = (step, value), 0
         row = self._row
         if not row or row[5] >= self._per_point:
             self._begin_row(step, value)
@@ -118,17 +124,21 @@ class History:
         self._inode, self._offset = inode, 0
         self._lines: deque[_Line] = deque()
         self._before = b""  # the line before them
+        self._last = b""  # the line that ends at the offset
         self._name_sets: dict[frozenset[str], frozenset[str]] = {}  # lines share them: 5 kB each, 5 MB in all
         self.series: dict[str, Series] = {}
         self.newest: dict[str, Any] = {}
         self.step = 0
         self.seconds: dict[str, float] = {}
+        self._first_step = 0  # of a report with a loss
 
     def update(self) -> None:
         """Read the lines that were written since the last call; one that is not complete yet is left for the next."""
         with suppress(FileNotFoundError), open(self._path, "rb") as file:
             status = os.fstat(file.fileno())
-            if status.st_ino != self._inode or status.st_size < self._offset:
+            # A file that replaces another one may have the number of one that was replaced before.
+            is_same = status.st_ino == self._inode and status.st_size >= self._offset
+            if not is_same or os.pread(file.fileno(), len(self._last), self._offset - len(self._last)) != self._last:
                 if not self._read_amended(file):
                     self._reset(None)
                 self._inode = status.st_ino
@@ -139,6 +149,7 @@ class History:
                 if (report := parse_report(line)) is not None:
                     self._add(report, frozenset())
                 self._offset += len(line)
+                self._last = line
                 if len(self._lines) > AMENDED_LINES:
                     first = self._lines.popleft()
                     length = self._lines[0].offset - first.offset
@@ -156,7 +167,7 @@ class History:
         file.seek(start - len(self._before))
         if file.read(len(self._before)) != self._before:
             return False
-        before, self._lines, self._offset = self._lines, deque(), start
+        before, self._lines, self._offset, self._last = self._lines, deque(), start, self._before
         names = {line.step: line.names for line in before}
         for line in file:
             if (report := parse_report(line)) is not None:
@@ -164,6 +175,7 @@ class History:
                     break
                 self._add(report, names.pop(report["step"], frozenset()))
             self._offset += len(line)
+            self._last = line
         return not names
 
     def _add(self, report: Mapping[str, Any], known: Collection[str]) -> None:
@@ -175,18 +187,26 @@ class History:
             if name != "step" and name not in known and not isinstance(value, str):
                 self.series.setdefault(name, Series()).add(step, value)
         if "loss" in report and "loss" not in known:
-            self._sum_up(report, step - self.newest.get("step", 0))
+            self._sum_up(report)
             self.newest = dict(report)
         self.step = max(self.step, step)
 
-    def _sum_up(self, report: Mapping[str, Any], steps: int) -> None:
-        """Add the times of an interval: its steps without waits, waits and pauses, and those of the producer."""
+    def _sum_up(self, report: Mapping[str, Any]) -> None:
+        """Add the times of an interval: its steps without waits, waits and pauses, and those of the producer.
+
+        The first interval has as many steps as the second: a job may begin at the step of a warm start. Before there is
+        a second, it has all steps.
+        """
         parts = {name: report.get(f"{name}_s") for name in ("step", "wait", "pause", "read", "produce", "blocked")}
         if parts["step"] is not None and parts["wait"] is not None:
             parts["step"] -= parts["wait"]
             self.series.setdefault("busy_s", Series()).add(report["step"], parts["step"])
+        steps = report["step"] - self.newest.get("step", 0)
+        if self._first_step and self._first_step == self.newest.get("step"):
+            self.seconds = {name: seconds * steps / self._first_step for name, seconds in self.seconds.items()}
         for name, seconds in parts.items():
             self.seconds[name] = self.seconds.get(name, 0.0) + steps * (seconds or 0.0)
+        self._first_step = self._first_step or report["step"]
 
     def points(self, name: str) -> list[Point]:
         """Return the points of a metric; none if there is no such metric."""
@@ -214,15 +234,19 @@ class History:
 
 
 def read_last_report(metrics: Path, key: str = "loss") -> dict[str, Any]:
-    """Return the newest complete line of a metrics.jsonl that has a key; empty if there is none near its end."""
+    """Return the newest complete line of a metrics.jsonl that has a key; empty if there is none."""
     try:
         with open(metrics, "rb") as file:
-            file.seek(max(os.fstat(file.fileno()).st_size - TAIL_BYTES, 0))
-            lines = file.read().split(b"\n")
+            end, length = os.fstat(file.fileno()).st_size, TAIL_BYTES
+            while True:
+                start = max(end - length, 0)
+                file.seek(start)
+                for line in reversed(file.read(end - start).split(b"\n")):
+                    # The last line, or the first line of the tail, may be incomplete.
+                    if key.encode() in line and key in (report := parse_report(line) or {}):
+                        return report
+                if not start:
+                    return {}
+                length *= 8
     except FileNotFoundError:
         return {}
-    for line in reversed(lines):
-        report = parse_report(line)  # the last line, or the first line of the tail, may be incomplete
-        if report is not None and key in report:
-            return report
-    return {}

@@ -27,7 +27,7 @@ def write_overview(runs: Path) -> Path:
     newest_first = sorted(_runs(runs), key=lambda found: -found[1])
     rows = ""
     for folder, newest_s in newest_first:
-        with suppress(OSError):  # another user's
+        with suppress(OSError, AttributeError, KeyError, TypeError, ValueError):  # another user's, or another program's
             rows += _row(folder, folder.relative_to(runs), newest_s, now_s)
     head = "".join(f'<th scope="col">{name}</th>' for name in (*COLUMNS, "newest report"))
     body = (

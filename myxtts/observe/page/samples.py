@@ -39,6 +39,9 @@ def sound_file(name: str, kind: str) -> str:
     return f"{name}.{kind}.wav" if kind else f"{name}.wav"
 
 
+UNREADABLE = (OSError, ValueError, SyntaxError)  # what PIL raises for pictures, the last one for damaged PNG
+
+
 class Media:
     """URLs of sounds and pictures: their compressed content, or a link to the file.
 
@@ -86,7 +89,7 @@ class Media:
                 if not self.has_time:
                     return self.link(file)
                 self._compressed[key] = _data_url(content, file.suffix)
-        except (OSError, soundfile.SoundFileError, ValueError):  # PIL raises OSError; both raise ValueError, too
+        except (soundfile.SoundFileError, *UNREADABLE):
             return self.link(file)
         self._used.add(key)
         url = self._compressed[key]
@@ -96,7 +99,7 @@ class Media:
         """Return the data URL of a small copy of a picture, or a link if it cannot be read."""
         try:
             return _data_url(picture.read_bytes(), picture.suffix, SMALL_WIDTH, SMALL_QUALITY)
-        except (OSError, ValueError):
+        except UNREADABLE:
             return self.link(picture)
 
 
@@ -168,7 +171,7 @@ class Samples:
         step = _step_of(folder)
         names = sorted(path.name for path in folder.iterdir())
         texts = [path for path in names if path.endswith(".txt")]
-        body = [f"<pre>{escape((folder / name).read_text(encoding='utf-8'))}</pre>" for name in texts]
+        body = [f"<pre>{escape((folder / name).read_text(encoding='utf-8', errors='replace'))}</pre>" for name in texts]
         pictures = [folder / name for name in names if name.endswith(".png")]
         if any(picture.with_suffix(".wav").name in names for picture in pictures):
             body.append("<p>Each sample is synthesized with another utterance of the speaker as its reference.</p>")
@@ -221,7 +224,7 @@ def _size(picture: Path) -> str:
     try:
         with Image.open(picture) as image:
             return f'width="{image.width}" height="{image.height}"'
-    except (OSError, ValueError):
+    except UNREADABLE:
         return ""
 
 
@@ -230,7 +233,7 @@ def scores(folder: Path) -> str:
     files = sorted((folder / EVALUATION_FOLDER).glob(f"*/{SCORES}"), key=lambda file: _step_of(file.parent))
     parts = [
         f"<details{' open' * (number == 0)}><summary>{escape(file.parent.name)}</summary>"
-        f"{''.join(_markdown(file.read_text(encoding='utf-8')))}</details>"
+        f"{''.join(_markdown(file.read_text(encoding='utf-8', errors='replace')))}</details>"
         for number, file in enumerate(files[: -SHOWN_SCORES - 1 : -1])
     ]
     return f'<section><h2 id="scores">Scores</h2>{"".join(parts)}</section>' if parts else ""

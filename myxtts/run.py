@@ -26,7 +26,7 @@ from myxtts.training import loop
 from myxtts.training.checkpoint import Checkpoints, save_nothing
 from myxtts.training.chief_hooks import chief_hooks
 from myxtts.training.description import describe_run
-from myxtts.training.diagnostics import explained, explained_out_of_memory, log_start
+from myxtts.training.diagnostics import ending_setting, explained, explained_out_of_memory, log_start
 from myxtts.training.hooks import CheckDevices, Hook
 from myxtts.training.observer import NoObserver
 from myxtts.training.report_hooks import RecordMetrics, RefreshPage
@@ -91,7 +91,7 @@ def train_on(
                 "nothing to do  run %s has its %d steps; train longer with a higher %s",
                 config.run.run,
                 state.step,
-                "--max-steps" if config.training.max_steps else "--epochs",
+                ending_setting(config.training, schedule.total_steps).split()[0],
             )
             return 0
 

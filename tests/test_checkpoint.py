@@ -20,6 +20,7 @@ from myxtts.training.checkpoint_files import (
     list_checkpoints,
     read_best,
     read_metadata,
+    remove_remains,
     write_arrays,
 )
 from myxtts.training.observation import VALIDATION, Observation
@@ -127,6 +128,26 @@ class Retention(Case):
         self.assertIn("step-000010 cannot be removed: model.npz: Permission denied", logs.output[0])
         self.save_steps(checkpoints, 30)
         self.assertEqual(self.steps(), [30])
+
+    def test_a_protected_checkpoint_keeps_its_name_and_is_named_once(self):
+        checkpoints = self.checkpoints(keep=1)
+        self.save_steps(checkpoints, 10)
+        with (
+            mock.patch("os.access", lambda path, _: path.name != "step-000010"),  # root may write everywhere
+            self.assertLogs("myxtts.training", "WARNING") as logs,
+        ):
+            self.save_steps(checkpoints, 20, 30)
+            checkpoints.wait()
+        self.assertEqual(self.steps(), [10, 30])
+        self.assertEqual(len(logs.output), 1)
+        self.assertIn("step-000010 cannot be removed", logs.output[0])
+
+    def test_remains_that_cannot_be_removed_end_no_run(self):
+        (self.folder / ".partial-step-000010").mkdir(parents=True)
+        refused = PermissionError(13, "Permission denied", "model.npz")
+        with mock.patch("shutil.rmtree", side_effect=refused), self.assertLogs("myxtts.training", "WARNING") as logs:
+            remove_remains(self.folder)
+        self.assertIn(".partial-step-000010 cannot be removed: model.npz: Permission denied", logs.output[0])
 
     def test_an_observation_is_recorded_beside_a_damaged_checkpoint(self):
         checkpoints = self.checkpoints(keep=3)

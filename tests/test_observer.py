@@ -79,7 +79,11 @@ class ObserverTest(unittest.TestCase):
         self.assertIn("for the observer: its work on the weights of step 2 took", logs.output[0])
 
     def test_an_error_is_raised_between_two_steps_and_a_defect_keeps_its_cause(self):
-        for error, expected in ((DataError("held-out file"), DataError), (KeyError("a"), ObserverFailed)):
+        for error, expected in (
+            (DataError("held-out file"), DataError),
+            (PermissionError(13, "Permission denied", "samples"), PermissionError),  # of a disk: exit code 2
+            (KeyError("a"), ObserverFailed),
+        ):
             self.error = error
             self.begin(3)
             self.allowed.release()

@@ -1,5 +1,6 @@
 """The checkpoints of a run: from the state to files (checkpoint_files.py) and back."""
 
+import errno
 import logging
 import math
 import os
@@ -100,6 +101,7 @@ class Checkpoints:
         self.best = read_best(newest) if newest else None
         if self.best is not None and not checkpoint_of(folder, self.best.step).exists():
             self.best = None  # it was removed, so any checkpoint may be the best
+        self._protected: set[Path] = set()  # which could not be removed
         self._provisional = {
             step_of(checkpoint) for checkpoint in list_checkpoints(folder) if is_provisional(checkpoint)
         }
@@ -231,11 +233,14 @@ class Checkpoints:
         asked_for = [folder for folder in folders if step_of(folder) not in self._provisional]
         kept = {*asked_for[-self._keep :], *folders[-1:]}
         for folder in folders:
-            if folder not in kept and step_of(folder) not in needed:
+            if folder not in kept and step_of(folder) not in needed and folder not in self._protected:
                 try:
+                    if not os.access(folder, os.W_OK):  # it can be renamed all the same
+                        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
                     os.replace(folder, partial_of(folder))  # so that a part of it is never taken for a checkpoint
                     shutil.rmtree(partial_of(folder))
                 except OSError as error:  # such as one that the user has protected
+                    self._protected.add(folder)
                     log.warning("%s cannot be removed: %s: %s", folder, error.filename, error.strerror)
 
 

@@ -77,7 +77,10 @@ def put_back_former(folder: Path) -> None:
 def remove_remains(folder: Path) -> None:
     """Remove what killed processes left behind: parts of checkpoints, and former ones that are replaced."""
     for remains in (*folder.glob(".partial-*"), *folder.glob(".former-*")):
-        shutil.rmtree(remains)
+        try:
+            shutil.rmtree(remains)
+        except OSError as error:  # of another user
+            log.warning("%s cannot be removed: %s: %s", remains, error.filename, error.strerror)
 
 
 def checkpoint_of(folder: Path, step: int) -> Path:

@@ -183,7 +183,7 @@ class Observer(NoObserver):
 
     def _finish(self, result: Result) -> None:
         self._running = None
-        if isinstance(result.error, UserError):
+        if isinstance(result.error, (UserError, OSError)):  # one of the disk, with its file
             raise result.error
         if result.error is not None:
             raise ObserverFailed(f"the observation of step {result.observation.step} failed") from result.error

@@ -144,12 +144,16 @@ def make_folder(folder: Path, flag: str) -> None:
     """Make a folder that may exist, and its parents.
 
     Raises:
-        ConfigError: the folder cannot be made; the message names the flag that chooses it.
+        ConfigError: the folder cannot be made, or files in it cannot; the message names the flag that chooses it.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"the folder {folder} cannot be made: {error.strerror}. Choose another {flag}.") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"no files can be made in the folder {folder}: {os.strerror(errno.EACCES)}. Choose another {flag}."
+        )
 
 
 def check_writable(flag: str, path: Path | None) -> None:

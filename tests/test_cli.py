@@ -433,6 +433,7 @@ class DiskErrorTest(unittest.TestCase):
             (errno.EFBIG, "Raise the limit on the size of files (ulimit -f)."),
             (errno.EMFILE, "Raise the limit on open files (ulimit -n)."),
             (errno.EISDIR, "Move it away or choose another place."),
+            (errno.ENAMETOOLONG, "Give a shorter name."),
         ):
             fault = mock.Mock(side_effect=OSError(number, os.strerror(number), "runs/a/.lock"))
             with contextlib.redirect_stderr(io.StringIO()) as err:

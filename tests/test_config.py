@@ -327,11 +327,17 @@ class YamlTest(unittest.TestCase):
 
     def test_dump_loads_back_to_an_equal_config(self):
         texts = ("null", "true", "no", "1e-4", "1_0", "0o7", "1:30", "2026-01-31", ".5", "=", "<<", "", " a ", "#a")
-        texts += ("a: b", "- a", "'", '"', "a\nb", "a\x85b", "\u2028", "/corpora/ქართული", "داده", "\udce9", "!x", "\\")
+        texts += ("a: b", "- a", "'", '"', "a\nb", "a\x85b", "\u2028", "/corpora/ქართული", "داده", "!x", "\\")
         for text in texts:
             with self.subTest(text=text):
                 config = load(None, {"train_data": text, "learning_rate": 1e-5, "model_gpus": (1, 2), "run": "1e-4"})
                 self.assertEqual(self.load(dump(config)), config)
+
+    def test_texts_that_no_json_file_or_no_path_can_have_are_rejected(self):
+        for text in ("/data/caf\udce9", "a\0b"):
+            with self.assertRaisesRegex(ConfigError, r"--train-data is '.*(udce9|x00).*give a link to it"):
+                load(None, {"train_data": text})
+        self.assertIn("c.yaml, line 2: runs_dir is 'a\\x00b'", self.error_of('run:\n  runs_dir: "a\\0b"\n'))
 
 
 class ForeignNamesTest(unittest.TestCase):

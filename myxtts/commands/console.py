@@ -22,6 +22,7 @@ _REMEDIES = {  # errno of an error of the disk -> what to do
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR), _SPACE),
     **dict.fromkeys((errno.EIO, errno.ESTALE), "Look for the fault in the system's log (dmesg), or use another disk"),
     **dict.fromkeys((errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP), "Use a file system with locks (flock)"),
+    errno.ENAMETOOLONG: "Give a shorter name",
     errno.EFBIG: "Raise the limit on the size of files (ulimit -f)",
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "Raise the limit on open files (ulimit -n)"),
     **dict.fromkeys((errno.EISDIR, errno.ELOOP, errno.EEXIST, errno.ENOTEMPTY), "Move it away or choose another place"),
@@ -38,7 +39,8 @@ def report_errors(program: Callable[[], int]) -> int:
     set_environment()
     try:
         code = program()
-        sys.stdout.flush()
+        if sys.stdout is not None:  # None: `>&-` in a shell
+            sys.stdout.flush()
         return code
     except UserError as error:
         print(printable(f"error: {error}"), file=sys.stderr)
@@ -63,7 +65,7 @@ def sound_on_stdout() -> Iterator[BinaryIO]:
     """Yield stdout for bytes; whatever else the scope prints or logs goes to stderr.
 
     Raises:
-        ConfigError: stdout is a terminal.
+        ConfigError: stdout is a terminal or closed.
     """
     if sys.stdout is None:  # `>&-` in a shell
         raise ConfigError("--stream writes sound to stdout, but stdout is closed. Give a file with --out instead.")
@@ -88,6 +90,8 @@ class _Console(logging.Handler):
     """Log lines on stdout, above a progress bar if there is one."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        if sys.stdout is None:
+            return
         try:
             tqdm.write(printable(self.format(record)), file=sys.stdout)
             sys.stdout.flush()

@@ -113,7 +113,7 @@ def _check_local_sgd(local_sgd: LocalSGDConfig, training: TrainingConfig) -> Non
     if local_sgd.sync_every and training.epochs:
         raise ConfigError(
             f"epochs is {training.epochs} and sync_every {local_sgd.sync_every}, but epochs of different shards have "
-            "different steps, and the jobs sync after the same steps. Give --max-steps, and leave out --epochs."
+            "different steps, and the jobs sync after the same steps. Give --max-steps and --epochs 0."
         )
     if local_sgd.sync_every and (local_sgd.sync_dir is None or local_sgd.jobs < 2):
         raise ConfigError("sync_every needs several jobs and a shared folder. Give --jobs and --sync-dir.")

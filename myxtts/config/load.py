@@ -106,11 +106,24 @@ def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None, o
     if is_of_run and GPUS.intersection(flags):
         given = {name: value for name, value in given.items() if name not in GPUS}
     given_and_flags = given | flags | _without_default_length(given, flags)
+    for value in given_and_flags.values():
+        _check_text(value)
     config = _validated(given_and_flags)
     if useless := set(_useless(config, given, flags, own, is_of_run)):
         config = _validated({name: value for name, value in given_and_flags.items() if name not in useless})
     check_settings(config)
     return config
+
+
+def _check_text(given: _Given) -> None:
+    """Raise ConfigError for a text, or one of several, that no JSON file of a run can hold, or that no path has."""
+    texts = given.value if isinstance(given.value, (list, tuple)) else [given.value]
+    for text in texts:
+        if isinstance(text, str) and any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in text):
+            raise ConfigError(
+                f"{given.where} is {ascii(text)[:SHOWN_CHARACTERS]}, which has bytes that are not UTF-8, or a "
+                "NUL. Rename the file or the folder, or give a link to it."
+            )
 
 
 def _useless(

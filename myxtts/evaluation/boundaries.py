@@ -91,7 +91,7 @@ def read_alignments(file: Path) -> dict[str, list[Phoneme]]:
             utterance = json.loads(line)
             phonemes = [Phoneme(str(symbol), float(start), float(end)) for symbol, start, end in utterance["phonemes"]]
             if not all(0.0 <= phoneme.start_s <= phoneme.end_s <= MAX_S for phoneme in phonemes):
-                raise ValueError("a time is negative, not finite or before the start")
+                raise ValueError("a time is negative, not finite, beyond a day, or before the start")
             alignments[str(utterance["id"])] = phonemes
         except (ValueError, TypeError, KeyError) as error:
             raise DataError(

@@ -46,12 +46,14 @@ def planted_errors_note(
     phonemes = [alignments.get(Path(utterance.id).stem, []) for utterance in utterances]
     rows = [
         row
-        for row, (copy, of_utterance) in enumerate(zip(copies, phonemes, strict=True))
-        if (spans := word_spans(of_utterance))
-        and len(copy) - SAMPLE_RATE_HZ * max(end_s - start_s for start_s, end_s in spans) > FFT_SAMPLES
+        for row, (copy, spans) in enumerate(zip(copies, map(word_spans, phonemes), strict=True))
+        if spans and len(copy) - SAMPLE_RATE_HZ * max(end_s - start_s for start_s, end_s in spans) > FFT_SAMPLES
     ]
     if not rows:
-        return "the detection of deletions and insertions is not tested: no alignments.jsonl has the times of words"
+        return (
+            "the detection of deletions and insertions is not tested: no alignments.jsonl has the times of words, or "
+            "nothing is left without one word"
+        )
     deleted, inserted = (
         acoustic_features(waves, device)
         for waves in plant_errors([copies[row] for row in rows], [phonemes[row] for row in rows])

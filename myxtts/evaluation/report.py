@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from myxtts.data.dataset import corpus_folder
 from myxtts.errors import ConfigError
 from myxtts.evaluation.options import EvaluationOptions
-from myxtts.files import make_folder, write_json, write_whole
+from myxtts.files import write_json, write_whole
 from myxtts.observe.page.samples import EVALUATION_FOLDER, SCORES
 from myxtts.training.observation import Pace
 
@@ -197,7 +197,6 @@ def print_score(score: Score, folder: Path, json_file: Path | None) -> None:
     print(score.table())
     if json_file is not None:
         write_json(json_file, score.to_json())
-    make_folder(folder, "--out")
     write_table(score, folder)
 
 

@@ -90,12 +90,12 @@ def acoustic_features(waves: Sequence[np.ndarray], device: str, pace: Pace = no_
 
 
 def log_mels(waves: Iterator[np.ndarray], device: str) -> Iterator[np.ndarray]:
-    """Yield the log-mel of each wave, float32 [frames, 80]; at most 8 waves are held at a time."""
-    while few := list(islice(waves, BATCH_UTTERANCES)):
-        batch, samples = _pad(few, 0.0)
+    """Yield the log-mel of each wave, float32 [frames, 80]; a batch of waves is held at a time."""
+    while batch := list(islice(waves, BATCH_UTTERANCES)):
+        padded, samples = _pad(batch, 0.0)
         with tf.device(device):
-            mels = _log_mel(batch, samples).numpy()
-        yield from (mel[: len(wave) // HOP_SAMPLES] for mel, wave in zip(mels, few, strict=True))
+            mels = _log_mel(padded, samples).numpy()
+        yield from (mel[: len(wave) // HOP_SAMPLES] for mel, wave in zip(mels, batch, strict=True))
 
 
 def _batches(count: int) -> Iterator[slice]:

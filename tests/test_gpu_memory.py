@@ -130,6 +130,8 @@ class GpuSamplerTest(unittest.TestCase):
         answers = [lambda: rates(None, "a"), mock.Mock(side_effect=FakeNvml.NVMLError("GPU is lost"))]
         with mock.patch.object(FakeNvml, "nvmlDeviceGetUtilizationRates", lambda *_: answers.pop(0)()):
             sampler._sample(mock.Mock(wait=lambda _: False))
+            with sampler.sampling():  # again, for which there is no answer
+                pass
         self.assertEqual((sampler.usage, sampler.reason), ({}, "the driver reports: GPU is lost"))
 
     def test_parts_of_a_gpu_have_a_reason_instead_of_a_utilisation(self):

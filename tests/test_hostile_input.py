@@ -27,7 +27,7 @@ from benchmarks.hostile import audio, case
 from benchmarks.hostile.case import MARK, draw_of, run_case
 from benchmarks.hostile.texts import is_spoken
 from benchmarks.hostile_input import add_opens
-from myxtts.commands.console import printable, report_errors
+from myxtts.commands.console import report_errors
 from myxtts.commands.synthesize import MAX_TEXT_BYTES, read_text
 from myxtts.config.load import MAX_BYTES, load
 from myxtts.data import metadata_file, recording
@@ -40,6 +40,7 @@ from myxtts.data.recording import check_recording, read_recording
 from myxtts.data.texts import read_texts
 from myxtts.errors import CheckpointError, ConfigError, DataError
 from myxtts.observe.run_log import RunLog
+from myxtts.printable import printable
 from myxtts.synthesis.reference import read_reference
 from myxtts.text import espeak
 from myxtts.text.frontend import normalise_text, symbols_of

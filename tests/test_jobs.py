@@ -530,7 +530,9 @@ class SettingsTest(Case):
 
     def test_a_job_on_the_cpu_keeps_the_settings_of_its_threads(self):
         shards = CorpusShards(Path("train"), (Path("0"), Path("1")), None, Path(), "", (1, 1), (1.0, 1.0))
-        config = Config(placement=PlacementConfig(simulate_gpus=2, model_gpu_memory=999, intra_op_threads=1))
+        config = Config(
+            placement=PlacementConfig(simulate_gpus=2, observer=0, enable_memory_isolation=True, intra_op_threads=1)
+        )
         job = job_config(config, Path("run"), shards, "gpu1", 1, {"jobs": 2})
         self.assertEqual(job.placement, PlacementConfig(intra_op_threads=1))
 

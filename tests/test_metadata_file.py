@@ -171,6 +171,9 @@ class Tables(Case):
             content = f"path|text|speaker\n{quotation}".replace("|", separator)
             rows = read_corpus(self.table(content, "a.wav", "b.wav", "c.wav"), "en").rows
             self.assertEqual([row.text for row in rows], ['"Where?', "He asked.", 'I go home."'], content)
+        quoted = 'path|text|speaker\na.wav|"one | two"|x\nb.wav|"three\nfour | five"|x\nc.wav|six|x\n'
+        rows = read_corpus(self.table(quoted, "a.wav", "b.wav", "c.wav"), "en").rows
+        self.assertEqual([row.text for row in rows], ["one | two", "three\nfour | five", "six"])
         without_header = 'a\t"Where?\nb\tHe asked.\nc\tI go home."\n'
         self.audio("wavs/a.wav", "wavs/b.wav", "wavs/c.wav")
         self.assertEqual(len(read_corpus(self.table(without_header), "en").rows), 3)

@@ -276,7 +276,7 @@ class Settings(unittest.TestCase):
         config = Config(
             training=TrainingConfig(epochs=3), local_sgd=LocalSGDConfig(sync_every=10, sync_dir="syncs", jobs=2)
         )
-        with self.assertRaisesRegex(ConfigError, "epochs is 3 and sync_every 10.* Give --max-steps"):
+        with self.assertRaisesRegex(ConfigError, "epochs is 3 and sync_every 10.* Give --max-steps and --epochs 0"):
             check_settings(config)
         check_settings(config.model_copy(update={"training": TrainingConfig(max_steps=30)}))
 

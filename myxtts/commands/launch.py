@@ -24,7 +24,7 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
         "PROGRAM [ARGUMENT ...]",
         description=f"{HELP} The output of the workers is shown here and kept in their logs.",
         epilog="PROGRAM is a Python file, -m and a module, or a command of myxtts such as train. The exit code is 0, "
-        "or the exit code of the worker that failed (128 + the number of a signal); 130 and 143 when stopped.",
+        "or the exit code of the worker that failed (128 + the number of a signal); 130, 143 and 129 when stopped.",
     )
     add_worker_flags(parser)
     parser.add_argument("--logs", type=Path, default=Path("logs"), help="folder for worker-N.log (default logs)")

@@ -215,14 +215,19 @@ def _records(text: str, separator: str) -> list[Record]:
         if separator not in UNQUOTED:
             raise
     else:
-        if separator not in UNQUOTED or not any(_holds_rows(field, separator) for _, row in records for field in row):
+        holds_rows = any(_holds_rows(field, separator, len(row)) for _, row in records for field in row)
+        if separator not in UNQUOTED or not holds_rows:
             return records
     return [Record(line, [_unquoted(field) for field in fields]) for line, fields in _literal_records(text, separator)]
 
 
-def _holds_rows(field: str, separator: str) -> bool:
-    """Whether a quoted field has whole rows in it: two quotation marks of two texts, and all that is between them."""
-    return "\n" in field and separator in field
+def _holds_rows(field: str, separator: str, width: int) -> bool:
+    """Whether a quoted field goes from the quotation mark of one text to that of a later one, over the rows between.
+
+    Each line break in such a field comes with the separators of one row.
+    """
+    breaks = field.count("\n")
+    return breaks > 0 and field.count(separator) == breaks * (width - 1)
 
 
 def _csv_records(text: str, separator: str) -> Iterator[Record]:

@@ -82,11 +82,11 @@ def local_workers(count: int) -> tuple[str, ...]:
 
 
 def launch(spec: LaunchSpec) -> int:
-    """Run the workers until all have ended. Ctrl-C or SIGTERM stops the workers; a second Ctrl-C kills them.
+    """Run the workers until all have ended. Ctrl-C, SIGTERM or a hangup stops them; a second Ctrl-C kills them.
 
     Returns:
         the exit code: 0 if all workers succeed; otherwise the code of the worker to blame, or 128 plus the number of
-        the signal that killed it; 130 or 143 if the launcher was stopped.
+        the signal that killed it; 130, 143 or 129 if the launcher was stopped.
 
     Raises:
         PlacementError: there are too few cores or GPUs.
@@ -168,10 +168,15 @@ class _PrefixedOutput(SupervisorEvents):
 
     def __init__(self) -> None:
         self._errors: set[str] = set()
+        self._is_closed = False
 
     def on_line(self, program: ProgramSpec, line: str) -> None:
-        if line not in self._errors:
-            with suppress(OSError):  # a closed terminal must not keep the workers from saving
+        if line not in self._errors and not self._is_closed:
+            try:
                 print(f"[{program.name}] {line}", flush=True)
+            except OSError as error:  # a closed terminal must not keep the workers from saving
+                self._is_closed = True
+                with suppress(OSError):
+                    print(f"warning: stdout ends here: {error.strerror}. The workers go on.", file=sys.stderr)
         if line.startswith("error: "):
             self._errors.add(line)

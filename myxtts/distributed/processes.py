@@ -19,7 +19,7 @@ from myxtts.files import FULL
 
 LAST_LINES = 20
 READ_BYTES = 1 << 16
-MOST_READS = 16
+MAX_READS = 16
 NVIDIA_SMI_S = 20.0  # nvidia-smi never returns when the driver hangs
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -90,7 +90,9 @@ class ChildProcess:
                 raise
             if not self._log_fails:
                 name, self._log_fails = self._log.name, True
-                log.error("%s cannot be written: %s. Free some disk space; all go on.", name, error.strerror)
+                log.error(
+                    "%s cannot be written: %s. Free some disk space; the workers and jobs go on.", name, error.strerror
+                )
 
     def has_ended(self) -> bool:
         """Return whether the process has ended; if so, set `code` and kill its descendants."""
@@ -166,7 +168,7 @@ class OutputReader:
         """
         if not self._selector.get_map():
             time.sleep(wait_s)
-        for _ in range(MOST_READS):
+        for _ in range(MAX_READS):
             if not (ready := self._selector.select(wait_s)):
                 return
             for key, _ in ready:
@@ -210,6 +212,8 @@ def stop_requests() -> Iterator[StopRequests]:
     requests = StopRequests()
 
     def handle(number, _frame) -> None:
+        if number == signal.SIGHUP and requests.count:
+            return  # the end of a session sends it several times, or after a SIGTERM
         requests.signal = requests.signal or number
         requests.count += 1
 

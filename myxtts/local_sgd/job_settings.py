@@ -4,7 +4,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from myxtts.config.schema import Config, LocalSGDConfig, Section
+from myxtts.config.schema import Config, LocalSGDConfig, PlacementConfig, Section
 from myxtts.errors import ConfigError, PlacementError
 from myxtts.local_sgd.shards import CorpusShards
 from myxtts.training.checkpoint_files import read_metadata
@@ -134,9 +134,12 @@ def job_config(
     )
 
 
-def _single_device(config: Config) -> dict[str, Any]:
-    """Return what differs where GPUs are simulated: a job sees its share of the CPU as the whole CPU."""
-    return {"simulate_gpus": 0, "model_gpu_memory": None} if config.placement.simulate_gpus else {}
+def _single_device(config: Config) -> PlacementConfig | dict[str, Any]:
+    """Return the default placement if GPUs are simulated: a job sees its share of the CPU as the whole CPU."""
+    if not config.placement.simulate_gpus:
+        return {}
+    threads = {name: getattr(config.placement, name) for name in ("intra_op_threads", "inter_op_threads")}
+    return PlacementConfig(**threads)
 
 
 def _data(shards: CorpusShards, train: Path) -> dict[str, Any]:

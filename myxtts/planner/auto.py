@@ -163,7 +163,7 @@ def measure_in_subprocess(measure: MeasureStages, config: Config) -> StageProfil
         except EOFError:
             process.join()
             exit_code = process.exitcode or 0
-            if exit_code > 0:  # a defect; the process has printed its traceback
+            if exit_code > 0 and exit_code != 128 + signal.SIGTERM:  # a defect; the process has printed its traceback
                 raise RuntimeError(f"measuring for --placement auto ended with exit code {exit_code}") from None
             raise TrainingError(
                 f"the process that measured for --placement auto died (exit code {exit_code}): the machine may be out "
@@ -172,9 +172,11 @@ def measure_in_subprocess(measure: MeasureStages, config: Config) -> StageProfil
         finally:
             if process.pid is not None:
                 process.terminate()  # it removes its temporary folder
-                process.join(END_S)
-                process.kill()
-                process.join()
+                try:
+                    process.join(END_S)
+                finally:  # also after a second Ctrl-C
+                    process.kill()
+                    process.join()
     if isinstance(result, UserError):
         raise result
     return result

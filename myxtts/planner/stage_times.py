@@ -13,7 +13,7 @@ from myxtts.errors import ConfigError
 STAGES = ("read", "produce", "transfer", "step")
 MAX_STAGE_S = 60.0
 MAX_VARIATION = 10.0
-LEAST_VARIATION = 1e-9  # below it times are equal: a float64 has no more digits for the correction
+MIN_VARIATION = 1e-9  # below it times are equal: a float64 has no more digits for the correction
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +86,7 @@ def gamma_times(random: np.random.Generator, mean_s: float, variation: float, n:
     Raises:
         ValueError: `n` times cannot vary so much; the limit is sqrt(n - 1), where all but one are 0.
     """
-    if variation < LEAST_VARIATION:
+    if variation < MIN_VARIATION:
         return np.full(n, mean_s)
     if variation > 0.9 * np.sqrt(n - 1):
         raise ValueError(f"{n} times cannot have a standard deviation of {variation:g} times their mean")

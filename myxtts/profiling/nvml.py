@@ -59,7 +59,7 @@ class GpuSampler:
             yield
         finally:
             stop.set()
-            if self._readers:
+            if thread.ident is not None:
                 thread.join()
 
     def _sample(self, stop: threading.Event) -> None:
@@ -68,7 +68,7 @@ class GpuSampler:
                 self._take_samples()
         except DriverUnavailable as error:
             self.usage.clear()  # the figures of a part of the time are not those of all of it
-            self.reason = str(error)
+            self._readers, self.reason = {}, str(error)
 
     def _take_samples(self) -> None:
         for gpu, read in self._readers.items():

@@ -216,7 +216,7 @@ class Excitation(unittest.TestCase):
         filled = interpolate_unvoiced(hz)
         np.testing.assert_allclose(filled, [[100, 100, 120, 140, 160, 160], [UNVOICED_HZ] * 6], rtol=1e-6)
 
-    def test_unvoiced_frames_of_long_utterances_are_interpolated_over_blocks(self):
+    def test_unvoiced_frames_are_interpolated_over_any_distance(self):
         random = np.random.default_rng(0)
         hz = np.where(random.random((3, 300)) < [[0.5], [0.01], [0.1]], random.uniform(80.0, 300.0, (3, 300)), 0.0)
         hz[2, 40:260] = 0.0

@@ -112,7 +112,7 @@ class Quantity:
 
 
 QUANTITIES = (
-    Quantity("arenas_mib", "memory in use, arenas of malloc, MiB", MEGABYTE),
+    Quantity("arenas_mib", "memory in use, malloc, MiB", MEGABYTE),
     Quantity("mapped_mib", "memory mapped apart, MiB (regions of tensors)"),
     Quantity("tensors_mib", "memory in use, tensors, MiB", MEGABYTE),
     Quantity("anonymous_mib", "memory, anonymous, MiB", MEGABYTE),

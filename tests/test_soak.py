@@ -188,6 +188,20 @@ class SoakTest(unittest.TestCase):
             self.assertEqual(means_of_last_lines(heap, 2), [2.5, 5.5, 8.5])
 
     @long
+    def test_a_region_for_tensors_and_its_table_are_not_in_the_arenas(self):
+        program = (
+            "import ctypes; from benchmarks import _heap; import tensorflow as tf; held = [tf.zeros([9])]\n"
+            "ctypes.CDLL(None).mallopt(_heap.M_MMAP_THRESHOLD, _heap.MAPPED_BYTES); before = _heap.malloc_bytes()\n"
+            "held.append(tf.zeros([20 << 20])); after = _heap.malloc_bytes()\n"
+            "print(after[1] - before[1], _heap.without_tables(*after) - _heap.without_tables(*before))"
+        )
+        environ = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+        done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environ, capture_output=True, text=True)
+        mapped, in_arenas = map(int, done.stdout.split())
+        self.assertGreaterEqual(mapped, 128 << 20, done.stderr)
+        self.assertLess(abs(in_arenas), 1 << 16)  # the table alone has 4 MiB
+
+    @long
     def test_tensors_are_counted_once_tensorflow_has_started_and_do_not_start_it(self):
         program = (
             "import tensorflow as tf; from benchmarks._heap import tensor_bytes; from myxtts.tf_internals import "

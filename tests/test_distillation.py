@@ -182,7 +182,7 @@ class Placement(unittest.TestCase):
     def test_every_operation_has_a_gpu_kernel_and_no_value_returns_to_the_host(self):
         if not has_gpu_kernels():
             self.skipTest("this TensorFlow holds no GPU kernels")
-        voice = UntrainedTeacher(DATA, guidance=1.5)
+        voice = UntrainedTeacher(DATA, ode_steps=1, guidance=1.5)
         voice.network.alignment_search = search_of("xla", "/GPU:0")
         extractors = {
             "distillation": tts_extractor(0.1, load_teacher=lambda _: voice, teacher_fraction=0.5),

@@ -12,7 +12,7 @@ from tests.tiny import build_model
 class UntrainedTeacher:
     """What a producer needs of a teacher: see `training.load_teacher.FrozenVoice`."""
 
-    def __init__(self, device: str, ode_steps: int = 1, guidance: float = 1.0):
+    def __init__(self, device: str, ode_steps: int = 2, guidance: float = 1.0):
         self.network = build_model(device=device)
         self._ode_steps, self._guidance = ode_steps, guidance
         self.align = self.network.align

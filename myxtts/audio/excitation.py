@@ -7,6 +7,7 @@ from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.matmul import float32_matmul
 
 UNVOICED_HZ = 100.0  # where nothing is voiced
+BLOCK_FRAMES = 64
 
 
 def pulse_train(f0_hz, pulse_phasor=None):
@@ -108,6 +109,21 @@ def _upsampled(frames):
     return tf.reshape(values, [tf.shape(frames)[0], -1, frames.shape[2]])
 
 
+def _running_maximum(values):
+    """Return the largest of each value and those before it, none of which is negative: float32 [B, T] -> [B, T].
+
+    Within blocks and then over blocks, since all pairs of two minutes of frames would take 0.4 GB a row.
+    """
+    rows, count = tf.shape(values)[0], tf.shape(values)[1]
+    # Padded with 0, by an operation without a constant that a GPU would have to copy to the host.
+    blocks = tf.reshape(tf.pad(values, [[0, 0], [0, -count % BLOCK_FRAMES]]), [rows, -1, BLOCK_FRAMES])
+    place, block = tf.range(BLOCK_FRAMES), tf.range(tf.shape(blocks)[1])
+    within = tf.reduce_max(tf.where(place[None, :] <= place[:, None], blocks[:, :, None, :], 0.0), axis=3)
+    is_earlier = block[None, :] < block[:, None]
+    of_earlier = tf.reduce_max(tf.where(is_earlier, tf.reduce_max(blocks, axis=2)[:, None, :], 0.0), axis=2)
+    return tf.reshape(tf.maximum(within, of_earlier[:, :, None]), [rows, -1])[:, :count]
+
+
 def interpolate_unvoiced(f0_hz):
     """Fill unvoiced frames by linear interpolation between voiced ones, and from the ends outwards.
 
@@ -117,13 +133,16 @@ def interpolate_unvoiced(f0_hz):
     Returns:
         float32 [batch, frames]; UNVOICED_HZ in a row without voiced frames.
     """
-    voiced = (f0_hz > 0.0)[:, None, :]
+    voiced = f0_hz > 0.0
     frame = tf.cast(tf.range(tf.shape(f0_hz)[1]), tf.float32)
-    earlier = frame[None, :] <= frame[:, None]
-    before = tf.reduce_max(tf.where(voiced & earlier, frame, -1.0), axis=2)
-    after = tf.reduce_min(tf.where(voiced & (frame[None, :] >= frame[:, None]), frame, np.inf), axis=2)
-    before = tf.where(before < 0.0, tf.where(tf.math.is_inf(after), 0.0, after), before)
-    after = tf.where(tf.math.is_inf(after), before, after)
+    last = tf.cast(tf.shape(f0_hz)[1] - 1, tf.float32)
+    # The nearest voiced frame before, and after, counted from 1; 0 if there is none.
+    before = _running_maximum(tf.where(voiced, frame + 1.0, 0.0))
+    after = _running_maximum(tf.where(voiced, last - frame + 1.0, 0.0)[:, ::-1])[:, ::-1]
+    has_before, has_after = before > 0.0, after > 0.0
+    before, after = before - 1.0, last - after + 1.0
+    before = tf.where(has_before, before, tf.where(has_after, after, 0.0))
+    after = tf.where(has_after, after, before)
     low, high = (tf.gather(f0_hz, tf.cast(index, tf.int64), batch_dims=1) for index in (before, after))
     hz = low + (high - low) * (frame - before) / tf.maximum(after - before, 1.0)
     return tf.where(low > 0.0, hz, UNVOICED_HZ)

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 import unittest
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -157,7 +158,10 @@ class LauncherTest(unittest.TestCase):
     def started(self, source: str, *prefix: str) -> subprocess.Popen:
         """Start a launcher; return it once its workers have run this source, printed their PIDs, and sleep."""
         command = [*prefix, *self.command(source + "\nprint('pid', os.getpid())\ntime.sleep(600)")]
-        launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        heed_hangup = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup
+        launcher = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=heed_hangup
+        )
         self.pids = []
         while len(self.pids) < 2:
             words = launcher.stdout.readline().split()

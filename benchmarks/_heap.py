@@ -25,11 +25,7 @@ from myxtts.commands import train
 from myxtts.commands.console import report_errors
 
 EVERY_S = 0.25  # memory differs by 9 MiB within a step, so only the mean of many lines shows growth
-
-
-MAPPED_BYTES = (
-    32 << 20
-)  # of a piece that is mapped apart: malloc itself raises its limit up to this, as pieces are freed
+MAPPED_BYTES = 32 << 20  # of a piece that is mapped apart: malloc raises its limit up to this by itself
 M_MMAP_THRESHOLD = -3  # malloc.h
 TABLE_SHARE = 8 / 256  # of a region, for its table
 

@@ -17,7 +17,6 @@ bit. Linux only.
 """
 
 import argparse
-import json
 import os
 import sys
 import tempfile
@@ -33,7 +32,7 @@ from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded
 from myxtts.commands.tensorflow_log import filter_stderr
 from myxtts.errors import PlacementError
-from myxtts.files import check_writable, make_folder, write_whole
+from myxtts.files import check_writable, make_folder, write_json
 
 FOLDER = "MYXTTS_CHAOS_FOLDER"  # environment variable: the folder of this test, over the start with the shim
 
@@ -56,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     result = run_cases(settings)
     if options.json is not None:
-        write_whole(options.json, json.dumps(result, indent=1).encode())
+        write_json(options.json, result)
     print(describe(result))
     return int(failed(result))
 

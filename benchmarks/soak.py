@@ -45,7 +45,7 @@ from myxtts.commands.parser import bounded
 from myxtts.data.demo_corpus import make_demo_corpus
 from myxtts.distributed.processes import ChildProcess, OutputReader
 from myxtts.errors import PlacementError, TrainingError
-from myxtts.files import check_writable, make_folder, write_whole
+from myxtts.files import check_writable, make_folder, write_json
 
 SCRIPT = (str(Path(__file__).with_name("_heap.py").resolve()),)
 UTTERANCES, ENDLESS = 24, 10_000_000
@@ -145,7 +145,7 @@ def main() -> int:
     print("\n".join(describe(samples, rows)))
     if options.json is not None:
         content = {"minutes": options.minutes, "every_s": every_s, "rows": rows, "samples": list(map(asdict, samples))}
-        write_whole(options.json, json.dumps(content, indent=1).encode())
+        write_json(options.json, content)
     shutil.rmtree(folder)
     return int(any(row["verdict"] == "not met" for row in rows))
 

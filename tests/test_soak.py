@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 import unittest
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -69,23 +70,32 @@ class SlopeTest(unittest.TestCase):
 
 
 class SoakTest(unittest.TestCase):
+    BASE = Sample(
+        process=0,
+        seconds=0.0,
+        arenas_mib=600.0,
+        mapped_mib=128.0,
+        tensors_mib=50.0,
+        rss_mib=900.0,
+        anonymous_mib=800.0,
+        threads=30,
+        descriptors=50,
+        run_mib=10.0,
+        checkpoints_mib=8.0,
+        step=0,
+        step_s=0.5,
+    )
+
     def samples(self, growth: float) -> list[Sample]:
         """Return samples of two processes whose memory grows by `growth` MiB an hour."""
         return [
-            Sample(
-                process,
-                60.0 * i,
-                600.0 + growth * i / 60.0,
-                128.0,
-                50.0,
-                900.0,
-                800.0,
-                30,
-                50,
-                10.0 + i,
-                8.0,
-                10 * i,
-                0.5,
+            replace(
+                self.BASE,
+                process=process,
+                seconds=60.0 * i,
+                arenas_mib=600.0 + growth * i / 60.0,
+                run_mib=10.0 + i,
+                step=10 * i,
             )
             for process in range(2)
             for i in range(60)
@@ -105,21 +115,7 @@ class SoakTest(unittest.TestCase):
     def test_a_checkpoint_in_the_making_is_no_growth(self):
         def sizes(kept_mib):
             return [
-                Sample(
-                    0,
-                    10.0 * i,
-                    600.0,
-                    128.0,
-                    50.0,
-                    900.0,
-                    800.0,
-                    30,
-                    50,
-                    10.0,
-                    kept_mib(i) + 4.0 * (i % 3 == 0),
-                    i,
-                    0.5,
-                )
+                replace(self.BASE, seconds=10.0 * i, checkpoints_mib=kept_mib(i) + 4.0 * (i % 3 == 0), step=i)
                 for i in range(300)
             ]
 

@@ -36,7 +36,7 @@ def is_learning(history: History) -> Answer:
     validation = history.series.get("validation_loss")
     trend, change = _trend(loss.points)
     falling = f"training loss {number(loss.newest[1])}, {change}"
-    if validation is None or validation.least is None or len(validation.points) < 2:
+    if validation is None or validation.least is None or validation.before_newest is None:
         state, answer = {-1: ("good", "yes"), 0: ("fair", "hardly"), 1: ("bad", "no"), None: ("unknown", "too early")}[
             trend
         ]

@@ -7,19 +7,22 @@ import tempfile
 import unittest
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.mel import SILENCE
-from myxtts.batch import TAUGHT_TTS_FEATURES, check_batch
+from myxtts.batch import TAUGHT_TTS_FEATURES, TTS_FEATURES, check_batch
 from myxtts.commands import profile
 from myxtts.commands.console import report_errors
+from myxtts.config.schema import Config, TeacherConfig
+from myxtts.data.dataset import teacher_rows_of
 from myxtts.data.features import tts_extractor, vocoder_extractor
 from myxtts.data.manifest import Vocabulary
 from myxtts.data.producer import trace_produce
 from myxtts.data.texts import TeacherRows, Texts, read_texts, taught_rows
-from myxtts.errors import DataError
+from myxtts.errors import ConfigError, DataError
 from myxtts.models.xtts import SynthesisOptions
 from myxtts.placement.audit import audit
 from myxtts.placement.copies import find_copies
@@ -28,9 +31,9 @@ from myxtts.tasks.alignment_choice import search_of
 from myxtts.text.symbols import SymbolTable
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.load_teacher import NoVoice
-from tests.long import long
+from tests.long import LONG, long
 from tests.tiny import Workspace, arrays_of, build_model, features, on_device, small_models
-from tests.tiny_teacher import UntrainedTeacher, produced, spoken_inputs
+from tests.tiny_teacher import UntrainedTeacher, merge_evaluator, produced, spoken_inputs
 from tests.two_devices import DATA, MODEL
 
 ROWS = [(3, 20), (5, 24), (0, 0)]
@@ -44,11 +47,11 @@ def texts(counts):
 
 
 class FreeTexts(unittest.TestCase):
-    def read(self, content, language="en"):
+    def read(self, content, language="en", longest=99):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "texts.txt")
             path.write_bytes(content)
-            return read_texts(path, language, "characters", lambda text, *_: list(text), VOCABULARY)
+            return read_texts(path, language, "characters", lambda text, *_: list(text), VOCABULARY, longest)
 
     def test_usable_sentences_are_sorted_by_length(self):
         """Blank lines, a byte order mark and sentences with unknown symbols are left out."""
@@ -63,7 +66,29 @@ class FreeTexts(unittest.TestCase):
         with self.assertRaisesRegex(DataError, "the teacher speaks en"):
             self.read(b"abc", language="ka")
         with self.assertRaisesRegex(DataError, "cannot be read"):
-            read_texts(Path("missing.txt"), "en", "characters", lambda text, *_: list(text), VOCABULARY)
+            read_texts(Path("missing.txt"), "en", "characters", lambda text, *_: list(text), VOCABULARY, 99)
+        with self.assertRaisesRegex(DataError, r"longer .* \(1 symbols; the shortest sentence has 2\)"):
+            self.read(b"abc\nde", longest=3)
+
+    def test_sentences_that_no_place_can_take_count_as_left_out(self):
+        with self.assertLogs("myxtts.data.texts") as logs:
+            self.read(b"abc\nde\nxyz\nabcde", longest=5)
+        self.assertIn("2 sentences without recordings", logs.output[0])
+        self.assertIn(", 2 left out (too long, or no or unknown symbols)", logs.output[0])
+
+    def test_a_fraction_of_less_than_one_row_is_named(self):
+        def rows_of(fraction, *batch_sizes):
+            config = Config(teacher=TeacherConfig(teacher="runs/voice", teacher_fraction=fraction))
+            return teacher_rows_of(config, VOCABULARY, None, mock.Mock(batch_sizes=np.array(batch_sizes)))
+
+        with self.assertRaisesRegex(ConfigError, "0.05 is less .* has 16, .* Give at least 0.063, or 0 "):
+            rows_of(0.05, 16, 8)
+        self.assertEqual(taught_rows(16, 0.063), 1)
+        with self.assertLogs("myxtts.data.dataset", "WARNING") as logs:
+            self.assertEqual(rows_of(0.1, 16, 8, 4).fraction, 0.1)
+        self.assertIn("of the batches of 2 of 3 buckets, where", logs.output[0])
+        with self.assertNoLogs("myxtts.data.dataset"):
+            rows_of(0.5, 16, 2)
 
     def test_a_text_has_the_length_of_the_utterance_whose_place_it_takes(self):
         pool = texts([4, 5, 6, 8, 20])
@@ -234,6 +259,13 @@ class Runs(unittest.TestCase):
             *(arrays_of(folder / "checkpoints/step-000004") for folder in (self.folder, copy)), strict=True
         ):
             np.testing.assert_array_equal(first, again, name)
+
+    def test_a_merge_measures_held_out_utterances_without_the_teacher(self):
+        with mock.patch("myxtts.local_sgd.interpolation.Pipeline") as pipeline:
+            merge_evaluator(self.folder)
+        self.assertEqual(pipeline.call_args.args[2].features, TTS_FEATURES)
+        if LONG:
+            self.assertTrue(0.0 < merge_evaluator(self.folder)((0.5, 0.5)).loss < 100.0)
 
     def test_other_texts_are_rejected(self):
         other = self.workspace.folder / "other.txt"

@@ -11,20 +11,16 @@ import tensorflow as tf
 
 from myxtts.audio.mel import SILENCE
 from myxtts.batch import CONTEXT_FRAMES, TAUGHT_VOCODER_FEATURES, check_batch
-from myxtts.data.dataset import load_corpora
 from myxtts.data.features import FeatureExtractor, tts_extractor, vocoder_extractor
 from myxtts.data.manifest import Vocabulary
-from myxtts.local_sgd.interpolation import make_evaluator
-from myxtts.local_sgd.merge_inputs import read_input
-from myxtts.tasks.length_rules import length_rule_of
 from myxtts.text.symbols import SymbolTable
 from myxtts.training.checkpoint_files import read_metadata
-from myxtts.training.init_from import Pretrained, inherited_vocabulary, load_pretrained
+from myxtts.training.init_from import Pretrained, load_pretrained
 from myxtts.training.load_teacher import NoVoice
 from tests.long import long
 from tests.test_vocoder import FRAMES, SEGMENT
-from tests.tiny import Workspace, arrays_of, features, on_device, replicas_on, small_models
-from tests.tiny_teacher import UntrainedTeacher, produced, spoken_inputs
+from tests.tiny import Workspace, arrays_of, features, on_device
+from tests.tiny_teacher import UntrainedTeacher, merge_evaluator, produced, spoken_inputs
 from tests.tiny_vocoder import build, small_vocoders, vocoder, vocoder_features
 from tests.two_devices import DATA, MODEL
 
@@ -146,13 +142,7 @@ class Runs(unittest.TestCase):
         self.assertEqual(len(list((self.folder / "samples/step-000004").glob("*.vocoder.wav"))), 3)
 
     def test_a_merge_measures_held_out_utterances_with_the_teacher(self):
-        inputs = [read_input(self.folder / f"checkpoints/step-00000{step}") for step in (2, 4)]
-        config, folder = inputs[0].config, self.workspace.folder
-        known = inherited_vocabulary(inputs[0].metadata)
-        _, held_out, _ = load_corpora(config, folder, length_rule_of(config), known)
-        with small_models():
-            evaluate = make_evaluator(inputs, held_out.manifest, config, replicas_on(MODEL).routes[0], folder)
-        self.assertTrue(0.0 < evaluate((0.5, 0.5)).loss < 100.0)
+        self.assertTrue(0.0 < merge_evaluator(self.folder)((0.5, 0.5)).loss < 100.0)
 
     @long
     def test_a_resumed_run_repeats_bit_for_bit_with_the_devices_exchanged(self):

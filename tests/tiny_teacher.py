@@ -1,12 +1,21 @@
 """A teacher without training, and what a producer makes with it."""
 
+from collections.abc import Callable
+from pathlib import Path
+
 import numpy as np
 import tensorflow as tf
 
+from myxtts.data.dataset import load_corpora
 from myxtts.data.features import FeatureExtractor
 from myxtts.data.producer import trace_produce
+from myxtts.local_sgd.interpolation import Coefficients, Measurement, make_evaluator
+from myxtts.local_sgd.merge_inputs import read_input
+from myxtts.tasks.length_rules import length_rule_of
+from myxtts.training.init_from import inherited_vocabulary
 from tests.test_vocoder import inputs
-from tests.tiny import build_model
+from tests.tiny import build_model, replicas_on, small_models
+from tests.two_devices import MODEL
 
 
 class UntrainedTeacher:
@@ -31,6 +40,15 @@ def spoken_inputs() -> dict:
     texts = {"tokens": tf.tile(tf.constant([[1, 4, 5, 6, 2]]), [4, 1]), "token_count": count}
     reference = {"reference_pcm": waves["pcm"][::-1], "reference_samples": waves["samples"][::-1]}
     return waves | texts | reference | {"language": tf.constant([0, 1, 0, 0]), "step_tokens": tf.constant(12.0)}
+
+
+def merge_evaluator(run: Path) -> Callable[[Coefficients], Measurement]:
+    """Return what measures merges of the checkpoints of a run after 2 and 4 steps."""
+    inputs = [read_input(run / f"checkpoints/step-00000{step}") for step in (2, 4)]
+    config, known = inputs[0].config, inherited_vocabulary(inputs[0].metadata)
+    _, held_out, _ = load_corpora(config, run, length_rule_of(config), known)
+    with small_models():
+        return make_evaluator(inputs, held_out.manifest, config, replicas_on(MODEL).routes[0], run)
 
 
 def produced(device: str, extractor: FeatureExtractor, batch: dict) -> dict[str, np.ndarray]:

@@ -1,6 +1,7 @@
 """Load the training corpus and the validation corpus of a run."""
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +22,8 @@ from myxtts.data.manifest import (
     report_rejected,
 )
 from myxtts.data.metadata_file import RejectedRow, Rows, read_corpora
-from myxtts.data.texts import TeacherRows, read_texts
-from myxtts.errors import DataError
+from myxtts.data.texts import TeacherRows, read_texts, taught_rows
+from myxtts.errors import ConfigError, DataError
 from myxtts.files import make_folder
 from myxtts.text.frontend import symbols_of
 from myxtts.text.languages import canonical_code
@@ -85,7 +86,7 @@ def load_corpora(
 
     Raises:
         DataError: the corpus cannot be used.
-        ConfigError: the folder cannot be made.
+        ConfigError: the folder cannot be made, or the teacher's share of a batch is less than one row.
     """
     data, seed, accumulation = config.data, config.training.seed, config.training.gradient_accumulation
     train_path = Path(data.train_data) if data.train_data is not None else ensure_demo_corpus()
@@ -118,9 +119,8 @@ def load_corpora(
     report_rejected(rejected, checked, data.max_rejected, folder / "rejected.csv", unneeded)
     # For the step of one replica, so that shapes do not depend on the number of replicas.
     bounds = bucket_bounds(train.samples, data.buckets, 1 if data.batch_seconds else data.batch_size * accumulation)
-    training = Corpus(
-        train, make_plan(train, bounds, config, accumulation, replicas), teacher_rows_of(config, vocabulary)
-    )
+    plan = make_plan(train, bounds, config, accumulation, replicas)
+    training = Corpus(train, plan, teacher_rows_of(config, vocabulary, train, plan))
     if not len(validation):
         return training, None, vocabulary
     longest = bucket_bounds(validation.samples, 1)
@@ -129,15 +129,31 @@ def load_corpora(
     return training, Corpus(validation, make_plan(validation, bounds, config)), vocabulary
 
 
-def teacher_rows_of(config: Config, vocabulary: Vocabulary) -> TeacherRows | None:
-    """Return which rows of the training batches a teacher speaks; None if it speaks none."""
+def teacher_rows_of(config: Config, vocabulary: Vocabulary, train: Manifest, plan: Plan) -> TeacherRows | None:
+    """Return which rows of the training batches a teacher speaks; None if it is to speak none.
+
+    Raises:
+        ConfigError: its share is less than one row of any batch.
+        DataError: the texts cannot be used.
+    """
     teacher, data = config.teacher, config.data
     if teacher.teacher is None or config.model.task != "tts" or not teacher.teacher_fraction:
         return None
+    silent = plan.batch_sizes[taught_rows(plan.batch_sizes, teacher.teacher_fraction) == 0]
+    less = f"--teacher-fraction {teacher.teacher_fraction:g} is less than one row"
+    if len(silent) == len(plan.batch_sizes):
+        raise ConfigError(
+            f"{less} of the largest batch, which has {silent.max()}, so the teacher would speak nothing. Give at least "
+            f"{math.ceil(1000 / silent.max()) / 1000:g}, or 0 for a teacher that only aligns the recordings."
+        )
+    if len(silent):
+        buckets = f"{len(silent)} of {len(plan.batch_sizes)} buckets"
+        log.warning("%s of the batches of %s, where the teacher speaks nothing", less, buckets)
     if teacher.texts is None:
         return TeacherRows(teacher.teacher_fraction)
     language = canonical_code(data.language) if data.text_frontend == "phonemes" else data.language
-    texts = read_texts(Path(teacher.texts), language, data.text_frontend, symbols_of, vocabulary)
+    longest = int(train.token_counts.max())
+    texts = read_texts(Path(teacher.texts), language, data.text_frontend, symbols_of, vocabulary, longest)
     return TeacherRows(teacher.teacher_fraction, texts)
 
 

@@ -124,9 +124,12 @@ class TeacherRows:
 
 
 def read_texts(
-    path: Path, language: str, frontend: TextFrontend, symbols_of: SymbolsOf, vocabulary: Vocabulary
+    path: Path, language: str, frontend: TextFrontend, symbols_of: SymbolsOf, vocabulary: Vocabulary, longest: int
 ) -> Texts:
     """Read sentences, one in a line. Those with symbols that the vocabulary lacks are left out and counted.
+
+    Args:
+        longest: the most tokens of an utterance of the corpus. Longer texts take no place, and are counted, too.
 
     Raises:
         DataError: the file cannot be read, or has no usable sentence, or the vocabulary lacks the language.
@@ -146,13 +149,16 @@ def read_texts(
         )
     tokens = sorted((vocabulary.symbols.encode(known) for known in usable), key=len)
     start = np.cumsum([0, *map(len, tokens)], dtype=np.int64)
-    left_out = (
-        f", {len(lines) - len(usable)} left out (too long, or no or unknown symbols)"
-        if len(usable) < len(lines)
-        else ""
-    )
-    log.info("%-14s %d sentences without recordings in %s%s", "texts", len(usable), path, left_out)
-    return Texts(np.concatenate(tokens).astype(np.int32), start, vocabulary.languages.index(language))
+    texts = Texts(np.concatenate(tokens).astype(np.int32), start, vocabulary.languages.index(language))
+    fitting = int(np.searchsorted(texts.counts, longest, side="right"))
+    if not fitting:
+        raise DataError(
+            f"all sentences of --texts {path} are longer than the longest text of the corpus ({longest - 2} symbols; "
+            f"the shortest sentence has {texts.counts[0] - 2}), and none can take its place. Give shorter ones."
+        )
+    left_out = f", {len(lines) - fitting} left out (too long, or no or unknown symbols)" if fitting < len(lines) else ""
+    log.info("%-14s %d sentences without recordings in %s%s", "texts", fitting, path, left_out)
+    return texts
 
 
 def _lines(path: Path) -> list[str]:

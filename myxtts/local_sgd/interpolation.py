@@ -199,8 +199,10 @@ def make_evaluator(
     # One bucket: functions are traced once per shape, and the first batches hold utterances of all lengths.
     plan = make_plan(held_out, bucket_bounds(held_out.samples, 1), config)
     config = for_evaluation(config)
-    load_teacher = teacher_loader(read_teacher(config, inputs[0].checkpoint), config, typical_sizes(plan))
-    extractor = task.extractor(config, False, load_teacher)
+    extractor = task.extractor(config, False)
+    if extractor.features.keys() != network.BATCH_FIELDS.keys():  # a vocoder refines its teacher's mels
+        load_teacher = teacher_loader(read_teacher(config, inputs[0].checkpoint), config, typical_sizes(plan))
+        extractor = task.extractor(config, False, load_teacher)
     pipeline = Pipeline(
         Corpus(held_out, plan), [route], extractor, config.data, seed=config.training.seed, cache_folder=folder
     )

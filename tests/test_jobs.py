@@ -21,11 +21,12 @@ from myxtts.commands.console import report_errors
 from myxtts.commands.jobs import MERGER, main
 from myxtts.commands.merge import parse
 from myxtts.config.load import load
-from myxtts.config.schema import Config, DataConfig, LocalSGDConfig, ModelConfig, PlacementConfig
+from myxtts.config.schema import Config, DataConfig, LocalSGDConfig, ModelConfig, PlacementConfig, TeacherConfig
 from myxtts.errors import PlacementError
-from myxtts.local_sgd.job_settings import job_config, sync_interval
+from myxtts.local_sgd.job_settings import SHARED_SETTINGS, fill_inherited, job_config, sync_interval
 from myxtts.local_sgd.jobs import job_devices
 from myxtts.local_sgd.launcher_state import ImmutableSettings, announced, new_state, read_state
+from myxtts.local_sgd.merge_inputs import TASK_SETTINGS
 from myxtts.local_sgd.progress import read_progress
 from myxtts.local_sgd.shards import CorpusShards
 from myxtts.training.checkpoint_files import latest, read_metadata, write_checkpoint
@@ -445,10 +446,21 @@ class SettingsTest(Case):
         configs = [load(self.run_folder / f"gpu{gpu}.yaml") for gpu in (0, 1)]
         self.assertEqual([config.data.num_workers for config in configs], [2, 7])
         self.assertEqual([config.training.warmup_steps for config in configs], [3, 3])
+        for section, name in (pair for settings in TASK_SETTINGS.values() for pair in settings):
+            self.assertIn(name, SHARED_SETTINGS[section])  # or the merge would refuse the jobs after all training
         gpu_config.write_text("defaults: [own]\nmodel: {model_size: big}\n")
         code, _, err = self.launch("--config", str(path), "--resume")
         self.assertEqual(code, 2)
         self.assertIn("own_gpu1.yaml sets model_size to big for one job", err)
+
+    def test_the_text_front_end_is_the_teachers_unless_the_user_names_one(self):
+        voice = Config(data=DataConfig(text_frontend="characters"))
+        checkpoints = self.folder / "voice" / "checkpoints"
+        checkpoints.mkdir(parents=True)
+        write_checkpoint(checkpoints / "step-000009", [], {"settings": voice.model_dump(mode="json"), "best": None})
+        teacher = TeacherConfig(teacher=str(checkpoints.parent))
+        for data, expected in ((DataConfig(), "characters"), (DataConfig(text_frontend="phonemes"), "phonemes")):
+            self.assertEqual(fill_inherited(Config(data=data, teacher=teacher)).data.text_frontend, expected)
 
     def test_mistakes_are_explained_before_any_file_is_written(self):
         mistakes = {

@@ -83,7 +83,8 @@ class RendezvousTest(unittest.TestCase):
             self.assertRegex(end, r"worker 1 \(.*\) has --batch-size 16, but worker 0 \(.*\) has 8")
 
     def test_only_local_addresses_are_bound_to_the_loopback_interface(self):
-        for host, bound in (("localhost", "127.0.0.1"), ("127.1", "127.0.0.1"), ("127.0.0.1.example.org", "0.0.0.0")):
+        bounds = {"localhost": "127.0.0.1", "127.1": "127.0.0.1", "127.0.1.1": "127.0.1.1"}
+        for host, bound in (bounds | {"127.0.0.1.example.org": "0.0.0.0"}).items():
             port = local_workers(1)[0].rpartition(":")[2]
             with rendezvous_module._bind_port(Cluster((f"{host}:{port}", "node1:2222"), 0)) as listener:
                 self.assertEqual(listener.getsockname()[0], bound, host)

@@ -6,6 +6,7 @@ Two jobs run in one thread: while one waits, the other one works.
 import contextlib
 import logging
 import os
+import shutil
 import signal
 import tempfile
 import unittest
@@ -376,6 +377,15 @@ class Run(unittest.TestCase):
                 self.assertEqual(
                     read_metadata(latest(self.workspace.run_dir(name) / "checkpoints"))["audio_s_since_sync"], 0
                 )
+
+    def test_a_job_killed_in_its_first_sync_repeats_it_without_a_checkpoint(self):
+        flags = self.jobs("syncs-killed", "0.1")
+        with stopped_while_waiting(3):
+            self.workspace.train("killed", *flags)
+        shutil.rmtree(self.workspace.run_dir("killed") / "checkpoints")
+        resumed = self.workspace.train("killed", *flags, "--resume")
+        self.assertEqual((resumed.code, resumed.err), (0, ""))
+        self.assertEqual(self.final("killed"), self.final("whole"))
 
     def test_a_longer_run_trains_on_after_a_short_last_interval(self):
         flags = self.jobs("longer", "0.1")

@@ -116,7 +116,7 @@ def _bind_port(cluster: Cluster) -> socket.socket:
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind(("127.0.0.1" if is_loopback(host) else "", port))
+        listener.bind((host if is_loopback(host) else "", port))
         if cluster.is_chief:
             listener.listen(cluster.count + 16)
     except OSError as error:

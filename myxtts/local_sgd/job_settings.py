@@ -14,13 +14,19 @@ WARMSTART = "warmstart"  # name of its run
 
 # Settings that all jobs must share so that their models can be merged.
 SHARED_SETTINGS = {
-    "data": ("train_data", "val_data", "audio_root", "validation_fraction", "language", "text_frontend"),
+    "data": (
+        *("train_data", "val_data", "audio_root", "validation_fraction"),
+        *("language", "text_frontend", "reference_seconds"),
+    ),
     "model": ("task", "model_size"),
     "asr": ("encoder", "subsampling"),
+    "vocoder": ("discriminators",),
+    "teacher": ("teacher",),
     "training": ("max_steps", "epochs", "precision", "ema_decay", "seed", "init_from", "freeze"),
     "run": ("run", "runs_dir", "resume"),
     "local_sgd": tuple(LocalSGDConfig.model_fields),
 }
+TAUGHT = {"data": ("text_frontend",)}  # what a run takes from its teacher
 # Settings that the shards depend on.
 SHARD_SETTINGS = (
     *("train_data", "val_data", "audio_root", "validation_fraction", "language"),
@@ -72,21 +78,20 @@ def check_job_settings(shared: Config, job: Config, file: Path) -> None:
 
 
 def fill_inherited(config: Config) -> Config:
-    """Return settings that take from the checkpoint of --init-from what its weights fix and the user did not set.
+    """Return settings that take from --init-from and --teacher what their weights fix and the user did not set.
 
     Raises:
         CheckpointError: there is no checkpoint, or it is damaged.
     """
-    if config.training.init_from is None:
-        return config
-    settings = read_metadata(select_checkpoint(Path(config.training.init_from)))["settings"]
-    return updated(
-        config,
-        **{
-            section: {name: settings[section][name] for name in names if name not in _set_by_user(config, section)}
-            for section, names in INHERITED.items()
-        },
-    )
+    for run, inherited in ((config.training.init_from, INHERITED), (config.teacher.teacher, TAUGHT)):
+        if run is not None:
+            settings = read_metadata(select_checkpoint(Path(run)))["settings"]
+            values = {
+                section: {name: settings[section][name] for name in names if name not in _set_by_user(config, section)}
+                for section, names in inherited.items()
+            }
+            config = updated(config, **values)
+    return config
 
 
 def _set_by_user(config: Config, section: str) -> set[str]:

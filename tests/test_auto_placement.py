@@ -88,6 +88,9 @@ class RankPlacementsTest(unittest.TestCase):
         self.assertEqual(rank_placements(measured, 2, Config())[0].candidate.name, "replicated")
         validated = rank_placements(measured, 2, Config(run=run))[0]
         self.assertEqual((validated.candidate.name, validated.bound_s), ("dual", 0.022))
+        named = Config(run=run, placement=PlacementConfig(placement="auto", observer="model"))
+        dual = next(p for p in rank_placements(measured, 2, named) if p.candidate.name == "dual")
+        self.assertIn("C + V", dual.formula)
 
     def test_xla_allows_one_replica_only(self):
         ranked = rank_placements(profile(1, 5, 2, 22), 4, Config(training=TrainingConfig(compile="xla")))

@@ -412,6 +412,13 @@ class PlanCommandTest(unittest.TestCase):
             planned = self.run_plan("--gpus", "2", "--profile", path, *flags)
             self.assertEqual(planned, self.run_plan(*times, "--num-workers", workers))
 
+    def test_the_time_of_a_read_that_is_given_has_no_variation_of_arrivals(self):
+        stages = {"produce": {"mean_s": 0.02}, "step": {"mean_s": 0.02}, "read": {"mean_s": 0.005, "variation": 2.0}}
+        path, flags = self.profile({"stages": stages, "num_workers": 1}), ("--gpus", "2", "--read-ms", "18")
+        planned = self.run_plan(*flags, "--profile", path, "--num-workers", "1")
+        times = ("--produce-ms", "20", "--step-ms", "20", "--num-workers", "1")
+        self.assertEqual(planned, self.run_plan(*flags, *times))
+
     def test_times_that_a_profile_does_not_have_are_required(self):
         stages = {stage: {"mean_s": 0.01} for stage in STAGES}
         single = self.profile(

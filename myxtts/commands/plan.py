@@ -114,7 +114,9 @@ def costs_of(options: argparse.Namespace, profile: Profile) -> dict[str, StageSt
             f"--profile {options.profile} is of one device, so the time to transfer a batch to another is unknown. "
             "Give --transfer-ms, or profile with --data-gpu and --model-gpu."
         )
-    if "read" in costs and options.read_ms is None:
+    if options.read_ms is not None:
+        costs.pop("read", None)  # with the variation of its arrivals
+    if "read" in costs:
         workers = profile.num_workers or options.num_workers
         if workers is None:
             raise ConfigError(

@@ -18,6 +18,7 @@ Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 Decibels = Annotated[float, Field(ge=-30.0, le=100.0)]
 GpuIndex = Annotated[int, Field(ge=0, le=1023)]
+ObserverPlace = GpuIndex | Literal["auto", "data", "model", "cpu"]
 MemoryMib = Annotated[int, Field(ge=256, le=1_000_000)]
 MIN_SECONDS, MAX_SECONDS = 0.05, 120.0  # bounds of the length of an utterance
 ThreadCount = Annotated[int, Field(ge=1, le=1024)] | Literal["auto"]
@@ -64,10 +65,7 @@ class PlacementConfig(Section):
     model_gpus: tuple[GpuIndex, ...] = ()
     """Physical GPUs that train one replica of the model each. Each makes its own batches unless data_gpu or data_gpus
     is set."""
-    observer: Annotated[
-        GpuIndex | Literal["auto", "data", "model", "cpu"],
-        needs(validate_every=SET) | needs(sample_every=SET) | EVALUATING,
-    ] = "auto"
+    observer: Annotated[ObserverPlace, needs(validate_every=SET) | needs(sample_every=SET) | EVALUATING] = "auto"
     """Device that validates, writes samples and evaluates beside the training, on a snapshot of the weights: the data
     GPU, the CPU, or a GPU by its index. On the model GPU (`model`) training pauses meanwhile. `auto`: the data GPU if
     it does not train, else the model GPU."""

@@ -104,7 +104,8 @@ def rank_placements(profile: StageProfile, gpus: int, config: Config) -> list[Pr
     depths = QueueDepths.from_settings(data.prefetch_buffer_size, data.buffer_size, data.num_workers)
     max_replicas = 1 if config.training.compile == "xla" else gpus
     all_reduce_s, observe_s = all_reduce_per_batch_s(profile, config), observe_per_step_s(profile, config)
-    allowed = [candidate for candidate in candidate_placements(gpus) if candidate.replicas <= max_replicas]
+    candidates = candidate_placements(gpus, observer=config.placement.observer)
+    allowed = [candidate for candidate in candidates if candidate.replicas <= max_replicas]
     return rank(
         predict(
             candidate,

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from myxtts.config.schema import PlacementConfig
+from myxtts.config.schema import ObserverPlace, PlacementConfig
 from myxtts.errors import PlacementError
 from myxtts.placement.arithmetic import analytic_bound, ring_all_reduce_s
 from myxtts.placement.routes import Placement, Route, named_data_gpus, plan_routes
@@ -182,12 +182,17 @@ def with_observation(times: StageTimes, candidate: Candidate, observe_s: float) 
     return replace(times, produce_s=times.produce_s + observe_s / candidate.replicas)
 
 
-def candidate_placements(gpus: int, memory: MemoryBudget | None = None) -> list[Candidate]:
+def candidate_placements(
+    gpus: int, memory: MemoryBudget | None = None, observer: ObserverPlace = "auto"
+) -> list[Candidate]:
     """Return every placement that flags can select on a number of equal GPUs, one for each way to share the roles.
 
     Where the roles do not fit the GPUs in order, those that need more memory go to GPUs that have more.
+
+    Args:
+        observer: value of --observer.
     """
-    return [_candidate(data, models, gpus, memory) for data, models in _role_assignments(gpus, memory)]
+    return [_candidate(data, models, gpus, memory, observer) for data, models in _role_assignments(gpus, memory)]
 
 
 def _flag(role: str, gpus: Sequence[int]) -> str:
@@ -219,8 +224,10 @@ def _assign_gpus(needs_mib: list[float], gpus: int, memory: MemoryBudget | None)
     return tuple(by_role[role] for role in range(len(needs_mib)))
 
 
-def _candidate(data: tuple[int, ...], models: tuple[int, ...], gpus: int, memory: MemoryBudget | None) -> Candidate:
-    settings = PlacementConfig(data_gpus=data, model_gpus=models)
+def _candidate(
+    data: tuple[int, ...], models: tuple[int, ...], gpus: int, memory: MemoryBudget | None, observer: ObserverPlace
+) -> Candidate:
+    settings = PlacementConfig(data_gpus=data, model_gpus=models, observer=observer)
     shortage = _memory_shortage(data, models, memory) if memory else ""
     return Candidate(settings, plan_routes(settings, gpus), shortage)
 

@@ -7,11 +7,10 @@ One run trains the network `tiny` on a demo corpus, on two simulated GPUs, with 
 training, and checkpoints. Nine tenths of the time belong to its first process, since a slope needs a long one. Then it
 is stopped by SIGTERM and resumed, three times by default, so that what a process has at its start can be compared, too.
 
-Every few seconds the process is sampled: the memory that it has in use, in malloc's arenas and of tensors, of which it
-writes the bytes itself (see `benchmarks/_heap.py`); its anonymous memory, which has what malloc keeps, too, but which
-no other process changes; resident memory (RSS), threads, file descriptors, the size of the run folder and of its
-checkpoints, and the time of a step since its last report. A checkpoint in the making comes and goes, so of the
-checkpoints' sizes the least of each minute counts.
+Every few seconds the process is sampled: the memory that it has in use and its anonymous memory, which no other process
+changes; it writes both itself, and keeps no memory in reserve (see `benchmarks/_heap.py`). Further resident memory
+(RSS), threads, file descriptors, the size of the run folder and of its checkpoints, and the time of a step since its
+last report. A checkpoint in the making comes and goes, so of the checkpoints' sizes the least of each minute counts.
 
 The slopes are those of the first process after a warm-up of a quarter of its time and 60 steps, by ordinary least
 squares, with 95 % intervals (`benchmarks/_slope.py` has the formulas). A limit is met if the whole interval is below
@@ -73,18 +72,16 @@ class Sample:
     Attributes:
         process: 0 for the first one of the run, 1 for the one that resumed it.
         seconds: since the start of the process.
-        arenas_mib, mapped_mib, tensors_mib: memory in use, means since the last sample; 0 before the first line.
+        in_use_mib, anonymous_mib: memory, means since the last sample; 0 before the first line.
         step_s: of the last report; 0 before it.
         run_mib, checkpoints_mib: sizes of files.
     """
 
     process: int
     seconds: float
-    arenas_mib: float
-    mapped_mib: float
-    tensors_mib: float
-    rss_mib: float
+    in_use_mib: float
     anonymous_mib: float
+    rss_mib: float
     threads: int
     descriptors: int
     run_mib: float
@@ -112,9 +109,7 @@ class Quantity:
 
 
 QUANTITIES = (
-    Quantity("arenas_mib", "memory in use, malloc, MiB", MEGABYTE),
-    Quantity("mapped_mib", "memory mapped apart, MiB (regions of tensors)"),
-    Quantity("tensors_mib", "memory in use, tensors, MiB", MEGABYTE),
+    Quantity("in_use_mib", "memory in use, MiB", MEGABYTE),
     Quantity("anonymous_mib", "memory, anonymous, MiB", MEGABYTE),
     Quantity("rss_mib", "memory, RSS, MiB"),
     Quantity("threads", "threads", 0.5),
@@ -211,17 +206,14 @@ def sample_of(pid: int, run: Path, heap: Path, process: int, seconds: float, eve
         seconds, every_s: since the start of the process, and since the last sample.
     """
     status = _numbers(Path(f"/proc/{pid}/status"))
-    memory = _numbers(Path(f"/proc/{pid}/smaps_rollup"))
     step, step_s = last_report(run / "metrics.jsonl")
-    arenas, mapped, tensors = means_of_last_lines(heap, max(round(every_s / EVERY_S), 1))
+    in_use, anonymous = means_of_last_lines(heap, max(round(every_s / EVERY_S), 1))
     return Sample(
         process,
         round(seconds, 1),
-        arenas / MIB,
-        mapped / MIB,
-        tensors / MIB,
+        in_use / MIB,
+        anonymous / MIB,
         status["VmRSS"] / 1024,
-        memory["Anonymous"] / 1024,
         status["Threads"],
         len(os.listdir(f"/proc/{pid}/fd")),
         size_of(run) / MIB,
@@ -238,11 +230,11 @@ def _numbers(file: Path) -> dict[str, int]:
 
 
 def means_of_last_lines(file: Path, count: int) -> list[float]:
-    """Return the means of the three numbers in the last lines of a file; 0 without any."""
+    """Return the means of the two numbers in the last lines of a file; 0 without any."""
     with contextlib.suppress(FileNotFoundError):
         if lines := file.read_text().splitlines()[-count:]:
             return [fmean(map(int, numbers)) for numbers in zip(*map(str.split, lines), strict=True)]
-    return [0.0] * 3
+    return [0.0] * 2
 
 
 def last_report(metrics: Path) -> tuple[int, float]:

@@ -7,6 +7,7 @@ import io
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -474,9 +475,12 @@ Traceback (most recent call last):
 Warning: Xing stream size off by more than 1%, fuzzy seeking may be even more fuzzy than by design!
 """
         code = "import os, sys\nfrom myxtts.commands.tensorflow_log import filter_stderr\nfilter_stderr()\n"
-        code += "os.write(2, sys.argv[1].encode())"
-        done = subprocess.run([sys.executable, "-c", code, noise + real], cwd=ROOT, capture_output=True, text=True)
-        self.assertEqual((done.returncode, done.stderr), (0, real))
+        code += "os.write(2, sys.argv[1].encode()); os.abort()"  # also the last lines of one that aborts arrive
+        last = "F0000 the last line"
+        done = subprocess.run(
+            [sys.executable, "-c", code, noise + real + last], cwd=ROOT, capture_output=True, text=True
+        )
+        self.assertEqual((done.returncode, done.stderr), (-signal.SIGABRT, real + last))
 
 
 if __name__ == "__main__":

@@ -5,9 +5,9 @@ from contextlib import nullcontext
 
 import tensorflow as tf
 
+from benchmarks.proof.toy import traced_once
 from myxtts.config.schema import Config
 from myxtts.data.features import tts_extractor
-from myxtts.data.producer import trace_produce
 from myxtts.models.layers import Dense
 from myxtts.placement.copies import Copy, find_copies
 from myxtts.placement.host import on_host
@@ -58,7 +58,7 @@ class CopiesTest(unittest.TestCase):
     def test_copies_in_called_functions_are_found_with_their_lines(self):
         inner = tf.function(lambda x: x * tf.cast(tf.shape(x)[1], tf.float32))
         self.assertEqual(summary(lambda x: inner(x) + 1.0, X), [("to GPU", "StridedSlice", "Cast")])
-        (copy, *_) = find_copies(trace_produce(DATA, tts_extractor()))
+        (copy, *_) = find_copies(traced_once(DATA, tts_extractor()))
         self.assertRegex(copy.source, r"^\w+/\w+\.py:\d+$")
 
     def test_copies_of_an_iteration_are_marked(self):
@@ -96,8 +96,8 @@ class CopiesTest(unittest.TestCase):
 
     def test_the_producer_does_not_wait_for_the_gpu(self):
         # In single placement it would wait for the steps that are queued on the same GPU.
-        for extractor, to_gpu in ((tts_extractor(0.15), 15), (ASRTask().extractor(Config(), training=True), 12)):
-            copies = find_copies(trace_produce(DATA, extractor))
+        for extractor, to_gpu in ((tts_extractor(0.1), 15), (ASRTask().extractor(Config(), training=True), 12)):
+            copies = find_copies(traced_once(DATA, extractor))
             self.assertEqual([copy for copy in copies if copy.to_host], [])
             self.assertLessEqual(len(copies), to_gpu)
 

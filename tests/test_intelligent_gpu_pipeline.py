@@ -29,7 +29,7 @@ from myxtts.data.features import tts_extractor
 from myxtts.data.feed import Feed
 from myxtts.data.pipeline import Pipeline, ReplicaFeed
 from myxtts.data.plan_iterator import Position, planned_batches
-from myxtts.data.producer import produced_batches, trace_produce
+from myxtts.data.producer import produced_batches
 from myxtts.errors import PlacementError
 from myxtts.placement.audit import require_device
 from tests.feeds import TIMEOUT_S, ObservedSource, producers
@@ -275,8 +275,8 @@ class PipelineTest(PipelineCase):
         self.assertEqual(timeouts_s, [5.0, 3.0])
 
     def test_every_operation_that_produces_features_is_bound_to_the_device(self):
-        for device in (DATA, MODEL):
-            operations = trace_produce(device, tts_extractor(0.1)).graph.get_operations()
+        for device, extractor in ((DATA, tts_extractor(0.2)), (MODEL, PLAIN)):
+            operations = traced_once(device, extractor).graph.get_operations()
             self.assertIn("RFFT", {operation.type for operation in operations})
             at = {op.device for op in operations if op.type not in ("Placeholder", "Identity")}  # arguments, results
             self.assertEqual(at, {f"/device:{device[1:]}"})

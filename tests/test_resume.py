@@ -24,6 +24,9 @@ TIMES = {  # measured since the last report
 SINGLE, DUAL, REVERSED = (("--data-gpu", data, "--model-gpu", model) for data, model in ("00", "01", "10"))
 CHILD = """
 import signal, sys
+from myxtts.commands.tensorflow_log import filter_stderr, set_environment
+set_environment()
+filter_stderr()
 from myxtts.commands import train
 from myxtts.commands.console import report_errors
 from tests.test_resume import signal_at
@@ -51,9 +54,11 @@ def signal_at(step: int, number: int):
 
 
 def killed_at(step: int, argv: list[str]) -> subprocess.Popen:
-    """Start a run of the toy in its own process, which is killed when it reports a step."""
+    """Start a run of the toy as the program does, in its own process, which is killed when it reports a step."""
     command = [sys.executable, "-c", CHILD, str(step), *argv]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("TF_CPP")}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.DEVNULL, stderr=pipe, text=True)
 
 
 class Case(unittest.TestCase):
@@ -98,14 +103,14 @@ class ToyRuns(Case):
     def setUpClass(cls):
         cls.workspace = Workspace.with_toy_models(cls.addClassCleanup)
         # Without a checkpoint, --resume starts a new run.
-        cls.killed = killed_at(7, cls.workspace.argv("killed", *DUAL, "--resume"))
-        cls.addClassCleanup(cls.killed.wait)
+        cls.killed = cls.enterClassContext(killed_at(7, cls.workspace.argv("killed", *DUAL, "--resume")))
         cls.whole = cls.workspace.train("whole", *DUAL)
 
     def test_killed_and_terminated_run_resumed_on_other_placements_equals_an_uninterrupted_run(self):
         self.assertEqual((self.whole.code, self.whole.err), (0, ""))
         checkpoints = self.workspace.run_dir("killed") / "checkpoints"
-        self.assertEqual(self.killed.wait(), -signal.SIGKILL)
+        _, err = self.killed.communicate()
+        self.assertEqual((self.killed.returncode, err), (-signal.SIGKILL, ""))  # without TensorFlow's usual lines
         survived = latest(checkpoints)
         self.assertIn(survived.name, ("step-000003", "step-000006"))  # that of step 6 waited for that of step 3
         started = f"new run        --resume finds no checkpoint in {checkpoints.parent}, so training starts at step 0"

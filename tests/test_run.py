@@ -5,9 +5,6 @@ import json
 import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
 import unittest
 from pathlib import Path
@@ -485,33 +482,6 @@ def shipped_groups(files: list[Path]) -> dict[str, list[str]]:
         else:
             groups["all_replicas" if config.placement.model_gpus else "all_tts"].append(path.stem)
     return groups
-
-
-NOISY_RUN = """
-import os, sys
-from myxtts.commands.tensorflow_log import filter_stderr, set_environment
-set_environment()
-filter_stderr()
-from tests.tiny import toy_models
-from myxtts.commands import train
-from myxtts.commands.console import report_errors
-with toy_models():
-    print(report_errors(lambda: train.main(sys.argv[1:])), file=sys.stderr)
-os.write(2, b"E0000 00:00:1.5  1 cuda_driver.cc:1] out of memory\\nF0000 the last line")
-os.abort()
-"""
-
-
-class StandardErrorTest(Case):
-    def test_a_run_prints_only_real_errors(self):
-        argv = self.workspace.argv("noisy", "--simulate-gpus", "1", "--max-steps", "1", "--batch-size", "2")
-        environ = {key: value for key, value in os.environ.items() if not key.startswith("TF_CPP")}
-        done = subprocess.run(
-            [sys.executable, "-c", NOISY_RUN, *argv], cwd=ROOT, env=environ, capture_output=True, text=True
-        )
-        self.assertEqual(done.returncode, -signal.SIGABRT, done.stderr)
-        real = "E0000 00:00:1.5  1 cuda_driver.cc:1] out of memory\nF0000 the last line"
-        self.assertEqual(done.stderr, f"0\n{real}", done.stdout)
 
 
 class Metrics(unittest.TestCase):

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
+from benchmarks.proof.toy import traced_once
 from myxtts.data.dataset import load_corpora
 from myxtts.data.features import FeatureExtractor
-from myxtts.data.producer import trace_produce
 from myxtts.local_sgd.interpolation import Coefficients, Measurement, make_evaluator
 from myxtts.local_sgd.merge_inputs import read_input
 from myxtts.tasks.length_rules import length_rule_of
@@ -55,4 +55,4 @@ def produced(device: str, extractor: FeatureExtractor, batch: dict) -> dict[str,
     """Return the features that a producer on a device makes of a batch, which may have more fields than it takes."""
     with tf.device(device):
         batch = {name: tf.identity(batch[name]) for name in extractor.inputs}
-    return {name: value.numpy() for name, value in trace_produce(device, extractor)(batch).features.items()}
+    return {name: value.numpy() for name, value in traced_once(device, extractor)(batch).features.items()}

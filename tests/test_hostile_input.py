@@ -181,7 +181,7 @@ class Text(FolderCase):
     def test_sentences_for_a_teacher_that_are_too_long_are_left_out(self):
         path = self.write("texts.txt", "a b\n" + "a" * (MAX_TEXT_CHARACTERS + 1))
         vocabulary = Vocabulary(SymbolTable(("a", "b", " ")), ("one",), ("en",))
-        self.assertEqual(len(read_texts(path, "en", "characters", symbols_of, vocabulary)), 1)
+        self.assertEqual(len(read_texts(path, "en", "characters", symbols_of, vocabulary, 99)), 1)
 
     def test_normalisation_takes_linear_time(self):
         for text, normalised in (

@@ -179,7 +179,8 @@ def _for_a_teacher(draw: random.Random, place: Place, text: str) -> Call:
     symbols = tuple(" .,abcdefghijklmnopqrstuvwxyzəɛɪɔʊˈˌː")
     vocabulary = Vocabulary(SymbolTable(symbols), ("one",), ("en", "ka"))
     language, frontend = draw.choice(("en", "ka", "de")), draw.choice(("phonemes", "characters"))
-    return partial(read_texts, _write(draw, place, text), language, frontend, symbols_of, vocabulary)
+    path, longest = _write(draw, place, text), draw.choice((20, 1000))
+    return partial(read_texts, path, language, frontend, symbols_of, vocabulary, longest)
 
 
 def _spoken(draw: random.Random, place: Place, text: str) -> Call:

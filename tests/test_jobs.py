@@ -22,14 +22,15 @@ from myxtts.commands.jobs import MERGER, main
 from myxtts.commands.merge import parse
 from myxtts.config.load import load
 from myxtts.config.schema import Config, DataConfig, LocalSGDConfig, ModelConfig, PlacementConfig, TeacherConfig
-from myxtts.errors import PlacementError
-from myxtts.local_sgd.job_settings import SHARED_SETTINGS, fill_inherited, job_config, sync_interval
+from myxtts.errors import ConfigError, PlacementError
+from myxtts.local_sgd.job_settings import SHARED_SETTINGS, job_config, sync_interval
 from myxtts.local_sgd.jobs import job_devices
 from myxtts.local_sgd.launcher_state import ImmutableSettings, announced, new_state, read_state
 from myxtts.local_sgd.merge_inputs import TASK_SETTINGS
 from myxtts.local_sgd.progress import read_progress
 from myxtts.local_sgd.shards import CorpusShards
 from myxtts.training.checkpoint_files import latest, read_metadata, write_checkpoint
+from myxtts.training.inherited_settings import with_inherited_settings
 from myxtts.training.run_folder import RunFolder
 from tests.long import long
 from tests.sine_corpus import write_corpus
@@ -453,14 +454,20 @@ class SettingsTest(Case):
         self.assertEqual(code, 2)
         self.assertIn("own_gpu1.yaml sets model_size to big for one job", err)
 
-    def test_the_text_front_end_is_the_teachers_unless_the_user_names_one(self):
+    def test_the_text_front_end_is_the_teachers(self):
         voice = Config(data=DataConfig(text_frontend="characters"))
         checkpoints = self.folder / "voice" / "checkpoints"
         checkpoints.mkdir(parents=True)
         write_checkpoint(checkpoints / "step-000009", [], {"settings": voice.model_dump(mode="json"), "best": None})
         teacher = TeacherConfig(teacher=str(checkpoints.parent))
-        for data, expected in ((DataConfig(), "characters"), (DataConfig(text_frontend="phonemes"), "phonemes")):
-            self.assertEqual(fill_inherited(Config(data=data, teacher=teacher)).data.text_frontend, expected)
+        for data in (DataConfig(), DataConfig(text_frontend="characters")):
+            config = with_inherited_settings(Config(data=data, teacher=teacher))
+            self.assertEqual(config.data.text_frontend, "characters")
+        other = Config(data=DataConfig(text_frontend="phonemes"), teacher=teacher)
+        with self.assertRaisesRegex(
+            ConfigError, "^text_frontend phonemes was given, but the teacher .* has characters"
+        ):
+            with_inherited_settings(other)
 
     def test_mistakes_are_explained_before_any_file_is_written(self):
         mistakes = {

@@ -12,7 +12,7 @@ PACKAGE = ROOT / "myxtts"
 
 ROWS = (
     ("control_groups",),
-    ("errors", "clock", "cores", "printable", "tf_internals"),
+    ("errors", "clock", "cores", "printable", "stdout", "tf_internals"),
     ("files",),
     ("config",),
     ("distributed",),
@@ -62,6 +62,7 @@ WITHOUT_TENSORFLOW = (
     "data.dataset",
     "tasks.length_rules",
     "training.checkpoint_files",
+    "training.inherited_settings",
     "training.select_checkpoint",
     "training.source_commit",
     "local_sgd.layer_distance",
@@ -134,6 +135,29 @@ class LayersTest(unittest.TestCase):
         done = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stderr)
 
+    def test_autograph_is_off_everywhere(self):
+        left = []
+        for path in sorted(PACKAGE.rglob("*.py")):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            calls = {id(node.func): node for node in ast.walk(tree) if isinstance(node, ast.Call)}
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Attribute) and ast.unparse(node) == "tf.function":
+                    keywords = calls[id(node)].keywords if id(node) in calls else []
+                    if "autograph=False" not in map(ast.unparse, keywords):
+                        left.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+        self.assertEqual(left, [])
+
+    def test_no_test_is_within_a_function(self):
+        """There it would never run."""
+        nested = []
+        for path in sorted(Path(__file__).parent.glob("test_*.py")):
+            for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(function, ast.FunctionDef):
+                    inner = (node for node in ast.walk(function) if node is not function)
+                    names = (node.name for node in inner if isinstance(node, ast.FunctionDef))
+                    nested += [f"{path.name}: {name}" for name in names if name.startswith("test_")]
+        self.assertEqual(nested, [])
+
 
 def _modules() -> list[Path]:
     return [path for path in sorted(PACKAGE.rglob("*.py")) if path.parent != PACKAGE or path.name != "__init__.py"]
@@ -193,18 +217,6 @@ def _imports(tree: ast.AST, parents: tuple[str, ...]) -> Iterator[tuple[int, str
                 yield node.lineno, _entry(rest)
             elif (ROOT / top).is_dir() or (ROOT / f"{top}.py").is_file():
                 yield node.lineno, top
-
-    def test_autograph_is_off_everywhere(self):
-        left = []
-        for path in sorted(PACKAGE.rglob("*.py")):
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-            calls = {id(node.func): node for node in ast.walk(tree) if isinstance(node, ast.Call)}
-            for node in ast.walk(tree):
-                if isinstance(node, ast.Attribute) and ast.unparse(node) == "tf.function":
-                    keywords = calls[id(node)].keywords if id(node) in calls else []
-                    if "autograph=False" not in map(ast.unparse, keywords):
-                        left.append(f"{path.relative_to(ROOT)}:{node.lineno}")
-        self.assertEqual(left, [])
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import tempfile
 import unittest
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 from myxtts.local_sgd.progress import Display, read_last_report, read_progress, table_rows
 
@@ -34,6 +35,8 @@ class DisplayTest(unittest.TestCase):
     def test_closed_terminal_raises_no_error(self):
         out = open("/dev/full", "w")  # noqa: SIM115 - closed below, where it fails once more
         with contextlib.redirect_stdout(out):
+            Display(every_s=30.0).print("to nobody")
+        with mock.patch("sys.stdout", None):  # as by `>&-` in a shell
             Display(every_s=30.0).print("to nobody")
         with contextlib.suppress(OSError):
             out.close()

@@ -6,8 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout, suppress
-from io import UnsupportedOperation
+from contextlib import contextmanager, redirect_stdout
 from typing import BinaryIO
 
 from tqdm import tqdm
@@ -16,6 +15,7 @@ from myxtts.commands.tensorflow_log import set_environment
 from myxtts.errors import ConfigError, UserError
 from myxtts.files import FULL
 from myxtts.printable import printable
+from myxtts.stdout import discard_stdout, go_on_without_stdout
 
 _SPACE = "Free some disk space or fix the permissions"
 _REMEDIES = {  # errno of an error of the disk -> what to do
@@ -46,14 +46,14 @@ def report_errors(program: Callable[[], int]) -> int:
         print(printable(f"error: {error}"), file=sys.stderr)
         return 2
     except BrokenPipeError:
-        _discard_stdout()
+        discard_stdout()
         return 128 + signal.SIGPIPE
     except OSError as error:
         if error.errno not in _REMEDIES:
             raise
         print(printable(f"error: {_disk_message(error)}"), file=sys.stderr)
         if error.filename is None:  # it may be that of stdout
-            _discard_stdout()
+            discard_stdout()
         return 2
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
@@ -98,14 +98,7 @@ class _Console(logging.Handler):
         except OSError as error:
             if error.errno not in FULL:  # such as the end of a reader
                 raise
-            _discard_stdout()
-            print(f"warning: stdout ends here: {error.strerror}. The program goes on.", file=sys.stderr)
-
-
-def _discard_stdout() -> None:
-    """Write stdout to nowhere, with what it still has, or Python reports its error again at its exit."""
-    with suppress(UnsupportedOperation):  # of a stdout that is no file
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            go_on_without_stdout(error, "The program goes on")
 
 
 def _disk_message(error: OSError) -> str:

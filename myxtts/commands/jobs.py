@@ -20,13 +20,13 @@ from myxtts.errors import ConfigError
 from myxtts.local_sgd.job_settings import (
     check_job_settings,
     check_launcher_settings,
-    fill_inherited,
     sync_interval,
 )
 from myxtts.local_sgd.jobs import JobDevice, JobSpec, JobsSpec, job_devices, previous_state, train_jobs
 from myxtts.local_sgd.launcher_state import LauncherState, stop_launcher
 from myxtts.local_sgd.progress import Display, status_report
 from myxtts.placement.routes import hidden_gpus_warning
+from myxtts.training.inherited_settings import with_inherited_settings
 
 NAME = "jobs"
 HELP = "Train independent jobs, one on each GPU, and merge their weights (local SGD)."
@@ -103,7 +103,7 @@ def main(
     warmstart_steps = warmstart_steps_of(options, previous, config)
     spec = JobsSpec(
         folder=folder,
-        config=fill_inherited(config),
+        config=with_inherited_settings(config),
         jobs=tuple(jobs_of(parser, argv, config, gpus, devices)),
         gpus=gpus,
         warmstart_steps=warmstart_steps,
@@ -178,7 +178,7 @@ def jobs_of(
 ) -> list[JobSpec]:
     """Return the jobs, each with the settings of its own file if there is one."""
     return [
-        JobSpec(f"gpu{gpu}", fill_inherited(read_job_file(parser, argv, config, f"gpu{gpu}")), device)
+        JobSpec(f"gpu{gpu}", with_inherited_settings(read_job_file(parser, argv, config, f"gpu{gpu}")), device)
         for gpu, device in zip(gpus, devices, strict=True)
     ]
 

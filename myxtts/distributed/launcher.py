@@ -7,7 +7,7 @@ import importlib.util
 import socket
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from myxtts.distributed.processes import gpu_environ, stop_requests, visible_gpu
 from myxtts.distributed.supervisor import Exit, GracePeriods, ProgramSpec, Supervisor, SupervisorEvents
 from myxtts.errors import ConfigError, PlacementError
 from myxtts.files import make_folder
+from myxtts.stdout import go_on_without_stdout
 
 # The heartbeat detects a worker that hangs after 20 s; with these periods the whole job then ends within a minute.
 GRACE = GracePeriods(
@@ -168,15 +169,12 @@ class _PrefixedOutput(SupervisorEvents):
 
     def __init__(self) -> None:
         self._errors: set[str] = set()
-        self._is_closed = False
 
     def on_line(self, program: ProgramSpec, line: str) -> None:
-        if line not in self._errors and not self._is_closed:
+        if line not in self._errors:
             try:
                 print(f"[{program.name}] {line}", flush=True)
             except OSError as error:  # a closed terminal must not keep the workers from saving
-                self._is_closed = True
-                with suppress(OSError):
-                    print(f"warning: stdout ends here: {error.strerror}. The workers go on.", file=sys.stderr)
+                go_on_without_stdout(error, "The workers go on")
         if line.startswith("error: "):
             self._errors.add(line)

@@ -16,7 +16,7 @@ import tensorflow as tf
 from myxtts import tf_internals
 from myxtts.distributed.cluster import Cluster, split_address
 from myxtts.distributed.loopback import bind_to_loopback, is_loopback
-from myxtts.distributed.rendezvous import START_TIMEOUT_S, rendezvous
+from myxtts.distributed.rendezvous import rendezvous
 from myxtts.errors import DataError, PlacementError, TrainingError, UserError
 
 HEARTBEAT_TIMEOUT_S = 20  # a worker without a heartbeat for this long is lost
@@ -50,7 +50,7 @@ class WorkerLost(TrainingError):
 
 @contextmanager
 def worker_group(
-    cluster: Cluster, gpus: int, settings: Mapping[str, str] | None = None, timeout_s: float = START_TIMEOUT_S
+    cluster: Cluster, gpus: int, settings: Mapping[str, str] | None = None
 ) -> Iterator[tf.distribute.MultiWorkerMirroredStrategy]:
     """Return the strategy over all workers, as a context.
 
@@ -61,13 +61,12 @@ def worker_group(
         cluster: as `find_cluster` returns it.
         gpus: number of GPUs of this worker, each with a replica; 0 makes its CPU one replica. The same on all workers.
         settings: further values that must be the same on all workers, by their names in messages.
-        timeout_s: maximum time to wait for the others to start.
 
     Raises:
         PlacementError: a worker did not arrive or has other settings, or TensorFlow has already started.
         WorkerLost: names the worker that died, or that gave up with the reason.
     """
-    rendezvous(cluster, {"GPUs": str(gpus), "TensorFlow": tf.__version__, **(settings or {})}, timeout_s)
+    rendezvous(cluster, {"GPUs": str(gpus), "TensorFlow": tf.__version__, **(settings or {})})
     try:
         strategy = worker_strategy(cluster, gpus)
         _keep_on_machine(cluster)

@@ -4,11 +4,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from myxtts.config.needs import flag_of
 from myxtts.config.schema import Config, LocalSGDConfig, PlacementConfig, Section
 from myxtts.errors import ConfigError, PlacementError
 from myxtts.local_sgd.shards import CorpusShards
-from myxtts.training.checkpoint_files import read_metadata
-from myxtts.training.select_checkpoint import INHERITED, select_checkpoint
+from myxtts.training.inherited_settings import INHERITED
 
 WARMSTART = "warmstart"  # name of its run
 
@@ -18,15 +18,14 @@ SHARED_SETTINGS = {
         *("train_data", "val_data", "audio_root", "validation_fraction"),
         *("language", "text_frontend", "reference_seconds"),
     ),
-    "model": ("task", "model_size"),
-    "asr": ("encoder", "subsampling"),
+    "model": INHERITED["model"],
+    "asr": INHERITED["asr"],
     "vocoder": ("discriminators",),
     "teacher": ("teacher",),
     "training": ("max_steps", "epochs", "precision", "ema_decay", "seed", "init_from", "freeze"),
     "run": ("run", "runs_dir", "resume"),
     "local_sgd": tuple(LocalSGDConfig.model_fields),
 }
-TAUGHT = {"data": ("text_frontend",)}  # what a run takes from its teacher
 # Settings that the shards depend on.
 SHARD_SETTINGS = (
     *("train_data", "val_data", "audio_root", "validation_fraction", "language"),
@@ -51,8 +50,8 @@ def check_launcher_settings(config: Config) -> None:
     given += ["placement auto"] * (placement.placement == "auto")
     if given:
         raise PlacementError(
-            f"{_flag(given[0])} was given, but each job has a single GPU, which makes its batches and trains on them. "
-            "Leave it out (also of the --config file), and name the GPUs with --gpus."
+            f"{flag_of(given[0])} was given, but each job has a single GPU, which makes its batches and trains on "
+            "them. Leave it out (also of the --config file), and name the GPUs with --gpus."
         )
     if training.epochs or not training.max_steps:
         raise ConfigError(
@@ -75,27 +74,6 @@ def check_job_settings(shared: Config, job: Config, file: Path) -> None:
                     f"{file} sets {name} to {value} for one job, but all jobs must have the same value (the others "
                     f"have {expected}). Set it in the file of all jobs, or with a flag."
                 )
-
-
-def fill_inherited(config: Config) -> Config:
-    """Return settings that take from --init-from and --teacher what their weights fix and the user did not set.
-
-    Raises:
-        CheckpointError: there is no checkpoint, or it is damaged.
-    """
-    for run, inherited in ((config.training.init_from, INHERITED), (config.teacher.teacher, TAUGHT)):
-        if run is not None:
-            settings = read_metadata(select_checkpoint(Path(run)))["settings"]
-            values = {
-                section: {name: settings[section][name] for name in names if name not in _set_by_user(config, section)}
-                for section, names in inherited.items()
-            }
-            config = updated(config, **values)
-    return config
-
-
-def _set_by_user(config: Config, section: str) -> set[str]:
-    return getattr(config, section).model_fields_set
 
 
 def sync_interval(total_steps: int, warmstart_steps: int, num_syncs: int) -> int:
@@ -154,7 +132,3 @@ def _data(shards: CorpusShards, train: Path) -> dict[str, Any]:
 
 def _run(folder: Path, name: str) -> dict[str, Any]:
     return {"run": name, "runs_dir": str(folder), "resume": False}
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")

@@ -13,6 +13,7 @@ from myxtts.clock import format_duration
 from myxtts.local_sgd.job_settings import WARMSTART
 from myxtts.local_sgd.launcher_state import LauncherState, require_state, running_launcher
 from myxtts.observe.page.history import read_last_report
+from myxtts.stdout import go_on_without_stdout
 from myxtts.training.checkpoint_files import latest, step_of
 
 REDRAW_S = 1.0
@@ -114,7 +115,7 @@ class Display:
     """
 
     def __init__(self, every_s: float, clock_s: Callable[[], float] = time.monotonic):
-        self._in_place = sys.stdout.isatty()
+        self._in_place = sys.stdout is not None and sys.stdout.isatty()  # None: `>&-` in a shell
         self._every_s = REDRAW_S if self._in_place else every_s
         self._clock_s, self._shown_s, self._drawn_lines = clock_s, clock_s(), 0
 
@@ -143,5 +144,12 @@ class Display:
 
 
 def _print(text: str, error: bool = False, end: str = "\n") -> None:
-    with suppress(OSError):  # a closed terminal must not keep the jobs from saving
-        print(text, flush=True, end=end, file=sys.stderr if error else sys.stdout)
+    """Print a text; a closed terminal must not keep the jobs from saving."""
+    if error:
+        with suppress(OSError):
+            print(text, flush=True, file=sys.stderr)
+        return
+    try:
+        print(text, flush=True, end=end)
+    except OSError as reason:
+        go_on_without_stdout(reason, "The jobs go on")

@@ -32,15 +32,13 @@ def gpu_names() -> list[str]:
     return [tf.config.experimental.get_device_details(gpu).get("device_name", "unnamed") for gpu in gpus]
 
 
-def configure(
-    placement: Placement, soft_placement: bool = False, small_operations: bool = False, processes: int = 1
-) -> None:
+def configure(placement: Placement, small_operations: bool = False, processes: int = 1) -> None:
     """Make only the devices of the placement visible, with memory growth or limits, and size the thread pools.
+
+    TensorFlow never moves an operation: one that its device cannot run, or a device that does not exist, is an error.
 
     Args:
         placement: as `plan_routes` returns it.
-        soft_placement: let TensorFlow move operations that a device cannot run. Otherwise such an operation, or a
-            device that does not exist, is an error.
         small_operations: whether most operations are small, see `automatic_pools`.
         processes: number of processes that share the cores of this host, unless they are pinned.
 
@@ -66,7 +64,7 @@ def configure(
             f"{error}. Configure devices before the first tensor; restart the process or notebook kernel."
         ) from error
     tf.config.experimental.set_device_policy("silent")
-    tf.config.set_soft_device_placement(soft_placement)
+    tf.config.set_soft_device_placement(False)
     for line in describe(placement):
         log.info("%s", line)
     log.info("threads        %s", describe_threads())

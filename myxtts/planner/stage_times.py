@@ -114,9 +114,9 @@ class StageStatistics(NamedTuple):
     variation: float = 0.0
 
 
-def sample_stage_times(statistics: dict[str, StageStatistics], n: int, seed: int = 0) -> StageTimes:
+def sample_stage_times(statistics: dict[str, StageStatistics], n: int) -> StageTimes:
     """Return `n` batches whose stages vary independently; a stage without statistics takes no time."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     by_stage = (statistics.get(stage, StageStatistics(0.0)) for stage in STAGES)
     return StageTimes(*(gamma_times(random, stage.mean_s, stage.variation, n) for stage in by_stage))
 
@@ -204,7 +204,7 @@ class StageProfile(NamedTuple):
         return replace(self.times, read_s=np.full_like(read_s, read_s_per_worker(read_s, num_workers)))
 
 
-def resample_steps(times: StageTimes, buckets: np.ndarray, replicas: int, steps: int, seed: int = 0) -> StageTimes:
+def resample_steps(times: StageTimes, buckets: np.ndarray, replicas: int, steps: int) -> StageTimes:
     """Draw steps of one batch per replica from measured batches; the times of a batch stay together.
 
     All batches of a step are from one bucket, as in the plan. The first batches of the steps are all measured batches,
@@ -214,7 +214,7 @@ def resample_steps(times: StageTimes, buckets: np.ndarray, replicas: int, steps:
         buckets: int [batches], of the measured batches.
         steps: the minimum number of steps; rounded up to a multiple of the measured batches.
     """
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     first = random.permutation(np.tile(np.arange(len(times)), -(-steps // len(times))))
     by_bucket = np.argsort(buckets, kind="stable")
     begin, end = (np.searchsorted(buckets[by_bucket], buckets[first], side)[:, None] for side in ("left", "right"))

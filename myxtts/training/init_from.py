@@ -12,16 +12,14 @@ from typing import Any
 import keras
 import numpy as np
 
-from myxtts.config.effects import without_useless
 from myxtts.config.schema import Config
 from myxtts.data.manifest import Vocabulary
 from myxtts.errors import CheckpointError, ConfigError
 from myxtts.models.loss_groups import NETWORK, loss_groups_of
-from myxtts.tasks.length_rules import length_rule_of
 from myxtts.tasks.registry import task_of
 from myxtts.text.symbols import FIRST_SYMBOL_ID, SymbolTable
 from myxtts.training.checkpoint_files import digest_of, further_groups, read_arrays, read_metadata
-from myxtts.training.select_checkpoint import INHERITED, select_checkpoint, settings_of, vocabulary_of, weights_file
+from myxtts.training.select_checkpoint import select_checkpoint, vocabulary_of, weights_file
 
 LISTED_NAMES = 12
 
@@ -112,35 +110,6 @@ def inherited_vocabulary(metadata: dict[str, Any]) -> Vocabulary | None:
     return Vocabulary(
         SymbolTable(symbols), vocabulary.speakers[: ancestor["speakers"]], vocabulary.languages[: ancestor["languages"]]
     )
-
-
-def inherit_settings(config: Config, checkpoint: Path) -> Config:
-    """Return the configuration with the settings that the weights of a checkpoint fix.
-
-    Args:
-        checkpoint: of the pretrained run, or of the run itself, which resumes from it.
-
-    Raises:
-        ConfigError: the configuration names another value of such a setting.
-    """
-    settings = without_useless(settings_of(checkpoint, read_metadata(checkpoint)))
-    saved = settings.model_dump(mode="json")
-    resumes = checkpoint.is_relative_to(Path(config.run.runs_dir, config.run.run))
-    verb, advice = ("resumes", "start another run with --run") if resumes else ("starts", "give another --init-from")
-    inherited: dict[str, Any] = {}
-    for section_name, names in INHERITED.items():
-        if section_name == "data" and length_rule_of(settings) is None:
-            continue  # the run has read no texts
-        section = getattr(config, section_name)
-        values = {name: saved[section_name][name] for name in names}
-        for name in section.model_fields_set.intersection(names):
-            if getattr(section, name) != values[name]:
-                raise ConfigError(
-                    f"{name} {getattr(section, name)} was given, but the run {verb} from {checkpoint}, which has "
-                    f"{values[name]}. Leave {name} out, or {advice}."
-                )
-        inherited[section_name] = section.model_copy(update=values)
-    return config.model_copy(update=inherited)
 
 
 def check_freeze(config: Config) -> None:

@@ -29,6 +29,7 @@ from myxtts.config.schema import Config
 from myxtts.errors import CheckpointError, ConfigError
 from myxtts.files import PARTIAL_FILES, locked_file, make_folder, write_json, write_whole
 from myxtts.training.checkpoint_files import read_metadata
+from myxtts.training.inherited_settings import INHERITED
 
 # Settings that determine the plan, the symbols and the weights: they cannot change within a run.
 FIXED = {
@@ -36,8 +37,8 @@ FIXED = {
         *("text_frontend", "batch_size", "batch_seconds", "buckets", "reference_seconds"),
         *("validation_fraction", "min_seconds", "max_seconds"),
     ),
-    "model": ("task", "model_size"),
-    "asr": ("encoder", "subsampling"),
+    "model": INHERITED["model"],
+    "asr": INHERITED["asr"],
     "vocoder": ("discriminators",),
     "teacher": ("teacher_fraction", "produce_precision"),
     # A checkpoint holds moments and averages of the trained weights only, so `freeze` is fixed, too.
@@ -126,7 +127,7 @@ def check_same_settings(checkpoint: Path, saved: Config, requested: Config) -> N
 
 def _shown(value: Any) -> str:
     """Return a value as a flag takes it."""
-    return (" ".join(value) or "nothing") if isinstance(value, tuple) else str(value)
+    return (" ".join(value) or "nothing") if isinstance(value, tuple) else "null" if value is None else str(value)
 
 
 def _without_order(value: Any) -> Any:

@@ -16,12 +16,6 @@ from myxtts.text.symbols import SymbolTable
 from myxtts.training.checkpoint_files import checkpoint_of, latest, list_checkpoints, read_best
 from myxtts.training.missing_run import describe_missing
 
-INHERITED = {  # settings that give weights and symbols their meaning
-    "data": ("text_frontend",),
-    "model": ("task", "model_size"),
-    "asr": ("encoder", "subsampling"),
-}
-
 log = logging.getLogger(__name__)
 
 

@@ -12,11 +12,12 @@ from myxtts.data.manifest import Vocabulary
 from myxtts.distributed.cluster import Cluster
 from myxtts.errors import ConfigError
 from myxtts.training.checkpoint_files import latest, put_back_former, read_metadata
-from myxtts.training.init_from import Pretrained, check_freeze, inherit_settings, inherited_vocabulary, read_pretrained
+from myxtts.training.inherited_settings import inherit_settings, taught_settings
+from myxtts.training.init_from import Pretrained, check_freeze, inherited_vocabulary, read_pretrained
 from myxtts.training.run_folder import RunFolder, check_same_settings
 from myxtts.training.select_checkpoint import settings_of
 from myxtts.training.select_vocoder import select_vocoder
-from myxtts.training.teacher import Teacher, read_teacher, taught_settings
+from myxtts.training.teacher import Teacher, read_teacher
 
 # Settings that may differ between the workers of a job: paths, and how batches are read.
 PER_MACHINE = {
@@ -58,7 +59,7 @@ def resolve_start(config: Config, folder: RunFolder) -> tuple[Config, Start]:
     checkpoint = latest(folder.checkpoints) if config.run.resume else None
     teacher = read_teacher(config, checkpoint)
     if teacher is not None:
-        config = taught_settings(config, teacher)
+        config = taught_settings(config, teacher.run, teacher.settings)
     init_from = config.training.init_from
     pretrained = None
     if init_from is not None:

@@ -7,7 +7,7 @@ from typing import Any
 from myxtts.audio.format import AUDIO_FORMAT
 from myxtts.config.schema import Config
 from myxtts.data.manifest import Vocabulary
-from myxtts.errors import CheckpointError, ConfigError
+from myxtts.errors import CheckpointError
 from myxtts.training.checkpoint_files import digest_of, read_arrays, read_metadata
 from myxtts.training.select_checkpoint import (
     audio_format_of,
@@ -88,14 +88,3 @@ def read_teacher(config: Config, own_checkpoint: Path | None) -> Teacher | None:
             "another run with --run."
         )
     return Teacher(run, checkpoint, metadata, digest, sum(array.size for array in weights.values()))
-
-
-def taught_settings(config: Config, teacher: Teacher) -> Config:
-    """Return the settings with the text front end of the teacher; raises ConfigError if they name another one."""
-    frontend = teacher.settings.data.text_frontend
-    if "text_frontend" in config.data.model_fields_set and config.data.text_frontend != frontend:
-        raise ConfigError(
-            f"text_frontend {config.data.text_frontend} was given, but the teacher {teacher.run} has {frontend}. "
-            "Leave text_frontend out, or give another --teacher."
-        )
-    return config.model_copy(update={"data": config.data.model_copy(update={"text_frontend": frontend})})

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from myxtts.observe.page.history import Point
 
 SIZE = 1000  # units of the plotted area in each direction
+TICKS = 4  # of a scale, about
 TOOLTIPS = 90  # columns with a tooltip at most
 HALF_DIGIT_REM = 0.24  # half of the width of a digit of a label, in any font
 MARGIN_REM = 0.4  # right of a plot; see `.plot` of the style
@@ -55,15 +56,15 @@ class Scale(NamedTuple):
         factor = SIZE / (high - low)
         return [min(max(round(factor * (value - low)), 0), SIZE) for value in values]
 
-    def ticks(self, count: int = 4) -> list[float]:
-        """Return about `count` round values between the limits."""
+    def ticks(self) -> list[float]:
+        """Return about TICKS round values between the limits."""
         if self.log:
             exponents = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
             ticks = [m * 10.0**exponent for exponent in exponents for m in (1, 2, 5)]
             ticks = [tick for tick in ticks if self.low <= tick <= self.high]
             if len(ticks) > 1:
-                return ticks[:: -(-len(ticks) // count)]
-        rough = (self.high - self.low) / count
+                return ticks[:: -(-len(ticks) // TICKS)]
+        rough = (self.high - self.low) / TICKS
         unit = 10.0 ** math.floor(math.log10(rough))
         width = next(m * unit for m in (1, 2, 2.5, 5, 10) if m * unit >= rough * 0.9)
         first = math.ceil(self.low / width - 1e-9)

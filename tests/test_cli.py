@@ -457,6 +457,31 @@ class DiskErrorTest(unittest.TestCase):
             self.assertEqual((code, err.getvalue().count("No space left on device")), expected)
 
 
+class MemoryErrorTest(unittest.TestCase):
+    def test_a_lack_of_memory_says_where_and_what_to_do(self):
+        class ResourceExhaustedError(Exception):
+            message = "OOM when allocating tensor with shape[8,9] on /device:GPU:0 by allocator GPU_0_bfc.\nHint"
+
+        tensorflow = types.SimpleNamespace(errors=types.SimpleNamespace(ResourceExhaustedError=ResourceExhaustedError))
+        for error, expected in (
+            (
+                MemoryError("Unable to allocate 88. GiB"),
+                "out of memory: Unable to allocate 88. GiB. End other",
+            ),
+            (
+                ResourceExhaustedError(),
+                "GPU:0 by allocator GPU_0_bfc. End other programs on this GPU, or",
+            ),
+        ):
+            with (
+                mock.patch.dict(sys.modules, tensorflow=tensorflow),
+                contextlib.redirect_stderr(io.StringIO()) as err,
+            ):
+                self.assertEqual(report_errors(mock.Mock(side_effect=error)), 2)
+            self.assertEqual(err.getvalue().count("\n"), 1)
+            self.assertIn(expected, err.getvalue())
+
+
 class TensorFlowLogTest(unittest.TestCase):
     def test_only_listed_log_lines_are_dropped(self):
         noise = """\

@@ -32,8 +32,8 @@ _REMEDIES = {  # errno of an error of the disk -> what to do
 def report_errors(program: Callable[[], int]) -> int:
     """Run a program with its log on the console, and return its exit code.
 
-    A UserError and an error of the disk print one message on stderr and return 2; Ctrl-C returns 130, and a reader of
-    stdout that ended, such as `head`, 141. Any other error is a defect and keeps its traceback.
+    A UserError, an error of the disk and a lack of memory print one message on stderr and return 2; Ctrl-C returns 130,
+    and a reader of stdout that ended, such as `head`, 141. Any other error is a defect and keeps its traceback.
     """
     log_to_console()
     set_environment()
@@ -58,6 +58,11 @@ def report_errors(program: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
+    except Exception as error:
+        if (reason := _lack_of_memory(error)) is None:
+            raise
+        print(printable(f"error: {reason}"), file=sys.stderr)
+        return 2
 
 
 @contextmanager
@@ -99,6 +104,17 @@ class _Console(logging.Handler):
             if error.errno not in FULL:  # such as the end of a reader
                 raise
             go_on_without_stdout(error, "The program goes on")
+
+
+def _lack_of_memory(error: Exception) -> str | None:
+    """Return a message if the host or a device is out of memory; training has messages of its own."""
+    if isinstance(error, MemoryError):
+        return f"out of memory: {error}. End other programs on this machine."
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is None or not isinstance(error, tensorflow.errors.ResourceExhaustedError):
+        return None
+    reason = error.message.splitlines()[0].rstrip(".")
+    return f"out of memory: {reason}. End other programs on this GPU, or use the CPU with CUDA_VISIBLE_DEVICES=-1."
 
 
 def _disk_message(error: OSError) -> str:

@@ -83,7 +83,7 @@ def decode_text(read: Callable[[], bytes], source: str) -> str:
         return read().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"it is not UTF-8 at byte {error.start}"
-        raise DataError(f"the text in {source} cannot be read: {reason}. Give a text file in UTF-8.") from error
+        raise DataError(f"the text in {source} cannot be read: {reason}. Give a text in UTF-8.") from error
 
 
 def partial_of(path: Path) -> Path:

@@ -236,6 +236,7 @@ class Exported(unittest.TestCase):
             (("--out", new, "--run", str(broken)), "averages.npz cannot be read"),
             (("--out", str(self.exported)), "exists already. Give another folder"),
             (("--out", str(self.folder / "none" / "new")), "there is no folder"),
+            (("--out", os.fsdecode(b"caf\xe9")), "has bytes that are not UTF-8"),
             (("--out", new, "--checkpoint", "step-000008"), "checkpoint 'step-000008' was requested"),
             (("--out", new, "--run", str(self.folder)), "has no checkpoint"),
         ):

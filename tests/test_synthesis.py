@@ -171,6 +171,19 @@ class UnknownSymbols(Case):
         self.assert_error("symbols of sentence 2, '漢字 ჰაერი' (unknown: ", f"{self.text}\n漢字 ჰაერი")
         self.assert_error("the training corpus has only", "漢字 ჰაერი")
 
+    def test_a_sentence_in_which_nothing_is_spoken_is_left_out_with_a_warning(self):
+        def symbols_of(text, language, frontend):
+            return [] if "①" in text else list(text)
+
+        encode = self.synthesizer._encode
+        with mock.patch("myxtts.synthesis.synthesizer.symbols_of", symbols_of):
+            with self.assertLogs("myxtts", "WARNING") as logs:
+                chunks = encode(f"{self.text}\n①\n{self.text}", "en")
+            self.assertEqual(len(chunks), 2)
+            self.assertIn("sentence 2 left out, since nothing in it is spoken: '①'", logs.output[0])
+            with self.assertLogs("myxtts", "WARNING"), self.assertRaisesRegex(DataError, "nothing to speak"):
+                encode("①", "en")
+
     def test_a_text_without_letters_is_an_error(self):
         for text in ("", "  ", "...", "\n* * *\n"):
             with self.subTest(text=text):
@@ -296,6 +309,27 @@ class SoundFile(unittest.TestCase):
                     file.write(np.zeros(1_000, np.float32))
                 self.assertFalse((self.folder / name).exists())
             self.assertEqual(soundfile.info(self.folder / name).frames, 3_000)
+
+    def test_long_sentences_fit_into_the_stack(self):
+        """libvorbis puts a whole write on the stack: 120 s at once are a segmentation fault."""
+        wave = np.random.default_rng(0).uniform(-0.5, 0.5, 120 * SAMPLE_RATE_HZ).astype(np.float32)
+        code = (
+            "import numpy, pathlib; from myxtts.synthesis.speech_file import sound_file\n"
+            f"with sound_file(pathlib.Path({str(self.folder / 'a.ogg')!r})) as file:\n"
+            f"    file.write(numpy.zeros({120 * SAMPLE_RATE_HZ}, numpy.float32))\n"
+        )
+        subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+        self.assertEqual(soundfile.info(self.folder / "a.ogg").frames, 120 * SAMPLE_RATE_HZ)
+        with sound_file(self.folder / "a.wav") as file:
+            file.write(wave)
+        soundfile.write(self.folder / "b.wav", wave, SAMPLE_RATE_HZ)
+        self.assertEqual((self.folder / "a.wav").read_bytes(), (self.folder / "b.wav").read_bytes())
+
+    def test_a_name_may_have_bytes_that_are_not_utf_8(self):
+        path = Path(os.fsdecode(os.fsencode(self.folder) + b"/caf\xe9.wav"))
+        with sound_file(path) as file:
+            file.write(np.zeros(1_000, np.float32))
+        self.assertEqual(list(self.folder.iterdir()), [path])
 
     def test_an_interrupted_write_leaves_the_old_file(self):
         path = self.folder / "a.wav"
@@ -428,6 +462,14 @@ class Checkpoint(Case):
             with self.assertLogs("myxtts", "WARNING"):
                 self.assertEqual(select_checkpoint(copied), newest)
 
+    def test_settings_of_another_version_are_an_error(self):
+        metadata = {"settings": {"model": {"no_such_setting": 1}}}
+        with (
+            mock.patch("myxtts.synthesis.synthesizer.read_metadata", return_value=metadata),
+            self.assertRaisesRegex(CheckpointError, "cannot be used: model.no_such_setting"),
+        ):
+            Synthesizer(self.run_folder, MODEL)
+
     def test_a_folder_without_a_run_is_an_error(self):
         with self.assertRaisesRegex(CheckpointError, "has no checkpoint"):
             select_checkpoint(folder)
@@ -498,6 +540,10 @@ class Languages(unittest.TestCase):
             with self.assertRaisesRegex(DataError, f"^{expected} was given, but .* on en, ka. Give one of these with"):
                 choose_language(language, ["en", "ka"])
 
+    def test_the_name_as_it_is_goes_before_other_spellings_of_the_language(self):
+        for language, expected in (("en", "en"), ("EN", "EN"), ("eN", "EN")):
+            self.assertEqual(choose_language(language, ["EN", "en"]), expected)
+
 
 class Program(unittest.TestCase):
     """Errors found before TensorFlow is imported, for which a run without weights is enough."""
@@ -543,11 +589,23 @@ class Program(unittest.TestCase):
             (("--text-file", str(self.folder / "empty.txt")), "nothing to speak"),
             (("--text-file", str(self.folder / "none.txt")), "No such file"),
             (("--text-file", str(self.folder / "latin.txt")), "not UTF-8 at byte 3"),
+            (("--text", os.fsdecode(b"caf\xe9")), "the text in --text cannot be read: it is not UTF-8 at byte 3"),
         ):
             with self.subTest(flags=flags):
                 code, message = reported(lambda flags=flags: synthesize.main(self.argv(*flags)))
                 self.assertEqual(code, 2)
                 self.assertIn(expected, message)
+
+    def test_the_output_never_replaces_a_reference(self):
+        write_sound(self.folder / "x.wav", sine(220.0, 1.0), SAMPLE_RATE_HZ, "PCM_16")
+        (self.folder / "link.wav").symlink_to(self.folder / "x.wav")
+        before = (self.folder / "x.wav").read_bytes()
+        for name in ("x.wav", "link.wav"):
+            flags = ("--text", "hello", "--reference", str(self.folder / "x.wav"), "--out", str(self.folder / name))
+            code, message = reported(lambda flags=flags: synthesize.main(self.argv(*flags)))
+            self.assertEqual(code, 2)
+            self.assertIn(f"{name} is one of the recordings of --reference", message)
+        self.assertEqual((self.folder / "x.wav").read_bytes(), before)
 
     def test_the_parser_rejects_flags_out_of_range(self):
         hello = ("--text", "hello")
@@ -561,6 +619,7 @@ class Program(unittest.TestCase):
                 for pair in (("--guidance", "-1"), ("--seed", "1.5"), ("--ode-steps", "0"), ("--iterations", "0"))
             ),
             (*hello, "--text-file", "both.txt"),
+            (*hello, "--reference"),
             (*hello, "--stream", "--out", "speech.wav"),
         ):
             with self.subTest(flags=flags), self.assertRaises(ConfigError):
@@ -585,6 +644,8 @@ class Program(unittest.TestCase):
     def test_reference_takes_several_files(self):
         arguments = synthesize.parse(self.argv("--text", "a", "--reference", "a.wav", "b.wav", "--speed", "2"))
         self.assertEqual((arguments.references, arguments.speed), ([Path("a.wav"), Path("b.wav")], 2.0))
+        arguments = synthesize.parse(self.argv("--text", "a", "--reference", "a.wav", "--reference", "b.wav"))
+        self.assertEqual(arguments.references, [Path("a.wav"), Path("b.wav")])
         self.assertEqual(synthesize.parse(self.argv("--text", "a")).references, [])
 
 

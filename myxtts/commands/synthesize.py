@@ -40,7 +40,8 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
         dest="references",
         metavar="FILE",
         type=Path,
-        nargs="*",
+        nargs="+",
+        action="extend",
         default=[],
         help="recordings of the speaker, each half a second or longer; without them, the model uses its learned voice",
     )
@@ -92,7 +93,7 @@ def read_text(text: str | None, file: Path | None) -> str:
         DataError: there is no text, it is not UTF-8, it is too large, or the file is a pipe or a device.
     """
     if text is not None:
-        return text
+        return decode_text(lambda: text.encode(errors="surrogateescape"), "--text")
     if file is None and (sys.stdin is None or sys.stdin.isatty()):  # None: `<&-` in a shell
         raise DataError("there is no text. Give it with --text, with --text-file or on stdin.")
     if file is None:

@@ -73,6 +73,10 @@ def export_run(
         raise ConfigError(f"--out {out} exists already. Give another folder, or remove this one.")
     if not out.parent.is_dir():
         raise ConfigError(f"--out {out} cannot be written: there is no folder {out.parent}. Make the folder first.")
+    try:
+        str(out).encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"--out {out} has bytes that are not UTF-8. Give another name.") from None
     selected = select_checkpoint(run, checkpoint)
     metadata = read_metadata(selected)
     task = settings_of(selected, metadata).model.task

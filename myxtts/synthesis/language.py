@@ -15,7 +15,8 @@ def choose_language(language: str | None, trained: Sequence[str]) -> str:
     if language is None and len(trained) == 1:
         return trained[0]
     code = canonical_code(language or "")
-    trained_as = next((name for name in trained if name == language or canonical_code(name) == code), None)
+    same = [name for name in trained if canonical_code(name) == code]
+    trained_as = language if language in trained else next(iter(same), None)
     if trained_as is None:
         requested = "no language" if language is None else f"language '{language}'"
         raise DataError(

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 import soundfile
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
@@ -23,6 +24,7 @@ from myxtts.training.select_checkpoint import check_task, select_checkpoint, set
 from myxtts.training.select_vocoder import select_vocoder
 
 FORMATS = {".wav": "WAV", ".flac": "FLAC", ".ogg": "OGG"}
+BLOCK_SAMPLES = 65_536
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +53,7 @@ def write_speech(
     started_s = time.perf_counter()
     check_inputs(run, text, references, language, vocoder, iterations)
     if isinstance(out, Path):
-        check_output(out)
+        check_output(out, references)
     from myxtts.placement import devices  # this and the next import load TensorFlow
     from myxtts.synthesis.synthesizer import Synthesizer
 
@@ -100,26 +102,39 @@ def check_inputs(
         check_reference(reference)
 
 
-def check_output(out: Path) -> None:
-    """Raise ConfigError if a sound file cannot be written."""
+def check_output(out: Path, references: Sequence[Path]) -> None:
+    """Raise ConfigError if a sound file cannot be written, or would replace a reference."""
     if out.suffix.lower() not in FORMATS:
         raise ConfigError(f"--out {out} has an unknown file name extension. Use one of {', '.join(FORMATS)}.")
     if out.is_dir():
         raise ConfigError(f"--out {out} is a folder. Give the name of a file.")
     if not out.parent.is_dir():
         raise ConfigError(f"--out {out} cannot be written: there is no folder {out.parent}. Make the folder first.")
+    if out.exists() and any(out.samefile(reference) for reference in references):
+        raise ConfigError(f"--out {out} is one of the recordings of --reference. Give another --out.")
+
+
+class BlockwiseFile(soundfile.SoundFile):
+    """A sound file that is written in blocks.
+
+    libvorbis puts a whole write on the stack: one of 97 s crashes a process whose stack has 8 MiB.
+    """
+
+    def write(self, data: np.ndarray) -> None:
+        for first in range(0, len(data), BLOCK_SAMPLES):
+            super().write(data[first : first + BLOCK_SAMPLES])
 
 
 @contextmanager
-def sound_file(path: Path) -> Iterator[soundfile.SoundFile]:
+def sound_file(path: Path) -> Iterator[BlockwiseFile]:
     """Open a sound file for writing. It is renamed to `path` when the block ends; after an error, nothing is left.
 
     Raises:
         DataError: writing failed.
     """
-    partial = partial_of(path)
+    partial, format_ = partial_of(path), FORMATS[path.suffix.lower()]
     try:
-        with soundfile.SoundFile(partial, "w", SAMPLE_RATE_HZ, channels=1, format=FORMATS[path.suffix.lower()]) as file:
+        with BlockwiseFile(os.fsencode(partial), "w", SAMPLE_RATE_HZ, channels=1, format=format_) as file:
             yield file
         os.replace(partial, path)
     except soundfile.LibsndfileError as error:

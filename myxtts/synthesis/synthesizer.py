@@ -13,7 +13,6 @@ import tensorflow as tf
 from myxtts.audio.format import MEL_BANDS, SAMPLE_RATE_HZ
 from myxtts.audio.mel import log_mel
 from myxtts.audio.vocoder import vocode
-from myxtts.config.schema import ModelConfig
 from myxtts.errors import DataError
 from myxtts.models.xtts import SynthesisOptions
 from myxtts.synthesis.concatenation import fade_ends, pause_between
@@ -26,7 +25,7 @@ from myxtts.text.symbols import BEGIN_ID, END_ID, PADDING_ID
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.load_model import load_model
 from myxtts.training.load_vocoder import load_vocoder
-from myxtts.training.select_checkpoint import select_checkpoint, vocabulary_of
+from myxtts.training.select_checkpoint import select_checkpoint, settings_of, vocabulary_of
 from myxtts.training.select_vocoder import select_vocoder
 
 BATCH_CHUNKS = 8
@@ -73,10 +72,10 @@ class Synthesizer:
     ):
         checkpoint = select_checkpoint(run)
         metadata = read_metadata(checkpoint)
-        settings = metadata["settings"]
-        self.options = synthesis_options(ModelConfig(**settings["model"]))
-        self._frontend = settings["data"]["text_frontend"]
-        self._reference_samples = int(settings["data"]["reference_seconds"] * SAMPLE_RATE_HZ)
+        config = settings_of(checkpoint, metadata)
+        self.options = synthesis_options(config.model)
+        self._frontend = config.data.text_frontend
+        self._reference_samples = int(config.data.reference_seconds * SAMPLE_RATE_HZ)
         self._vocabulary = vocabulary_of(metadata)
         self._device = device
         choice = select_vocoder(run, metadata, vocoder, iterations)
@@ -185,6 +184,9 @@ class Synthesizer:
         sentences_with: dict[str, list[int]] = {}
         for number, chunk in enumerate(split_text(text), 1):
             symbols = symbols_of(chunk.text, language, self._frontend)
+            if not symbols:  # such as ① in English
+                log.warning("sentence %d left out, since nothing in it is spoken: %r", number, chunk.text[:60])
+                continue
             unknown = self._vocabulary.symbols.unknown(symbols)
             known = [symbol for symbol in symbols if symbol not in unknown]
             if len(known) <= (1 - MAX_UNKNOWN_FRACTION) * len(symbols):

@@ -68,8 +68,11 @@ def split_text(text: str, max_characters: int = MAX_CHARACTERS) -> Iterator[Text
 
 
 def empty_text_message(text: str) -> str:
-    """Return the error message for a text without chunks."""
-    return f"the text {text[:60]!r} has nothing to speak: it contains no letter and no digit. Give another text."
+    """Return the error message for a text without chunks, or whose chunks have no symbols."""
+    return (
+        f"the text {text[:60]!r} has nothing to speak: it contains no letter and no digit that is spoken. "
+        "Give another text."
+    )
 
 
 def _paragraphs(text: str) -> Iterator[str]:

@@ -162,6 +162,9 @@ class Rejected(unittest.TestCase):
             f"{distinct + 1} utterances.* {distinct} distinct", utterances=distinct + 1, languages=["fa"]
         )
 
+    def test_a_huge_number_of_utterances_is_rejected_at_once(self):
+        self.assert_rejected("distinct sentences", utterances=10**20)
+
     def test_folder_with_other_content_is_not_changed(self):
         self.out.mkdir()
         (self.out / "thesis.txt").write_text("mine")

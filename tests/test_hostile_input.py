@@ -31,7 +31,7 @@ from myxtts.commands.console import report_errors
 from myxtts.commands.synthesize import MAX_TEXT_BYTES, read_text
 from myxtts.config.load import MAX_BYTES, load
 from myxtts.data import metadata_file, recording
-from myxtts.data.audio_file import read_pcm
+from myxtts.data.audio_file import BLOCK_SAMPLES, read_pcm, to_pcm
 from myxtts.data.audio_folder import AudioFolder
 from myxtts.data.audio_header import UnusableAudio, read_header
 from myxtts.data.manifest import MAX_TEXT_CHARACTERS, Vocabulary
@@ -313,12 +313,35 @@ class Audio(FolderCase):
         ) as read:
             beginning = read_reference(path, 22_050)
         np.testing.assert_array_equal(beginning, whole[:22_050])
-        self.assertEqual(max(call.args[1] for call in read.call_args_list), 2 * 16_000)
+        self.assertEqual(sum(call.args[1] for call in read.call_args_list if call.args[1] > 1), 2 * 16_000)
 
     def test_a_recording_of_days_is_rejected_by_its_header(self):
         path = self.sound("a.wav", 1.5, 22_050)
         with mock.patch.object(recording, "MAX_RECORDING_S", 1.0), self.assertRaisesRegex(DataError, "Split it"):
             read_recording(path, "recording", 0.1, "")
+        soundfile.write(path, np.zeros(33_000), 22_050, subtype="FLOAT")
+        with (
+            mock.patch.object(recording, "MAX_RECORDING_S", 1.0),
+            mock.patch.object(recording, "check_finite") as check_finite,
+            self.assertRaisesRegex(DataError, "Split it"),
+        ):
+            check_recording(path, "recording", 0.1, "")
+        check_finite.assert_not_called()
+
+    def test_only_a_block_of_all_channels_is_in_memory(self):
+        wave = np.random.default_rng(0).uniform(-0.5, 0.5, (70_000, 6)).astype(np.float32)
+        path = self.folder / "a.wav"
+        soundfile.write(path, wave, 22_050, subtype="FLOAT")
+        with mock.patch.object(
+            soundfile.SoundFile, "read", autospec=True, side_effect=soundfile.SoundFile.read
+        ) as read:
+            samples = read_pcm(path)
+        np.testing.assert_array_equal(samples, to_pcm(wave.mean(axis=1)))
+        self.assertLessEqual(max(call.args[1] for call in read.call_args_list), BLOCK_SAMPLES)
+        wave[69_999, 5] = np.inf
+        soundfile.write(path, wave, 22_050, subtype="FLOAT")
+        with self.assertRaisesRegex(DataError, "not finite"):
+            read_pcm(path)
 
 
 class Checkpoint(FolderCase):

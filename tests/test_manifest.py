@@ -6,6 +6,7 @@ import struct
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import soundfile
@@ -115,7 +116,6 @@ class Columns(CorpusCase):
         manifest, _, rejected = self.build()
         self.assertEqual(rejected, [])
         self.assertEqual(manifest.samples.tolist(), [30_000, 30_000, 13_781, 20_000, 25_000, 25_000])
-        self.assertEqual(manifest.source_rate_hz.tolist(), [22_050, 44_100, 48_000, 22_050, 22_050, 22_050])
         self.assertEqual(manifest.native.tolist(), [True, False, False, False, False, False])
         self.assertEqual(manifest.paths[2], os.path.realpath(self.folder / "c.flac"))
 
@@ -139,7 +139,7 @@ class Columns(CorpusCase):
             dtypes = {name: column.dtype for name, column in vars(manifest).items() if isinstance(column, np.ndarray)}
             self.assertEqual(
                 dtypes,
-                dict.fromkeys(("samples", "source_rate_hz", "tokens", "speaker", "language"), np.dtype(np.int32))
+                dict.fromkeys(("samples", "tokens", "speaker", "language"), np.dtype(np.int32))
                 | {"native": np.dtype(bool), "token_start": np.dtype(np.int64)},
             )
 
@@ -246,6 +246,14 @@ class RejectedRows(CorpusCase):
             [(row.audio, row.reason, row.detail) for row in rejected],
             [(name, "not finite", "sample 70000") for name in ("nan.wav", "infinite.wav")],
         )
+
+    def test_samples_of_a_float_file_that_is_too_long_are_not_read(self):
+        self.sound("a.wav", 30_000, subtype="FLOAT")
+        with mock.patch("myxtts.data.manifest.check_finite") as check_finite:
+            self.assert_rejected(("a.wav", "too long"), max_seconds=1.0)
+            check_finite.assert_not_called()
+            self.assert_rejected()
+            check_finite.assert_called_once()
 
     def test_lengths_outside_the_inclusive_limits_are_rejected(self):
         for name, samples in (("a.wav", 11_024), ("b.wav", 11_025), ("c.wav", 22_050), ("d.wav", 22_051)):

@@ -68,10 +68,38 @@ class WithoutText(Case):
         self.assertEqual([(row.audio, row.reason) for row in rows.rejected], [("b.m4a", "unreadable format")])
 
     def test_a_folder_without_audio_says_what_it_has(self):
-        for names, pattern in (((), "neither metadata.csv nor audio"), (("x/b.m4a",), "only x/b.m4a, which cannot be")):
+        for names, pattern in (
+            ((), "neither metadata.csv nor audio"),
+            (("x/b.m4a",), "only x/b.m4a .this format can"),
+        ):
             self.audio(*names)
             with self.assertRaisesRegex(DataError, pattern):
                 read_corpus(self.folder, "en", needs_text=False)
+
+    def test_linked_and_unreadable_folders_are_never_left_out_in_silence(self):
+        self.audio("a.wav", "other/b.wav")
+        (self.folder / "corpus").mkdir()
+        (self.folder / "corpus" / "anna").symlink_to(self.folder / "other")
+        self.audio("corpus/c.wav")
+        rows = read_corpus(self.folder / "corpus", "en", needs_text=False)
+        self.assertEqual([(row.audio, row.reason) for row in rows.rejected], [("anna/", "linked folder")])
+        self.assertEqual([row.audio for row in rows.rows], ["c.wav"])
+        denied = PermissionError(13, "Permission denied", "anna")
+        with (
+            mock.patch("os.scandir", side_effect=denied),
+            self.assertRaisesRegex(DataError, "^the folder anna cannot be read: Permission denied. Fix its"),
+        ):
+            read_corpus(self.folder, "en", needs_text=False)
+
+    def test_the_audio_root_contains_the_targets_of_linked_files(self):
+        self.audio("other/b.wav")
+        (self.folder / "corpus").mkdir()
+        (self.folder / "corpus" / "b.wav").symlink_to(self.folder / "other" / "b.wav")
+        rows = read_corpus(self.folder / "corpus", "en", root=self.folder, needs_text=False)
+        self.assertEqual((rows.folder, rows.rows[0].id), (self.folder, "b.wav"))
+        self.assertEqual(os.path.join(rows.folder, rows.rows[0].audio), f"{self.folder}/corpus/b.wav")
+        with self.assertRaisesRegex(DataError, "--audio-root .*none does not exist"):
+            read_corpus(self.folder / "corpus", "en", root=self.folder / "none", needs_text=False)
 
     def test_metadata_needs_no_column_of_texts(self):
         for content in ("path,speaker\na.wav,anna\nb.wav,berta\n", "path|speaker|text\na.wav|anna|\nb.wav|berta|\n"):
@@ -118,6 +146,16 @@ class LJSpeech(Case):
             [[row.id for row in part.rows] for part in (train, validation)], [["a.wav", "b.wav"], ["c.wav"]]
         )
         self.assertEqual([Path(row.metadata).name for row in rejected], ["metadata_train.csv", "metadata_eval.csv"])
+        by_file = read_corpora(self.folder / "metadata_train.csv", None, "en", 0.5, seed=0)
+        self.assertEqual(by_file, (train, validation, rejected))
+
+    def test_validation_on_the_training_corpus_by_another_name_is_an_error(self):
+        corpus, table = self.ljspeech("a|x\nb|x\n"), self.table("path,text\nd.wav,x\n", "d.wav")
+        linked = self.folder / "linked.csv"
+        linked.symlink_to(table)
+        for train, other in ((corpus, corpus / "metadata.csv"), (table, linked)):
+            with self.subTest(other), self.assertRaisesRegex(DataError, "are both .* measure what was trained on"):
+                read_corpora(train, other, "en", 0.5, seed=0)
 
     def test_without_validation_data_rows_are_held_out_and_malformed_rows_listed_once(self):
         train, validation, rejected = read_corpora(

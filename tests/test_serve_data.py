@@ -1,5 +1,6 @@
 """A server of a data service ends at its signal, whatever TensorFlow does at that time."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -22,6 +23,15 @@ def hold_lock(options):
 serve_data.start_server = hold_lock
 sys.exit(serve_data.main(["dispatcher"]))
 """
+
+
+class ClosedStdoutTest(unittest.TestCase):
+    def test_a_mistake_is_one_message_with_exit_code_2(self):
+        command = [sys.executable, "-m", "myxtts", "serve-data", "dispatcher", "--host", "no host"]
+        closed = {"preexec_fn": lambda: os.close(1)}
+        program = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, **closed)
+        self.assertEqual(program.returncode, 2, program.stderr)
+        self.assertRegex(program.stderr, r"\Aerror: --host is 'no host', but must be .*\n\Z")
 
 
 class SignalTest(unittest.TestCase):

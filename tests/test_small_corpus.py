@@ -136,6 +136,14 @@ class Lengths(Case):
         self.assertIn("(--min-seconds)", message)
         self.assertIn("--min-seconds 0.21 accepts all that are too short.", message)
 
+    def test_lengths_just_beyond_a_limit_are_rounded_away_from_it(self):
+        message = self.rejection([1.0, 20.0002], max_seconds=20.0)
+        self.assertIn("20.001 s, at most 20.0 s", message)
+        self.assertIn("--max-seconds 21 accepts all", message)
+        message = self.rejection([0.29995, 1.0])
+        self.assertIn("0.299 s, at least 0.3 s", message)
+        self.assertIn("--min-seconds 0.29 accepts all", message)
+
     def test_other_reasons_name_no_limit(self):
         self.write(["ab"] * 3, [1.0, 1.0, 30.0])
         for name in ("u0.wav", "u1.wav"):

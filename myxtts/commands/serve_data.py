@@ -99,8 +99,9 @@ def _run_child(program: Callable[[], int], die_with_parent: Callable[[], None]) 
     except BaseException:  # nothing may reach the code of the parent, which a fork returns into
         sys.excepthook(*sys.exc_info())
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in filter(None, (sys.stdout, sys.stderr)):  # None: `>&-` in a shell
+            with suppress(OSError):
+                stream.flush()
         os._exit(code)
 
 

@@ -13,6 +13,7 @@ from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.errors import DataError
 
 MAX_AMPLITUDE = 32_768.0  # of floats in the range of 16 bits; channels of 1e38 would overflow in their mean
+BLOCK_SAMPLES = 65_536  # per channel: all channels of a long recording may not fit into memory
 MAX_RECORDING_S = 4 * 3600.0  # a megabyte of FLAC may hold days of silence
 
 
@@ -38,15 +39,14 @@ def read_pcm(path: str | Path, samples: int | None = None, max_s: float = MAX_RE
     """
     try:
         with open(path, "rb") as file:  # its errors are clearer than libsndfile's "System error"
-            wave, rate_hz = _read(file.fileno(), samples, max_s)
+            mono, rate_hz = _read(file.fileno(), samples, max_s)
     except _OtherLength as other:
         raise DataError(_length_message(path, other.samples, samples)) from None
     except (soundfile.LibsndfileError, OSError) as error:
         reason = error.error_string.rstrip(".") if isinstance(error, soundfile.LibsndfileError) else error.strerror
         raise DataError(f"{path} cannot be read: {reason}") from error
-    if not np.isfinite(wave).all():
+    if not np.isfinite(mono).all():
         raise DataError(f"{path} contains samples that are not finite")
-    mono = np.clip(wave, -MAX_AMPLITUDE, MAX_AMPLITUDE, out=wave).mean(axis=1)
     if rate_hz != SAMPLE_RATE_HZ and len(mono):
         mono = soxr.resample(mono, rate_hz, SAMPLE_RATE_HZ)
     pcm = to_pcm(mono)
@@ -66,13 +66,22 @@ class _OtherLength(Exception):
 
 
 def _read(file: int, samples: int | None, max_s: float) -> tuple[np.ndarray, int]:
-    """Return the wave of a file descriptor, float32 [samples, channels], and its sample rate."""
+    """Return the mean of the channels of a file descriptor, float32 [samples], and its sample rate.
+
+    Samples are limited to MAX_AMPLITUDE; the mean of a NaN or an infinity is not finite.
+    """
     with soundfile.SoundFile(file, closefd=False) as sound:
         promised = int(resampled_length(sound.frames, sound.samplerate))
         if samples is not None and abs(promised - samples) > 1:
             raise _OtherLength(promised)
         frames = min(sound.frames, round(max_s * sound.samplerate))
-        return sound.read(frames, dtype="float32", always_2d=True), sound.samplerate
+        mono, read = np.empty(frames, np.float32), 0
+        while len(block := sound.read(min(BLOCK_SAMPLES, frames - read), dtype="float32", always_2d=True)):
+            finite = np.isfinite(block)
+            block = np.clip(block, -MAX_AMPLITUDE, MAX_AMPLITUDE) if finite.all() else np.where(finite, 0.0, np.nan)
+            mono[read : read + len(block)] = block.mean(axis=1)
+            read += len(block)
+        return mono[:read], sound.samplerate
 
 
 def _length_message(path: str | Path, found: int, expected: int | None) -> str:

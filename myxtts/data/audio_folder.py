@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
+from myxtts.errors import DataError
+
 AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3")  # in the order in which files of one stem are taken
 AUDIO_SUBFOLDERS = ("wavs", "wav", "audio", "clips")  # LJSpeech, Piper, others, Common Voice
 SEARCHED_FOLDERS = 1_000  # bounds the time for an error message about a large tree
@@ -103,14 +105,28 @@ def audio_subfolders(folder: Path) -> list[Path]:
 def audio_files(folder: Path, others: Sequence[str] = ()) -> Iterator[str]:
     """Yield the audio files in a folder and below it, in order, relative to it; hidden ones are left out.
 
+    Links to folders are not followed; they are yielded, with a slash at the end.
+
     Args:
         others: more suffixes to count as audio.
+
+    Raises:
+        DataError: a folder cannot be read.
     """
-    for path, subfolders, names in os.walk(folder):
+    for path, subfolders, names in os.walk(folder, onerror=_raise_unreadable):
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+        for name in subfolders:
+            if os.path.islink(link := os.path.join(path, name)):
+                yield os.path.join(os.path.relpath(link, folder), "")
         for name in sorted(names):
             if not name.startswith(".") and (suffix_of(name) or name.lower().endswith(tuple(others))):
                 yield os.path.relpath(os.path.join(path, name), folder)
+
+
+def _raise_unreadable(error: OSError) -> None:
+    raise DataError(
+        f"the folder {error.filename} cannot be read: {error.strerror}. Fix its permissions, or move it away."
+    ) from error
 
 
 def walk_folders(folder: Path) -> Iterator[tuple[Path, list[str]]]:

@@ -149,10 +149,12 @@ def _plan(utterances: int, languages: list[str], speakers: int, seed: int, first
     _check(utterances, languages, speakers, first_speaker)
     numbers = range(first_speaker, first_speaker + speakers)
     voices = [(language, speaker) for speaker in numbers for language in languages]
-    turns = list(itertools.islice(itertools.cycle(voices), utterances))
-    texts = {language: _texts(language, sum(turn[0] == language for turn in turns), seed) for language in languages}
+    texts = {
+        language: _texts(language, (utterances - turn + len(languages) - 1) // len(languages), seed)
+        for turn, language in enumerate(languages)
+    }
     planned = []
-    for number, (language, speaker) in enumerate(turns):
+    for number, (language, speaker) in enumerate(itertools.islice(itertools.cycle(voices), utterances)):
         name = f"{language if len(languages) == 1 else 'speaker'}-{speaker:02d}"
         identifier = f"{language}-{speaker:02d}-{number:05d}"
         planned.append(_Utterance(identifier, next(texts[language]), name, _voice(language, speaker)))

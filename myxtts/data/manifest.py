@@ -28,7 +28,7 @@ from myxtts.files import file_stamp, write_whole
 from myxtts.text.ctc_feasibility import frames_needed
 from myxtts.text.symbols import SymbolTable
 
-CACHE_FORMAT = 2  # increase it when the columns or the checks change
+CACHE_FORMAT = 3  # increase it when the columns or the checks change
 DIGEST_BYTES = 32
 CHUNK_ROWS = 256  # rows that a thread takes at a time
 MAX_TEXT_CHARACTERS = 20_000  # twice the frames of the longest utterance, which is more than its symbols
@@ -93,7 +93,6 @@ class Manifest:
     Attributes:
         ids, paths, texts: N strings each; paths are absolute.
         samples: int32 [N], length at SAMPLE_RATE_HZ, after resampling.
-        source_rate_hz: int32 [N], sample rate of the file.
         native: bool [N], whether `tf.audio.decode_wav` returns exactly these samples.
         tokens: int32 [all tokens], begin and end included; utterance i has token_start[i] to token_start[i + 1], which
             are equal for a task that needs no texts.
@@ -105,7 +104,6 @@ class Manifest:
     paths: tuple[str, ...]
     texts: tuple[str, ...]
     samples: np.ndarray
-    source_rate_hz: np.ndarray
     native: np.ndarray
     tokens: np.ndarray
     token_start: np.ndarray
@@ -141,7 +139,6 @@ class _Audio(NamedTuple):
     row: Row
     path: str
     samples: int
-    rate_hz: int
     native: bool
 
 
@@ -268,35 +265,40 @@ def _usable_audio(
     folder = os.path.realpath(rows.folder)
     usable: list[_Audio] = []
     line_of: dict[str, int] = {}
-    for row, audio in _in_threads(lambda row: _examine(row, folder), rows.rows, workers, "headers", progress):
+    max_samples = max_seconds * SAMPLE_RATE_HZ
+
+    def examine(row: Row) -> _Audio | UnusableAudio:
+        return _examine(row, folder, max_samples)
+
+    for row, audio in _in_threads(examine, rows.rows, workers, "headers", progress):
         if isinstance(audio, UnusableAudio):
             rejections.add(row, audio.reason, audio.detail)
         elif audio.path in line_of:
             rejections.add(row, "duplicate path", f"line {line_of[audio.path]} also names it")
         elif audio.samples < min_seconds * SAMPLE_RATE_HZ:
-            seconds = f"{audio.samples / SAMPLE_RATE_HZ:.3f} s"
-            rejections.add(row, "too short", f"{seconds}, at least {min_seconds} s (--min-seconds)")
-        elif audio.samples > max_seconds * SAMPLE_RATE_HZ:
-            seconds = f"{audio.samples / SAMPLE_RATE_HZ:.3f} s"
-            rejections.add(row, "too long", f"{seconds}, at most {max_seconds} s (--max-seconds)")
+            seconds = math.floor(1000 * audio.samples / SAMPLE_RATE_HZ) / 1000  # away from the limit
+            rejections.add(row, "too short", f"{seconds:.3f} s, at least {min_seconds} s (--min-seconds)")
+        elif audio.samples > max_samples:
+            seconds = math.ceil(1000 * audio.samples / SAMPLE_RATE_HZ) / 1000
+            rejections.add(row, "too long", f"{seconds:.3f} s, at most {max_seconds} s (--max-seconds)")
         else:
             line_of[audio.path] = row.line
             usable.append(audio)
     return usable
 
 
-def _examine(row: Row, folder: str) -> _Audio | UnusableAudio:
+def _examine(row: Row, folder: str, max_samples: float) -> _Audio | UnusableAudio:
     path = os.path.realpath(os.path.join(folder, row.audio))
     try:
         if not path.startswith(os.path.join(folder, "")):
             raise UnusableAudio("outside the corpus folder", f"{path}; --audio-root can name a folder that contains it")
         header = read_header(path)
-        if header.floating:
+        samples = resampled_length(header.samples, header.rate_hz)
+        if header.floating and samples <= max_samples:  # a longer one is rejected, and may take hours
             check_finite(path)
     except UnusableAudio as error:
         return error
-    samples = resampled_length(header.samples, header.rate_hz)
-    return _Audio(row, path, samples, header.rate_hz, header.native)
+    return _Audio(row, path, samples, header.native)
 
 
 def _in_threads(
@@ -369,7 +371,6 @@ def _columns(usable: Sequence[tuple[_Audio, list[str]]], vocabulary: Vocabulary 
         paths=tuple(audio.path for audio, _ in usable),
         texts=tuple(row.text for row in rows),
         samples=np.array([audio.samples for audio, _ in usable], np.int32),
-        source_rate_hz=np.array([audio.rate_hz for audio, _ in usable], np.int32),
         native=np.array([audio.native for audio, _ in usable], bool),
         tokens=np.concatenate([np.zeros(0, np.int32), *tokens]),
         token_start=np.cumsum([0, *map(len, tokens)], dtype=np.int64),

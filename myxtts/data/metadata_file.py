@@ -110,10 +110,16 @@ def read_corpora(
         DataError: a corpus cannot be read.
     """
     read = partial(read_corpus, language=language, root=root, needs_text=needs_text)
+    folder = train.parent if train.name == "metadata_train.csv" else train
     if validation is not None:
         rows = read(train), read(validation, preferred="metadata_eval.csv")
-    elif all(os.path.isfile(train / name) for name in ("metadata_train.csv", "metadata_eval.csv")):
-        rows = read(train), read(train / "metadata_eval.csv")
+        if os.path.samefile(rows[0].metadata, rows[1].metadata):
+            raise DataError(
+                f"--train-data {train} and --val-data {validation} are both {rows[0].metadata}, so validation would "
+                "measure what was trained on. Leave out --val-data to hold out some utterances, or give other ones."
+            )
+    elif all(os.path.isfile(folder / name) for name in ("metadata_train.csv", "metadata_eval.csv")):
+        rows = read(folder / "metadata_train.csv"), read(folder / "metadata_eval.csv")
     else:
         rows = hold_out(read(train), validation_fraction, seed)
     for form in dict.fromkeys(corpus.form for corpus in rows):
@@ -134,22 +140,31 @@ def read_corpus(
         path: a folder with metadata.csv, or a metadata file.
         language: of rows without a language.
         root: folder to which the paths in tables are relative, by default the folder of the file. The audio of lines
-            without a header is searched there first.
+            without a header is searched there first. Of a folder of audio, files may be links into it.
         needs_text: whether the task needs texts; without, a folder of audio is a corpus, too.
         preferred: name of the metadata file of a folder, if it has one of this name.
 
     Raises:
         DataError: the corpus cannot be read, or has another format.
     """
-    if not needs_text and os.path.isdir(path) and not _metadata_in(path, preferred):
-        return _rows_of_folder(path, language)
-    return _read(_metadata_of(path, preferred), language, root, needs_text)
+    is_audio = not needs_text and os.path.isdir(path) and not _metadata_in(path, preferred)
+    metadata = None if is_audio else _metadata_of(path, preferred)
+    if root is not None and not os.path.isdir(root):
+        raise DataError(f"--audio-root {root} does not exist. Give the folder of the audio files.")
+    if metadata is None:
+        return _rows_of_folder(path, language, root)
+    return _read(metadata, language, root, needs_text)
 
 
-def _rows_of_folder(folder: Path, language: str) -> Rows:
+def _rows_of_folder(folder: Path, language: str, root: Path | None) -> Rows:
     """The audio files in a folder and below it as rows without texts; the speaker is the name of the subfolder."""
     rows, rejected = [], []
+    prefix = os.path.join(os.path.abspath(folder), "") if root else ""
     for line, audio in enumerate(audio_files(folder, UNREADABLE), 1):
+        if audio.endswith("/"):
+            detail = "links to folders are not followed; move the folder here"
+            rejected.append(RejectedRow(str(folder), line, audio, "linked folder", detail))
+            continue
         if not suffix_of(audio):
             detail = "this format cannot be read; convert it to WAV or FLAC"
             rejected.append(RejectedRow(str(folder), line, audio, "unreadable format", detail))
@@ -157,15 +172,15 @@ def _rows_of_folder(folder: Path, language: str) -> Rows:
         folder_name = os.path.basename(os.path.dirname(audio))
         parent = os.fsencode(folder_name).decode(errors="backslashreplace")  # checkpoints name the speakers in UTF-8
         speaker = DEFAULT_SPEAKER if parent.lower() in ("", *AUDIO_SUBFOLDERS) else parent
-        rows.append(Row(line, audio, audio, "", speaker, language))
+        rows.append(Row(line, audio, prefix + audio, "", speaker, language))
     if not rows:
-        found = f", only {rejected[0].audio}, which cannot be read: convert it to WAV or FLAC" if rejected else ""
+        found = f", only {rejected[0].audio} ({rejected[0].detail})" if rejected else ""
         raise DataError(
             f"the corpus folder {folder} has neither metadata.csv nor audio ({', '.join(AUDIO_SUFFIXES)}){found}. "
             "Give a folder of audio files, or a metadata file that names them."
         )
     form = f"audio files without metadata; {_count_formats(rows)} in {folder}"
-    return Rows(folder, folder, tuple(rows), tuple(rejected), form)
+    return Rows(folder, root or folder, tuple(rows), tuple(rejected), form)
 
 
 def hold_out(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
@@ -236,8 +251,6 @@ def _is_table(path: Path) -> bool:
 
 
 def _read(metadata: Path, language: str, root: Path | None, needs_text: bool) -> Rows:
-    if root is not None and not os.path.isdir(root):
-        raise DataError(f"--audio-root {root} does not exist. Give the folder of the audio files.")
     table, folder = _located(_text_of(metadata), metadata, root, needs_text)
     rows = tuple(_row(record, table, folder, metadata, language) for record in table.records)
     usable = tuple(row for row in rows if isinstance(row, Row))

@@ -22,17 +22,17 @@ def check_recording(path: Path, role: str, min_s: float, advice: str) -> None:
     """
     try:
         header = read_header(str(path))
+        length_s = header.samples / header.rate_hz
+        if length_s < min_s:
+            raise DataError(f"the {role} {path} has {length_s:.2f} s. {advice}")
+        if length_s > MAX_RECORDING_S:
+            raise DataError(
+                f"the {role} {path} has {length_s / 3600:,.1f} h, but may have {MAX_RECORDING_S / 3600:g} h. Split it."
+            )
         if header.floating:
             check_finite(str(path))
     except UnusableAudio as error:
         raise DataError(f"the {role} {path} cannot be used: {str(error).rstrip('.')}. {advice}") from error
-    length_s = header.samples / header.rate_hz
-    if length_s < min_s:
-        raise DataError(f"the {role} {path} has {length_s:.2f} s. {advice}")
-    if length_s > MAX_RECORDING_S:
-        raise DataError(
-            f"the {role} {path} has {length_s / 3600:,.1f} h, but may have {MAX_RECORDING_S / 3600:g} h. Split it."
-        )
 
 
 def read_recording(path: Path, role: str, min_s: float, advice: str, max_s: float = MAX_RECORDING_S) -> np.ndarray:

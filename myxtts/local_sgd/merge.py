@@ -21,7 +21,7 @@ from myxtts.config.load import dump
 from myxtts.config.schema import Config, LocalSGDConfig, RunConfig
 from myxtts.data.dataset import audio_root_of, manifest_of
 from myxtts.data.manifest import Manifest, report_rejected
-from myxtts.data.metadata_file import read_corpora, read_corpus
+from myxtts.data.metadata_file import read_corpus
 from myxtts.errors import ConfigError, DataError
 from myxtts.files import fsync_folder, write_whole
 from myxtts.local_sgd.averaging import normalised, weighted_mean
@@ -143,8 +143,9 @@ def read_held_out(config: Config, first: MergeInput, output: Path) -> Manifest:
         DataError: they cannot be used.
     """
     path, data, length_rule = Path(str(config.data.val_data)), config.data, length_rule_of(config)
-    needs_text, seed = length_rule is not None, config.training.seed
-    _, rows, _ = read_corpora(path, path, data.language, 0.0, seed, audio_root_of(data), needs_text)
+    root, needs_text = audio_root_of(data), length_rule is not None
+    rows = read_corpus(path, data.language, root, needs_text, preferred="metadata_eval.csv")
+    log.info("%-14s %s", "corpus form", rows.form)
     manifest, _, rejected = manifest_of(rows, data, length_rule, vocabulary_of(first.metadata))
     if unusable := [*rows.rejected, *rejected]:
         output.parent.mkdir(parents=True, exist_ok=True)

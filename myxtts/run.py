@@ -132,7 +132,8 @@ def train_on(
         pipeline = setup.training_pipeline(synchronize=setup.between_devices)
         feed = resources.enter_context(pipeline.open_feed(state.position))
         observer.watch(feed)
-        log.info("feed           filled in %.1f s", feed.wait_until_full(config.data.model_start_delay))
+        filled_s = feed.wait_until_full(config.data.model_start_delay, lambda: stop.requested)
+        log.info("feed           filled in %.1f s", filled_s)
         if weight_sync is not None and weight_sync.is_due(state) and weight_sync.sync(state, stop.due):
             save(state, None)  # the sync that a stopped run owed
 
@@ -159,5 +160,8 @@ def train_on(
     if replicas.is_chief:
         log.info("report         %s", page.end(f"stopped by {stop.name}" if stop.due() else "finished"))
     if stop.due():
-        log.info("stopped        by %s at step %d, after a checkpoint; resume with --resume", stop.name, state.step)
+        if state.step:
+            log.info("stopped        by %s at step %d, after a checkpoint; resume with --resume", stop.name, state.step)
+        else:
+            log.info("stopped        by %s before the first step: nothing was saved", stop.name)
     return stop.exit_code

@@ -47,8 +47,8 @@ class Case(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = Path(folder.name) / "checkpoints"
 
-    def checkpoints(self, keep=3):
-        return Checkpoints(self.folder, keep, {"settings": {"a": {"b": 1}}, "symbols": ["ა", "b"]})
+    def checkpoints(self, keep=3, **metadata):
+        return Checkpoints(self.folder, keep, {"settings": {"a": {"b": 1}}, "symbols": ["ა", "b"]} | metadata)
 
     def save(self, state, loss=None, checkpoints=None):
         """Save a state, and wait until the thread has written it."""
@@ -188,6 +188,14 @@ class Retention(Case):
         self.save_steps(self.checkpoints(keep=2), 40, loss=0.4)
         self.assertEqual(self.steps(), [30, 40])
 
+    def test_losses_of_other_held_out_utterances_are_never_compared(self):
+        self.save_steps(self.checkpoints(held_out="a"), 10, loss=0.5)
+        for metadata in ({"held_out": "a"}, {"held_out": None}, {}):
+            self.assertEqual(self.checkpoints(**metadata).best, (10, 0.5))
+        with self.assertLogs("myxtts", "WARNING") as logs:
+            self.assertIsNone(self.checkpoints(held_out="b").best)
+        self.assertIn("validation uses other utterances than before", logs.output[0])
+
     def test_a_checkpoint_with_a_non_finite_loss_is_never_the_best(self):
         checkpoints = self.checkpoints()
         for loss in (float("nan"), float("inf")):
@@ -323,7 +331,7 @@ class Background(Case):
             self.assertRegex(
                 line,
                 rf"the checkpoint of step {step} was not written: {self.folder}/\.partial-step-0000{step}/model\.npz: "
-                r"No space left on device \((\S+) MB are needed, \S+ MB are free\)\. The run tries again at its next",
+                r"No space left on device \((\S+) MB are needed, \S+ MB are free\)\. If the run goes on, it tries",
             )
             self.assertAlmostEqual(float(line.partition("(")[2].split()[0]), needed_mb, delta=0.1)
         with self.assertRaises(CheckpointError) as raised:
@@ -332,6 +340,17 @@ class Background(Case):
         self.save_at(checkpoints, 40)
         checkpoints.finish()
         self.assertEqual(self.steps(), [10, 40])
+
+    def test_a_last_checkpoint_that_another_error_hides_is_logged(self):
+        with (
+            self.assertLogs("myxtts", "ERROR") as logs,
+            self.assertRaisesRegex(ZeroDivisionError, "feed"),
+            FullDisk(5).active(),
+            self.checkpoints() as checkpoints,
+        ):
+            self.save_at(checkpoints, 20)
+            raise ZeroDivisionError("feed")
+        self.assertIn("It is the last one of the run. Free some disk space", logs.output[-1])
 
     def test_a_defect_of_the_writing_thread_is_raised_in_training(self):
         checkpoints = self.checkpoints()

@@ -189,6 +189,17 @@ class ResumeTest(unittest.TestCase):
         self.assertEqual(placement.model_gpu_memory, 999)
         self.assertEqual(self.resumed("--run", "mine", "--model-gpu-memory", "888").placement.data_gpu, 0)
 
+    def test_the_limit_of_a_data_GPU_goes_with_it(self):
+        (self.runs / "mine" / "config.yaml").write_text(
+            "placement: {data_gpu: 0, model_gpu: 1, data_gpu_memory: 999}\n"
+        )
+        for flags, limit in (
+            (("--model-gpus", "2", "3"), None),
+            (("--data-gpu", "null", "--model-gpu", "null"), None),
+            (("--data-gpu", "2", "--model-gpu", "3"), 999),
+        ):
+            self.assertEqual(self.resumed("--run", "mine", *flags).placement.data_gpu_memory, limit)
+
     def test_a_command_that_names_the_corpus_has_all_settings_itself(self):
         config = self.resumed("--run", "mine", "--train-data", "corpus")
         self.assertEqual(config.training.learning_rate, Config().training.learning_rate)

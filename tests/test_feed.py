@@ -200,6 +200,7 @@ class FeedTest(unittest.TestCase):
 
         with Feed(slow(), 2) as feed:
             self.assertGreaterEqual(feed.wait_until_full(0.01), 0.01)
+            self.assertLess(feed.wait_until_full(TIMEOUT_S, lambda: True), TIMEOUT_S)
             self.assertEqual(next(feed), 0)
             may_end.set()
 

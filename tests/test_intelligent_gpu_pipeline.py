@@ -267,7 +267,7 @@ class PipelineTest(PipelineCase):
         timeouts_s = []
 
         class Waiting:
-            def wait_until_full(self, timeout_s):
+            def wait_until_full(self, timeout_s, is_stopped):
                 timeouts_s.append(timeout_s)
                 return 2.0
 

@@ -1,5 +1,7 @@
 """The order of hooks, reports and checkpoints between steps, with a state and a step that only count."""
 
+import contextlib
+import signal
 import unittest
 from collections.abc import Collection
 from types import SimpleNamespace
@@ -11,7 +13,7 @@ import tensorflow as tf
 from myxtts.clock import Clock, Times
 from myxtts.errors import DataError, PlacementError
 from myxtts.training import loop
-from myxtts.training.hooks import Observe, PeriodicHook, Report, Validate
+from myxtts.training.hooks import NoteDue, Observe, PeriodicHook, Report, Validate, WriteSamples
 from myxtts.training.observation import SAMPLES, VALIDATION, Observation, without
 from myxtts.training.observer import NoObserver, ObserverFailed
 from myxtts.training.stop_request import SharedStopRequest, StopRequest
@@ -175,7 +177,7 @@ class LoopTest(unittest.TestCase):
         losses = iter([2.0, 3.0])
         validate = Validate(2, lambda state: {"loss": next(losses)}, lambda loss: loss < 2.5, Recorder(0, "report", []))
         self.train([validate], steps=4)
-        self.assertEqual(self.saved, [(2, 2.0), (4, None)])  # the last step is saved in any case
+        self.assertEqual(self.saved, [(2, 2.0), (4, 3.0)])  # the last step is saved in any case
 
     def test_a_report_includes_the_metrics_of_earlier_hooks(self):
         reports = []
@@ -197,6 +199,35 @@ class LoopTest(unittest.TestCase):
         with self.assertRaises(DataError):
             self.train([Validate(2, fail, lambda loss: False, report), report], steps=4, log_every=2)
         self.assertEqual((reports, self.saved), ([(2, 2.0)], [(2, None)]))
+
+    def test_an_error_of_a_later_hook_loses_no_validation(self):
+        validate = Validate(2, lambda state: {"loss": 2.0}, lambda loss: True, Recorder(0, "report", []))
+        with self.assertRaisesRegex(DataError, "samples"):
+            self.train([validate, self.recorder(2, "samples", DataError("no samples"))], steps=4)
+        self.assertEqual(self.saved, [(2, 2.0)])
+
+    def test_the_loss_of_a_validation_belongs_to_its_step_alone(self):
+        validate = Validate(2, lambda state: {"loss": 2.0}, lambda loss: False, Recorder(0, "report", []))
+        with self.assertRaises(DataError):
+            self.train([validate], steps=9, feed=CountingFeed(fail_after=3))
+        self.assertEqual(self.saved, [(3, None)])
+
+    def test_what_failed_and_what_was_to_follow_is_noted_for_the_resumed_run(self):
+        def fail(step):
+            raise DataError("no samples")
+
+        def hooks(every):
+            periods = {VALIDATION: 2, SAMPLES: every}
+            validate = Validate(2, lambda state: {"loss": 2.0}, lambda loss: True, Recorder(0, "report", []))
+            return [NoteDue(periods), validate, WriteSamples(every, fail)]
+
+        self.state.averaged_weights = contextlib.nullcontext
+        with self.assertRaisesRegex(DataError, "no samples"):
+            self.train(hooks(4), steps=5)
+        self.assertEqual(self.state.observing, (Observation(4, (SAMPLES,)),))
+        self.setUp()
+        self.train(hooks(0), steps=5)
+        self.assertEqual(self.state.observing, ())
 
     def test_a_report_counts_the_updates_that_were_skipped_since_the_one_before(self):
         reports = []
@@ -251,6 +282,20 @@ class LoopTest(unittest.TestCase):
             stop = SharedStopRequest(lambda outcome, steps=steps: steps.append(self.state.step))
             self.train(hooks, steps=9, observer=observer, stop=stop)
         self.assertEqual(reads, {True: [4, 8], False: [4, 8]})
+
+    def test_a_request_that_ends_the_last_observation_stops_the_run_of_several_workers(self):
+        for is_asked, code in ((True, 143), (False, 0)):
+            self.setUp()
+            stop = SharedStopRequest(lambda outcome: False)
+
+            class Interrupted(DelayedObserver):
+                def wait(self, is_stopped, due_step=None, stop=stop, is_asked=is_asked):
+                    stop.signal = signal.SIGTERM if is_asked else None
+                    return not is_stopped()
+
+            observer = Interrupted(self.state, 9, self.calls)
+            self.train([], steps=2, observer=observer, stop=stop)
+            self.assertEqual(stop.exit_code, code)
 
     def test_validation_and_samples_of_a_step_are_one_observation(self):
         observer = DelayedObserver(self.state, 9, self.calls)

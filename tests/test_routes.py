@@ -207,7 +207,8 @@ class ErrorTest(unittest.TestCase):
     def test_memory_limit_for_the_cpu_is_rejected(self):
         message = (
             "a memory limit was set, but TensorFlow sees no GPU, and the CPU has no such limit. "
-            "Leave out --enable-memory-isolation and --model-gpu-memory, or make a GPU visible."
+            "Leave out --enable-memory-isolation and --model-gpu-memory (or give --model-gpu-memory null, if the run's "
+            "config.yaml has it), or make a GPU visible."
         )
         self.assertEqual(self.error_of(enable_memory_isolation=True), message)
         self.assertEqual(self.error_of(model_gpu_memory=1000), message)

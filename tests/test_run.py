@@ -420,7 +420,7 @@ class MinimalRun(Case):
         )
 
     def test_the_first_step_waits_for_a_full_feed_at_most_model_start_delay(self):
-        self.waited.assert_called_once_with(mock.ANY, 1.25)
+        self.waited.assert_called_once_with(mock.ANY, 1.25, mock.ANY)
 
     def test_intervals_of_0_disable_their_hooks_but_the_last_step_is_saved(self):
         checkpoints = self.folder / "checkpoints"

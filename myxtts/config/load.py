@@ -104,7 +104,9 @@ def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None, o
     flags = {name: _Given(value, SETTINGS[name].flag) for name, value in (overrides or {}).items()}
     is_of_run = path is not None and is_config_of_run(path)
     if is_of_run and GPUS.intersection(flags):
-        given = {name: value for name, value in given.items() if name not in GPUS}
+        names_data = any(flags[name].value not in (None, ()) for name in ("data_gpu", "data_gpus") if name in flags)
+        dropped = GPUS if names_data else GPUS | {"data_gpu_memory"}
+        given = {name: value for name, value in given.items() if name not in dropped}
     given_and_flags = given | flags | _without_default_length(given, flags)
     for value in given_and_flags.values():
         _check_text(value)

@@ -273,7 +273,7 @@ class TrainingConfig(Section):
     """Learning rate at the last step divided by the peak (cosine decay)."""
     weight_decay: Annotated[float, Field(ge=0.0, le=1.0)] = 0.01
     """Decoupled weight decay of AdamW on kernels, without biases, norms and embeddings."""
-    gradient_clip: Annotated[float, Field(ge=0.0)] = 1.0
+    gradient_clip: Annotated[float, Field(ge=0.0, le=1e6)] = 1.0
     """Clip the gradient to this global norm; 0 turns clipping off."""
     gradient_accumulation: Count = 1
     """Number of batches whose gradients are summed for one step."""

@@ -3,8 +3,10 @@
 import queue
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
+
+STOP_POLL_S = 0.1  # between two looks at a stop request
 
 Item = TypeVar("Item")
 
@@ -103,14 +105,16 @@ class Feed(Generic[Item]):
         """Whether the thread has nothing to do: `depth` items are ready, or the iterable has ended."""
         return self._ended or self._ready.full() or not self._thread.is_alive()
 
-    def wait_until_full(self, timeout_s: float) -> float:
-        """Wait until the feed has been full once or its iterable has ended, at most `timeout_s`.
+    def wait_until_full(self, timeout_s: float, is_stopped: Callable[[], bool] = lambda: False) -> float:
+        """Wait until the feed has been full once or its iterable has ended, at most `timeout_s`, or until a stop.
 
         Returns:
             The seconds waited.
         """
         start_s = time.perf_counter()
-        self._full.wait(timeout_s)
+        while (left_s := start_s + timeout_s - time.perf_counter()) > 0.0 and not is_stopped():
+            if self._full.wait(min(left_s, STOP_POLL_S)):
+                break
         return time.perf_counter() - start_s
 
     def _run(self) -> None:

@@ -1,6 +1,6 @@
 """Stages A to D together: batches on the data devices, from any position of the plan."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from itertools import chain
 from pathlib import Path
@@ -177,13 +177,13 @@ class ReplicaFeed:
         """Whether all producers have nothing to do."""
         return all(feed.is_full for feed in chain.from_iterable(self._groups))
 
-    def wait_until_full(self, timeout_s: float) -> float:
-        """Wait until each feed has been full once or has ended, at most `timeout_s`.
+    def wait_until_full(self, timeout_s: float, is_stopped: Callable[[], bool] = lambda: False) -> float:
+        """Wait until each feed has been full once or has ended, at most `timeout_s`, or until a stop.
 
         Returns:
             The seconds waited.
         """
         waited_s = 0.0
         for feed in chain.from_iterable(self._groups):
-            waited_s += feed.wait_until_full(timeout_s - waited_s)
+            waited_s += feed.wait_until_full(timeout_s - waited_s, is_stopped)
         return waited_s

@@ -248,7 +248,8 @@ def _check_limits_without_gpu(settings: PlacementConfig) -> None:
     if settings.enable_memory_isolation or settings.model_gpu_memory is not None:
         raise PlacementError(
             "a memory limit was set, but TensorFlow sees no GPU, and the CPU has no such limit. "
-            "Leave out --enable-memory-isolation and --model-gpu-memory, or make a GPU visible."
+            "Leave out --enable-memory-isolation and --model-gpu-memory (or give --model-gpu-memory null, if the "
+            "run's config.yaml has it), or make a GPU visible."
         )
 
 

@@ -101,6 +101,9 @@ class Checkpoints:
         self.best = read_best(newest) if newest else None
         if self.best is not None and not checkpoint_of(folder, self.best.step).exists():
             self.best = None  # it was removed, so any checkpoint may be the best
+        if self.best is not None and newest is not None and self._has_other_held_out(newest):
+            log.warning("validation uses other utterances than before: any checkpoint from now on may be the best")
+            self.best = None
         self._protected: set[Path] = set()  # which could not be removed
         self._provisional = {
             step_of(checkpoint) for checkpoint in list_checkpoints(folder) if is_provisional(checkpoint)
@@ -112,6 +115,13 @@ class Checkpoints:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None or issubclass(kind, Exception):
             self.wait()
+        if kind is not None and self._failure is not None:  # that of the last checkpoint; `finish` was not reached
+            log.error("%s", self._failure)
+
+    def _has_other_held_out(self, checkpoint: Path) -> bool:
+        """Whether a checkpoint was validated on other utterances; one of an older version does not tell."""
+        before, now = read_metadata(checkpoint).get("held_out"), self._metadata.get("held_out")
+        return None not in (before, now) and before != now
 
     def save(self, state: TrainingState, validation_loss: float | None = None) -> Path:
         """Copy the state, and start to write it; then checkpoints are removed that are neither new nor the best.
@@ -219,7 +229,7 @@ class Checkpoints:
         except OSError as error:
             self.best, reason = best_before, describe_refusal(target, copy, error)
             self._failure = CheckpointError(f"{reason} It is the last one of the run. {remedy(target.parent)}")
-            log.error("%s The run tries again at its next checkpoint.", reason)
+            log.error("%s If the run goes on, it tries again at its next checkpoint.", reason)
         else:
             self._failure = None
             self._prune(needed)

@@ -17,6 +17,7 @@ from myxtts.training.held_out import OpenEvaluator, held_out_work
 from myxtts.training.hooks import (
     Evaluate,
     Hook,
+    NoteDue,
     Observe,
     Report,
     SyncWeights,
@@ -59,12 +60,14 @@ def chief_hooks(
     ):
         sync = [] if weight_sync is None else [SyncWeights(weight_sync, checkpoints.wait)]
         report, run = Report(reporter, long_wait), config.run
+        periods = {VALIDATION: run.validate_every, SAMPLES: run.sample_every, EVALUATION: run.evaluate_every}
         if setup.corpora.held_out is None or not run.uses_held_out:
             state.observing = ()  # the settings have turned it off
             yield [*sync, report], NoObserver()
             return
         if setup.replicas.observer:
-            observer, begin = open_observer(setup, folder, checkpoints, reporter, opened, timeline, open_evaluator)
+            observer, snapshot = open_observer(setup, folder, checkpoints, reporter, opened, timeline, open_evaluator)
+            begin = Observe(periods, observer, snapshot, checkpoints.add_provisional)
             yield [*sync, report, begin], observer  # its error leaves no step without a report
             return
         work = held_out_work(
@@ -78,7 +81,7 @@ def chief_hooks(
         validate = Validate(run.validate_every, work.validation, checkpoints.improves, report)
         evaluate = [Evaluate(run.evaluate_every, work.evaluator, report)] if work.evaluator else []
         sample = [WriteSamples(run.sample_every, work.write_samples)] if work.sampler else []
-        yield [*sync, validate, *evaluate, report, *sample], NoObserver()
+        yield [*sync, NoteDue(periods), validate, *evaluate, report, *sample], NoObserver()
 
 
 def open_observer(
@@ -89,9 +92,9 @@ def open_observer(
     opened: ExitStack,
     timeline: Timeline,
     open_evaluator: OpenEvaluator,
-) -> tuple[Observer, Observe]:
-    """Return the observer of a run, which `opened` closes, and the hook that begins its work."""
-    start_s, run, device = time.perf_counter(), setup.config.run, setup.replicas.observer
+) -> tuple[Observer, Snapshot]:
+    """Return the observer of a run, which `opened` closes, and the snapshot that it works on."""
+    start_s, device = time.perf_counter(), setup.replicas.observer
     snapshot = setup.build_snapshot()
     work = held_out_work(setup, snapshot.network, device, folder, reporter.tensorboard, open_evaluator, False)
     work.trace()
@@ -104,8 +107,7 @@ def open_observer(
 
     observer = opened.enter_context(Observer(observe, record, lambda: not checkpoints.is_writing))
     repeat(setup, folder, observer, snapshot)
-    periods = {VALIDATION: run.validate_every, SAMPLES: run.sample_every, EVALUATION: run.evaluate_every}
-    return observer, Observe(periods, observer, snapshot, checkpoints.add_provisional)
+    return observer, snapshot
 
 
 def repeat(setup: TrainingSetup, folder: RunFolder, observer: Observer, snapshot: Snapshot) -> None:

@@ -15,7 +15,7 @@ from myxtts.observe.advice import LongWait
 from myxtts.observe.report import Reporter
 from myxtts.placement.audit import require_device
 from myxtts.tasks.base import Evaluator
-from myxtts.training.observation import Observation
+from myxtts.training.observation import EVALUATION, SAMPLES, VALIDATION, Observation, without_part
 from myxtts.training.observer import OBSERVER, Observer
 from myxtts.training.snapshot import Snapshot
 from myxtts.training.state import TrainingState
@@ -165,6 +165,37 @@ def reported_on_failure(report: Hook, end: StepEnd) -> Iterator[None]:
         raise
 
 
+class NoteDue:
+    """Notes in the state what is due after a step, so that a resumed run repeats what fails.
+
+    The hooks that follow do it, and remove it from the notes.
+
+    Args:
+        periods: in steps, by part of an observation; 0 turns one off.
+    """
+
+    pause_kind = "other hooks"
+
+    def __init__(self, periods: Mapping[str, int]):
+        self._periods = periods
+
+    def is_due(self, end: StepEnd) -> bool:
+        return bool(due_parts(self._periods, end))
+
+    def __call__(self, end: StepEnd) -> None:
+        end.state.observing += (Observation(end.state.step, due_parts(self._periods, end)),)
+
+
+def due_parts(periods: Mapping[str, int], end: StepEnd) -> tuple[str, ...]:
+    """Return the parts of an observation that are due after a step, by their periods in steps."""
+    return tuple(part for part, every in periods.items() if end.is_due(every))
+
+
+def note_done(state: TrainingState, part: str) -> None:
+    """Remove a part of the observation of this step from what a resumed run repeats."""
+    state.observing = without_part(state.observing, state.step, part)
+
+
 class Validate(PeriodicHook):
     """Measures the losses on held-out utterances; asks for a checkpoint if the loss is the best so far.
 
@@ -185,6 +216,7 @@ class Validate(PeriodicHook):
         end.validation_loss = losses["loss"]
         end.metrics |= validation_metrics(losses)
         end.save |= self._improves(losses["loss"])
+        note_done(end.state, VALIDATION)
 
 
 class Evaluate(PeriodicHook):
@@ -203,6 +235,7 @@ class Evaluate(PeriodicHook):
     def __call__(self, end: StepEnd) -> None:
         with reported_on_failure(self._report, end), end.state.averaged_weights():
             end.metrics |= self._evaluator(end.state.step, None)
+        note_done(end.state, EVALUATION)
 
 
 class Report:
@@ -237,6 +270,7 @@ class WriteSamples(PeriodicHook):
     def __call__(self, end: StepEnd) -> None:
         with end.state.averaged_weights():
             self._write(end.state.step)
+        note_done(end.state, SAMPLES)
 
 
 class Observe:
@@ -262,11 +296,11 @@ class Observe:
         self._observer, self._snapshot, self._add_provisional = observer, snapshot, add_provisional
 
     def is_due(self, end: StepEnd) -> bool:
-        return any(end.is_due(every) for every in self._periods.values())
+        return bool(due_parts(self._periods, end))
 
     def __call__(self, end: StepEnd) -> None:
         state = end.state
-        due = Observation(state.step, tuple(part for part, every in self._periods.items() if end.is_due(every)))
+        due = Observation(state.step, due_parts(self._periods, end))
         state.observing += (due,)
         if not (end.save or end.is_last):
             self._add_provisional(state.step)

@@ -122,12 +122,13 @@ def train(
     senders: set[str] = set()
     total_skipped = 0.0  # updates up to the report before
     is_whole = True  # the state is that of the end of a step
+    end: StepEnd | None = None  # of the last step, while the state is that of its end
     try:
         while state.step < schedule.total_steps and not stop.due():
             observer.poll()
             taken = ahead.take(running=outcome, is_last=state.step + 1 >= schedule.total_steps)
             planned_step = taken.microbatches[0][0].planned.step
-            is_whole = False
+            is_whole, end = False, None
             try:
                 first = first or step.hand_over(taken.features[0])
                 outcome, handed = step(first, taken.features[1:], state.step + 1, schedule, stop.requested)
@@ -174,19 +175,24 @@ def train(
         raise  # the state must not be saved
     except Exception:  # of a batch, a hook or the observer, such as a data device out of memory
         if is_whole:
-            save_unsaved(state, saved_step, save)
+            save_unsaved(state, saved_step, save, end)
         raise
     with clock.pause(CHECKPOINTS):
-        save_unsaved(state, saved_step, save)
+        save_unsaved(state, saved_step, save, end)
     with clock.pause(OBSERVER):
-        observer.wait(lambda: stop.requested or stop.due())
+        if not observer.wait(lambda: stop.requested or stop.due()) or state.observing:
+            stop.settle()
 
 
-def save_unsaved(state: TrainingState, saved_step: int, save: Save) -> None:
-    """Save the last step, unless there is a checkpoint of it."""
+def save_unsaved(state: TrainingState, saved_step: int, save: Save, end: StepEnd | None) -> None:
+    """Save the last step, unless there is a checkpoint of it.
+
+    Args:
+        end: of that step; None if its hooks were not called.
+    """
     if saved_step < state.step:
         require_finite(state)
-        save(state, None)
+        save(state, None if end is None else end.validation_loss)
 
 
 class StepBatches(NamedTuple):

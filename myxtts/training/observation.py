@@ -38,6 +38,15 @@ def observations_of(metadata: dict) -> tuple[Observation, ...]:
     return tuple(Observation(step, tuple(parts)) for step, parts in metadata.get("observing", ()))
 
 
+def without_part(observations: Iterable[Observation], step: int, part: str) -> tuple[Observation, ...]:
+    """Return the observations without a part of those of a step."""
+    left = []
+    for observation in observations:
+        parts = tuple(name for name in observation.parts if (observation.step, name) != (step, part))
+        left += [observation._replace(parts=parts)] if parts else []
+    return tuple(left)
+
+
 def without(observations: Iterable[Observation], step: int) -> tuple[Observation, ...]:
     """Return the observations of all other steps."""
     return tuple(observation for observation in observations if observation.step != step)

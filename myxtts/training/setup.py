@@ -240,7 +240,9 @@ def set_up(config: Config, start: Start, replicas: Replicas, corpora: RunCorpora
     memory = forecast_memory(config, plan, routes, parameters, extractor, frozen, observer)
     check_memory(memory)
     digest = start.digest or digest_of(dict(state.arrays("model")))
-    metadata = run_metadata(config, corpora.training, corpora.vocabulary, start.ancestor, digest, start.teacher)
+    metadata = run_metadata(
+        config, corpora.training, corpora.vocabulary, start.ancestor, digest, start.teacher, corpora.held_out
+    )
     if start.checkpoint is not None:
         check_same_corpus(start.checkpoint, metadata)
         check_same_texts(start.checkpoint, metadata)
@@ -311,6 +313,7 @@ def run_metadata(
     ancestor: dict[str, Any] | None,
     start: str,
     teacher: Teacher | None = None,
+    held_out: Corpus | None = None,
 ) -> dict[str, Any]:
     """Return what a checkpoint records beside the weights: enough to resume, to synthesize and to merge.
 
@@ -323,6 +326,7 @@ def run_metadata(
         "languages": vocabulary.languages,
         "speakers": vocabulary.speakers,
         "corpus": corpus.manifest.fingerprint,
+        "held_out": held_out.manifest.fingerprint if held_out else None,
         "audio_format": AUDIO_FORMAT,
         "ancestor": ancestor,
         "start": start,

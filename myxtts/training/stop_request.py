@@ -28,6 +28,9 @@ class StopRequest:
     def observe(self, outcome: tf.Tensor) -> None:
         """Look at the outcome of each step."""
 
+    def settle(self) -> None:
+        """Let a request to this process alone count, at the end of the run, where no worker waits for another."""
+
     @property
     def name(self) -> str:
         return "a request to another worker" if self.signal is None else signal.Signals(self.signal).name
@@ -60,6 +63,9 @@ class SharedStopRequest(StopRequest):
         self._steps += 1
         if self._steps % READ_EVERY == 0:
             self._due = self._stop_requested(outcome)
+
+    def settle(self) -> None:
+        self._due = self._due or self.requested
 
 
 @contextmanager

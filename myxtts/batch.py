@@ -79,10 +79,11 @@ TAUGHT_TTS_INPUTS = TTS_INPUTS | {
     "frames": Field(
         "int32", ("batch",), "frames of the utterance whose place the row has, also where a teacher speaks"
     ),
+    "utterance_tokens": Field("int32", ("batch",), "its tokens, also where a teacher speaks another text"),
 }
 
 TAUGHT_TTS_FEATURES = TTS_FEATURES | {
-    "frames": TAUGHT_TTS_INPUTS["frames"],
+    **{name: TAUGHT_TTS_INPUTS[name] for name in ("frames", "utterance_tokens")},
     "path": Field("int64", ("batch", "frames"), "the token of each frame; -1 for padding"),
 }
 

@@ -104,7 +104,16 @@ class BoundaryTest(unittest.TestCase):
             good = {"id": "a", "phonemes": [["", 0, 0.1], ["t", 0.1, 0.2]]}
             file.write_text(json.dumps(good) + "\n" + json.dumps({"id": "b", "phonemes": []}), encoding="utf-8")
             self.assertEqual(read_alignments(file), {"a": [("", 0.0, 0.1), ("t", 0.1, 0.2)], "b": []})
-            for bad in ("{", "[]", '{"id": "c"}', '{"id": "c", "phonemes": [[" ", "x", 1]]}', "null"):
+            huge = f'{{"id": "c", "phonemes": [["a", 0, 1{"0" * 400}]]}}'
+            for bad in (
+                "{",
+                "[]",
+                '{"id": "c"}',
+                '{"id": "c", "phonemes": [[" ", "x", 1]]}',
+                "null",
+                huge,
+                "[" * 30_000,
+            ):
                 file.write_text(f"{json.dumps(good)}\n{bad}\n", encoding="utf-8")
                 with self.assertRaisesRegex(DataError, "line 2"):
                     read_alignments(file)

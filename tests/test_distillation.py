@@ -102,6 +102,7 @@ class FreeTexts(unittest.TestCase):
         self.assertEqual([taught_rows(size, 0.5) for size in (1, 4, 5)], [0, 2, 2])
         arrays = {name: np.full(4, 7, np.int32) for name in ("row", "samples", "reference_row", "reference_samples")}
         arrays |= {name: np.full(4, 6, np.int32) for name in ("reference_start", "token_count", "language", "frames")}
+        arrays["utterance_tokens"] = arrays["token_count"]
         arrays["tokens"] = np.full((4, 8), 9, np.int32)
 
         class Manifest:
@@ -116,6 +117,7 @@ class FreeTexts(unittest.TestCase):
         self.assertEqual(changed["token_count"].tolist(), [6, 6, 5, 6])
         self.assertEqual(changed["tokens"][2].tolist(), [0, 0, 0, 0, 0, 0, 0, 0])
         self.assertEqual(changed["frames"].tolist(), arrays["frames"].tolist())
+        self.assertEqual(changed["utterance_tokens"].tolist(), [6, 6, 6, 6])
         self.assertIn(changed["reference_samples"][2], (500, 1000))
         self.assertTrue((arrays["samples"] == 7).all())
 
@@ -131,6 +133,7 @@ class Networks(unittest.TestCase):
             bias = next(v for v in network.prosody_out.variables if v.name == "bias")
             bias.assign([np.log(4.0), 0.0, 0.0, 0.0])  # tokens of four frames
         cls.batch = on_device(features(ROWS))
+        cls.batch["utterance_tokens"] = cls.batch["token_count"]
 
     def test_a_path_that_is_given_has_the_losses_of_the_same_path_found(self):
         path = self.network.align(self.batch)
@@ -164,13 +167,22 @@ class Networks(unittest.TestCase):
         spoken, _ = self.taught(silent | {"path": half})
         self.assertAlmostEqual(float(whole["prior"]), float(spoken["prior"]), delta=1e-5 * float(whole["prior"]))
 
+    def test_a_shorter_text_counts_as_the_text_whose_place_it_takes(self):
+        path = self.network.align(self.batch)
+        once, _ = self.taught(self.batch | {"path": path})
+        thrice, _ = self.taught(self.batch | {"path": path, "utterance_tokens": 3 * self.batch["token_count"]})
+        for name in ("duration", "pitch", "energy"):
+            self.assertAlmostEqual(3.0 * float(once[name]), float(thrice[name]), delta=1e-5 * float(thrice[name]))
+        self.assertEqual(float(once["mel"]), float(thrice["mel"]))
+
 
 class TaughtFeatures(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.teachers = {device: UntrainedTeacher(device) for device in (DATA, MODEL)}
         frames = np.array([40, 9, 30, 26], np.int32)
-        cls.batch = spoken_inputs() | {"frames": frames, "token_count": tf.constant([4, 3, 5, 5])}
+        counts = tf.constant([4, 3, 5, 5])
+        cls.batch = spoken_inputs() | {"frames": frames, "token_count": counts, "utterance_tokens": counts}
         cls.extractor = tts_extractor(load_teacher=cls.teachers.__getitem__, teacher_fraction=0.5)
         cls.taught = produced(DATA, cls.extractor, cls.batch)
 

@@ -105,6 +105,10 @@ class Memory(unittest.TestCase):
         layer = LegendreMemory(4, 8.0)
         signature = [tf.TensorSpec([None, None, 3]), tf.TensorSpec([None, 3, 4])]
         stream, u = tf.function(layer.stream, input_signature=signature), noise(2, 9, 3)
+        state = tf.random.stateless_normal([2, 3, 4], [0, 1])
+        memory, unchanged = stream(u[:, :0], state)
+        self.assertEqual(memory.shape, (2, 0, 12))
+        np.testing.assert_array_equal(unchanged, state)
         for frames in (1, 9):
             memory, _ = stream(u[:, :frames], tf.zeros([2, 3, 4]))
             np.testing.assert_allclose(memory, layer(u[:, :frames]), atol=1e-5)

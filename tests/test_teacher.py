@@ -5,6 +5,7 @@ import shutil
 import unittest
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
@@ -13,7 +14,7 @@ from myxtts.audio.mel import SILENCE
 from myxtts.batch import CONTEXT_FRAMES, TAUGHT_VOCODER_FEATURES, check_batch
 from myxtts.data.features import FeatureExtractor, tts_extractor, vocoder_extractor
 from myxtts.data.manifest import Vocabulary
-from myxtts.models.vocoder import Vocoder
+from myxtts.models.vocoder import Vocoder, fluctuation
 from myxtts.text.symbols import SymbolTable
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.init_from import Pretrained, load_pretrained
@@ -101,6 +102,22 @@ class MelHead(unittest.TestCase):
         with tf.device(MODEL):
             np.testing.assert_array_equal(synthesize(taught, mel, seed), synthesize(plain, mel, seed))
         self.assertEqual(len(taught.variables) - len(plain.variables), len(taught.mel_head.variables))
+
+    def test_mixed_precision_is_close_to_float32_and_sees_the_mel_in_float32(self):
+        batch = vocoder_features([20, 15])
+        batch = on_device(batch | {"target_mel": batch["mel"] + np.float32(0.1)})
+
+        def losses(precision):
+            model = build(precision, refine_mel=True)
+            with tf.device(MODEL), mock.patch("myxtts.models.vocoder.fluctuation", wraps=fluctuation) as seen:
+                losses, _ = model(batch, training=False)
+            self.assertEqual(seen.call_args.args[0].dtype, tf.float32)
+            return losses
+
+        expected = losses("float32")
+        for precision in ("mixed_bfloat16", "mixed_float16"):
+            for name, loss in losses(precision).items():
+                self.assertLess(abs(loss - expected[name]), 0.03 * expected[name], (precision, name))
 
     def test_the_mel_loss_compares_with_the_recording(self):
         taught = build(refine_mel=True)

@@ -378,7 +378,7 @@ def augmented(scope: Scope, inputs: Inputs) -> Operation:
 
 def taught(scope: Scope, task: str, inputs: Inputs, voices: Voices, tolerances: Tolerances) -> Operation:
     """Return a producer with a frozen voice: it aligns and speaks for `tts`, and makes mels for `vocoder`."""
-    waves = inputs.waves | {"frames": inputs.features["frames"]}
+    waves = inputs.waves | {"frames": inputs.features["frames"], "utterance_tokens": inputs.waves["token_count"]}
     config = configs.config_of(scope, task)
     extractor = task_of(config).extractor(config, training=True, load_teacher=voices.frozen)
     run_on = producing(extractor, {name: waves[name] for name in extractor.inputs})

@@ -316,7 +316,8 @@ def taught_tts_features(
     of_recordings = None if warp is None else (warp[0][:count], warp[1][:count])
     recording = _recording({name: waves[name][:count] for name in ("pcm", "samples")}, of_recordings)
     recording["path"] = teacher.align(first | recording)
-    features = texts | _reference(waves, warp, augmentation) | recording | {"frames": waves["frames"]}
+    utterances = {name: waves[name] for name in ("frames", "utterance_tokens")}
+    features = texts | _reference(waves, warp, augmentation) | recording | utterances
     if not teacher_fraction:
         return features
     frames = tf.shape(recording["mel"])[1]

@@ -201,6 +201,7 @@ def _arrays(manifest, rows, references, shape, reference_samples, random) -> dic
         "reference_start": (random.random(len(rows)) * (latest_start + 1)).astype(np.int32),
         "reference_samples": reference_length,
         "token_count": manifest.token_counts[rows],
+        "utterance_tokens": manifest.token_counts[rows],
         "language": manifest.language[rows],
     }
     filled = {name: np.resize(np.int32(0), size) for name in columns}

@@ -93,7 +93,7 @@ def read_alignments(file: Path) -> dict[str, list[Phoneme]]:
             if not all(0.0 <= phoneme.start_s <= phoneme.end_s <= MAX_S for phoneme in phonemes):
                 raise ValueError("a time is negative, not finite, beyond a day, or before the start")
             alignments[str(utterance["id"])] = phonemes
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
             raise DataError(
                 f'{file}, line {number}: expected {{"id": …, "phonemes": [[symbol, start_s, end_s], …]}}, but the line '
                 f"cannot be parsed ({error!r}). Fix it, or remove the file to leave out the boundary metrics."

@@ -141,7 +141,6 @@ def load_utterances(
     network: XTTS, manifest: Manifest, config: Config, route: Route, folder: Path, count: int
 ) -> HeldOut:
     """Return at most `count` utterances, selected by the run's seed."""
-    # One bucket: XLA compiles the alignment search once.
     plan = make_plan(manifest, bucket_bounds(manifest.samples, 1), config)
     extractor = task_of(config).extractor(config, training=False)
     corpus, seed = Corpus(manifest, plan), config.training.seed

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from myxtts.data.dataset import corpus_folder
 from myxtts.errors import ConfigError
 from myxtts.evaluation.options import EvaluationOptions
 from myxtts.files import write_json, write_whole
@@ -211,7 +210,10 @@ def output_folder(run: Path, checkpoint: Path, options: EvaluationOptions) -> Pa
     Raises:
         ConfigError: it is a file.
     """
-    suffix = f"-{corpus_folder(options.data).name}" if options.data else ""
+    suffix = ""
+    if options.data:  # two names, since a folder may have several tables, and several folders may be called `test`
+        data = Path(options.data).resolve()
+        suffix = f"-{data.parent.name}-{data.stem if data.is_file() else data.name}"
     folder = options.out or run / EVALUATION_FOLDER / f"{checkpoint.name}{suffix}"
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--out {folder} was given, but that is a file. Name a folder.")

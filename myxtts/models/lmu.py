@@ -90,16 +90,15 @@ class LegendreMemory(layers.Layer):
         """
         if self.backward:
             raise ValueError("a backward memory cannot be streamed: it depends on frames that have not arrived")
-        if u.shape[1] == 0:
-            return tf.zeros([tf.shape(u)[0], 0, u.shape[2] * len(self.input_matrix)]), state
-        frames = tf.transpose(tf.cast(u, tf.float32), [1, 0, 2])[..., None]
+        frames = tf.transpose(tf.pad(tf.cast(u, tf.float32), [[0, 0], [0, 1], [0, 0]]), [1, 0, 2])[..., None]
         states = tf.scan(
             lambda memory, frame: tf.matmul(memory, self.state_matrix, transpose_b=True) + frame * self.input_matrix,
             frames,
             state,
-        )
-        memory = tf.reshape(tf.transpose(states, [1, 0, 2, 3]), tf.concat([tf.shape(u)[:2], [-1]], axis=0))
-        return memory, states[-1]
+        )[:-1]  # tf.scan cannot stack nothing, so there is a frame more
+        width = u.shape[2] * len(self.input_matrix)
+        memory = tf.reshape(tf.transpose(states, [1, 0, 2, 3]), [*tf.unstack(tf.shape(u)[:2]), width])
+        return memory, tf.concat([state[None], states], axis=0)[-1]  # without frames, it stays
 
     def _convolve(self, u):
         """Convolve with the impulse response, in blocks of equal length, each with the past that still matters."""

@@ -268,7 +268,7 @@ class MelHead(CompositeLayer):
     """Brings the mel of a voice closer to that of a recording: a residual network that starts as the identity."""
 
     def __init__(self, channels: int, **kwargs):
-        super().__init__(**kwargs)
+        super().__init__(autocast=False, **kwargs)  # the layers cast their own inputs
         self.conv_in = layers.Conv1D(channels, 5, padding="same", name="conv_in")
         self.blocks = [FilterBlock(channels, name=f"block_{i}") for i in range(MEL_BLOCKS)]
         self.out_norm = layers.LayerNormalization(name="out_norm")
@@ -290,7 +290,7 @@ class PitchHead(CompositeLayer):
     """
 
     def __init__(self, channels: int, blocks: int, **kwargs):
-        super().__init__(**kwargs)
+        super().__init__(autocast=False, **kwargs)  # bfloat16 would round away most of the fluctuation
         self.conv_in = layers.Conv1D(channels, 5, padding="same", name="conv_in")
         self.norms = [layers.LayerNormalization(name=f"norm_{i}") for i in range(blocks)]
         self.convs = [

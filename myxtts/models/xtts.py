@@ -310,6 +310,9 @@ class XTTS(keras.Model):
             "prior": 0.5 * tf.reduce_sum(tf.square(gather_rows(mean, path) - target) * real) / step_values,
         }
         real_token = tf.cast(mask, tf.float32)[:, :, 0]
+        if "path" in batch:  # tokens count as frames do
+            counted = tf.cast(batch["utterance_tokens"], tf.float32) / tf.maximum(tf.cast(token_count, tf.float32), 1.0)
+            real_token *= counted[:, None]
         losses |= {name: tf.reduce_sum(error * real_token) / batch["step_tokens"] for name, error in errors.items()}
         return losses, {"path": path}
 

@@ -42,7 +42,7 @@ class ErrorRateMetric:
         for reference, transcript in zip(references(batch, self._symbols), transcripts, strict=True):
             if reference:
                 self._references.append(reference)
-                self._transcripts.append(transcript)
+                self._transcripts.append(transcript.strip())  # as `Transcriber` does
 
     def result(self) -> dict[str, float]:
         return error_rates(self._references, self._transcripts)

@@ -221,7 +221,7 @@ def step_flops(task: str, size: str) -> float:
 
 
 def tf32(options: argparse.Namespace) -> None:
-    from tests.emulated_gpu import on_emulated_gpu, tf32_products
+    from benchmarks._gpu_numerics import on_emulated_gpu, tf32_products
 
     waves = recordings(options)
     emulations = {"CPU": (), "TF32": (tf32_products,), "TF32, as on a GPU": (tf32_products, on_emulated_gpu)}

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from benchmarks._gpu_numerics import cudnn_ctc_loss
 from myxtts.batch import ASR_FEATURES
 from myxtts.models.asr import ENCODERS, SIZES, ASRModel, ASRSize, MaskedBatchNorm, ctc_labels, ctc_losses
 from myxtts.models.layers import parameter_count
@@ -14,7 +15,6 @@ from myxtts.placement.audit import audit
 from myxtts.placement.copies import find_copies
 from myxtts.placement.kernels import has_gpu_kernels
 from myxtts.text.ctc_feasibility import subsampled_length
-from tests.emulated_gpu import cudnn_ctc_loss
 from tests.tiny import SYMBOLS, features, on_device, rows_of
 from tests.two_devices import DATA, MODEL
 

@@ -6,6 +6,7 @@ from itertools import groupby
 import numpy as np
 import tensorflow as tf
 
+from benchmarks._gpu_numerics import cudnn_ctc_loss, on_emulated_gpu
 from myxtts.models import ctc_loss
 from myxtts.models.ctc_decoding import beam_search_decode, decoded_texts, greedy_decode
 from myxtts.placement.audit import audit
@@ -13,7 +14,6 @@ from myxtts.placement.copies import find_copies
 from myxtts.placement.kernels import has_gpu_kernels
 from myxtts.text.ctc_feasibility import frames_needed, subsampled_length
 from myxtts.text.symbols import SymbolTable
-from tests.emulated_gpu import cudnn_ctc_loss, on_emulated_gpu
 from tests.two_devices import MODEL
 
 TABLE = SymbolTable(("a", "b", "c"))  # ids 3, 4, 5

@@ -23,6 +23,7 @@ import numpy as np
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from benchmarks import gpu_proof
+from benchmarks._gpu_numerics import cudnn_ctc_loss, on_emulated_gpu
 from benchmarks.proof import hardware, operations, stages, trace
 from benchmarks.proof.runner import Run, failed, run_sections
 from benchmarks.proof.section import Figure, Scope, Section, SectionResult, table
@@ -30,7 +31,6 @@ from myxtts.commands.console import report_errors
 from myxtts.data.demo_corpus import make_demo_corpus
 from myxtts.preflight import nvidia
 from myxtts.preflight.checks import recommended
-from tests.emulated_gpu import cudnn_ctc_loss, on_emulated_gpu
 from tests.long import LONG, long
 
 ROOT = Path(__file__).parents[1]

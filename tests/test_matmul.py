@@ -6,6 +6,7 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 
+from benchmarks._gpu_numerics import on_emulated_gpu, tf32_products
 from myxtts.audio.griffin_lim import inverse_mel_scale
 from myxtts.audio.mel import log_mel
 from myxtts.audio.pitch import f0
@@ -16,7 +17,6 @@ from myxtts.matmul import float32_matmul, function_per_device_type
 from myxtts.models.alignment import frame_token_scores
 from myxtts.models.prosody import target_prosody
 from myxtts.training import setup
-from tests.emulated_gpu import on_emulated_gpu, tf32_products
 from tests.test_mel import mel_by_librosa, signals
 from tests.two_devices import MODEL
 

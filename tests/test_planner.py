@@ -369,7 +369,7 @@ class PlannerTest(unittest.TestCase):
 
 
 class PlanCommandTest(unittest.TestCase):
-    """The plan command, called through utilities/plan_command.py."""
+    """The command `plan`, called in this process."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()

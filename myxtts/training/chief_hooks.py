@@ -124,7 +124,7 @@ def repeatable(setup: TrainingSetup, folder: RunFolder) -> list[Observation]:
     for observation in state.observing:
         if not checkpoint_of(folder.checkpoints, observation.step).exists():
             log.warning(
-                "%s: lost, because the run ended before the observer was done, and the checkpoint of that step is gone",
+                "%s: lost, because the run ended before it was done, and the checkpoint of that step is gone",
                 observation,
             )
             state.observing = without(state.observing, observation.step)

@@ -36,6 +36,11 @@ def profile(read_ms: float, produce_ms: float, transfer_ms: float, step_ms, all_
     return StageProfile(times, bucket, all_reduce_ms / 1e3)
 
 
+def read_no_file(config: Config, steps: int) -> StageProfile:
+    Path("nowhere", str(steps)).read_bytes()
+    raise AssertionError("the file exists")
+
+
 class RankPlacementsTest(unittest.TestCase):
     def best(self, *milliseconds, gpus: int = 2, **training):
         return rank_placements(profile(*milliseconds), gpus, Config(training=TrainingConfig(**training)))[0]
@@ -56,6 +61,15 @@ class RankPlacementsTest(unittest.TestCase):
         best = self.best(1, 16, 2, 22, 8, gradient_accumulation=8)
         self.assertEqual(best.candidate.flags, "--model-gpus 0 1")
         self.assertAlmostEqual(best.batches_per_s, 2 / 0.039, delta=0.2)
+
+    def test_microbatches_of_a_step_share_one_validation(self):
+        measured = profile(1, 10, 2, 22, 4)._replace(samples_s=6.0)
+        run = RunConfig(validate_every=0, sample_every=500)
+        names = []
+        for accumulation in (1, 8):
+            training = TrainingConfig(gradient_accumulation=accumulation)
+            names.append(rank_placements(measured, 2, Config(run=run, training=training))[0].candidate.name)
+        self.assertEqual(names, ["dual", "replicated"])
 
     def test_single_wins_if_a_second_gpu_gains_nothing(self):
         best = self.best(1, 5, 40, 20, 60)
@@ -161,6 +175,10 @@ class MeasureTest(unittest.TestCase):
         measure = partial(read_corpus, Path("nowhere"))  # without TensorFlow, whose import takes 5 s
         with self.assertRaisesRegex(DataError, "nowhere"):
             measure_in_subprocess(measure, Config())
+
+    def test_an_error_of_the_disk_in_the_measuring_process_is_raised(self):
+        with self.assertRaisesRegex(FileNotFoundError, "No such file or directory: 'nowhere/"):
+            measure_in_subprocess(read_no_file, Config())
 
     def test_a_stop_while_measuring_leaves_no_process_and_no_folder_behind(self):
         with tempfile.TemporaryDirectory() as folder:

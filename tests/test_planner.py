@@ -274,6 +274,18 @@ class PlannerTest(unittest.TestCase):
         third = analytic_bound(DUAL, {"read": 0.0, "produce": 0.02, "transfer": 0.0, "step": 0.03}, 2, 0.0, 0.04, "2")
         self.assertEqual(third[0], "max(P, C, V) = max(20, 30, 40) = 40 ms")
 
+    def test_an_observer_that_makes_no_batches_of_the_first_replica_takes_its_time_too(self):
+        times = StageTimes.constant(1200, 0.0, 0.010, 0.0, 0.022)
+        on_last = predict_all(candidate_placements(2, observer=1), times, all_reduce_s=0.0005, observe_s=0.012)
+        rates = {prediction.candidate.name: prediction.batches_per_s for prediction in on_last}
+        self.assertAlmostEqual(rates["replicated"], 2 / 0.0445, delta=0.5)
+        self.assertAlmostEqual(rates["dual"], 1 / 0.034, delta=0.5)
+        idle = predict_all(candidate_placements(3, observer=2), times, observe_s=0.2)
+        for prediction in (*on_last, *idle):
+            self.assertLess(prediction.efficiency, 1.02, prediction.candidate.flags)
+        (both,) = (p for p in idle if p.candidate.flags == "--data-gpu 0 --model-gpus 1 2")
+        self.assertIn("C + V", both.formula)
+
     def test_tie_on_equally_many_gpus_goes_to_the_smaller_step(self):
         # P = C and A = 0: except for filling the queues, both take 1 s per batch.
         ranked = predict_all(candidate_placements(2), StageTimes.constant(4000, 0.0, 1, 0.0, 1))

@@ -11,6 +11,7 @@ import tempfile
 import time
 import unittest
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from unittest import mock
@@ -46,7 +47,7 @@ from myxtts.preflight.model import (
 from myxtts.preflight.overlap import Timeline, check_operations, check_overlap, overlap_s
 from myxtts.preflight.placement import check_placement, existing_devices
 from myxtts.preflight.prerequisites import check_gpus, check_packages, package_requirements, required_gpus, write_error
-from myxtts.preflight.validate import try_load, with_default_routes
+from myxtts.preflight.validate import try_load, validate, with_default_routes
 from myxtts.training.start import Start
 from tests.sine_corpus import manifest_of, write_corpus
 from tests.tiny import Finished, Workspace, build_toy, small_models, training_state
@@ -312,6 +313,13 @@ class Devices(unittest.TestCase):
                 checks.append(next(generator))
         return checks
 
+    def test_gpus_that_nobody_named_are_explained(self):
+        with self.assertRaisesRegex(PlacementError, "tries GPUs 0 and 1; on one GPU give --data-gpu 0 --model-gpu 0"):
+            validate(Config(placement=PlacementConfig(simulate_gpus=1)), 1)
+        with self.assertRaises(PlacementError) as raised:
+            validate(Config(placement=PlacementConfig(simulate_gpus=1, data_gpu=0, model_gpu=1)), 1)
+        self.assertNotIn("tries GPUs", str(raised.exception))
+
     def test_data_and_model_device_are_reported(self):
         for data, model in ((0, 1), (1, 0)):
             checks = {
@@ -431,6 +439,13 @@ class Overlap(unittest.TestCase):
         waited = self.timeline([(0, 1), (1, 10)], [(1, 9), (10, 12)], producing=[(0, 1), (9, 10)])
         self.assertEqual((waited.hidden_s, waited.overlapped_steps), (0, 0))
         self.assertEqual(check_overlap(waited, dual=True).status, "failed")
+
+    def test_too_little_overlap_is_a_warning_if_reading_is_the_slowest_stage(self):
+        waited = self.timeline([(0, 1), (1, 10)], [(1, 9), (10, 12)], producing=[(0, 1), (9, 10)])
+        interval = mock.Mock(bottleneck="read")
+        check = check_overlap(replace(waited, interval=interval), dual=True)
+        self.assertEqual(check.status, "warning")
+        self.assertIn("raise --num-workers", check.to_do)
 
     def test_overlap_is_the_common_time_of_two_lists(self):
         self.assertEqual(overlap_s([(0.0, 2.0), (3.0, 5.0)], [(1.0, 4.0)]), 2.0)

@@ -324,6 +324,11 @@ class EmulatedProfileTest(unittest.TestCase):
         self.assertEqual(warm_up_batches(QueueDepths(), producers=2), 41)
         self.assertEqual(warm_up_batches(QueueDepths(feed=10, uploaded=10, host=30, workers=6)), 61)
 
+    def test_an_emulated_profile_needs_no_observer(self):
+        for observer in ("cpu", "7", "data"):
+            config, _ = profile_command.parse(["--observer", observer])
+            self.assertEqual(emulated_placement(config).routes[0].model, "/CPU:1")
+
     def test_emulated_devices_need_not_exist_and_default_to_two(self):
         cases = {
             "": (0, 1),

@@ -73,7 +73,10 @@ def _resource_loads(
         sent = [model for device in data_devices for model in fed if model != device]  # in as many steps as devices
         if sent and seconds["T"]:
             yield _load({"T": Fraction(len(sent), len(data_devices))}, seconds)
-    if not models & {device for data_devices in groups for device in data_devices}:
+    producers = {device for data_devices in groups for device in data_devices}
+    if observed and observer in models - producers:
+        yield _load(step | observed, seconds)
+    elif not models & producers:
         yield _load(step, seconds)
     if observed and observer and observer not in models | {device for route in routes for device in route.data_devices}:
         yield _load(observed, seconds)

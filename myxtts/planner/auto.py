@@ -103,7 +103,8 @@ def rank_placements(profile: StageProfile, gpus: int, config: Config) -> list[Pr
     times = profile.per_reader(data.num_workers)
     depths = QueueDepths.from_settings(data.prefetch_buffer_size, data.buffer_size, data.num_workers)
     max_replicas = 1 if config.training.compile == "xla" else gpus
-    all_reduce_s, observe_s = all_reduce_per_batch_s(profile, config), observe_per_step_s(profile, config)
+    all_reduce_s = all_reduce_per_batch_s(profile, config)
+    observe_s = observe_per_step_s(profile, config) / config.training.gradient_accumulation  # of a microbatch
     candidates = candidate_placements(gpus, observer=config.placement.observer)
     allowed = [candidate for candidate in candidates if candidate.replicas <= max_replicas]
     return rank(
@@ -150,7 +151,7 @@ def measure_in_subprocess(measure: MeasureStages, config: Config) -> StageProfil
     """Call `measure` in another process, so that this one configures no device and takes no memory.
 
     Raises:
-        UserError: as `measure`.
+        UserError, OSError, MemoryError: as `measure`.
         TrainingError: the process died.
     """
     context = multiprocessing.get_context("spawn")  # TensorFlow does not survive a fork
@@ -178,7 +179,7 @@ def measure_in_subprocess(measure: MeasureStages, config: Config) -> StageProfil
                 finally:  # also after a second Ctrl-C
                     process.kill()
                     process.join()
-    if isinstance(result, UserError):
+    if isinstance(result, Exception):
         raise result
     return result
 
@@ -186,10 +187,10 @@ def measure_in_subprocess(measure: MeasureStages, config: Config) -> StageProfil
 def _send_profile(sender: Connection, measure: MeasureStages, config: Config) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process ends this one
     logging.getLogger("myxtts").setLevel(logging.ERROR)  # the parent logs its warnings when the run begins
-    result: StageProfile | UserError
+    result: StageProfile | Exception
     try:
         with exit_at_sigterm():
             result = measure(config, MEASURED_STEPS)
-    except UserError as error:
+    except (UserError, OSError, MemoryError) as error:
         result = error
     sender.send(result)

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from myxtts.config.schema import ObserverPlace, PlacementConfig
 from myxtts.errors import PlacementError
 from myxtts.placement.arithmetic import analytic_bound, ring_all_reduce_s
@@ -170,16 +172,26 @@ def predict(
 def with_observation(times: StageTimes, candidate: Candidate, observe_s: float) -> StageTimes:
     """Return the times with those of validation and samples, spread evenly over the batches of their device.
 
-    Several data devices that take turns share them here, although the first one observes.
+    Several data devices that take turns share them here, although the first one observes. A device that does nothing
+    else works on them in the time of the steps, and bounds these.
 
     Args:
+        times: of the replicas in turn.
         observe_s: in a step of all replicas.
     """
-    if not candidate.placement.observer:
+    routes, observer = candidate.routes, candidate.placement.observer
+    if not observer:
         return replace(times, step_s=times.step_s + observe_s)
-    if candidate.placement.observer not in candidate.routes[0].data_devices:
-        return times
-    return replace(times, produce_s=times.produce_s + observe_s / candidate.replicas)
+    fed = [number for number, route in enumerate(routes) if observer in route.data_devices]
+    trained = [number for number, route in enumerate(routes) if observer == route.model]
+    produce_s, step_s = times.produce_s.copy(), times.step_s.copy()
+    for number in fed:
+        produce_s[number :: len(routes)] += observe_s / len(fed)
+    for number in trained if not fed else ():
+        step_s[number :: len(routes)] += observe_s
+    if not fed and not trained:
+        step_s = np.maximum(step_s, observe_s)
+    return replace(times, produce_s=produce_s, step_s=step_s)
 
 
 def candidate_placements(

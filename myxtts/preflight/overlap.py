@@ -128,13 +128,17 @@ def check_overlap(timeline: Timeline, dual: bool) -> Check:
     min_hidden_s = MIN_OVERLAP * shorter_s if dual else 0.0
     minimum = f", for at least {100 * MIN_OVERLAP:.0f} % of the shorter of both times" if dual else ""
     hidden = timeline.hidden_s / timeline.producing_s if timeline.producing_s else 0.0
-    return required(
+    if timeline.interval.bottleneck == "read":
+        check, to_do = recommended, "Reading is the slowest stage: raise --num-workers, or use --cache-dataset."
+    else:
+        check, to_do = required, "`myxtts profile --picture FILE` draws a timeline of all stages."
+    return check(
         timeline.hidden_s > min_hidden_s,
         "overlap",
         f"batch n+1 is produced during step n{minimum}",
         f"in {timeline.overlapped_steps} of {len(timeline.training)} steps; {timeline.hidden_s:.2f} s, "
         f"which hides {100 * hidden:.0f} % of the time of producing",
-        "`myxtts profile --picture FILE` draws a timeline of all stages.",
+        to_do,
     )
 
 

@@ -14,13 +14,17 @@ from myxtts.training.setup import configure_devices
 CONFIGURED_ELSEWHERE = "Configure devices only with myxtts.placement.devices."
 
 
-def check_placement(config: Config) -> Generator[Check, None, Placement | None]:
-    """Configure the devices as a run does; returns the placement, or None if it is impossible."""
+def check_placement(config: Config, advice: str = "") -> Generator[Check, None, Placement | None]:
+    """Configure the devices as a run does; returns the placement, or None if it is impossible.
+
+    Args:
+        advice: further sentence on an impossible placement.
+    """
     expected = describe_request(config.placement)
     try:
         placement = configure_devices(config)
     except PlacementError as error:
-        yield failed_by(error, "requested devices", expected)
+        yield failed_by(PlacementError(f"{error}{advice}"), "requested devices", expected)
         return None
     simulated = ", simulated on the CPU" if placement.simulated else ""
     yield required(True, "requested devices", expected, f"placement {placement.name}{simulated}")

@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path
 
 from myxtts.config.schema import Config
-from myxtts.errors import UserError
+from myxtts.errors import PlacementError, UserError
 from myxtts.placement.routes import Placement, named_gpus, plan_routes
 from myxtts.preflight.checks import Check, Report, failed_by
 from myxtts.preflight.corpus import check_corpus, check_rejected, load_run_corpora
@@ -17,6 +17,7 @@ from myxtts.training.run_folder import RunFolder
 from myxtts.training.setup import RunCorpora
 from myxtts.training.start import Start, resolve_start
 
+DEFAULT_ROUTES = " Where no GPU is named, the preflight tries GPUs 0 and 1; on one GPU give --data-gpu 0 --model-gpu 0."
 MAX_GPUS = 1024  # no machine has more, so settings that need more are mistakes
 
 
@@ -30,14 +31,18 @@ def validate(config: Config, steps: int) -> Report:
     Raises:
         UserError: the settings are wrong for any machine and any corpus.
     """
+    advice = "" if named_gpus(config.placement) else DEFAULT_ROUTES
     config = with_default_routes(config)
-    plan_routes(config.placement, MAX_GPUS)
+    try:
+        plan_routes(config.placement, MAX_GPUS)
+    except PlacementError as error:
+        raise PlacementError(f"{error}{advice}") from error
     report = Report()
     with tempfile.TemporaryDirectory(prefix="myxtts-preflight-") as name:
         folder = Path(name)
         config, start = resolve_start(config, RunFolder(folder))
         report.run("Prerequisites", check_prerequisites(config))
-        placement = report.run("Placement", check_placement(config))
+        placement = report.run("Placement", check_placement(config, advice))
 
         has_corpus = config.data.train_data is not None
         can_load = has_corpus or placement is not None

@@ -56,7 +56,7 @@ def measure_emulation(stage_times: dict[str, Any], config: Config, steps: int) -
         ],
         step_bucket=np.zeros(steps, int),
         single_device=single_device,
-        devices=len(placement.devices),
+        devices=len({device.physical for device in placement.devices}),
         gpus=gpus_of(placement),
     )
     return measurement, placement
@@ -72,7 +72,9 @@ def emulated_placement(config: Config) -> Placement:
     named = named_gpus(settings)
     gpus = max(settings.simulate_gpus, 2, *(gpu + 1 for gpu in named))
     dual = {} if named else {"data_gpu": 0, "model_gpu": 1}
-    placement = plan_routes(settings.model_copy(update={"simulate_gpus": gpus, **dual}), gpu_count=0)
+    # Emulated stages validate nothing, so the device of an observer need not exist.
+    emulated = {"simulate_gpus": gpus, "observer": "auto", **dual}
+    placement = plan_routes(settings.model_copy(update=emulated), gpu_count=0)
     single_route(placement, "a profile")
     return placement
 

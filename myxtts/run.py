@@ -116,8 +116,7 @@ def train_on(
             worker.write_description(description)
             hooks.append(resources.enter_context(RecordMetrics(worker.metrics, state.step)))
         if weight_sync is not None:
-            # A job that was killed in its first sync has no checkpoint yet, but contributes the same weights again.
-            weight_sync.prepare(state, new_run=start.checkpoint is None and not config.run.resume)
+            weight_sync.prepare(state, new_run=start.checkpoint is None, resumes=config.run.resume)
         if not schedule.total_steps:  # --stop-at-step 0
             save(state, None)
             if replicas.is_chief:

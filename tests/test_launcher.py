@@ -202,6 +202,24 @@ class OutputReaderTest(unittest.TestCase):
                 lines = sum(1 for _ in islice(output.lines(DEADLINE_S), READ_BYTES * MAX_READS))
                 self.assertTrue(0 < lines <= READ_BYTES * MAX_READS / len("y\n"), lines)
 
+    def test_a_line_that_is_written_again_and_again_takes_no_memory(self):
+        program = "import sys\nfor n in range(99_999): sys.stdout.write(f'\\r{n} %')\nprint('\\rdone', end='\\r\\n')"
+        with open(os.devnull, "wb") as log, OutputReader() as output:
+            child = ChildProcess([sys.executable, "-c", program], log, "bar", {})
+            self.addCleanup(child.kill)
+            output.add(child)
+            lines = []
+            while not lines:
+                lines += [line for _, line in output.lines(DEADLINE_S)]
+                self.assertLessEqual(len(child._partial), READ_BYTES + 1)
+        self.assertEqual(lines[0], "done")
+
+    def test_letters_that_stdout_lacks_are_escaped(self):
+        environ = {**os.environ, "PYTHONIOENCODING": "ascii"}
+        code = "from myxtts.commands.console import report_errors; report_errors(lambda: print('caf\\xe9'))"
+        done = subprocess.run([sys.executable, "-c", code], cwd=LAUNCHER.parents[1], env=environ, capture_output=True)
+        self.assertEqual((done.stdout, done.stderr), (b"caf\\xe9\n", b""))
+
 
 class MistakeTest(unittest.TestCase):
     def test_mistakes_are_explained(self):

@@ -11,12 +11,13 @@ from dataclasses import asdict
 from types import SimpleNamespace
 from unittest import mock
 
+from myxtts.distributed import job_token
 from myxtts.distributed import rendezvous as rendezvous_module
 from myxtts.distributed.cluster import Cluster, split_address
 from myxtts.distributed.launcher import local_workers
 from myxtts.distributed.rendezvous import Limits, rendezvous
 from myxtts.distributed.signed_lines import SignedLines, encode, new_nonce
-from myxtts.errors import PlacementError
+from myxtts.errors import ConfigError, PlacementError
 
 TOKEN, OTHER_TOKEN = "correct horse battery staple", "incorrect horse battery staple"
 DEADLINE_S = 120.0  # of what takes milliseconds
@@ -239,6 +240,11 @@ class StrangerTest(unittest.TestCase):
             for worker in (chief, *workers):
                 self.assertIsNone(worker.result(DEADLINE_S))
         self.assertIn("2 connections were dropped: 2 with another job token", logs.output[-1])
+
+    def test_a_token_of_other_characters_than_printable_ascii_is_an_error(self):
+        for token in ("\udcff" * 32, "\0" * 32, "é" * 32):
+            with self.assertRaisesRegex(ConfigError, "other characters than printable ASCII"):
+                job_token.token_of({job_token.VARIABLE: token})
 
     def test_workers_with_the_same_token_meet(self):
         ends = self.start(0, TOKEN), self.start(1, TOKEN)

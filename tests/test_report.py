@@ -23,7 +23,7 @@ from myxtts.observe.html_report import RunReport, changed_settings
 from myxtts.observe.page import head, samples
 from myxtts.observe.page.charts import Scale, sync_marks, value_scale
 from myxtts.observe.page.history import POINTS, History, Series, read_last_report
-from myxtts.observe.page.jobs import JobsReport
+from myxtts.observe.page.jobs import JobsReport, merge_marks
 from myxtts.observe.page.lanes import excerpt, fill_levels, lanes
 from myxtts.observe.page.overview import write_overview
 from myxtts.observe.page.style import STYLE
@@ -545,7 +545,7 @@ def make_jobs(folder: Path) -> Path:
     state = {
         "stage": "done",
         "total_steps": 60,
-        "immutable": {"gpus": [0, 1], "warmstart_steps": 10, "sync_every": 30},
+        "immutable": {"gpus": [0, 1], "warmstart_steps": 20, "sync_every": 25},
         "processes": {"warmstart": process, "gpu0": process, "gpu1": process | {"state": "running"}, "merge": process},
         "merge": {"job_steps": {"gpu0": 60, "gpu1": 60}, "exit_code": 0},
     }
@@ -560,9 +560,24 @@ def make_jobs(folder: Path) -> Path:
 class SeveralRuns(Folder):
     def test_jobs_have_a_column_each_and_marks_of_their_merges(self):
         page = make_jobs(self.runs / "both").read_text()
-        for text in ("60 of 60", "60 of 10", "weights averaged, step 30", "merge of gpu0, gpu1, step 60", "12 min"):
+        for text in ("60 of 60", "60 of 20", "weights averaged, step 25", "merge of gpu0, gpu1, step 60", "12 min"):
             self.assertIn(text, page)
+        self.assertIn("weights averaged, step 60", page)  # the last one
         self.assertIn('href="gpu1/report.html"', page)
+
+    def test_a_warm_start_averages_no_weights(self):
+        immutable = {"warmstart_steps": 50, "sync_every": 25}
+        marks = merge_marks({"total_steps": 100, "immutable": immutable, "processes": {}}, step=99)
+        self.assertEqual([mark.step for mark in marks], [75])
+
+    def test_pages_of_jobs_lead_to_each_other_and_to_all_runs(self):
+        page = make_jobs(self.runs / "both").read_text()
+        self.assertIn("href='../index.html'", page)
+        self.assertIn('href="both/gpu1/report.html"', (self.runs / "index.html").read_text())
+        (self.runs / "both" / "gpu0" / "config.yaml").write_text("{}")
+        job = RunReport(self.runs / "both" / "gpu0").write().read_text()
+        self.assertIn("<a href='../report.html'>All jobs</a>", job)
+        self.assertFalse((self.runs / "both" / "index.html").exists())
 
     def test_overview_compares_runs_and_jobs(self):
         self.report(report_of(20, 0.75, validation_loss=0.5, validation_word_error_rate=0.024))

@@ -300,6 +300,17 @@ class Rejected(Case):
                 ):
                     second.train(10, 1.0).sync()
 
+    def test_a_new_run_takes_no_weights_of_another_one_even_with_resume(self):
+        first, second = self.pair()
+        sync_both(first.train(10, 1.0), second.train(10, 1.0))
+        new = Job(self.folder / "other", 0)
+        new.weight_sync._group = first.weight_sync._group
+        new.weight_sync.prepare(new.state, new_run=True, resumes=True)  # it may have been killed in its first sync
+        sync_both(first.train(20, 1.0), second.train(20, 1.0))
+        for resumes in (False, True):
+            with self.assertRaisesRegex(ConfigError, "was given to a new run, but it holds .* of another run"):
+                new.weight_sync.prepare(new.state, new_run=True, resumes=resumes)
+
     def test_an_average_of_another_group_is_rejected(self):
         first, second = self.pair()
         sync_both(first.train(10, 1.0), second.train(10, 1.0))

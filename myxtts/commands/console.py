@@ -35,6 +35,9 @@ def report_errors(program: Callable[[], int]) -> int:
     A UserError, an error of the disk and a lack of memory print one message on stderr and return 2; Ctrl-C returns 130,
     and a reader of stdout that ended, such as `head`, 141. Any other error is a defect and keeps its traceback.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # in a locale without UTF-8, letters that it lacks are escaped
+            stream.reconfigure(errors="backslashreplace")
     log_to_console()
     set_environment()
     try:

@@ -84,7 +84,7 @@ def worker_token(options: argparse.Namespace) -> str:
 def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     options = parse(argv, prog)
     program = [word for i, word in enumerate(options.program) if i or word != "--"]
-    if program and program[0] in COMMANDS and not Path(program[0]).exists():
+    if program and program[0] in COMMANDS and not Path(program[0]).is_file():
         program = ["-m", "myxtts", *program]
     command = find_program(program)
     workers, local = worker_addresses(options)

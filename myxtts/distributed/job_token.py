@@ -59,4 +59,6 @@ def new_token() -> str:
 def _checked(token: str, source: str) -> str:
     if len(token) < LEAST_CHARACTERS:
         raise ConfigError(f"{source} has a job token of {len(token)} characters. {_HOW}")
+    if not (token.isascii() and token.isprintable()):
+        raise ConfigError(f"{source} has a job token with other characters than printable ASCII. {_HOW}")
     return token

@@ -76,7 +76,9 @@ class ChildProcess:
             return [], True
         self._add_to_log(received)
         *complete, self._partial = (self._partial + (received or b"\n" * bool(self._partial))).split(b"\n")
-        # As on a terminal, text after a carriage return replaces the line.
+        # As on a terminal, text after a carriage return replaces the line. One at the end may be that of "\r\n".
+        end = self._partial[-1:] if self._partial.endswith(b"\r") else b""
+        self._partial = self._partial.removesuffix(end).rpartition(b"\r")[2][-READ_BYTES:] + end
         lines = [line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace") for line in complete]
         self.last_lines.extend(lines)
         return lines, bool(received)

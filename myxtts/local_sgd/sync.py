@@ -114,19 +114,23 @@ class WeightSync:
         outer_optimizer = OuterOptimizer(settings.outer_learning_rate, settings.outer_momentum)
         return cls(group, outer_optimizer, settings.sync_optimizer, total_steps, metadata)
 
-    def prepare(self, state: TrainingState, new_run: bool) -> None:
+    def prepare(self, state: TrainingState, new_run: bool, resumes: bool = False) -> None:
         """Check the shared directory, and publish the weights that an outer optimizer starts from.
 
         Args:
             new_run: whether the run has no checkpoint yet.
+            resumes: it may have been killed in its first sync, before its first checkpoint; then it contributes the
+                same weights again.
 
         Raises:
             ConfigError: another run has used the directory under this job number.
         """
-        if new_run and (used := next(self._group.folder.glob(f"sync-*/*{self._name}"), None)):
+        first_sync = self._contribution(min(self._group.sync_every, self._total_steps), self._group.job).parent
+        traces = self._group.folder.glob(f"sync-*/*{self._name}") if new_run else ()
+        if used := next((path for path in traces if not resumes or path.parent != first_sync), None):
             raise ConfigError(
                 f"--sync-dir {self._group.folder} was given to a new run, but it holds {used} of another run. "
-                "Give an empty folder, or --resume."
+                "Give an empty folder; or --resume, if it is of this run, which was killed in its first sync."
             )
         start = self._averaged(state.step)
         if not self._outer_optimizer.is_plain_average and state.audio_s == 0 and not start.exists():

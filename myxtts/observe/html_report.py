@@ -68,8 +68,7 @@ class RunReport:
             page = self._page(ended)
             write_whole(self._folder / "report.html", page.encode())
             now_s = time.monotonic()
-            in_jobs = (self._folder.parent / "launcher.json").exists()  # the launcher has a page for its jobs
-            if not in_jobs and (ended or now_s - self._overview_s >= OVERVIEW_S):
+            if not self._in_jobs and (ended or now_s - self._overview_s >= OVERVIEW_S):
                 self._overview_s = now_s
                 try:
                     write_overview(self._folder.parent)
@@ -80,6 +79,11 @@ class RunReport:
                     )
         return self._folder / "report.html"
 
+    @property
+    def _in_jobs(self) -> bool:
+        """Whether the run is one of several jobs, for which the launcher has a page, and lists them beside all runs."""
+        return (self._folder.parent / "launcher.json").exists()
+
     def _page(self, ended: str) -> str:
         history, folder, now_s = self._history, self._folder, time.time()
         facts, spans = columns.read_facts(folder), self._spans()
@@ -87,7 +91,8 @@ class RunReport:
         body = [
             f"<h1>{escape(folder.name)}</h1>",
             f"<p class='small'>Step {history.step:,}, <span id='age'></span>. <span id='stale'></span>"
-            "<a href='../index.html'>All runs</a></p>",
+            f"<a href='../{'report.html' if self._in_jobs else 'index.html'}'>"
+            f"{'All jobs' if self._in_jobs else 'All runs'}</a></p>",
             head.answers(answers),
             head.description(facts, changed_settings(self._settings)),
             self._curves(),

@@ -14,6 +14,7 @@ from myxtts.files import write_whole
 from myxtts.observe.page.charts import Line, Mark, line_chart, number, sync_marks
 from myxtts.observe.page.columns import table
 from myxtts.observe.page.history import History
+from myxtts.observe.page.overview import write_overview
 from myxtts.observe.page.style import document
 
 REFRESH_S = 10.0
@@ -45,7 +46,7 @@ class JobsReport:
                 self.write()
 
     def write(self) -> Path:
-        """Write report.html from what the jobs have reported so far; return its path."""
+        """Write report.html from what the jobs have reported so far, and index.html beside it; return its path."""
         self._written_s, folder = time.monotonic(), self._folder
         state = json.loads((folder / "launcher.json").read_text(encoding="utf-8"))
         names = [name for name in state["processes"] if name != "merge"]
@@ -73,12 +74,17 @@ class JobsReport:
             f"{_merge_text(state)}<h2>Training</h2><div class='charts'>{''.join(charts)}</div>"
         )
         write_whole(folder / "report.html", document(folder.name, body, time.time(), REFRESH_S).encode())
+        with suppress(OSError):  # the folder of all runs may be another user's
+            write_overview(folder.parent)
         return folder / "report.html"
 
 
 def merge_marks(state: Mapping[str, Any], step: int) -> list[Mark]:
     """Return a mark at each step up to now at which the jobs averaged their weights, and at the final merge."""
-    marks = sync_marks(state["immutable"]["sync_every"], step)
+    every, begin, total = state["immutable"]["sync_every"], state["immutable"]["warmstart_steps"], state["total_steps"]
+    marks = [mark for mark in sync_marks(every, step) if mark.step > begin]
+    if every and step >= total and total % every:  # the last sync
+        marks.append(Mark(total, "weights averaged"))
     if merge := state.get("merge"):
         marks.append(Mark(max(merge["job_steps"].values()), f"merge of {', '.join(merge['job_steps'])}"))
     return marks

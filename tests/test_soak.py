@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
-from benchmarks._heap import bytes_in_use
+from benchmarks._heap import bytes_in_use, grow_interned
 from benchmarks._slope import fit, t_quantile
 from benchmarks._timed_runs import DUAL
 from benchmarks.soak import (
@@ -179,6 +179,13 @@ class SoakTest(unittest.TestCase):
             self.assertGreater(bytes_in_use() - before, len(held) - (1 << 20))
             heap.write_text("9 0\n1 5\n4 6\n")
             self.assertEqual(means_of_last_lines(heap, 2), [2.5, 5.5])
+
+    def test_interned_strings_take_no_further_memory(self):
+        grow_interned()
+        before = bytes_in_use()
+        for number in range(250_000):  # more than a table that was not grown has room for
+            sys.intern(f"part {number}")
+        self.assertLess(bytes_in_use() - before, 1 << 20)
 
     @long
     def test_freed_tensors_are_not_occupied(self):

@@ -87,12 +87,11 @@ class RunReport:
     def _page(self, ended: str) -> str:
         history, folder, now_s = self._history, self._folder, time.time()
         facts, spans = columns.read_facts(folder), self._spans()
+        others = "<a href='../report.html'>All jobs</a>" if self._in_jobs else "<a href='../index.html'>All runs</a>"
         answers = [head.is_learning(history), head.is_starving(history), head.how_long(history, facts, ended, now_s)]
         body = [
             f"<h1>{escape(folder.name)}</h1>",
-            f"<p class='small'>Step {history.step:,}, <span id='age'></span>. <span id='stale'></span>"
-            f"<a href='../{'report.html' if self._in_jobs else 'index.html'}'>"
-            f"{'All jobs' if self._in_jobs else 'All runs'}</a></p>",
+            f"<p class='small'>Step {history.step:,}, <span id='age'></span>. <span id='stale'></span>{others}</p>",
             head.answers(answers),
             head.description(facts, changed_settings(self._settings)),
             self._curves(),

@@ -78,7 +78,7 @@ def _resource_loads(
         yield _load(step | observed, seconds)
     elif not models & producers:
         yield _load(step, seconds)
-    if observed and observer and observer not in models | {device for route in routes for device in route.data_devices}:
+    if observed and observer and observer not in models | producers:
         yield _load(observed, seconds)
     for data_devices, fed in groups.items() if seconds["R"] else ():
         yield _load({"R": Fraction(len(fed), len(data_devices))}, seconds, workers)

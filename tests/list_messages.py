@@ -1,4 +1,4 @@
-"""List every text that the program shows: errors, log lines, check results and --help.
+"""List the texts that the program shows: errors, log lines, check results and --help.
 
 python -m tests.list_messages    writes docs/reference/messages.md
 """
@@ -13,11 +13,13 @@ PAGE = ROOT / "docs" / "reference" / "messages.md"
 HEADING = """\
 # Messages
 
-Every text that the program shows: errors, log lines, results of the preflight and `--help`, by module and function.
-`{name}` stands for a value. Written by `python -m tests.list_messages`: change the sources, then run it again.
+The texts of the program: errors, log lines, results of the preflight and `--help`, by module and function.
+Left out are the pages `report.html` and `index.html`, and the advice about names of other trainers. `{name}` stands for
+a value. Written by `python -m tests.list_messages`: change the sources, then run it again.
 """
-# Modules that write pages, and a table of names.
-OMITTED = ("config/document.py", "config/foreign_names.py", "observe/html_report.py", "observe/page/*.py")
+OMITTED = ("config/document.py", "config/foreign_names.py")  # a page of the documentation, and a table of names
+# Modules in which other sentences are of a page, or names of random draws: only what is raised or logged counts.
+WITH_OTHER_TEXTS = ("observe/html_report.py", "observe/page/*.py", "audio/augmentation.py", "audio/spec_augment.py")
 CALLS = {"print", "info", "warning", "error", "exception", "write", "add_parser"}
 KEYWORDS = {"help", "description", "epilog", "title", "expected", "advice"}
 NAMES = {"prog", "metavar"}
@@ -26,24 +28,29 @@ WORD = re.compile(r"(?<![%{\w])[^\W\d_]{2,}(?![^{}]*\})")  # outside of {…}
 
 def page() -> str:
     sections = [HEADING]
-    omitted = {path for pattern in OMITTED for path in (ROOT / "myxtts").glob(pattern)}
+    omitted, mixed = matching(OMITTED), matching(WITH_OTHER_TEXTS)
     for path in sorted(set((ROOT / "myxtts").rglob("*.py")) - omitted):
-        lines = [entry(name, text) for name, text in messages(ast.parse(path.read_text(encoding="utf-8")))]
+        found = messages(ast.parse(path.read_text(encoding="utf-8")))
+        lines = [entry(function, text) for function, text, shown in found if shown or path not in mixed]
         if lines:
             sections.append("\n".join([f"## {path.relative_to(ROOT).as_posix()}\n", "```text", *lines, "```\n"]))
     return "\n".join(sections)
+
+
+def matching(patterns: tuple[str, ...]) -> set[Path]:
+    return {path for pattern in patterns for path in (ROOT / "myxtts").glob(pattern)}
 
 
 def entry(function: str, text: str) -> str:
     return f"{function}: " + text.rstrip("\n").replace("\n", "\n    ")
 
 
-def messages(node: ast.AST, function: str = "module", shown: bool = False) -> Iterator[tuple[str, str]]:
-    """(function, text) of each sentence in the code, and of each string that is raised, logged, printed or a help."""
+def messages(node: ast.AST, function: str = "module", shown: bool = False) -> Iterator[tuple[str, str, bool]]:
+    """(function, text, shown) of each sentence in the code, and of each string that is raised, logged or a help."""
     text = text_of(node)
     if text is not None:
         if WORD.search(text) and (" " in text.strip() or shown):
-            yield function, text
+            yield function, text, shown
         return
     if isinstance(node, ast.Call) and ast.unparse(node.func) == "re.compile":
         return

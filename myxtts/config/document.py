@@ -56,7 +56,7 @@ flags replace all of them. Listed files may list further files. Error messages n
 
 Some settings depend on each other (`myxtts/config/checks.py` has all rules): `min_seconds` is below `max_seconds`;
 `compile: xla` requires `enable_static_shapes`; `max_steps` and `epochs` are not both 0; jobs that sync have no
-`epochs`. No text has a NUL or, as a path may, bytes that are not UTF-8.
+`epochs`. No setting may contain a NUL or bytes that are not UTF-8, not even a path.
 
 Some have an effect only with certain values of others, which their meaning lists as "Only with …". Such a setting
 ends the program with exit code 2 if it is given without them: as a flag, or in a file with a value that is not the

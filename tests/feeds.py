@@ -1,6 +1,7 @@
 """An observed source of a feed, and calls that must end."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 TIMEOUT_S = 120.0  # for operations that take milliseconds or block for ever
@@ -25,6 +26,15 @@ def within_timeout(function: Callable):
     if error is not None:
         raise error
     return value
+
+
+def wait_until(is_true: Callable[[], object]) -> None:
+    """Call a function until it returns something true; fail if it never does."""
+    end_s = time.monotonic() + TIMEOUT_S
+    while not is_true():
+        if time.monotonic() > end_s:
+            raise AssertionError(f"nothing has happened for {TIMEOUT_S} s")
+        time.sleep(0.001)
 
 
 def producers() -> list[threading.Thread]:

@@ -24,6 +24,7 @@ from myxtts.training.checkpoint_files import (
     write_arrays,
 )
 from myxtts.training.observation import VALIDATION, Observation
+from tests.feeds import TIMEOUT_S
 from tests.kill_points import FullDisk
 from tests.tiny import build_model, build_toy, training_state
 
@@ -247,7 +248,7 @@ class Background(Case):
         gate, write = threading.Event(), archive.write_checkpoint
 
         def write_later(*args, **kwargs):
-            gate.wait()
+            gate.wait(TIMEOUT_S)
             write(*args, **kwargs)
 
         patch = mock.patch("myxtts.training.checkpoint.write_checkpoint", write_later)

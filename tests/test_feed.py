@@ -111,6 +111,7 @@ class FeedTest(unittest.TestCase):
         begun.wait(TIMEOUT_S)
         closing = threading.Thread(target=lambda: (feed.__exit__(None, None, None), closed.set()))
         closing.start()
+        closing.join(0.05)
         self.assertTrue(producers() and not closed.is_set())
         may_end.set()
         closing.join(TIMEOUT_S)

@@ -54,6 +54,7 @@ class PipelineTest(PipelineCase):
         with patch.object(features, "log_mel", wraps=features.log_mel) as traced:
             cache = cls.folder / "cache"
             pipeline = Pipeline(cls.corpus, [ROUTE], PLAIN, cls.SETTINGS, seed=cls.SEED, cache_folder=cache)
+            cls.traced_before = traced.call_count
             with pipeline.open_feed(Position(), epochs=2) as feed:
                 cls.delivered = [produced_batch for (produced_batch,) in feed]
             cls.traced = traced.call_count
@@ -135,7 +136,8 @@ class PipelineTest(PipelineCase):
 
     def test_producing_is_traced_once_over_all_buckets_and_epochs(self):
         self.assertEqual(len({produced_batch.planned.step.bucket for produced_batch in self.delivered}), 2)
-        self.assertEqual(self.traced, 2)  # the utterance and its reference
+        # The utterance and its reference, before any thread runs.
+        self.assertEqual((self.traced_before, self.traced), (2, 2))
 
     def test_every_batch_of_a_bucket_has_the_shape_in_the_plan(self):
         """So XLA compiles the alignment search once for each bucket."""
@@ -285,6 +287,17 @@ class PipelineTest(PipelineCase):
         planned = [self.first_epoch[0].planned]
         batches = produced_batches(self.silent(planned, MODEL), DATA, PLAIN, traced_once(DATA, PLAIN))
         with self.assertRaisesRegex(PlacementError, f"must be on {DATA}, but found .* on {MODEL}"):
+            next(batches)
+
+    def test_a_batch_that_breaks_its_contract_is_rejected(self):
+        produce = traced_once(DATA, PLAIN)
+
+        def without_f0(waves):
+            made = produce(waves)
+            return made._replace(features={name: value for name, value in made.features.items() if name != "f0_hz"})
+
+        batches = produced_batches(self.silent([self.first_epoch[0].planned]), DATA, PLAIN, without_f0)
+        with self.assertRaisesRegex(TypeError, "^batch after producing: f0_hz is missing$"):
             next(batches)
 
 

@@ -142,8 +142,9 @@ class Case(unittest.TestCase):
         write_corpus(self.folder / "corpus", [0.4 + 0.03 * i for i in range(13)])
         for name, source in (("trainer", TRAINER), ("merger", MERGE)):
             (self.folder / f"{name}.py").write_text(source)
-        os.environ["PYTHONPATH"] = str(ROOT)
-        self.addCleanup(os.environ.pop, "PYTHONPATH")
+        environment = mock.patch.dict(os.environ, PYTHONPATH=str(ROOT))
+        environment.start()
+        self.addCleanup(environment.stop)
         self.run_folder = self.folder / "runs" / "own"
 
     def argv(self, *flags: str) -> list[str]:

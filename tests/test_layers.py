@@ -1,6 +1,7 @@
 """Modules import only from lower layers, and modules that must start fast do not import TensorFlow."""
 
 import ast
+import re
 import subprocess
 import sys
 import unittest
@@ -35,6 +36,11 @@ ROWS = (
     ("__main__",),
 )
 HEIGHT = {name: height for height, row in enumerate(ROWS) for name in row}
+PYPI_NAMES = {
+    "PIL": "pillow",
+    "pynvml": "nvidia-ml-py",
+    "yaml": "pyyaml",
+}  # of packages imported by other names
 PRIVATE_MODULES = ("tensorflow.python", "tensorflow.compiler", "tensorflow.core", "keras.src")
 WITHOUT_TENSORFLOW = (
     "errors",
@@ -128,12 +134,21 @@ class LayersTest(unittest.TestCase):
             self.assertEqual(private, [], path.relative_to(ROOT))
 
     def test_fast_modules_do_not_import_tensorflow(self):
-        names = [name for entry in WITHOUT_TENSORFLOW for name in _module_names(entry)]
-        self.assertIn("myxtts.config.schema", names)
+        modules = {entry: [*_module_names(entry)] for entry in WITHOUT_TENSORFLOW}
+        self.assertEqual([entry for entry, found in modules.items() if not found], [])
+        names = [name for found in modules.values() for name in found]
         source = f"import sys, importlib\nfor name in {names}:\n    importlib.import_module(name)\n"
         source += "    assert not {'tensorflow', 'keras'} & set(sys.modules), name\n"
         done = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_every_imported_package_is_required(self):
+        files = [path.read_text(encoding="utf-8") for path in ROOT.glob("requirements*.txt")]
+        required = {name.lower() for text in files for name in re.findall(r"^[A-Za-z][\w-]*", text, re.MULTILINE)}
+        imported = {name.partition(".")[0] for path in _modules() for name in _imported_names(path)}
+        imported -= {*sys.stdlib_module_names, "myxtts"}
+        self.assertIn("numpy", imported)
+        self.assertEqual({PYPI_NAMES.get(name, name).lower().replace("_", "-") for name in imported} - required, set())
 
     def test_autograph_is_off_everywhere(self):
         left = []

@@ -314,12 +314,9 @@ class Rejected(Case):
         self.assertIn("was given twice", self.error_of(first, second, again, kind=ConfigError))
         for weights in ((1.0,), (0.0, 0.0), (-1.0, 2.0), (float("nan"), 1.0), (float("inf"), 1.0)):
             self.assertIn("--weights", self.error_of(first, second, weights=weights, kind=ConfigError))
-        for corpora in (
-            CorpusOverrides(train_data="none"),
-            CorpusOverrides(val_data="none"),
-            CorpusOverrides(audio_root="none"),
-        ):
-            self.error_of(first, second, corpora=corpora, kind=DataError)
+        for setting in ("train_data", "val_data", "audio_root"):
+            error = self.error_of(first, second, corpora=CorpusOverrides(**{setting: "none"}), kind=DataError)
+            self.assertIn(f"--{setting.replace('_', '-')} none", error)
         for name in ("one", "..", "two words", ".hidden", "x" * 101):
             with self.assertRaisesRegex(ConfigError, "--output"):
                 merge([first, second], self.folder / name, NO_OVERRIDES)
@@ -485,10 +482,9 @@ class ASRRuns(unittest.TestCase):
         code, out = self.merge(self.make_run("less", -0.25), self.make_run("more", 0.25))
         self.assertEqual((code, out.count("| 1.0000 | 0.0000 |")), (0, 4), out)  # the fifth layer has the bias
         wave = np.random.default_rng(0).normal(0, 0.1, 22050).astype(np.float32)
-        self.assertEqual(
-            list(cached_transcriber(self.merged).transcribe([wave])),
-            list(cached_transcriber(self.whole).transcribe([wave])),
-        )
+        expected = list(cached_transcriber(self.whole).transcribe([wave]))
+        self.assertNotEqual(expected, [""])
+        self.assertEqual(list(cached_transcriber(self.merged).transcribe([wave])), expected)
         on_device = ("--simulate-gpus", str(SIMULATED), "--data-gpu", "0", "--model-gpu", "1")
         short = ("--max-steps", "1", "--validate-every", "0", "--sample-every", "0")
         with small_asr_models():

@@ -6,9 +6,8 @@ import unittest
 from myxtts.errors import DataError, PlacementError
 from myxtts.training.observation import EVALUATION, SAMPLES, VALIDATION, Observation, observations_of, without
 from myxtts.training.observer import Observer, ObserverFailed, Result, slow_observer
+from tests.feeds import TIMEOUT_S, wait_until
 from tests.test_routes import plan
-
-TIMEOUT_S = 120.0
 
 
 def never() -> bool:
@@ -56,8 +55,7 @@ class ObserverTest(unittest.TestCase):
         self.observer.poll()
         self.assertEqual(self.recorded, [])
         self.allowed.release()
-        while not self.recorded:  # as the loop does between steps
-            self.observer.poll()
+        wait_until(lambda: self.observer.poll() or self.recorded)  # as the loop does between steps
         self.assertEqual(self.recorded, [(7, 7.0, threading.main_thread())])
         self.observer.poll()
         self.assertEqual(len(self.recorded), 1)
@@ -111,8 +109,7 @@ class ObserverTest(unittest.TestCase):
         self.assertEqual(self.batches, [])
         feed.filled.set()
         self.allowed.release()
-        while not self.recorded:
-            self.observer.poll()
+        wait_until(lambda: self.observer.poll() or self.recorded)
         self.assertEqual(self.batches, [(1, 0), (1, 1)])
         feed.filled.clear()
         self.begin(2)

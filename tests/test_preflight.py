@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import tempfile
-import time
 import unittest
 from collections.abc import Iterator
 from dataclasses import replace
@@ -49,6 +48,7 @@ from myxtts.preflight.placement import check_placement, existing_devices
 from myxtts.preflight.prerequisites import check_gpus, check_packages, package_requirements, required_gpus, write_error
 from myxtts.preflight.validate import try_load, validate, with_default_routes
 from myxtts.training.start import Start
+from tests.feeds import wait_until
 from tests.sine_corpus import manifest_of, write_corpus
 from tests.tiny import Finished, Workspace, build_toy, small_models, training_state
 from tests.two_devices import DATA, SIMULATED, TWO
@@ -88,8 +88,7 @@ def setUpModule():
     def take_step_until_full(*arguments):
         """Take a step that ends when the producer has filled the feed again, however late its thread runs."""
         outcome = take_step(*arguments)
-        while not feeds[-1].is_full:
-            time.sleep(0.001)
+        wait_until(lambda: feeds[-1].is_full)
         return outcome
 
     feeds, open_feed = [], Pipeline.open_feed
@@ -340,13 +339,14 @@ class Devices(unittest.TestCase):
         )
 
     def test_soft_placement_fails(self):
+        self.addCleanup(tf.config.set_soft_device_placement, False)
+
         def configured(config):
             tf.config.set_soft_device_placement(True)
             return TWO
 
         with mock.patch("myxtts.preflight.placement.configure_devices", configured):
             checks = self.placement_checks(simulate_gpus=SIMULATED)
-        tf.config.set_soft_device_placement(False)
         self.assertEqual([check.name for check in checks if check.status == "failed"], ["soft placement"])
 
 

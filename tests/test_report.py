@@ -30,6 +30,7 @@ from myxtts.observe.page.style import STYLE
 from myxtts.observe.report_thread import ReportThread
 from myxtts.training.observation import Observation
 from myxtts.training.report_hooks import recorded
+from tests.feeds import wait_until
 from tests.html_checker import Checker
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -624,8 +625,7 @@ class Thread(Folder):
         report = mock.Mock(write=lambda ended="": written.append(ended) or self.folder)
         with ReportThread(report, refresh_s=0.0) as thread:
             thread.request()
-            while not written:
-                time.sleep(0.001)
+            wait_until(lambda: written)
             self.assertEqual(thread.end("finished"), self.folder)
         self.assertEqual((written[0], written[-1]), ("", "finished"))
         self.assertNotIn("myxtts-report", [thread.name for thread in threading.enumerate()])

@@ -6,6 +6,7 @@ import io
 import os
 import tempfile
 import threading
+import time
 import unittest
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -67,6 +68,7 @@ class RunLockTest(unittest.TestCase):
             with suppress(ConfigError), folder.locked():
                 inside.append(1)
                 most.append(len(inside))
+                time.sleep(0.0005)  # lets other threads run
                 inside.pop()
 
         with ThreadPoolExecutor(8) as pool:

@@ -5,7 +5,6 @@ import random
 import subprocess
 import sys
 import tempfile
-import time
 import unittest
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from benchmarks.soak import (
 )
 from myxtts.commands.train import parse
 from myxtts.errors import TrainingError
+from tests.feeds import wait_until
 from tests.long import long
 
 ROOT = Path(__file__).parents[1]
@@ -132,8 +132,7 @@ class SoakTest(unittest.TestCase):
 
     def test_a_run_is_sampled_until_it_is_stopped(self):
         def wait_for_report(child, output, end_s):
-            while not child.has_ended() and not last_report(Path(name, "runs", "soak", "metrics.jsonl"))[0]:
-                time.sleep(0.01)
+            wait_until(lambda: child.has_ended() or last_report(Path(name, "runs", "soak", "metrics.jsonl"))[0])
             return wait_for_end(child, output, end_s)
 
         with (

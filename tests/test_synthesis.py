@@ -42,7 +42,7 @@ from myxtts.synthesis.wav_stream import HEADER_BYTES, UNKNOWN, WavStream, wav_he
 from myxtts.tasks.base import Examples
 from myxtts.tasks.tts_samples import TTSSampler
 from myxtts.text.sentences import Boundary
-from myxtts.training.checkpoint_files import FORMAT, list_checkpoints
+from myxtts.training.checkpoint_files import FORMAT, write_checkpoint
 from myxtts.training.select_checkpoint import select_checkpoint
 from tests.sine_corpus import sine, write_sound
 from tests.tiny import cached_networks, features, on_device, small_models, whole_run
@@ -452,15 +452,13 @@ class Training(Case):
 
 class Checkpoint(Case):
     def test_the_best_is_selected_or_else_the_newest(self):
-        copied = folder / "copied"
-        shutil.copytree(self.run_folder, copied)
-        best = select_checkpoint(copied)
-        self.assertIn(best, list_checkpoints(copied / "checkpoints"))
-        newest = list_checkpoints(copied / "checkpoints")[-1]
-        if best != newest:
-            shutil.rmtree(best)
-            with self.assertLogs("myxtts", "WARNING"):
-                self.assertEqual(select_checkpoint(copied), newest)
+        run = folder / "selected"
+        for step, best, selected in ((5, None, 5), (7, [7, 0.5], 7), (9, [7, 0.5], 7)):
+            write_checkpoint(run / f"checkpoints/step-{step:06d}", [], {"step": step, "best": best})
+            self.assertEqual(select_checkpoint(run).name, f"step-{selected:06d}")
+        shutil.rmtree(run / "checkpoints/step-000007")
+        with self.assertLogs("myxtts", "WARNING"):
+            self.assertEqual(select_checkpoint(run).name, "step-000009")
 
     def test_settings_of_another_version_are_an_error(self):
         metadata = {"settings": {"model": {"no_such_setting": 1}}}

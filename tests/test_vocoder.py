@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
+import keras
 import numpy as np
 import soundfile
 import tensorflow as tf
@@ -287,7 +288,12 @@ class Network(unittest.TestCase):
                 loss = sum(model(batch, training=True)[0].values())
             return tape.gradient(loss, [v.value for v in model.trainable_variables])
 
-        for left, right in zip(*(gradients(build(gradient_checkpointing=flag)) for flag in (False, True)), strict=True):
+        results = []
+        for flag in (False, True):
+            with mock.patch("keras.remat", wraps=keras.remat) as recomputed:
+                results.append(gradients(build(gradient_checkpointing=flag)))
+            self.assertEqual(recomputed.called, flag)
+        for left, right in zip(*results, strict=True):
             np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-6)
 
 

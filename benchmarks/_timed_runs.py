@@ -122,9 +122,11 @@ def train_for(
         return run_script(script, "--resume", "--run", run.name, "--runs-dir", str(run.parent))
     probe = RUNS / f"{run.name}-probe-{int(time.time())}"
     length = ("--max-steps", str(probe_steps), "--log-every", str(probe_steps // PROBE_REPORTS))
-    run_script(script, *common, "--run", probe.name, *length, "--checkpoint-every", "0")
-    step_s = median(line["step_s"] for line in metrics_of(probe)[1:])
-    shutil.rmtree(probe)
+    try:
+        run_script(script, *common, "--run", probe.name, *length, "--checkpoint-every", "0")
+        step_s = median(line["step_s"] for line in metrics_of(probe)[1:])
+    finally:
+        shutil.rmtree(probe, ignore_errors=True)
     steps = max(round(60 * minutes / step_s), 1)
     return run_script(script, *common, "--run", run.name, "--max-steps", str(steps))
 
@@ -137,6 +139,8 @@ def metrics_of(run: Path) -> list[dict]:
 def training_figures(run: Path) -> dict[str, float]:
     """Return the run's times from its own reports, which exclude the first step, because it is traced."""
     reports = metrics_of(run)
+    if not reports or reports[-1]["step"] < 2:
+        raise ConfigError(f"{run} has no report of a second step. Train it first, or give more --minutes.")
     steps, busy_s, wait_s, previous_step = 0, 0.0, 0.0, 1
     for report in reports:
         count = report["step"] - previous_step

@@ -52,9 +52,17 @@ def main() -> int:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", nargs="+", default=SHAPES, metavar="ROWSxFRAMESxTOKENS", help="batches to search")
+    parser.add_argument(
+        "--shapes", type=shape, nargs="+", default=SHAPES, metavar="ROWSxFRAMESxTOKENS", help="batches to search"
+    )
     parser.add_argument("--repeats", type=bounded(int, 1), default=21, help="turns of each implementation")
     return parser.parse_args()
+
+
+def shape(text: str) -> str:
+    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){2}", text):
+        raise argparse.ArgumentTypeError(f"is {text!r}, but must be such as 16x600x90")
+    return text
 
 
 def implementations(tf) -> dict[str, Callable]:

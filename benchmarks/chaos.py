@@ -26,7 +26,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.faults.case import SCENARIOS, Settings
-from benchmarks.faults.injection import PRELOADED, compile_shim
+from benchmarks.faults.injection import PRELOADED, compile_shim, is_preloaded
 from benchmarks.faults.report import describe, failed
 from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded
@@ -46,6 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise PlacementError(f"the chaos test needs Linux, and this is {sys.platform}. Run it in a container.")
     check_writable("--json", options.json)
     folder = prepare_folder(options.out)
+    chosen = [scenario for scenario in SCENARIOS if scenario.name in options.scenarios]
+    if not is_preloaded() and all(scenario.needs_shim for scenario in chosen):
+        raise PlacementError(
+            f"{', '.join(options.scenarios)} needs a C compiler, and there is none. Install gcc or clang."
+        )
     os.environ.update({"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "2"})
     filter_stderr()
     from benchmarks.faults.driver import run_cases  # imports TensorFlow, which takes seconds

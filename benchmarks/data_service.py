@@ -22,6 +22,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from myxtts.commands.console import report_errors
@@ -188,7 +190,7 @@ def are_equal(left: list[dict], right: list[dict]) -> bool:
     """Return whether two lists of batches are equal, bit for bit."""
 
     def bytes_of(batch: dict) -> dict[str, bytes]:
-        return {name: value.numpy().tobytes() for name, value in batch.items()}
+        return {name: np.asarray(value).tobytes() for name, value in batch.items()}
 
     return all(bytes_of(a) == bytes_of(b) for a, b in zip(left, right, strict=True))
 

@@ -38,6 +38,7 @@ from benchmarks._timed_runs import (
     check_unused_flags,
     parse_options,
     run_script,
+    settings_of,
     train_for,
     training_figures,
     write_figures,
@@ -138,9 +139,13 @@ def main() -> int:
     os.chdir(ROOT)  # the corpora, the runs and the paths in a run's settings are relative to it
     kind = KINDS[options.kind]
     name = options.name or f"distillation-{kind.name}"
-    teacher, asr = RUNS / f"{name}-teacher-{options.teacher_minutes:g}min", RUNS / f"{name}-asr"
+    taught = f"-teacher-{options.teacher_minutes:g}min"
+    teacher, asr = RUNS / f"{name}{taught}", RUNS / f"{name}-asr"
     students = {
-        (minutes, way): [RUNS / f"{name}-{minutes}-{way}-{options.minutes:g}min-seed{seed}" for seed in options.seeds]
+        (minutes, way): [
+            RUNS / f"{name}-{minutes}-{way}{taught if way == 'with' else ''}-{options.minutes:g}min-seed{seed}"
+            for seed in options.seeds
+        ]
         for minutes in options.recordings
         for way in WAYS
     }
@@ -187,7 +192,9 @@ def train(
     common = ("--config", kind.config, *kind.flags, *DUAL)
     large = ("--train-data", str(kind.recordings(MANY)), "--model-size", "small", "--learning-rate", "1e-3")
     train_for(teacher, options.teacher_minutes, PROBE_STEPS, (*common, *large))
-    if not asr.exists():
+    if settings_of(asr).exists():
+        run_script("train_main.py", "--resume", "--run", asr.name)  # ends at once if all steps are done
+    else:
         flags = (
             "--config",
             "configs/asr_voice.yaml",

@@ -25,7 +25,7 @@ from benchmarks.proof.section import Section
 from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded
 from myxtts.data.demo_corpus import make_demo_corpus
-from myxtts.errors import PlacementError
+from myxtts.errors import ConfigError, PlacementError
 from myxtts.files import make_folder
 
 SECTIONS = (
@@ -44,6 +44,8 @@ COUNT_GPUS = "import tensorflow as tf; print('GPUs', len(tf.config.list_physical
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     end_s = time.monotonic() + 60.0 * options.minutes
+    if options.small and not options.simulate_gpus:
+        raise ConfigError("--small was given, whose placements share a process, as GPUs cannot. Add --simulate-gpus 2.")
     make_folder(options.out, "--out")
     gpus = options.simulate_gpus or real_gpus()
     utterances = SMALL_UTTERANCES if options.small else UTTERANCES

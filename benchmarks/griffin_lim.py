@@ -16,11 +16,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks._recordings import recordings
 from myxtts.audio.format import DECIBELS_PER_NEPER, HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded
-from myxtts.data.audio_file import read_wave
-from myxtts.errors import DataError
 from myxtts.evaluation.acoustic_metrics import MCD_FACTOR, mel_cepstrum
 
 REPEATS = 3
@@ -65,15 +64,6 @@ def parse() -> argparse.Namespace:
         help="numbers of iterations to compare",
     )
     return parser.parse_args()
-
-
-def recordings(folder: Path, count: int) -> list[np.ndarray]:
-    """Read the first waves of a folder, float32 [samples], in whole frames."""
-    paths = sorted(folder.glob("*.wav"))[:count]
-    if not paths:
-        raise DataError(f"--waves {folder} has no .wav file. Make a corpus with utilities/make_demo_corpus.py.")
-    waves = [read_wave(path) for path in paths]
-    return [wave[: len(wave) // HOP_SAMPLES * HOP_SAMPLES] for wave in waves]
 
 
 def compare(recorded: np.ndarray, copied: np.ndarray) -> tuple[float, float]:

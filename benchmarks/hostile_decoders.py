@@ -60,8 +60,8 @@ def fatal_use(path: Path) -> list[str]:
     process = os.fork()
     if process == 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        signal.alarm(HANG_S)
         for use in USES.values():
+            signal.alarm(HANG_S)
             with contextlib.suppress(Exception), soundfile.SoundFile(str(path)) as sound:
                 if sound.frames <= MAX_SAMPLES:
                     use(sound)

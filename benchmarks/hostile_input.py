@@ -15,6 +15,7 @@ What Python opens is seen by an audit hook. With --strace, also what C libraries
 """
 
 import argparse
+import contextlib
 import gc
 import json
 import math
@@ -23,6 +24,7 @@ import re
 import resource
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -57,6 +59,8 @@ def main() -> int:
     )
     parser.add_argument("--work", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.repeat and not re.fullmatch(rf"({'|'.join(KINDS)}):\d+", options.repeat):
+        parser.error(f"--repeat {options.repeat} is no case; give one such as {options.kinds[0]}:17")
     if options.repeat:
         return repeat(options.repeat, options.seed)
     cases = [(kind, number) for kind in options.kinds for number in numbers_of(kind, options.first, options.cases)]
@@ -141,15 +145,21 @@ def _outcomes_of_worker(
 ) -> Iterator[Outcome]:
     """Yield the outcomes that a worker reports, and if it dies or hangs, one for the case that it was at."""
     with open(Path(folder) / "log", "w+b") as log:
-        worker = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL)
+        worker = subprocess.Popen(  # unbuffered, because `select` does not see what a buffer holds
+            command, bufsize=0, stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+        )
         done, limit_s = 0, START_S
-        while line := _line_of(worker.stdout, min(limit_s, max(end_s - time.perf_counter(), 0.0))):
-            yield Outcome(**json.loads(line))
-            done, limit_s = done + 1, KILL_S
-        is_over = time.perf_counter() >= end_s
-        if line is None:
-            worker.kill()
-        code = worker.wait()
+        try:
+            while line := _line_of(worker.stdout, min(limit_s, max(end_s - time.perf_counter(), 0.0))):
+                yield Outcome(**json.loads(line))
+                done, limit_s = done + 1, KILL_S
+            is_over = time.perf_counter() >= end_s
+            if line is not None:
+                worker.wait()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(worker.pid, signal.SIGKILL)  # also what strace would leave behind
+            code = worker.wait()
         if done < len(cases) and not is_over:
             log.seek(0)
             last = log.read()[-300:].decode(errors="replace")

@@ -59,7 +59,10 @@ class Bench:
             raise TrainingError(f"{' '.join(command)} ended with code {done.returncode}:\n{done.stdout}{done.stderr}")
 
     def checkpoints(self, *runs: str) -> list[Path]:
-        return [latest(self.folder / run / "checkpoints") for run in runs]
+        found = {run: latest(self.folder / run / "checkpoints") for run in runs}
+        if missing := [run for run, checkpoint in found.items() if checkpoint is None]:
+            raise TrainingError(f"{' and '.join(missing)} wrote no checkpoint: see their log.txt in {self.folder}")
+        return [checkpoint for checkpoint in found.values() if checkpoint is not None]
 
     def train(self, name: str, steps: int, flags: str) -> list[Path]:
         flags = f"{self.common} --train-data {self.corpus} --run {name} --max-steps {steps} {flags}"

@@ -145,6 +145,10 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="JSON file of the outcomes; mutants that it has are not run again")
     options = parser.parse_args()
     mutants = {mutant.id: mutant for module in TESTS for mutant in mutants_of(module)}
+    if options.count < 1:
+        parser.error(f"--count is {options.count}, but must be 1 or more")
+    if unknown := [id_ for id_ in options.only or () if id_ not in mutants]:
+        parser.error(f"--only {unknown[0]} is no mutant; --show lists them")
     if options.show is not None:
         print("\n".join(f"{id_}\n{mutant.diff()}" for id_, mutant in mutants.items() if id_.startswith(options.show)))
         return 0

@@ -22,10 +22,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks._recordings import recordings
 from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded
-from myxtts.data.audio_file import read_wave
-from myxtts.errors import DataError
 
 CTC_SHAPES = ((16, 215, 60, 60), (8, 818, 310, 60))  # rows, frames, labels, symbols: 5 s, and 19 s of fast speech
 # Nominal rates in 1e12 operations/s (NVIDIA's data sheets, without sparsity): float32, float64, TF32; and GB/s.
@@ -52,13 +51,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--utterances", type=bounded(int, 1), default=24, help="number of recordings, first by name")
     parser.add_argument("--repeats", type=bounded(int, 1), default=5, help="measurements of each alternative")
     return parser.parse_args()
-
-
-def recordings(options: argparse.Namespace) -> list[np.ndarray]:
-    paths = sorted(options.waves.glob("*.wav"))[: options.utterances]
-    if not paths:
-        raise DataError(f"{options.waves} has no .wav files. Make some with utilities/make_demo_corpus.py.")
-    return [read_wave(path) for path in paths]
 
 
 def processor_seconds(alternatives: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
@@ -140,7 +132,7 @@ def mel(options: argparse.Namespace) -> None:
 
     functions = {"float64": tf.function(log_mel), "float32": tf.function(log_mel_float32)}
     print("signal                     | largest error of the log-mel in float64, in float32")
-    for name, waves in _signals(recordings(options)).items():
+    for name, waves in _signals(recordings(options.waves, options.utterances)).items():
         errors = [max(mel_error(run(wave[None])[0].numpy(), wave) for wave in waves) for run in functions.values()]
         print(f"{name:26s} | {errors[0]:.1e}  {errors[1]:.1e}", flush=True)
     rows = np.random.default_rng(0).uniform(-1, 1, (STEP_ROWS, round(STEP_SECONDS * SAMPLE_RATE_HZ))).astype(np.float32)
@@ -223,7 +215,7 @@ def step_flops(task: str, size: str) -> float:
 def tf32(options: argparse.Namespace) -> None:
     from benchmarks._gpu_numerics import on_emulated_gpu, tf32_products
 
-    waves = recordings(options)
+    waves = recordings(options.waves, options.utterances)
     emulations = {"CPU": (), "TF32": (tf32_products,), "TF32, as on a GPU": (tf32_products, on_emulated_gpu)}
     expected = None
     print("products          | log-mel against librosa | difference from the CPU: score, pitch, energy, F0 in Hz")

@@ -62,7 +62,12 @@ def parse(own: list[str]) -> argparse.Namespace:
     parser.add_argument("--skip", type=bounded(int, 0), default=550, help="first steps, which are not counted")
     parser.add_argument("--sizes", nargs="+", default=["tiny"], choices=("tiny", "small", "normal", "big"))
     parser.add_argument("--gpus", action="store_true", help="print steps on emulated GPUs instead")
-    return parser.parse_args(own)
+    options = parser.parse_args(own)
+    if options.steps % LOG_EVERY or options.skip % LOG_EVERY or options.steps <= options.skip:
+        parser.error(
+            f"--steps and --skip must be multiples of {LOG_EVERY}, the steps of a report; --skip is the smaller"
+        )
+    return options
 
 
 def measure(size: str, observer: str, steps: int, skip: int, train_flags: list[str]) -> list[str]:
@@ -70,11 +75,14 @@ def measure(size: str, observer: str, steps: int, skip: int, train_flags: list[s
     run = RUNS / f"pauses-{size}-{observer}-{int(time.time())}"
     flags = ["--config", "configs/demo.yaml", *DUAL, *THREADS, *PERIODS, "--log-every", str(LOG_EVERY)]
     flags += ["--run", run.name, "--model-size", size, "--max-steps", str(steps), "--observer", observer, *train_flags]
-    run_script("train_main.py", *flags)
-    reports = [report for report in metrics_of(run) if report["step"] > skip]
+    try:
+        run_script("train_main.py", *flags)
+        reports = [report for report in metrics_of(run) if report["step"] > skip]
+        log = (run / "log.txt").read_text(encoding="utf-8")
+    finally:
+        shutil.rmtree(run, ignore_errors=True)
     step_s, wait_s, pause_s = (sum(report[name] for report in reports) for name in ("step_s", "wait_s", "pause_s"))
-    of_run = re.search(r"time .*pauses (.*)", (run / "log.txt").read_text(encoding="utf-8"))
-    shutil.rmtree(run)
+    of_run = re.search(r"time .*pauses (.*)", log)
     shares = f"{wait_s / step_s:.2%}", f"{pause_s / (step_s + pause_s):.2%}"
     return [f"{LOG_EVERY * len(reports)}", f"{1e3 * step_s / len(reports):.0f}", *shares, of_run[1] if of_run else ""]
 

@@ -101,7 +101,7 @@ def silence_edge_ms(wave: np.ndarray, time_s: float, at_end: bool) -> float | No
 
 def largest_change_ms(spectra: np.ndarray, time_s: float) -> float | None:
     """Return where the spectrum changes most around a time; None too close to an end of the wave."""
-    positions = np.arange(-SEARCH_MS, SEARCH_MS + 1) + round(1000 * time_s)
+    positions = np.arange(-SEARCH_MS, SEARCH_MS + 1) + round(time_s * SAMPLE_RATE_HZ / MILLISECOND)  # rows
     if positions[0] < WINDOW_OFFSET_MS or positions[-1] >= len(spectra) - WINDOW_OFFSET_MS:
         return None
     change = np.linalg.norm(spectra[positions + WINDOW_OFFSET_MS] - spectra[positions - WINDOW_OFFSET_MS], axis=1)

@@ -67,7 +67,9 @@ def compare(corpus: Path, file_format: str, arguments: argparse.Namespace) -> No
             command = [sys.executable, __file__, "--measure", mode, "--corpus", str(corpus)]
             for name in ("batches", "latency_ms", "num_workers"):
                 command += [f"--{name.replace('_', '-')}", str(getattr(arguments, name))]
-            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True)
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                sys.exit(f"{' '.join(command)} ended with code {done.returncode}:\n{done.stderr}")
             outputs.append(done.stdout.split())
     for mode, outputs in modes.items():
         times_ms = [float(output[0]) for output in outputs]
@@ -100,7 +102,8 @@ def measure(corpus: Path, arguments: argparse.Namespace, deterministic: bool) ->
     next(batches)
     started_s = time.perf_counter()
     for _, (_, waves) in zip(range(arguments.batches), batches, strict=False):
-        digest.update(waves["pcm"].numpy().tobytes())
+        for name in ("pcm", "reference_pcm"):
+            digest.update(waves[name].numpy().tobytes())
     elapsed_s = time.perf_counter() - started_s
     batches.close()
     return 1000 * elapsed_s / arguments.batches, digest.hexdigest()

@@ -21,6 +21,7 @@ import soundfile
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from myxtts.clock import MODEL, Span, Timeline
+from myxtts.commands.parser import bounded
 from myxtts.files import write_whole
 from myxtts.observe.html_report import RunReport
 from myxtts.observe.page.samples import LABELS, sound_file
@@ -33,9 +34,9 @@ REFRESHES = 20
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=100_000)
-    parser.add_argument("--log-every", type=int, default=1)
-    parser.add_argument("--sample-every", type=int, default=1000)
+    parser.add_argument("--steps", type=bounded(int, 1), default=100_000)
+    parser.add_argument("--log-every", type=bounded(int, 1), default=1)
+    parser.add_argument("--sample-every", type=bounded(int, 1), default=1000)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         measure(Path(name) / "run", options.steps, options.log_every, options.sample_every)

@@ -193,7 +193,7 @@ def untrained(size: str, folder: Path) -> Path:
 
 
 def in_process(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the result of a function of this module, called in a process of its own, as devices cannot change."""
+    """Return the result of a function, called in a process of its own, as devices cannot change."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
 

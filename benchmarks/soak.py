@@ -49,12 +49,14 @@ from myxtts.files import check_writable, make_folder, write_json
 SCRIPT = (str(Path(__file__).with_name("_heap.py").resolve()),)
 UTTERANCES, ENDLESS = 24, 10_000_000
 FIRST_SHARE = 0.9  # of the time, for the first process
+LEAST_RESUMED_S = 60.0  # a resumed process starts TensorFlow and traces before it trains and can be stopped
 WARM_UP = 0.25  # of a process' time: TensorFlow's memory grows while shapes are new
 WARM_UP_STEPS = 60  # until all checkpoints that are kept are there, and validation and samples have run
 LEAST_S = 1800.0  # after the warm-up, for a verdict
 LEAST_SAMPLE_S, SAMPLES = 2.0, 1500
 MINUTE_S = 60.0
 POLL_S = 0.2
+ENDED = (FileNotFoundError, ProcessLookupError, PermissionError, KeyError)  # of /proc; a zombie has no VmRSS
 STOP_S = 300.0  # from SIGTERM to the end, with the last checkpoint; a machine may be busy
 MIB = 1 << 20
 MEGABYTE = 1e6 / MIB
@@ -134,7 +136,8 @@ def main() -> int:
     samples: list[Sample] = []
     for process in range(options.resumes + 1):
         share = 1.0 if not options.resumes else FIRST_SHARE if not process else (1.0 - FIRST_SHARE) / options.resumes
-        samples += train(folder, process, share * seconds, every_s, options.seed)
+        least_s = LEAST_RESUMED_S if process else 0.0
+        samples += train(folder, process, max(share * seconds, least_s), every_s, options.seed)
         print(f"process {process}: {samples[-1].seconds / 60:.1f} minutes, up to step {samples[-1].step}", flush=True)
     rows = table(samples)
     print("\n".join(describe(samples, rows)))
@@ -175,18 +178,18 @@ def train(folder: Path, process: int, seconds: float, every_s: float, seed: int)
             for number in range(1, round(seconds / every_s) + 1):
                 if wait_for_end(child, output, start_s + number * every_s):
                     break
-                with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+                with contextlib.suppress(*ENDED):
                     samples.append(sample_of(child.pid, run, heap, process, time.monotonic() - start_s, every_s))
             child.send_signal(signal.SIGTERM)
             wait_for_end(child, output, time.monotonic() + STOP_S)
         finally:
             child.kill()
+    if child.code not in (-signal.SIGTERM, 128 + signal.SIGTERM):
+        raise TrainingError(f"process {process} of the soak test {child.failure_report()}\nSee {folder}.")
     if child.code == -signal.SIGTERM or not samples or not samples[-1].step:
         raise TrainingError(
             f"process {process} was stopped after {seconds:.0f} s without a report. Give more --minutes."
         )
-    if child.code != 128 + signal.SIGTERM:
-        raise TrainingError(f"process {process} of the soak test {child.failure_report()}\nSee {folder}.")
     return samples
 
 
@@ -199,7 +202,7 @@ def wait_for_end(child: ChildProcess, output: OutputReader, end_s: float) -> boo
 
 
 def sample_of(pid: int, run: Path, heap: Path, process: int, seconds: float, every_s: float) -> Sample:
-    """Sample a process and its run folder; raises FileNotFoundError or ProcessLookupError if it has ended.
+    """Sample a process and its run folder; raises one of ENDED if it has ended.
 
     Args:
         heap: file of `benchmarks/_heap.py`.

@@ -325,6 +325,7 @@ class HardwareTest(unittest.TestCase):
                 ("myxtts.preflight.nvidia.nvidia_smi", nvidia_smi),
                 ("myxtts.preflight.nvidia.peer_access", lambda first, second: (False, "NV4")),
                 ("benchmarks.proof.hardware.check_gpu_software", lambda placement: checked(placement.model_gpus)),
+                ("benchmarks.proof.hardware.sees_gpus", lambda count: count == 2),
                 ("benchmarks.proof.hardware.library_versions", lambda: {"libcudnn.so.9": {"path": "/x", "version": 9}}),
             ):
                 patched.enter_context(mock.patch(target, value))
@@ -335,6 +336,7 @@ class HardwareTest(unittest.TestCase):
         verdicts = {figure.claim: figure.verdict for figure in result.figures}
         self.assertEqual((verdicts["kernels"], verdicts["XLA"]), ("met", "not met"))
         self.assertEqual(verdicts["nothing else uses the GPUs"], "met")
+        self.assertEqual(verdicts["TensorFlow sees the GPUs"], "met")
 
 
 class VerdictsTest(unittest.TestCase):

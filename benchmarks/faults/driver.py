@@ -67,12 +67,13 @@ def _run_cases(settings: Settings, lab: Lab, limit_s: float, end_s: float) -> li
     files = [settings.folder / f"cases-{job}.jsonl" for job in range(settings.jobs)]
     runners = [_fork(settings, lab, limit_s, end_s, job, file) for job, file in enumerate(files)]
     try:
-        for pid in runners:
-            os.waitpid(pid, 0)
+        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in runners]
     except BaseException:  # Ctrl-C
         for pid in runners:
             os.kill(pid, signal.SIGKILL)  # its programs die with it
         raise
+    if any(codes):
+        raise RuntimeError(f"the processes that run the cases ended with {codes}, so cases are missing")
     lines = (line for file in files if file.exists() for line in file.read_text().splitlines())
     return sorted(map(json.loads, lines), key=lambda case: case["number"])
 
@@ -82,6 +83,7 @@ def _fork(settings: Settings, lab: Lab, limit_s: float, end_s: float, job: int, 
     parent, pid = os.getpid(), os.fork()
     if pid:
         return pid
+    code = 1
     try:
         children.die_with(parent)
         children.adopt_orphans()
@@ -91,8 +93,11 @@ def _fork(settings: Settings, lab: Lab, limit_s: float, end_s: float, job: int, 
             case = run_case(settings, lab, number, limit_s)
             with open(file, "a") as lines:
                 lines.write(json.dumps(case) + "\n")
+        code = 0
+    except BaseException:
+        traceback.print_exc()  # os._exit prints nothing
     finally:
-        os._exit(0)
+        os._exit(code)
 
 
 def run_case(settings: Settings, lab: Lab, number: int, limit_s: float) -> dict:

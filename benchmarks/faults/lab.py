@@ -11,6 +11,7 @@ import numpy as np
 import soundfile
 
 from benchmarks.faults.children import Child, Prepare
+from myxtts.clock import NOTHING
 from myxtts.observe.metrics_reader import read_metrics
 from myxtts.training.checkpoint_files import list_checkpoints, step_of
 
@@ -19,10 +20,7 @@ UTTERANCES, HELD_OUT, RATE_HZ = 13, 1, 22_050
 STEPS, STEPS_PER_EPOCH, CHECKPOINT_EVERY = 12, 3, 3
 REFERENCE = "reference"
 LIMIT_S = 240.0  # of one program; an undisturbed run takes seconds
-TIMES = {  # in a line of metrics.jsonl: what differs between two equal runs
-    *("step_s", "wait_s", "steps_per_s", "audio_seconds_per_s", "padding", "accelerator_utilisation"),
-    *("read_s", "produce_s", "blocked_s", "bottleneck", "pause_s", "remaining_s", "time_s"),
-}
+TIMES = {*NOTHING.metrics(), "remaining_s"}  # in a line of metrics.jsonl: what differs between two equal runs
 SMALLEST = (
     "--text-frontend characters --model-size tiny --batch-size 4 --buckets 2 --validation-fraction 0.07 "
     "--simulate-gpus 2 --data-gpu 0 --model-gpu 1 --num-workers 1 --buffer-size 1 --prefetch-buffer-size 1 "

@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.faults.children import Child
 from benchmarks.faults.damage import damage
 from benchmarks.faults.injection import CHANGING, GROWING, ClockJump, Defect, Injection, SizeLimit
-from benchmarks.faults.lab import CHECKPOINT_EVERY, STEPS, newest_step
+from benchmarks.faults.lab import CHECKPOINT_EVERY, STEPS, UTTERANCES, newest_step
 from benchmarks.faults.trial import STOPS, Arms, Interrupt, Trial
 from myxtts.training.checkpoint_files import step_of
 
@@ -194,7 +194,7 @@ def bad_audio(trial: Trial) -> None:
     """Take a file of the corpus away in mid-epoch, or change it; put it back and resume."""
     corpus = trial.folder / "corpus"
     shutil.copytree(trial.lab.corpus.parent, corpus)
-    victim = corpus / f"u{trial.random.randrange(13)}.wav"
+    victim = corpus / f"u{trial.random.randrange(UTTERANCES)}.wav"
     kind = trial.random.choice(("deleted", "cut", "empty", "replaced", "a folder", "a loop", "no sound", "EIO"))
     line = f"step {trial.random.randint(1, STEPS - 2):6d} |"
     caches = ("--cache-dataset",) * (trial.random.random() < 0.2)

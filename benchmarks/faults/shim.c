@@ -33,10 +33,6 @@ void fault_arm(const char *root, const char *file, int calls, int nth, int stick
     armed.pid = getpid();
 }
 
-void fault_disarm(void) { armed.pid = 0; }
-
-int fault_count(void) { return atomic_load(&count); }
-
 void fault_redirect(int from, int to) { port_from = from, port_to = to, port_pid = getpid(); }
 
 static int fault(int call, const char *path) {

@@ -91,7 +91,7 @@ class Finished(NamedTuple):
 
 @dataclass
 class Trial:
-    """A case while it runs: `case_of(seed, number)` made it, and `random` chooses all that it does.
+    """A case while it runs: `random`, of `case.draw`, chooses all that it does.
 
     Attributes:
         folder: of this case alone.

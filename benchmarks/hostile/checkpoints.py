@@ -20,6 +20,7 @@ from myxtts.audio.format import AUDIO_FORMAT
 from myxtts.config.schema import Config
 from myxtts.synthesis.speech_file import check_inputs
 from myxtts.training.checkpoint_files import (
+    FORMAT,
     checkpoint_of,
     further_groups,
     latest,
@@ -198,7 +199,7 @@ def _state_value(draw: random.Random, place: Place, checkpoint: Path, metadata: 
             else:
                 target[draw.choice((key, key, key, "", "x"))] = draw.choice(VALUES)
             break
-    changed.setdefault("format", 6)
+    changed.setdefault("format", FORMAT)
     if draw.random() < 0.05:
         changed["format"] = draw.choice(VALUES)
     (checkpoint / "state.json").write_text(json.dumps(changed), encoding="utf-8")
@@ -211,12 +212,12 @@ def _state_text(draw: random.Random, place: Place, checkpoint: Path, metadata: d
         ("[", '{"a":', "[],", "{},", "1,", '"",', "9", '"\\ud800",', " ", '"a":1,', "\\", "NaN,", "1e9,", "[[],")
     )
     filled = (unit * (size // len(unit) + 1))[:size].rstrip(",")
-    text = json.dumps({"format": 6, **metadata})
+    text = json.dumps({"format": FORMAT, **metadata})
     text = draw.choice(
         (
             filled,
-            f'{{"format": 6, "symbols": [{filled}]}}',
-            f'{{"format": 6, "settings": {{"data": {{"x": [{filled}]}}}}, "step": 1}}',
+            f'{{"format": {FORMAT}, "symbols": [{filled}]}}',
+            f'{{"format": {FORMAT}, "settings": {{"data": {{"x": [{filled}]}}}}, "step": 1}}',
             f'{text[:-1]}, "more": [{filled}]}}',
             f"{text[:-1]}, {text[1:]}",
             f"{text[:-1]}, {filled}}}",

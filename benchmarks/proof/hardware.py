@@ -73,7 +73,7 @@ def figures(scope: Scope, data: dict[str, Any]) -> list[Figure]:
     used_mib = max((mib for mib in used if mib is not None), default=None)
     packages_check = check_packages(package_requirements())
     return [
-        Figure.of("TensorFlow sees the GPUs", seen, "1 or more", None if scope.simulated else True),
+        Figure.of("TensorFlow sees the GPUs", seen, "1 or more", None if scope.simulated else sees_gpus(scope.gpus)),
         *software_figures(scope),
         Figure.of(
             "nothing else uses the GPUs",
@@ -83,6 +83,11 @@ def figures(scope: Scope, data: dict[str, Any]) -> list[Figure]:
         ),
         figure_of_check(packages_check),
     ]
+
+
+def sees_gpus(count: int) -> bool:
+    """Return whether TensorFlow sees so many GPUs in this process, as it did in the one that counted them."""
+    return len(tf.config.list_physical_devices("GPU")) >= count
 
 
 def software_figures(scope: Scope) -> list[Figure]:

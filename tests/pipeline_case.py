@@ -1,21 +1,16 @@
 """A corpus of sinusoids for tests of the data path."""
 
-import shutil
-import tempfile
 import unittest
 from collections.abc import Iterator
-from pathlib import Path
 
 from tests.two_devices import DATA, MODEL, TWO
 
 # isort: split
 
-import librosa
 import numpy as np
 import tensorflow as tf
 
 from benchmarks.proof.toy import shared_traces
-from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.batch import TTS_INPUTS
 from myxtts.config.schema import DataConfig
 from myxtts.data.features import tts_extractor
@@ -26,6 +21,7 @@ from myxtts.data.readers.base import ReadBatches, ReadRows
 from myxtts.data.readers.local import LocalReader
 from myxtts.placement.routes import Route
 from tests.feeds import producers
+from tests.fixtures import temporary_folder
 from tests.sine_corpus import planned_corpus, write_corpus
 
 ROUTE = TWO.routes[0]
@@ -47,8 +43,7 @@ class PipelineCase(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        cls.folder = Path(tempfile.mkdtemp(prefix="pipeline "))
-        cls.addClassCleanup(shutil.rmtree, cls.folder)
+        cls.folder = temporary_folder(cls.addClassCleanup, "pipeline ")
         cls.manifest = write_corpus(cls.folder / "corpus", cls.SECONDS, speakers=3)
         cls.corpus = planned_corpus(cls.manifest, cls.SETTINGS, cls.SEED, accumulation=2)
 
@@ -91,14 +86,6 @@ class PipelineCase(unittest.TestCase):
             self.assertEqual(produced_batch.planned.last, expected_batch.planned.last)
             for name, array in host(produced_batch).items():
                 np.testing.assert_array_equal(array, host(expected_batch)[name], err_msg=name, strict=True)
-
-
-def librosa_log_mel(wave: np.ndarray) -> np.ndarray:
-    """Return the log-mel spectrogram by librosa alone, float64 [samples // 256, 80]."""
-    wave = np.pad(wave.astype(np.float64), 384, mode="reflect")
-    magnitude = np.abs(librosa.stft(wave, n_fft=1024, hop_length=256, center=False, dtype=np.complex128))
-    bank = librosa.filters.mel(sr=SAMPLE_RATE_HZ, n_fft=1024, n_mels=80, fmin=0, fmax=8000, dtype=np.float64)
-    return np.log(np.maximum(bank @ magnitude, 1e-5)).T
 
 
 def silence(rows, starts, samples, padded):

@@ -1,4 +1,4 @@
-"""Corpora of sinusoids. Every utterance has its own pitch, which shows which utterance was read."""
+"""Signals, and corpora of sinusoids. Every utterance has its own pitch, which shows which utterance was read."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -71,3 +71,61 @@ def planned_corpus(
     bounds = bucket_bounds(manifest.samples, data.buckets)
     config = Config(data=data, training=TrainingConfig(seed=seed))
     return Corpus(manifest, make_plan(manifest, bounds, config, accumulation, replicas))
+
+
+def noise(samples: int, level: float) -> np.ndarray:
+    return np.random.default_rng(0).normal(0.0, level, samples)
+
+
+def vowels(seconds: float = 1.5) -> np.ndarray:
+    """Return a vowel that goes from 100 to 140 Hz and back while its timbre changes, and some noise; float32."""
+    position = np.arange(round(seconds * SAMPLE_RATE_HZ)) / (seconds * SAMPLE_RATE_HZ)
+    phase = 2 * np.pi * np.cumsum(100 + 40 * np.sin(np.pi * position)) / SAMPLE_RATE_HZ
+    wave = sum(np.sin(k * phase) * np.exp(-((k - 4 - 6 * position) ** 2) / 20) for k in range(1, 21))
+    return (0.05 * wave + noise(len(wave), 0.005)).astype(np.float32)
+
+
+def tones(seed: int = 0, padded: int = 10_240) -> dict[str, np.ndarray]:
+    """Return TTS_INPUTS with three tones of 200 Hz and a row without an utterance; references have 300 Hz."""
+    target, reference = (np.zeros((4, samples), np.int16) for samples in (padded, 5_120))
+    for wave, hz in ((target, 200.0), (reference, 300.0)):
+        wave[:3] = 32_768 * sine(hz, wave.shape[1] / 22_050)
+    lengths = {"samples": [10_240, 8_000, 6_000, 0], "reference_samples": [5_120, 5_120, 4_000, 0]}
+    lengths = {name: np.array(samples, np.int32) for name, samples in lengths.items()}
+    whole = {"seed": np.array([seed, 1], np.int32), "step_frames": np.float32(95), "step_tokens": np.float32(20)}
+    text = {
+        "tokens": np.zeros((4, 5), np.int32),
+        "token_count": np.zeros(4, np.int32),
+        "language": np.zeros(4, np.int32),
+    }
+    return text | whole | lengths | {"pcm": target, "reference_pcm": reference}
+
+
+def signals() -> dict[str, np.ndarray]:
+    """Return signals of half a second. Loud tones are the hardest, since some bands stay at the floor."""
+    random, tone = np.random.default_rng(0), sine(300, 0.5, level=1.0)
+    middle = np.zeros(len(tone))
+    middle[4_000:8_000] = 1.0
+    return {
+        "digital silence": np.zeros(len(tone)),
+        "a tone in digital silence": tone * middle,
+        "low tone": sine(60, 0.5, level=1.0),
+        "high tone": sine(5_000, 0.5, level=1.0),
+        "above all bands": sine(10_500, 0.5, level=1.0),
+        "chirp": np.sin(2 * np.pi * (50 + 8_000 * np.arange(len(tone)) / SAMPLE_RATE_HZ) ** 2 / 16_000),
+        "square": np.sign(tone),
+        "click": np.eye(1, len(tone), 5_000)[0],
+        "constant": np.ones(len(tone)),
+        "white noise": random.uniform(-1, 1, len(tone)),
+        "the last bit": np.where(random.random(len(tone)) < 0.01, 1 / 32768, 0.0),
+    }
+
+
+def librosa_log_mel(wave: np.ndarray) -> np.ndarray:
+    """Return the log-mel spectrogram by librosa alone, float64 [samples // 256, 80]."""
+    import librosa  # slow, and most tests do without
+
+    wave = np.pad(wave.astype(np.float64), 384, mode="reflect")
+    magnitude = np.abs(librosa.stft(wave, n_fft=1024, hop_length=256, center=False, dtype=np.complex128))
+    bank = librosa.filters.mel(sr=SAMPLE_RATE_HZ, n_fft=1024, n_mels=80, fmin=0, fmax=8000, dtype=np.float64)
+    return np.log(np.maximum(bank @ magnitude, 1e-5)).T

@@ -18,6 +18,7 @@ from myxtts.models.alignment import (
     search_by_blocks,
     search_by_frames,
 )
+from tests.tiny import alignment_rows
 from tests.two_devices import DATA, MODEL
 
 SHAPES = ((1, 1), (6, 6), (9, 4), (40, 13), (57, 57))  # frames and tokens
@@ -50,23 +51,10 @@ def compiled(function):
     return tf.function(function, jit_compile=True)
 
 
-def random_rows(seed, padded_frames, padded_tokens, ties=False):
-    """Return 16 rows of scores, with their tokens and frames: 4 with one path, the last one empty, the first full."""
-    random = np.random.default_rng(seed)
-    token_count = random.integers(1, padded_tokens + 1, 16).astype(np.int32)
-    frames = random.integers(token_count, padded_frames + 1).astype(np.int32)
-    frames[1:5] = token_count[1:5]
-    token_count[15] = frames[15] = 0
-    token_count[0], frames[0] = padded_tokens, padded_frames
-    shape = (16, padded_frames, padded_tokens)
-    score = -random.integers(0, 3, shape) if ties else random.normal(-100.0, 30.0, shape)
-    return score.astype(np.float32), token_count, frames
-
-
 class Path(unittest.TestCase):
     def test_matches_the_reference_implementation_for_random_shapes(self):
         for seed, shape in enumerate(SHAPES):
-            score, token_count, frames = random_rows(seed, *shape, ties=seed % 2 == 1)
+            score, token_count, frames = alignment_rows(seed, *shape, ties=seed % 2 == 1)
             path = search(score, token_count, frames)
             for row in range(15):
                 with self.subTest(shape=shape, row=row):
@@ -78,12 +66,12 @@ class Path(unittest.TestCase):
     def test_searching_by_blocks_finds_the_same_path_bit_for_bit(self):
         for seed, shape in enumerate((*SHAPES, (8, 3), (9, 3), (10, 3), (90, 40))):  # blocks have 8 frames
             with self.subTest(shape=shape):
-                rows = random_rows(seed, *shape, ties=seed % 2 == 0)
+                rows = alignment_rows(seed, *shape, ties=seed % 2 == 0)
                 np.testing.assert_array_equal(search(*rows, function=search_by_blocks), search(*rows))
 
     def test_searches_that_xla_compiles_find_the_same_path_bit_for_bit(self):
         for ties in (False, True):
-            rows = random_rows(7, 150, 4, ties)
+            rows = alignment_rows(7, 150, 4, ties)
             for function in (search_by_frames, search_by_blocks):
                 with self.subTest(function=function.__name__, ties=ties):
                     np.testing.assert_array_equal(search(*rows, function=compiled(function)), search(*rows))
@@ -92,7 +80,7 @@ class Path(unittest.TestCase):
         """Otherwise a GPU returns a loop's condition to the host in each iteration. XLA tries up to 128 of any loop."""
         for function, loops in ((search_by_frames, [149, 150]), (search_by_blocks, [8, 19])):
             with self.subTest(function=function.__name__):
-                arguments = [tf.constant(rows) for rows in random_rows(0, 150, 4)]
+                arguments = [tf.constant(rows) for rows in alignment_rows(0, 150, 4)]
                 program = compiled(function).experimental_get_compiler_ir(*arguments)(stage="optimized_hlo")
                 self.assertEqual(len(re.findall(r" while\(", program)), 2)
                 counts = re.findall(r'"known_trip_count":{"n":"(\d+)"', program)

@@ -15,8 +15,7 @@ from myxtts.placement.audit import audit
 from myxtts.placement.kernels import has_gpu_kernels
 from myxtts.tasks import alignment_choice
 from myxtts.tasks.alignment_choice import HOST, choose_alignment_search
-from tests.test_alignment import random_rows
-from tests.tiny import Workspace
+from tests.tiny import Workspace, alignment_rows
 from tests.two_devices import MODEL
 
 GPU = "/GPU:0"
@@ -88,7 +87,7 @@ class Choice(unittest.TestCase):
                 self.line(GPU, "xla")
 
     def test_measured_searches_find_the_same_path(self):
-        rows = [tf.constant(values) for values in random_rows(0, 20, 4)]
+        rows = [tf.constant(values) for values in alignment_rows(0, 20, 4)]
         for name in ("xla", "host", "loop"):
             with tf.device(MODEL):
                 path = alignment_choice.search_of(name, MODEL)(*rows)

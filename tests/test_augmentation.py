@@ -31,7 +31,7 @@ from myxtts.placement.copies import find_copies
 from myxtts.placement.kernels import has_gpu_kernels
 from myxtts.seeds import fold_in
 from myxtts.tasks.asr import ASRTask
-from tests.test_batch_contract import tones
+from tests.sine_corpus import tones
 from tests.two_devices import DATA, MODEL
 
 SAMPLES = np.array([6000, 4000, 2000, 0], np.int32)

@@ -2,6 +2,7 @@
 
 import unittest
 
+from tests.sine_corpus import tones
 from tests.two_devices import DATA
 
 # isort: split
@@ -14,7 +15,6 @@ from myxtts.audio.format import MEL_BANDS
 from myxtts.audio.mel import log_mel, warped_mel_filters
 from myxtts.batch import TEXT, TTS_FEATURES, TTS_INPUTS, check_batch
 from myxtts.data.features import VTLP_COSINES, tts_extractor, tts_features, vtlp_warp
-from tests.sine_corpus import sine
 
 SIZES = {"batch": 2, "tokens": 5, "samples": 2_560, "reference_samples": 1_280, "frames": 10, "reference_frames": 5}
 
@@ -107,22 +107,6 @@ class StagesTest(unittest.TestCase):
         np.testing.assert_allclose(hz[:3, 4:20], 200.0, rtol=0.002)
         for row, samples in zip(hz, (10_240, 8_000, 6_000, 0), strict=True):
             np.testing.assert_array_equal(row[samples // 256 :], 0.0)
-
-
-def tones(seed: int = 0, padded: int = 10_240) -> dict[str, np.ndarray]:
-    """Return TTS_INPUTS with three tones of 200 Hz and a row without an utterance; references have 300 Hz."""
-    target, reference = (np.zeros((4, samples), np.int16) for samples in (padded, 5_120))
-    for wave, hz in ((target, 200.0), (reference, 300.0)):
-        wave[:3] = 32_768 * sine(hz, wave.shape[1] / 22_050)
-    lengths = {"samples": [10_240, 8_000, 6_000, 0], "reference_samples": [5_120, 5_120, 4_000, 0]}
-    lengths = {name: np.array(samples, np.int32) for name, samples in lengths.items()}
-    whole = {"seed": np.array([seed, 1], np.int32), "step_frames": np.float32(95), "step_tokens": np.float32(20)}
-    text = {
-        "tokens": np.zeros((4, 5), np.int32),
-        "token_count": np.zeros(4, np.int32),
-        "language": np.zeros(4, np.int32),
-    }
-    return text | whole | lengths | {"pcm": target, "reference_pcm": reference}
 
 
 def factors(features: dict) -> np.ndarray:

@@ -12,7 +12,6 @@ from tests import two_devices  # noqa: F401 - before TensorFlow starts
 import numpy as np
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
-from myxtts.audio.mel import SILENCE
 from myxtts.errors import DataError
 from myxtts.evaluation.boundaries import (
     Boundary,
@@ -24,13 +23,8 @@ from myxtts.evaluation.boundaries import (
     read_alignments,
 )
 from myxtts.evaluation.boundary_score import alignment_metrics
-from myxtts.evaluation.held_out import Utterance
 from myxtts.text.symbols import SymbolTable
-
-
-def utterance(name: str, tokens: np.ndarray, path: np.ndarray) -> Utterance:
-    mel = np.full((len(path), 80), SILENCE, np.float32)
-    return Utterance(name, "a a", 0, 0, tokens, np.zeros(0, np.float32), mel, mel, path)
+from tests.tiny import utterance
 
 
 class BoundaryTest(unittest.TestCase):

@@ -9,7 +9,6 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
 import unittest
 from pathlib import Path
 from unittest import mock
@@ -24,6 +23,7 @@ from benchmarks.faults.report import describe, failed
 from benchmarks.faults.trial import Finished, Trial, is_advice
 from myxtts.commands import train
 from myxtts.commands.console import report_errors
+from tests.fixtures import temporary_folder
 from tests.long import long
 from tests.tiny import SIMULATED, Workspace, shared_traces
 
@@ -102,9 +102,7 @@ class MuteLauncher(InProcess):
 
 class ChaosTest(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        self.folder = temporary_folder(self.addCleanup)
 
     def settings(self, **changes) -> Settings:
         values = {"seed": 0, "scenarios": ("damaged-run",), "minutes": 1.0, "cases": 5, "repeat": None, "jobs": 1}

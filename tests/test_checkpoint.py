@@ -2,10 +2,8 @@
 
 import json
 import shutil
-import tempfile
 import threading
 import unittest
-from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -25,6 +23,7 @@ from myxtts.training.checkpoint_files import (
 )
 from myxtts.training.observation import VALIDATION, Observation
 from tests.feeds import TIMEOUT_S
+from tests.fixtures import temporary_folder
 from tests.kill_points import FullDisk
 from tests.tiny import build_model, build_toy, training_state
 
@@ -44,9 +43,7 @@ def values(state):
 
 class Case(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name) / "checkpoints"
+        self.folder = temporary_folder(self.addCleanup) / "checkpoints"
 
     def checkpoints(self, keep=3, **metadata):
         return Checkpoints(self.folder, keep, {"settings": {"a": {"b": 1}}, "symbols": ["ა", "b"]} | metadata)

@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import unittest
 import zipfile
 import zlib
@@ -32,6 +31,7 @@ from myxtts.training.checkpoint_files import (
     write_arrays,
     write_checkpoint,
 )
+from tests.fixtures import temporary_folder
 from tests.kill_points import FullDisk, Killed, KillPoints, RealKillPoints
 from tests.long import long
 
@@ -58,9 +58,8 @@ def kill_at(at: int, folder: str, step: int) -> None:
 
 class Case(unittest.TestCase):
     def setUp(self):
-        workspace = tempfile.TemporaryDirectory()
-        self.addCleanup(workspace.cleanup)
-        self.folder, self.prepared = (Path(workspace.name, name) for name in ("checkpoints", "prepared"))
+        workspace = temporary_folder(self.addCleanup)
+        self.folder, self.prepared = (workspace / name for name in ("checkpoints", "prepared"))
         for step, value in BEFORE.items():
             write(self.prepared, step, value)
         logging.disable(logging.CRITICAL)

@@ -7,19 +7,7 @@ from myxtts.clock import Clock, Interval, Times, format_duration
 from myxtts.config.schema import DataConfig
 from myxtts.observe.advice import LongWait, candidates, flags_of
 from myxtts.observe.report import time_line
-
-
-class ManualTime:
-    """A clock that moves only when `advance` is called."""
-
-    def __init__(self):
-        self.s = 1_000.0
-
-    def __call__(self) -> float:
-        return self.s
-
-    def advance(self, seconds: float) -> None:
-        self.s += seconds
+from tests.fixtures import ManualTime
 
 
 class ClockTest(unittest.TestCase):

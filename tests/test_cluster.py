@@ -16,6 +16,7 @@ from myxtts.distributed.cluster import Cluster, expand_counts, expand_hosts, fin
 from myxtts.distributed.job_token import VARIABLE, read_token, token_of
 from myxtts.distributed.launcher import LaunchSpec, _programs
 from myxtts.errors import ConfigError, PlacementError
+from tests.fixtures import temporary_folder
 
 SLURM = {
     "SLURM_JOB_ID": "31234",
@@ -150,9 +151,7 @@ class JobTokenTest(unittest.TestCase):
     SECRET = "correct horse battery staple"
 
     def file(self, content: bytes, mode: int = 0o600) -> Path:
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        path = Path(folder.name, "token")
+        path = temporary_folder(self.addCleanup) / "token"
         path.write_bytes(content)
         path.chmod(mode)
         return path

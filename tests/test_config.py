@@ -22,15 +22,14 @@ from myxtts.config.settings import SECTIONS, SETTINGS
 from myxtts.config.suggest import by_name, fields
 from myxtts.errors import ConfigError
 from myxtts.placement.routes import plan_routes
+from tests.fixtures import temporary_folder
 
 ROOT = Path(__file__).parents[1]
 
 
 class YamlTest(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.path = Path(folder.name) / "c.yaml"
+        self.path = temporary_folder(self.addCleanup) / "c.yaml"
 
     def load(self, text: str | bytes, **overrides) -> Config:
         self.path.write_bytes(text if isinstance(text, bytes) else text.encode())

@@ -1,7 +1,6 @@
 """Configuration files that list others under `defaults`."""
 
 import os
-import tempfile
 import unittest
 from pathlib import Path
 from unittest import mock
@@ -9,13 +8,12 @@ from unittest import mock
 from myxtts.config.load import MAX_FILES, load
 from myxtts.config.schema import Config
 from myxtts.errors import ConfigError
+from tests.fixtures import temporary_folder
 
 
 class DefaultsTest(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        self.folder = temporary_folder(self.addCleanup)
 
     def load(self, files: dict[str, str], **overrides) -> Config:
         """Load c.yaml beside the other files."""

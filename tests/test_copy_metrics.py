@@ -5,6 +5,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
+from tests.sine_corpus import noise, vowels
 from tests.two_devices import MODEL
 
 # isort: split
@@ -25,18 +26,6 @@ from myxtts.evaluation.copy_metrics import (
 from myxtts.evaluation.perceptual import MAX_PESQ_S, PACKAGES, installed_scores, pesq_wb, stoi
 
 ROOT = Path(__file__).parents[1]
-
-
-def vowels(seconds: float = 1.5) -> np.ndarray:
-    """Return a vowel that goes from 100 to 140 Hz and back while its timbre changes, and some noise; float32."""
-    position = np.arange(round(seconds * SAMPLE_RATE_HZ)) / (seconds * SAMPLE_RATE_HZ)
-    phase = 2 * np.pi * np.cumsum(100 + 40 * np.sin(np.pi * position)) / SAMPLE_RATE_HZ
-    wave = sum(np.sin(k * phase) * np.exp(-((k - 4 - 6 * position) ** 2) / 20) for k in range(1, 21))
-    return (0.05 * wave + noise(len(wave), 0.005)).astype(np.float32)
-
-
-def noise(samples: int, level: float) -> np.ndarray:
-    return np.random.default_rng(0).normal(0.0, level, samples)
 
 
 def measure(recordings, copies) -> list[CopyMetrics]:

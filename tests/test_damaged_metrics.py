@@ -1,14 +1,13 @@
 """Damaged lines of metrics.jsonl stop neither a run nor a page: they are dropped, and a run says how many."""
 
 import json
-import tempfile
 import unittest
-from pathlib import Path
 
 from myxtts.local_sgd.progress import read_progress
 from myxtts.observe.metrics import MetricsFile
 from myxtts.observe.metrics_reader import parse_report, read_metrics
 from myxtts.observe.page.history import History, read_last_report
+from tests.fixtures import temporary_folder
 
 WHOLE = [{"step": step, "loss": 1.0 / step, "mel": None, "bottleneck": "step"} for step in (1, 2, 3, 4)]
 DAMAGED = {
@@ -41,9 +40,7 @@ def written(*lines: bytes) -> bytes:
 
 class DamagedMetricsTest(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.path = Path(folder.name) / "metrics.jsonl"
+        self.path = temporary_folder(self.addCleanup) / "metrics.jsonl"
 
     def damage(self) -> None:
         """Write two whole lines, all damaged ones, and two more whole ones."""

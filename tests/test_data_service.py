@@ -1,12 +1,10 @@
 """The tf.data service returns the same batches in order, each once, even if servers fail."""
 
 import logging
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import unittest
 from contextlib import ExitStack, closing
@@ -33,6 +31,7 @@ from myxtts.data.readers.service import ServiceReader, _Job
 from myxtts.data.readers.service_server import dispatcher, worker
 from myxtts.distributed.loopback import is_loopback, listening_sockets
 from myxtts.errors import ConfigError, DataError
+from tests.fixtures import temporary_folder
 from tests.long import long
 from tests.sine_corpus import planned_corpus, write_corpus
 
@@ -82,9 +81,7 @@ class ServiceCase(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        folder = Path(tempfile.mkdtemp(prefix="with space "))
-        cls.addClassCleanup(shutil.rmtree, folder)
-        cls.corpus = Corpus(folder)
+        cls.corpus = Corpus(temporary_folder(cls.addClassCleanup, "with space "))
 
     def setUp(self):
         for name, value in (("JOB_BATCHES", 8), ("TRIAL_BATCHES", 2)):

@@ -21,6 +21,7 @@ from myxtts.data.demo_corpus import (
 )
 from myxtts.errors import DataError
 from myxtts.text.espeak import PAUSE, EspeakVoice, synthesize
+from tests.fixtures import temporary_folder
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 ARGUMENTS = {"utterances": 12, "languages": ["en", "ka", "fa"], "speakers": 2, "seed": 3}
@@ -34,9 +35,8 @@ def digests(folder: Path) -> dict[str, str]:
 class GeneratedCorpus(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.folder = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(cls.folder.cleanup)
-        cls.out = Path(cls.folder.name) / "demo"
+        cls.folder = temporary_folder(cls.addClassCleanup)
+        cls.out = cls.folder / "demo"
         assert make_demo_corpus(cls.out, **ARGUMENTS)
         with open(cls.out / "corpus.csv", encoding="utf-8", newline="") as file:
             cls.rows = list(csv.DictReader(file))
@@ -109,13 +109,13 @@ class GeneratedCorpus(unittest.TestCase):
 
     def test_same_arguments_give_the_same_bytes_in_any_process(self):
         synthesize("Something in between.", EspeakVoice("en", "m3"))
-        again = Path(self.folder.name) / "again"
+        again = self.folder / "again"
         make_demo_corpus(again, **ARGUMENTS)
         self.assertEqual(digests(again), digests(self.out))
         flags = ["--utterances", "12", "--languages", "en", "ka", "fa", "--speakers", "2", "--seed", "3"]
-        run = utility(["--out", "elsewhere", *flags], self.folder.name)
+        run = utility(["--out", "elsewhere", *flags], self.folder)
         self.assertEqual((run.returncode, run.stderr), (0, ""))
-        self.assertEqual(digests(Path(self.folder.name) / "elsewhere"), digests(self.out))
+        self.assertEqual(digests(self.folder / "elsewhere"), digests(self.out))
 
 
 class Speakers(unittest.TestCase):
@@ -137,9 +137,7 @@ class Speakers(unittest.TestCase):
 
 class Rejected(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.parent = Path(folder.name)
+        self.parent = temporary_folder(self.addCleanup)
         self.out = self.parent / "demo"
 
     def assert_rejected(self, pattern: str, **arguments) -> None:

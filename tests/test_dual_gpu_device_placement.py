@@ -34,6 +34,7 @@ from myxtts.training.loop import LookAhead
 from myxtts.training.schedule import ConstantRates
 from myxtts.training.state import TrainingState, make_optimizers
 from myxtts.training.step import Step
+from tests.fixtures import temporary_folder
 from tests.long import long
 from tests.sine_corpus import planned_corpus, write_corpus
 from tests.tiny import (
@@ -83,9 +84,8 @@ class RouteOfAStepTest(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        folder = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(folder.cleanup)
-        cls.manifest = write_corpus(Path(folder.name), SECONDS)
+        folder = temporary_folder(cls.addClassCleanup)
+        cls.manifest = write_corpus(folder, SECONDS)
 
     def step(self, model, route, accumulation):
         """Take a full step; return (state, gradient sums, its first and the next microbatch, outcome, functions)."""

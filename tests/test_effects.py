@@ -1,6 +1,5 @@
 """Settings that have no effect in a run: what was given is an error, and what a run has recorded is none."""
 
-import tempfile
 import unittest
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from myxtts.config.schema import ASRConfig, Config, DataConfig, ModelConfig
 from myxtts.config.settings import SETTINGS, Setting
 from myxtts.errors import CheckpointError, ConfigError
 from myxtts.training.run_folder import check_same_settings
+from tests.fixtures import temporary_folder
 
 WITH_OTHERS = {  # what rules of checks.py ask for beside a setting
     "sync_every": {"jobs": 2, "sync_dir": "syncs"},
@@ -73,9 +73,7 @@ class NeedsTest(unittest.TestCase):
 
 class EffectsTest(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        self.folder = temporary_folder(self.addCleanup)
         self.path = self.folder / "my.yaml"
 
     def error_of(self, text: str, **overrides) -> str:
@@ -161,9 +159,7 @@ class ResumeTest(unittest.TestCase):
     """`train --resume --run NAME` takes the settings of the run."""
 
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.runs = Path(folder.name)
+        self.runs = temporary_folder(self.addCleanup)
         (self.runs / "mine" / "checkpoints").mkdir(parents=True)
         (self.runs / "mine" / "config.yaml").write_text(
             "run: {run: former}\ntraining: {learning_rate: 3e-4, stop_at_step: 4}\n"

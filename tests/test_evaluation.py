@@ -3,7 +3,6 @@
 import contextlib
 import io
 import json
-import tempfile
 import unittest
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -61,8 +60,8 @@ from myxtts.training.run_folder import RunFolder
 from myxtts.training.select_checkpoint import select_checkpoint
 from myxtts.training.select_vocoder import VocoderChoice
 from myxtts.training.setup import RunCorpora
-from tests.test_boundaries import utterance
-from tests.tiny import SECONDS, arrays_of, cached_network, cached_networks, whole_run
+from tests.fixtures import temporary_folder
+from tests.tiny import SECONDS, arrays_of, cached_network, cached_networks, utterance, whole_run
 from tests.tiny_asr import asr_run, cached_transcriber, cached_transcribers
 
 TTS_SCORE = "myxtts.evaluation.tts_score"
@@ -310,9 +309,7 @@ class CompleteEvaluation(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.workspace, cls.run_folder = whole_run().workspace, whole_run().folder
-        folder = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(folder.cleanup)
-        cls.plots = Path(folder.name) / "plots"
+        cls.plots = temporary_folder(cls.addClassCleanup) / "plots"
         cls.checkpoint = select_checkpoint(cls.run_folder)
         cls.score = cls.measure(asr_run=asr_run().folder)
 

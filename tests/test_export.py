@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import unittest
 from pathlib import Path
 from unittest import mock
@@ -28,6 +27,7 @@ from myxtts.synthesis import export
 from myxtts.training.load_vocoder import TrainedVocoder
 from myxtts.training.select_vocoder import read_vocoder_run
 from tests import tiny_vocoder
+from tests.fixtures import entered, temporary_folder
 from tests.sine_corpus import sine
 from tests.tiny import (
     SYMBOLS,
@@ -102,16 +102,14 @@ class Exported(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        folder = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(folder.cleanup)
-        cls.folder = Path(folder.name)
+        cls.folder = temporary_folder(cls.addClassCleanup)
         cls.run_folder = cls.folder / "run"
         cls.exported, cls.exported_vocoder = cls.folder / "voice", cls.folder / "vocoder"
         cls.vocoder_folder = cls.folder / "vocoder_run"
         with small_models():
             cls.checkpoint = write_run(cls.run_folder)
         write_vocoder(cls.vocoder_folder)
-        cls.enterClassContext(tiny_vocoder.small_vocoders())
+        entered(cls.addClassCleanup, tiny_vocoder.small_vocoders())
         with cached_networks("myxtts.synthesis.export"):
             flags = ("--checkpoint", cls.checkpoint.name, "--vocoder", str(cls.vocoder_folder))
             cls.result = cls.program("--out", str(cls.exported), *flags)

@@ -1,8 +1,6 @@
 """Runs with --init-from: inherited and new weights, frozen components, rejected combinations."""
 
-import contextlib
 import shutil
-import tempfile
 import unittest
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,6 +32,7 @@ from myxtts.training.select_checkpoint import select_checkpoint
 from myxtts.training.start import resolve_start
 from myxtts.training.state import TrainingState, make_optimizers
 from myxtts.training.step import Step
+from tests.fixtures import entered, temporary_folder, working_in
 from tests.sine_corpus import sine, write_sound
 from tests.tiny import (
     SYMBOLS,
@@ -249,8 +248,8 @@ class MissingRunTest(unittest.TestCase):
     """The message about a folder that is no run with a checkpoint."""
 
     def setUp(self):
-        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
-        self.enterContext(contextlib.chdir(self.folder))
+        self.folder = temporary_folder(self.addCleanup)
+        entered(self.addCleanup, working_in(self.folder))
         for run in ("runs/voice_a", "runs/voice_b", "other/x"):
             (self.folder / run / "checkpoints" / "step-000007").mkdir(parents=True)
         (self.folder / "runs" / "begun").mkdir()

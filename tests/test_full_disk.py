@@ -5,7 +5,6 @@ import errno
 import io
 import logging
 import os
-import tempfile
 import unittest
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +21,7 @@ from myxtts.observe.metrics import TensorBoard
 from myxtts.observe.report import Reporter
 from myxtts.observe.run_log import RunLog
 from myxtts.training.report_hooks import RecordMetrics
+from tests.fixtures import temporary_folder
 
 FULL = Path("/dev/full")  # each write to it fails with ENOSPC
 
@@ -33,9 +33,7 @@ def full_events(*_):
 
 class FullDiskTest(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        self.folder = temporary_folder(self.addCleanup)
 
     @contextlib.contextmanager
     def reporter(self):

@@ -31,6 +31,7 @@ from myxtts.commands.console import report_errors
 from myxtts.data.demo_corpus import make_demo_corpus
 from myxtts.preflight import nvidia
 from myxtts.preflight.checks import recommended
+from tests.fixtures import entered, temporary_folder
 from tests.long import LONG, long
 
 ROOT = Path(__file__).parents[1]
@@ -69,19 +70,15 @@ class SectionsTest(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        folder = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(folder.cleanup)
-        cls.modules = Path(folder.name)
+        cls.modules = temporary_folder(cls.addClassCleanup)
         header = "import os, signal, subprocess, time\nfrom benchmarks.proof.section import Figure, SectionResult\n\n"
         for name, body in SECTIONS.items():
             lines = [line[4:] for line in body.strip("\n").splitlines()]
             (cls.modules / f"{name}.py").write_text(f"{header}def run(scope):\n" + "\n".join(lines) + "\n", "utf-8")
-        cls.enterClassContext(mock.patch.dict(os.environ, PYTHONPATH=str(cls.modules)))
+        entered(cls.addClassCleanup, mock.patch.dict(os.environ, PYTHONPATH=str(cls.modules)))
 
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.out = Path(folder.name)
+        self.out = temporary_folder(self.addCleanup)
 
     def run_sections(self, *sections: Section, end_s: float | None = None, **settings) -> list[dict]:
         run = Run(**{"gpus": 2, "simulated": True, "small": True, "out": self.out, "corpus": self.out} | settings)
@@ -201,15 +198,14 @@ class SimulatedTest(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        folder = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(folder.cleanup)
-        cls.out = Path(folder.name) / "proof"
+        folder = temporary_folder(cls.addClassCleanup)
+        cls.out = folder / "proof"
         flags = ["--simulate-gpus", "2", "--small", "--in-process", "--minutes", "60", "--out", str(cls.out)]
         flags += ["--sections", *(str(section.number) for section in cls.SECTIONS)]
         environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         cls.finished = subprocess.run(
             [sys.executable, str(ROOT / "benchmarks" / "gpu_proof.py"), *flags],
-            cwd=folder.name,
+            cwd=folder,
             env=environ,
             capture_output=True,
             text=True,

@@ -1,19 +1,16 @@
 """Available memory of the host, from files as the kernel writes them."""
 
-import tempfile
 import unittest
-from pathlib import Path
 
 from myxtts.placement.host_memory import available_memory_mib
+from tests.fixtures import temporary_folder
 
 UNLIMITED = "9223372036854771712"
 
 
 class AvailableMemory(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.root = Path(folder.name)
+        self.root = temporary_folder(self.addCleanup)
 
     def write(self, path, text):
         (self.root / path).parent.mkdir(parents=True, exist_ok=True)

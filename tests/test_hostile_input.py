@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import sys
-import tempfile
 import time
 import unicodedata
 import unittest
@@ -48,6 +47,7 @@ from myxtts.text.sentences import split_text
 from myxtts.text.symbols import SymbolTable
 from myxtts.training.checkpoint_files import read_arrays, read_metadata
 from myxtts.training.checkpoint_metadata import check_types
+from tests.fixtures import temporary_folder
 
 CASES = {"metadata": 20, "yaml": 30, "texts": 20}
 LIMIT_S = 30.0  # of what took minutes
@@ -55,9 +55,7 @@ LIMIT_S = 30.0  # of what took minutes
 
 class FolderCase(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        self.folder = temporary_folder(self.addCleanup)
 
     def write(self, name: str, content: str | bytes = "") -> Path:
         path = self.folder / name

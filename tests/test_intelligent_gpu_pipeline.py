@@ -13,6 +13,7 @@ from tests import real_gpus  # noqa: F401 - before tests.two_devices
 
 # isort: split
 
+from tests.sine_corpus import librosa_log_mel
 from tests.two_devices import DATA, MODEL
 
 # isort: split
@@ -41,7 +42,6 @@ from tests.pipeline_case import (
     TWO_PRODUCERS,
     PipelineCase,
     host,
-    librosa_log_mel,
     silence,
 )
 from tests.sine_corpus import frequency, pitch_of

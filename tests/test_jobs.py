@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
 from collections.abc import Callable, Sequence
@@ -32,9 +31,9 @@ from myxtts.local_sgd.shards import CorpusShards
 from myxtts.training.checkpoint_files import latest, read_metadata, write_checkpoint
 from myxtts.training.inherited_settings import with_inherited_settings
 from myxtts.training.run_folder import RunFolder
+from tests.fixtures import DEADLINE_S, ends, temporary_folder
 from tests.long import long
 from tests.sine_corpus import write_corpus
-from tests.test_launcher import DEADLINE_S, ends
 from tests.tiny import arrays_of, toy_models
 from tests.two_devices import SIMULATED
 
@@ -112,7 +111,7 @@ import contextlib, signal, sys
 from pathlib import Path
 from myxtts.commands import train
 from myxtts.commands.console import report_errors
-from tests.test_resume import signal_at
+from tests.fixtures import signal_at
 from tests.tiny import toy_models
 
 settings = Path(sys.argv[2])
@@ -136,9 +135,7 @@ class Case(unittest.TestCase):
     """A folder with a corpus of 13 utterances, and jobs of 6 steps with a warm start of 2."""
 
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        self.folder = temporary_folder(self.addCleanup)
         write_corpus(self.folder / "corpus", [0.4 + 0.03 * i for i in range(13)])
         for name, source in (("trainer", TRAINER), ("merger", MERGE)):
             (self.folder / f"{name}.py").write_text(source)

@@ -1,9 +1,7 @@
 """The languages of a corpus: their scripts, the spelling of their codes, and what is rejected before audio is read."""
 
 import logging
-import tempfile
 import unittest
-from pathlib import Path
 
 from myxtts.config.schema import Config, DataConfig
 from myxtts.data.dataset import load_corpora
@@ -12,6 +10,7 @@ from myxtts.synthesis.language import choose_language
 from myxtts.tasks.length_rules import length_rule_of
 from myxtts.text import espeak
 from myxtts.text.languages import letters_by_script, scripts_of
+from tests.fixtures import temporary_folder
 from tests.sine_corpus import sine, write_sound
 
 TEXTS = {
@@ -48,9 +47,7 @@ class Corpus(unittest.TestCase):
     """A CSV corpus of which every row names the same sound length."""
 
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        self.folder = temporary_folder(self.addCleanup)
         logging.disable(logging.WARNING)
         self.addCleanup(logging.disable, logging.NOTSET)
 

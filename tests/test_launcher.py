@@ -6,8 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
-import time
 import unittest
 from functools import partial
 from itertools import islice
@@ -16,18 +14,16 @@ from pathlib import Path
 from myxtts.commands import launch
 from myxtts.commands.console import report_errors
 from myxtts.distributed.processes import MAX_READS, READ_BYTES, ChildProcess, OutputReader
+from tests.fixtures import DEADLINE_S, ends, temporary_folder
 
 ROOT = Path(__file__).parents[1]
 LAUNCHER = ROOT / "utilities" / "launch_workers.py"
 INDEX = "import json, os, signal, sys, time\nindex = json.loads(os.environ['TF_CONFIG'])['task']['index']\n"
-DEADLINE_S = 120.0  # of what takes a second on an idle machine
 
 
 class LauncherTest(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        self.folder = temporary_folder(self.addCleanup)
 
     def command(self, source: str, *flags: str) -> list[str]:
         """Return a command that launches workers with this source, in which `index` is the worker's index."""
@@ -261,19 +257,6 @@ STUCK = "def handler(number, frame):\n    print('asked')\n    time.sleep(600)" +
 def run(command: list[str], **environ: str) -> subprocess.CompletedProcess:
     env = {**os.environ, **environ}
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=DEADLINE_S)
-
-
-def ends(pid: int) -> bool:
-    """Return whether a process ends, reaped or not."""
-    until_s = time.monotonic() + DEADLINE_S
-    while time.monotonic() < until_s:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-        time.sleep(0.05)
-    return False
 
 
 if __name__ == "__main__":

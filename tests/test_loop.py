@@ -17,7 +17,7 @@ from myxtts.training.hooks import NoteDue, Observe, PeriodicHook, Report, Valida
 from myxtts.training.observation import SAMPLES, VALIDATION, Observation, without
 from myxtts.training.observer import NoObserver, ObserverFailed
 from myxtts.training.stop_request import SharedStopRequest, StopRequest
-from tests.test_clock import ManualTime
+from tests.fixtures import ManualTime
 
 
 class CountingState:

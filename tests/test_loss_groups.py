@@ -1,9 +1,7 @@
 """Loss groups: two optimizers in one state, on a model whose gradients are computed by hand."""
 
 import logging
-import tempfile
 import unittest
-from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -20,6 +18,7 @@ from myxtts.placement.routes import Route
 from myxtts.training.checkpoint import restore, write_state
 from myxtts.training.state import TrainingState, make_optimizers
 from myxtts.training.step import Step
+from tests.fixtures import temporary_folder
 from tests.test_sync import Job, sync_both
 from tests.tiny import features, on_device, replicas_on, rows_of, take_step
 from tests.two_devices import MODEL
@@ -177,9 +176,7 @@ class State(unittest.TestCase):
 
 class Checkpoints(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        self.folder = temporary_folder(self.addCleanup)
         logging.disable(logging.CRITICAL)
         self.addCleanup(logging.disable, logging.NOTSET)
 

@@ -3,7 +3,6 @@
 import csv
 import os
 import struct
-import tempfile
 import unittest
 from pathlib import Path
 from unittest import mock
@@ -16,6 +15,7 @@ from myxtts.data.audio_header import UnusableAudio, read_header
 from myxtts.data.manifest import LengthRule, build_manifest, report_rejected
 from myxtts.data.metadata_file import read_corpus
 from myxtts.errors import DataError
+from tests.fixtures import temporary_folder
 
 
 def letters(text, language, frontend):
@@ -66,9 +66,7 @@ class CorpusCase(unittest.TestCase):
     """A CSV corpus of sounds in a temporary folder."""
 
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.outside = Path(folder.name)
+        self.outside = temporary_folder(self.addCleanup)
         self.folder = self.outside / "corpus"
         self.folder.mkdir()
         self.lines = ["path,text,speaker,language"]
@@ -433,9 +431,7 @@ class Cache(CorpusCase):
 
 class Native(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.path = os.path.join(folder.name, "a.wav")
+        self.path = str(temporary_folder(self.addCleanup) / "a.wav")
 
     def header(self, content):
         Path(self.path).write_bytes(content)

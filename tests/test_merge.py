@@ -4,7 +4,6 @@ import contextlib
 import io
 import json
 import shutil
-import tempfile
 import tracemalloc
 import unittest
 from itertools import permutations
@@ -43,7 +42,7 @@ from myxtts.training.checkpoint_files import (
 )
 from myxtts.training.init_from import inherited_vocabulary
 from myxtts.training.select_checkpoint import vocabulary_of
-from tests.test_synthesis import reported
+from tests.fixtures import reported, temporary_folder
 from tests.tiny import arrays_of, features, on_device
 from tests.tiny_asr import asr_run, cached_transcriber, small_asr_models
 
@@ -66,9 +65,7 @@ def arrays(kernel, count: int = 1) -> dict[str, np.ndarray]:
 
 class Case(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        self.folder = temporary_folder(self.addCleanup)
         self.merged = self.folder / "merged"
         stdout = contextlib.redirect_stdout(io.StringIO())
         self.out = stdout.__enter__()

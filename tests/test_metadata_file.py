@@ -3,7 +3,6 @@
 import os
 import random
 import shutil
-import tempfile
 import unittest
 from pathlib import Path
 from unittest import mock
@@ -11,13 +10,12 @@ from unittest import mock
 from myxtts.data.metadata_file import DEFAULT_SPEAKER, Row, Rows, hold_out, read_corpora, read_corpus
 from myxtts.data.metadata_form import COLUMN_NAMES
 from myxtts.errors import DataError
+from tests.fixtures import temporary_folder
 
 
 class Case(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        self.folder = temporary_folder(self.addCleanup)
 
     def write(self, name, content):
         path = self.folder / name

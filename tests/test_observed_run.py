@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import unittest
 from pathlib import Path
@@ -30,9 +29,9 @@ from myxtts.training.checkpoint import Checkpoints
 from myxtts.training.checkpoint_files import list_checkpoints, read_best, read_metadata
 from myxtts.training.observer import Observer, ObserverFailed
 from myxtts.training.validation import Validation
+from tests.fixtures import DUAL, REVERSED, files_below, temporary_folder
 from tests.kill_points import Killed, KillPoints, RealKillPoints
 from tests.long import long
-from tests.test_resume import DUAL, REVERSED
 from tests.tiny import Workspace, arrays_of, small_models, train_in_fork, whole_run
 
 ROOT = Path(__file__).parents[1]
@@ -371,9 +370,7 @@ class ToyRuns(unittest.TestCase):
 class Workers(unittest.TestCase):
     @long
     def test_other_workers_train_on_while_the_chief_observes(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        workspace = Workspace(Path(folder.name))
+        workspace = Workspace(temporary_folder(self.addCleanup))
         program = workspace.folder / "program.py"
         program.write_text(LATE_OBSERVER, encoding="utf-8")
         for name in ("model", "data"):
@@ -392,10 +389,6 @@ class Workers(unittest.TestCase):
         )
         self.assertEqual(observed, blocking)
         self.assertEqual([step for step, _, validation in observed if validation is not None], [2, 4, 6, 8])
-
-
-def files_below(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from myxtts.errors import DataError, PlacementError
 from myxtts.training.observation import EVALUATION, SAMPLES, VALIDATION, Observation, observations_of, without
 from myxtts.training.observer import Observer, ObserverFailed, Result, slow_observer
 from tests.feeds import TIMEOUT_S, wait_until
+from tests.fixtures import entered
 from tests.test_routes import plan
 
 
@@ -33,7 +34,7 @@ class ObserverTest(unittest.TestCase):
         self.recorded, self.batches, self.allowed = [], [], threading.Semaphore(0)
         self.error, self.now_s = None, 0.0
         self.observer = Observer(self.observe, self.record, now=lambda: self.now_s)
-        self.enterContext(self.observer)
+        entered(self.addCleanup, self.observer)
 
     def observe(self, observation, pace):
         for number in range(2):

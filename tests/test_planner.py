@@ -4,7 +4,6 @@ import contextlib
 import io
 import itertools
 import json
-import tempfile
 import threading
 import time
 import unittest
@@ -30,6 +29,7 @@ from myxtts.planner.stage_times import (
     resample_steps,
     sample_stage_times,
 )
+from tests.fixtures import temporary_folder
 
 SINGLE, DUAL = [Route("0", "0")], [Route("0", "1")]
 REPLICATED = [Route("0", "0"), Route("1", "1")]
@@ -384,9 +384,7 @@ class PlanCommandTest(unittest.TestCase):
     """The command `plan`, called in this process."""
 
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        self.folder = temporary_folder(self.addCleanup)
 
     def run_plan(self, *arguments: str) -> tuple[int, str]:
         out = io.StringIO()

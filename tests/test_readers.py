@@ -2,8 +2,6 @@
 
 import gc
 import os
-import shutil
-import tempfile
 import threading
 import unittest
 from collections import deque
@@ -38,6 +36,7 @@ from myxtts.data.readers.files import rows_from_files
 from myxtts.data.readers.local import LocalReader
 from myxtts.errors import DataError
 from myxtts.placement.audit import require_device
+from tests.fixtures import temporary_folder
 from tests.sine_corpus import frequency, manifest_of, pitch_of, planned_corpus, sine, write_corpus, write_sound
 from tests.test_manifest import WAV_FILES
 
@@ -48,8 +47,7 @@ def planned(corpus, start, seed=1, **options):
 
 class FolderCase(unittest.TestCase):
     def setUp(self):
-        self.folder = Path(tempfile.mkdtemp(prefix="with space "))
-        self.addCleanup(shutil.rmtree, self.folder)
+        self.folder = temporary_folder(self.addCleanup, "with space ")
 
 
 class ReadPcmTest(FolderCase):

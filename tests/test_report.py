@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 import threading
 import time
 import unittest
@@ -31,6 +30,7 @@ from myxtts.observe.report_thread import ReportThread
 from myxtts.training.observation import Observation
 from myxtts.training.report_hooks import recorded
 from tests.feeds import wait_until
+from tests.fixtures import temporary_folder
 from tests.html_checker import Checker
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -54,9 +54,7 @@ class Folder(unittest.TestCase):
     """A run without a network: its files."""
 
     def setUp(self):
-        temporary = tempfile.TemporaryDirectory()
-        self.addCleanup(temporary.cleanup)
-        self.runs = Path(temporary.name) / "runs"
+        self.runs = temporary_folder(self.addCleanup) / "runs"
         self.folder = self.make_run("voice")
 
     def make_run(self, name: str) -> Path:

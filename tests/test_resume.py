@@ -1,7 +1,5 @@
 """A run that is stopped, killed or moved to other devices equals an uninterrupted run bit for bit."""
 
-import contextlib
-import logging
 import os
 import shutil
 import signal
@@ -12,6 +10,7 @@ from pathlib import Path
 
 from myxtts.observe.metrics_reader import read_metrics
 from myxtts.training.checkpoint_files import latest, read_metadata
+from tests.fixtures import DUAL, REVERSED, SINGLE, entered, signal_at
 from tests.kill_points import KillPoints, RealKillPoints
 from tests.long import long
 from tests.tiny import Workspace, arrays_of, train_in_fork, whole_run
@@ -21,7 +20,6 @@ TIMES = {  # measured since the last report
     *("step_s", "wait_s", "steps_per_s", "audio_seconds_per_s", "padding", "accelerator_utilisation"),
     *("read_s", "produce_s", "blocked_s", "bottleneck", "pause_s", "remaining_s"),
 }
-SINGLE, DUAL, REVERSED = (("--data-gpu", data, "--model-gpu", model) for data, model in ("00", "01", "10"))
 CHILD = """
 import signal, sys
 from myxtts.commands.tensorflow_log import filter_stderr, set_environment
@@ -29,28 +27,11 @@ set_environment()
 filter_stderr()
 from myxtts.commands import train
 from myxtts.commands.console import report_errors
-from tests.test_resume import signal_at
+from tests.fixtures import signal_at
 from tests.tiny import toy_models
 with toy_models(), signal_at(int(sys.argv[1]), signal.SIGKILL):
     sys.exit(report_errors(lambda: train.main(sys.argv[2:])))
 """
-
-
-@contextlib.contextmanager
-def signal_at(step: int, number: int):
-    """Send this process a signal when the run in it reports a step."""
-
-    class Sender(logging.Handler):
-        def emit(self, record):
-            if record.getMessage().startswith(f"step {step:6d} |"):
-                os.kill(os.getpid(), number)
-
-    sender, logger = Sender(), logging.getLogger("myxtts.observe.report")
-    logger.addHandler(sender)
-    try:
-        yield
-    finally:
-        logger.removeHandler(sender)
 
 
 def killed_at(step: int, argv: list[str]) -> subprocess.Popen:
@@ -103,7 +84,7 @@ class ToyRuns(Case):
     def setUpClass(cls):
         cls.workspace = Workspace.with_toy_models(cls.addClassCleanup)
         # Without a checkpoint, --resume starts a new run.
-        cls.killed = cls.enterClassContext(killed_at(7, cls.workspace.argv("killed", *DUAL, "--resume")))
+        cls.killed = entered(cls.addClassCleanup, killed_at(7, cls.workspace.argv("killed", *DUAL, "--resume")))
         cls.whole = cls.workspace.train("whole", *DUAL)
 
     def test_killed_and_terminated_run_resumed_on_other_placements_equals_an_uninterrupted_run(self):

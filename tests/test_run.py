@@ -39,23 +39,19 @@ from myxtts.training.diagnostics import explained_out_of_memory
 from myxtts.training.loop import StepOutOfMemory
 from myxtts.training.run_folder import FIXED, RunFolder, check_same_corpus, check_same_settings
 from myxtts.training.select_checkpoint import settings_of
+from tests.fixtures import DUAL, files_below
 from tests.tiny import Workspace, arrays_of, toy_models, whole_run
 from tests.tiny_asr import small_asr_models
 from tests.tiny_vocoder import small_vocoders
 from tests.two_devices import SIMULATED, TWO
 
 ROOT = Path(__file__).parents[1]
-DUAL = ("--data-gpu", "0", "--model-gpu", "1")
 METRICS = {
     *("step", "epoch", *XTTS.LOSS_NAMES, "loss", "gradient_norm", "learning_rate"),
     *("step_s", "wait_s", "steps_per_s", "audio_seconds_per_s", "padding", "accelerator_utilisation"),
     *("read_s", "produce_s", "blocked_s", "bottleneck", "pause_s", "remaining_s"),
 }
 VALIDATION = {f"validation_{name}" for name in (*XTTS.LOSS_NAMES, "loss")}
-
-
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 class Case(unittest.TestCase):
@@ -198,20 +194,20 @@ class CompleteRun(Case):
         self.assertIn("max_steps: 8", page)
 
     def test_name_of_an_existing_run_is_rejected(self):
-        before = files_of(self.workspace.folder)
+        before = files_below(self.workspace.folder)
         self.assertEqual(
             self.rejection("whole"),
             f"run 'whole' cannot be started: {self.folder} already holds a run. "
             "Resume it with --resume, or choose another name with --run.",
         )
-        self.assertEqual(files_of(self.workspace.folder), before)
+        self.assertEqual(files_below(self.workspace.folder), before)
 
     def test_resuming_a_finished_run_changes_only_the_log(self):
-        before = files_of(self.folder)
+        before = files_below(self.folder)
         finished = self.workspace.train("whole", "--resume", *self.flags)
         self.assertEqual((finished.code, finished.err), (0, ""))
         self.assertIn("nothing to do  run whole has its 8 steps; train longer with a higher --max-steps", finished.out)
-        after = files_of(self.folder)
+        after = files_below(self.folder)
         self.assertEqual({name for name in after if after[name] != before.get(name)}, {"log.txt"})
 
     def test_log_file_has_the_console_lines_with_timestamps(self):
@@ -267,7 +263,7 @@ class Stopped(Case):
             arrays = dict(archive)
         next(iter(arrays.values()))[:] = np.nan
         write_arrays(model, arrays.items())
-        before = files_of(self.workspace.run_dir("nan") / "checkpoints")
+        before = files_below(self.workspace.run_dir("nan") / "checkpoints")
         message = self.rejection("nan", "--resume", "--log-every", "50")  # detected at step 6, when a checkpoint is due
         self.assertRegex(
             message,
@@ -275,7 +271,7 @@ class Stopped(Case):
             r"\(epoch 2, utterances 'u\d+(\.wav)?'(, 'u\d+(\.wav)?'){3}\)\. "
             rf"The checkpoints in {self.workspace.run_dir('nan') / 'checkpoints'} are of earlier steps and intact\.",
         )
-        self.assertEqual(files_of(self.workspace.run_dir("nan") / "checkpoints"), before)
+        self.assertEqual(files_below(self.workspace.run_dir("nan") / "checkpoints"), before)
 
     def test_out_of_memory_error_names_device_and_flags(self):
         full = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")

@@ -4,13 +4,11 @@ import contextlib
 import errno
 import io
 import os
-import tempfile
 import threading
 import time
 import unittest
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from unittest import mock
 
 from myxtts import run
@@ -20,13 +18,12 @@ from myxtts.data.demo_corpus import make_demo_corpus
 from myxtts.errors import ConfigError, DataError
 from myxtts.files import write_whole
 from myxtts.training.run_folder import RunFolder
+from tests.fixtures import temporary_folder
 
 
 class RunLockTest(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.runs = Path(folder.name) / "runs"
+        self.runs = temporary_folder(self.addCleanup) / "runs"
 
     def second_start(self, **settings) -> int:
         """Start a run, and once more before the first start has read its corpus; return how many read anything."""
@@ -86,9 +83,7 @@ class RunLockTest(unittest.TestCase):
 
 class UniqueNamesTest(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        self.folder = temporary_folder(self.addCleanup)
 
     def test_a_file_may_be_written_by_two_at_once(self):
         path, fsync, written = self.folder / "manifest.npz", os.fsync, []

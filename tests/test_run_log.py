@@ -1,21 +1,18 @@
 """The log file of a run: lines from before it is open, and the error that ends the run."""
 
 import logging
-import tempfile
 import unittest
-from pathlib import Path
 
 from myxtts.errors import DataError
 from myxtts.observe.run_log import RunLog
+from tests.fixtures import temporary_folder
 
 log = logging.getLogger("myxtts.tests")
 
 
 class RunLogTest(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.path = Path(folder.name) / "log.txt"
+        self.path = temporary_folder(self.addCleanup) / "log.txt"
         package = logging.getLogger("myxtts")
         level, propagate = package.level, package.propagate
         self.addCleanup(setattr, package, "propagate", propagate)

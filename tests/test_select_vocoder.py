@@ -1,9 +1,7 @@
 """The vocoder of a voice: which one is used, and which are refused. Runs without weights are enough."""
 
-import contextlib
 import json
 import os
-import tempfile
 import unittest
 from pathlib import Path
 
@@ -12,14 +10,13 @@ from myxtts.config.schema import Config, ModelConfig
 from myxtts.errors import CheckpointError, ConfigError, UserError
 from myxtts.training.checkpoint_files import FORMAT, read_metadata
 from myxtts.training.select_vocoder import select_vocoder
+from tests.fixtures import entered, temporary_folder, working_in
 
 
 class SelectVocoder(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-        self.enterContext(contextlib.chdir(self.folder))
+        self.folder = temporary_folder(self.addCleanup)
+        entered(self.addCleanup, working_in(self.folder))
         for name in ("vocoder", "other"):
             self.write(f"runs/{name}", task="vocoder")
         self.voice = self.write("runs/voice")

@@ -7,7 +7,7 @@ import sys
 import unittest
 from pathlib import Path
 
-from tests.test_launcher import DEADLINE_S, ends
+from tests.fixtures import DEADLINE_S, ends
 
 ROOT = Path(__file__).parents[1]
 # TensorFlow starts and stops a server with Python's global lock held; PyDLL holds it during a call, too.

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import tempfile
 import unittest
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -15,6 +14,7 @@ from myxtts.data.dataset import load_corpora
 from myxtts.data.manifest import LengthRule
 from myxtts.errors import DataError
 from myxtts.local_sgd.shards import assign_shards, split_corpus
+from tests.fixtures import temporary_folder
 from tests.sine_corpus import sine, write_corpus, write_sound
 
 
@@ -56,9 +56,7 @@ class Split(unittest.TestCase):
         self.assertIn("--validate-every 0", out.getvalue())
 
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        self.folder = temporary_folder(self.addCleanup)
         write_corpus(self.folder / "corpus", [0.4 + 0.01 * i for i in range(23)], speakers=3)
 
     def config(self, **data) -> Config:

@@ -1,8 +1,6 @@
 """The smallest corpora, batches larger than the corpus, and utterances that are too long or too short."""
 
-import tempfile
 import unittest
-from pathlib import Path
 
 from pydantic import ValidationError
 
@@ -11,6 +9,7 @@ from myxtts.data.dataset import load_corpora, whole_corpus_step
 from myxtts.data.metadata_file import hold_out, read_corpus
 from myxtts.errors import DataError
 from myxtts.tasks.length_rules import length_rule_of
+from tests.fixtures import temporary_folder
 from tests.sine_corpus import sine, write_sound
 
 TRAINING_ONLY = RunConfig(validate_every=0, sample_every=0)
@@ -18,9 +17,7 @@ TRAINING_ONLY = RunConfig(validate_every=0, sample_every=0)
 
 class Case(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        self.folder = temporary_folder(self.addCleanup)
         self.metadata = self.folder / "corpus.csv"
 
     def write(self, texts, seconds):

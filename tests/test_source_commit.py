@@ -2,21 +2,18 @@
 
 import shutil
 import subprocess
-import tempfile
 import unittest
-from pathlib import Path
 from unittest import mock
 
 from myxtts.training import source_commit as module
 from myxtts.training.source_commit import source_commit
+from tests.fixtures import temporary_folder
 
 
 class SourceCommitTest(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
+        self.root = temporary_folder(self.addCleanup)
         self.addCleanup(source_commit.cache_clear)
-        self.root = Path(folder.name)
 
     def git(self, *arguments: str) -> str:
         command = ["git", "-C", str(self.root), "-c", "user.name=a", "-c", "user.email=a@b", *arguments]

@@ -8,7 +8,6 @@ import logging
 import os
 import shutil
 import signal
-import tempfile
 import unittest
 from pathlib import Path
 from unittest import mock
@@ -21,6 +20,7 @@ from myxtts.errors import CheckpointError, ConfigError
 from myxtts.local_sgd.sync import TAKEOVER_S, OuterOptimizer, SyncGroup, WeightSync
 from myxtts.training.checkpoint_files import latest, read_metadata
 from myxtts.training.state import TrainingState
+from tests.fixtures import temporary_folder
 from tests.tiny import Workspace, arrays_of, build_toy, training_state
 
 TIMEOUT_S = 60.0
@@ -83,9 +83,7 @@ def sync_both(first: Job, second: Job) -> None:
 
 class Case(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name) / "syncs"
+        self.folder = temporary_folder(self.addCleanup) / "syncs"
         logging.disable(logging.CRITICAL)
         self.addCleanup(logging.disable, logging.NOTSET)
 

@@ -9,10 +9,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import unittest
 import wave as wavfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
@@ -44,6 +42,7 @@ from myxtts.tasks.tts_samples import TTSSampler
 from myxtts.text.sentences import Boundary
 from myxtts.training.checkpoint_files import FORMAT, write_checkpoint
 from myxtts.training.select_checkpoint import select_checkpoint
+from tests.fixtures import reported, temporary_folder
 from tests.sine_corpus import sine, write_sound
 from tests.tiny import cached_networks, features, on_device, small_models, whole_run
 
@@ -60,9 +59,7 @@ synthesizer: Synthesizer
 def setUpModule():
     """Load the synthesizer of the whole run once for all tests of this file."""
     global folder, run_folder, synthesizer
-    temporary = tempfile.TemporaryDirectory()
-    unittest.addModuleCleanup(temporary.cleanup)
-    folder, run_folder = Path(temporary.name), whole_run().folder
+    folder, run_folder = temporary_folder(unittest.addModuleCleanup), whole_run().folder
     logging.getLogger("myxtts").handlers = [logging.NullHandler()]  # not the console of that run
     with cached_networks("myxtts.synthesis.synthesizer"):
         synthesizer = Synthesizer(run_folder, MODEL, iterations=ITERATIONS)
@@ -298,9 +295,7 @@ class Concatenation(unittest.TestCase):
 
 class SoundFile(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        self.folder = temporary_folder(self.addCleanup)
 
     def test_the_file_appears_when_it_is_complete(self):
         for name in ("a.wav", "a.FLAC", "a.ogg"):
@@ -356,9 +351,7 @@ class Pipe(unittest.TestCase):
     """WAV of unknown length."""
 
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.path = Path(folder.name, "x.wav")
+        self.path = temporary_folder(self.addCleanup) / "x.wav"
         random = np.random.default_rng(0)
         self.waves = [np.append(random.uniform(-1.0, 1.0, 999), [1.0, -1.0]).astype(np.float32) for _ in range(3)]
 
@@ -547,9 +540,7 @@ class Program(unittest.TestCase):
     """Errors found before TensorFlow is imported, for which a run without weights is enough."""
 
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        self.folder = temporary_folder(self.addCleanup)
         for run, task, languages in (
             ("run", "tts", ["en"]),
             ("several", "tts", ["en", "ka"]),
@@ -645,17 +636,6 @@ class Program(unittest.TestCase):
         arguments = synthesize.parse(self.argv("--text", "a", "--reference", "a.wav", "--reference", "b.wav"))
         self.assertEqual(arguments.references, [Path("a.wav"), Path("b.wav")])
         self.assertEqual(synthesize.parse(self.argv("--text", "a")).references, [])
-
-
-def reported(program: Callable[[], int]) -> tuple[int, str]:
-    """Run a program of the command line; returns its exit code and message."""
-    stderr = io.StringIO()
-    with (
-        contextlib.redirect_stderr(stderr),
-        mock.patch("myxtts.commands.console.log_to_console"),
-        mock.patch.object(logging.getLogger("myxtts"), "handlers", []),  # those of earlier runs in this process
-    ):
-        return report_errors(program), stderr.getvalue()
 
 
 if __name__ == "__main__":

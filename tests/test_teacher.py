@@ -19,11 +19,11 @@ from myxtts.text.symbols import SymbolTable
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.init_from import Pretrained, load_pretrained
 from myxtts.training.load_teacher import NoVoice
+from tests.fixtures import entered
 from tests.long import long
-from tests.test_vocoder import FRAMES, SEGMENT
 from tests.tiny import Workspace, arrays_of, features, on_device
 from tests.tiny_teacher import UntrainedTeacher, merge_evaluator, produced, spoken_inputs
-from tests.tiny_vocoder import build, small_vocoders, vocoder, vocoder_features
+from tests.tiny_vocoder import FRAMES, SEGMENT, build, small_vocoders, vocoder, vocoder_features
 from tests.two_devices import DATA, MODEL
 
 ROWS = [(3, 20), (5, 24), (0, 0)]
@@ -136,7 +136,7 @@ class Runs(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.workspace = Workspace.temporary(cls.addClassCleanup)
-        cls.enterClassContext(small_vocoders())
+        entered(cls.addClassCleanup, small_vocoders())
         cls.voice = cls.workspace.run_dir("voice")
         assert cls.workspace.train("voice", "--stop-at-step", "0", "--ode-steps", "1").code == 0
         flags = f"--task vocoder --teacher {cls.voice} --vocoder-segment-seconds 0.2 --max-steps 4"

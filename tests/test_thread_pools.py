@@ -1,7 +1,6 @@
 """Sizes of TensorFlow's thread pools, and the cores that decide them. No TensorFlow."""
 
 import math
-import tempfile
 import unittest
 from pathlib import Path
 from unittest import mock
@@ -13,6 +12,7 @@ from myxtts.distributed.cluster import Cluster
 from myxtts.errors import ConfigError
 from myxtts.placement.routes import plan_routes
 from myxtts.placement.thread_pools import automatic_pools
+from tests.fixtures import temporary_folder
 
 CPU = plan_routes(PlacementConfig(simulate_gpus=2, data_gpu=0, model_gpu=1), 0)
 GPU = plan_routes(PlacementConfig(), 1)
@@ -52,9 +52,7 @@ class FlagsTest(unittest.TestCase):
 
 class CoresTest(unittest.TestCase):
     def folder(self) -> Path:
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        return Path(folder.name)
+        return temporary_folder(self.addCleanup)
 
     def quota(self, cgroup: str, **limits: str) -> float:
         """Return the quota in a container with this line in /proc/self/cgroup; limits by cgroup, with _ for /."""

@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import sys
-import tempfile
 import unittest
 from pathlib import Path
 from unittest import mock
@@ -34,8 +33,8 @@ from myxtts.recognition.audio_chunks import (
 from myxtts.recognition.transcriber import Transcriber
 from myxtts.text.edit_distance import error_rates
 from myxtts.training.select_checkpoint import select_checkpoint
+from tests.fixtures import reported, temporary_folder
 from tests.sine_corpus import sine, write_sound
-from tests.test_synthesis import reported
 from tests.tiny_asr import asr_run, cached_transcriber, cached_transcribers
 
 ROOT = Path(__file__).parents[1]
@@ -98,9 +97,8 @@ class RecogniserCase(unittest.TestCase):
 
     def changed(self, change) -> Path:
         """Copy the run with changed metadata."""
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        run = Path(shutil.copytree(self.run_folder, Path(folder.name) / "run"))
+        folder = temporary_folder(self.addCleanup)
+        run = Path(shutil.copytree(self.run_folder, folder / "run"))
         file = select_checkpoint(run) / "state.json"
         metadata = json.loads(file.read_text(encoding="utf-8"))
         change(metadata)

@@ -32,29 +32,17 @@ from myxtts.tasks.base import Examples
 from myxtts.tasks.vocoder_samples import VocoderSampler
 from myxtts.training.diagnostics import long_segments
 from tests.tiny import arrays_of, on_device, rows_of
-from tests.tiny_vocoder import build, small_vocoders, vocoder, vocoder_features, vocoder_run
+from tests.tiny_vocoder import (
+    FRAMES,
+    SEGMENT,
+    build,
+    small_vocoders,
+    vocoder,
+    vocoder_features,
+    vocoder_inputs,
+    vocoder_run,
+)
 from tests.two_devices import DATA, MODEL
-
-FRAMES = (40, 9, 0, 26)
-SEGMENT = 12  # frames, without context
-
-
-def inputs(frames=FRAMES, padded=44, seed=0):
-    """Return VOCODER_INPUTS of voiced sounds that glide, with a partial hop at their end."""
-    random = np.random.default_rng(1)
-    samples = np.array([n and n * HOP_SAMPLES + 17 for n in frames], np.int32)
-    pcm = np.zeros((len(frames), padded * HOP_SAMPLES), np.int16)
-    for row, count in enumerate(samples):
-        phase = np.cumsum(np.linspace(110.0, 260.0, count)) / SAMPLE_RATE_HZ
-        tone = sum(np.sin(2 * np.pi * k * phase) / k for k in range(1, 12))
-        pcm[row, :count] = 5e3 * tone + random.normal(0.0, 300.0, count)
-    return {
-        "pcm": tf.constant(pcm),
-        "samples": tf.constant(samples),
-        "seed": tf.constant([seed, 3]),
-        "step_frames": tf.constant(75.0),
-    }
-
 
 EXTRACTORS = {
     "random": vocoder_extractor(SEGMENT, at_random=True),
@@ -76,7 +64,7 @@ def produce(name, batch):
 class Segments(unittest.TestCase):
     def test_features_of_a_segment_are_those_of_the_whole_utterance(self):
         """Bit for bit, also at the ends of an utterance, which the context of a segment goes beyond."""
-        batch = inputs()
+        batch = vocoder_inputs()
         wave = tf.cast(batch["pcm"], tf.float32) / 32768.0
         mel, hz = log_mel(wave, batch["samples"]).numpy(), f0(wave, batch["samples"])[0].numpy()
         for seed in range(3):
@@ -104,7 +92,7 @@ class Segments(unittest.TestCase):
         return next(place for place, window in zip(places, windows, strict=True) if np.array_equal(window, segment))
 
     def test_segments_are_a_function_of_the_seed_and_without_training_in_the_middle(self):
-        batch = inputs()
+        batch = vocoder_inputs()
         waves = [produce("random", batch | {"seed": tf.constant([seed, 3])})["wave"] for seed in (0, 0, 1)]
         np.testing.assert_array_equal(waves[0], waves[1])
         self.assertGreater(np.abs(waves[1] - waves[2]).max(), 0.01)
@@ -114,13 +102,13 @@ class Segments(unittest.TestCase):
 
     def test_padding_of_the_batch_changes_no_feature(self):
         for kind in ("random", "whole"):
-            less, more = (produce(kind, inputs(padded=padded)) for padded in (41, 60))
+            less, more = (produce(kind, vocoder_inputs(padded=padded)) for padded in (41, 60))
             for name, value in less.items():
                 longest = value.shape[1] if value.ndim > 1 else None
                 np.testing.assert_array_equal(value, more[name][:, :longest] if longest else more[name], name)
 
     def test_features_follow_their_contract_and_sizes(self):
-        extractor, features = EXTRACTORS["random"], produce("random", inputs())
+        extractor, features = EXTRACTORS["random"], produce("random", vocoder_inputs())
         check_batch(features, VOCODER_FEATURES, "test")
         self.assertEqual(features["mel"].shape[1], extractor.sizes["segment_frames"])
         self.assertEqual(features["wave"].shape[1], extractor.sizes["segment_samples"])

@@ -3,7 +3,6 @@
 import contextlib
 import io
 import json
-import tempfile
 import unittest
 from pathlib import Path
 from unittest import mock
@@ -27,8 +26,8 @@ from myxtts.evaluation.vocoder_score import medians, metrics_of_rows, quartiles
 from myxtts.tasks.length_rules import length_rule_of
 from myxtts.tasks.registry import task_of
 from myxtts.training.setup import run_metadata
-from tests.sine_corpus import sine, write_sound
-from tests.test_copy_metrics import vowels
+from tests.fixtures import entered, temporary_folder
+from tests.sine_corpus import sine, vowels, write_sound
 from tests.tiny import replicas_on, save_checkpoint, training_state
 from tests.tiny_vocoder import small_vocoders
 
@@ -69,11 +68,9 @@ class VocoderEvaluation(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        temporary = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(temporary.cleanup)
-        cls.folder = Path(temporary.name)
+        cls.folder = temporary_folder(cls.addClassCleanup)
         for context in (small_vocoders(), mock.patch("myxtts.placement.devices.configure")):
-            cls.enterClassContext(context)
+            entered(cls.addClassCleanup, context)
         cls.run_folder = untrained_run(cls.folder / "vocoder", write_vowels(cls.folder / "train"))
         cls.table, cls.score = cls.evaluate("score.json", "--seeds", "0", "1")
         other = write_vowels(cls.folder / "other", ("s1", "new"), ("en", "ka"))

@@ -6,7 +6,6 @@ import io
 import multiprocessing
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -24,6 +23,7 @@ from benchmarks.proof.toy import build_toy as build_toy_for_run
 from myxtts.audio.mel import SILENCE
 from myxtts.commands import train
 from myxtts.commands.console import report_errors
+from myxtts.evaluation.held_out import Utterance
 from myxtts.models.build import build_xtts
 from myxtts.models.xtts import SIZES, XTTS, XTTSSize
 from myxtts.placement.replicas import Replicas, make_replicas
@@ -34,6 +34,7 @@ from myxtts.training.load_model import load_model
 from myxtts.training.schedule import ConstantRates
 from myxtts.training.state import TrainingState, make_optimizers
 from myxtts.training.step import Step
+from tests.fixtures import temporary_folder
 from tests.kill_points import KillPoints
 from tests.sine_corpus import write_corpus
 from tests.two_devices import MODEL, SIMULATED
@@ -155,9 +156,7 @@ class Workspace:
     @classmethod
     def temporary(cls, add_cleanup: Callable, flags: Sequence[str] = ()) -> "Workspace":
         """Create a workspace in a temporary folder, which the `add_cleanup` of a test, class or module removes."""
-        folder = tempfile.TemporaryDirectory()
-        add_cleanup(folder.cleanup)
-        return cls(Path(folder.name), flags)
+        return cls(temporary_folder(add_cleanup), flags)
 
     @classmethod
     def with_toy_models(cls, add_cleanup: Callable) -> "Workspace":
@@ -236,9 +235,7 @@ def whole_run() -> WholeRun:
 
     It has 8 steps, checkpoints after 5 and 8, validation and samples after 4 and 8, and 3 of 13 utterances held out.
     """
-    folder = tempfile.TemporaryDirectory()
-    atexit.register(folder.cleanup)
-    workspace = Workspace(Path(folder.name))
+    workspace = Workspace(temporary_folder(atexit.register))
     flags = "--validation-fraction 0.25 --ode-steps 2 --data-gpu 0 --model-gpu 1"
     flags += " --validate-every 4 --sample-every 4 --checkpoint-every 5 --keep-checkpoints 2"
     flags = tuple(flags.split())
@@ -263,3 +260,21 @@ def arrays_of(checkpoint: Path) -> Iterator[tuple[str, np.ndarray]]:
     for path in sorted(checkpoint.glob("*.npz")):
         with np.load(path) as archive:
             yield from ((f"{path.stem}/{name}", archive[name]) for name in sorted(archive.files))
+
+
+def alignment_rows(seed, padded_frames, padded_tokens, ties=False):
+    """Return 16 rows of scores, with their tokens and frames: 4 with one path, the last one empty, the first full."""
+    random = np.random.default_rng(seed)
+    token_count = random.integers(1, padded_tokens + 1, 16).astype(np.int32)
+    frames = random.integers(token_count, padded_frames + 1).astype(np.int32)
+    frames[1:5] = token_count[1:5]
+    token_count[15] = frames[15] = 0
+    token_count[0], frames[0] = padded_tokens, padded_frames
+    shape = (16, padded_frames, padded_tokens)
+    score = -random.integers(0, 3, shape) if ties else random.normal(-100.0, 30.0, shape)
+    return score.astype(np.float32), token_count, frames
+
+
+def utterance(name: str, tokens: np.ndarray, path: np.ndarray) -> Utterance:
+    mel = np.full((len(path), 80), SILENCE, np.float32)
+    return Utterance(name, "a a", 0, 0, tokens, np.zeros(0, np.float32), mel, mel, path)

@@ -2,7 +2,6 @@
 
 import atexit
 import contextlib
-import tempfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -19,6 +18,7 @@ from myxtts.tasks.length_rules import length_rule_of
 from myxtts.tasks.registry import task_of
 from myxtts.training.checkpoint_files import digest_of
 from myxtts.training.setup import run_metadata
+from tests.fixtures import temporary_folder
 from tests.tiny import Workspace, replicas_on, save_checkpoint, training_state
 from tests.two_devices import MODEL
 
@@ -38,9 +38,7 @@ class ASRRun(NamedTuple):
 @cache
 def asr_run() -> ASRRun:
     """Create the run once for all tests of a process; 3 of 13 utterances are held out, as in `whole`. Change copies."""
-    temporary = tempfile.TemporaryDirectory()
-    atexit.register(temporary.cleanup)
-    workspace = Workspace(Path(temporary.name))
+    workspace = Workspace(temporary_folder(atexit.register))
     run = workspace.run_dir("asr")
     data = DataConfig(train_data=str(workspace.corpus), text_frontend="characters", validation_fraction=0.25)
     config = Config(data=data, model=ModelConfig(task="asr", model_size="tiny"))

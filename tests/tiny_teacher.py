@@ -13,8 +13,8 @@ from myxtts.local_sgd.interpolation import Coefficients, Measurement, make_evalu
 from myxtts.local_sgd.merge_inputs import read_input
 from myxtts.tasks.length_rules import length_rule_of
 from myxtts.training.init_from import inherited_vocabulary
-from tests.test_vocoder import inputs
 from tests.tiny import build_model, replicas_on, small_models
+from tests.tiny_vocoder import vocoder_inputs
 from tests.two_devices import MODEL
 
 
@@ -34,8 +34,8 @@ class UntrainedTeacher:
 
 
 def spoken_inputs() -> dict:
-    """Return TTS_INPUTS of the waves of `tests.test_vocoder.inputs`, each the reference of another row."""
-    waves = inputs()
+    """Return TTS_INPUTS of the waves of `tests.tiny_vocoder.vocoder_inputs`, each the reference of another row."""
+    waves = vocoder_inputs()
     count = tf.constant([4, 3, 0, 5])
     texts = {"tokens": tf.tile(tf.constant([[1, 4, 5, 6, 2]]), [4, 1]), "token_count": count}
     reference = {"reference_pcm": waves["pcm"][::-1], "reference_samples": waves["samples"][::-1]}

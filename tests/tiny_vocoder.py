@@ -3,24 +3,26 @@
 import atexit
 import contextlib
 import shutil
-import tempfile
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from unittest import mock
 
 import keras
 import numpy as np
+import tensorflow as tf
 
-from myxtts.audio.format import HOP_SAMPLES
+from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.mel import SILENCE
 from myxtts.models.build import build_vocoder
 from myxtts.models.vocoder import SIZES, Vocoder, VocoderSize
+from tests.fixtures import temporary_folder
 from tests.tiny import WholeRun, Workspace, replicas_on
 from tests.two_devices import MODEL
 
 SMALLEST = VocoderSize(channels=8, blocks=1, pitch_channels=8, pitch_blocks=1)
 SEGMENT_FRAMES = 24  # with context
+SEGMENT = 12  # frames, without context
+FRAMES = (40, 9, 0, 26)  # of the rows of `vocoder_inputs`
 
 
 def small_vocoders() -> contextlib.AbstractContextManager:
@@ -67,12 +69,27 @@ def vocoder_run() -> WholeRun:
     Its corpus is a folder of audio without metadata. It has 4 steps, checkpoints after 2 and 4, validation and samples
     after 4, and 3 of 13 utterances held out.
     """
-    folder = tempfile.TemporaryDirectory()
-    atexit.register(folder.cleanup)
-    workspace = Workspace(Path(folder.name))
+    workspace = Workspace(temporary_folder(atexit.register))
     audio = shutil.copytree(workspace.corpus.parent, workspace.folder / "audio", ignore=shutil.ignore_patterns("*.csv"))
     flags = "--task vocoder --validation-fraction 0.25 --data-gpu 0 --model-gpu 1 --vocoder-segment-seconds 0.2"
     flags += f" --train-data {audio} --max-steps 4"
     flags += " --validate-every 4 --sample-every 4 --checkpoint-every 2"
     with small_vocoders():
         return WholeRun(workspace, tuple(flags.split()), workspace.train("whole", *flags.split()))
+
+
+def vocoder_inputs(frames=FRAMES, padded=44, seed=0):
+    """Return VOCODER_INPUTS of voiced sounds that glide, with a partial hop at their end."""
+    random = np.random.default_rng(1)
+    samples = np.array([n and n * HOP_SAMPLES + 17 for n in frames], np.int32)
+    pcm = np.zeros((len(frames), padded * HOP_SAMPLES), np.int16)
+    for row, count in enumerate(samples):
+        phase = np.cumsum(np.linspace(110.0, 260.0, count)) / SAMPLE_RATE_HZ
+        tone = sum(np.sin(2 * np.pi * k * phase) / k for k in range(1, 12))
+        pcm[row, :count] = 5e3 * tone + random.normal(0.0, 300.0, count)
+    return {
+        "pcm": tf.constant(pcm),
+        "samples": tf.constant(samples),
+        "seed": tf.constant([seed, 3]),
+        "step_frames": tf.constant(75.0),
+    }

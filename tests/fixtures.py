@@ -1,0 +1,100 @@
+"""Folders, contexts, clocks, processes and signals that several test modules share. No TensorFlow."""
+
+import contextlib
+import io
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from unittest import mock
+
+from myxtts.commands.console import report_errors
+
+DEADLINE_S = 120.0  # of what takes a second on an idle machine
+SINGLE, DUAL, REVERSED = (("--data-gpu", data, "--model-gpu", model) for data, model in ("00", "01", "10"))
+
+
+def temporary_folder(add_cleanup: Callable, prefix: str | None = None) -> Path:
+    """Create a folder, which the `add_cleanup` of a test, class or module removes."""
+    folder = tempfile.TemporaryDirectory(prefix=prefix)
+    add_cleanup(folder.cleanup)
+    return Path(folder.name)
+
+
+def entered(add_cleanup: Callable, context: contextlib.AbstractContextManager):
+    """Enter a context until the cleanup, and return its value; unittest's `enterContext` needs Python 3.11."""
+    value = context.__enter__()
+    add_cleanup(context.__exit__, None, None, None)
+    return value
+
+
+@contextlib.contextmanager
+def working_in(folder: Path) -> Iterator[None]:
+    """Work in a folder; `contextlib.chdir` needs Python 3.11."""
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    """Return the files of a folder and of the folders in it, by their relative paths."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+class ManualTime:
+    """A clock that moves only when `advance` is called."""
+
+    def __init__(self):
+        self.s = 1_000.0
+
+    def __call__(self) -> float:
+        return self.s
+
+    def advance(self, seconds: float) -> None:
+        self.s += seconds
+
+
+def ends(pid: int) -> bool:
+    """Return whether a process ends, reaped or not."""
+    until_s = time.monotonic() + DEADLINE_S
+    while time.monotonic() < until_s:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@contextlib.contextmanager
+def signal_at(step: int, number: int):
+    """Send this process a signal when the run in it reports a step."""
+
+    class Sender(logging.Handler):
+        def emit(self, record):
+            if record.getMessage().startswith(f"step {step:6d} |"):
+                os.kill(os.getpid(), number)
+
+    sender, logger = Sender(), logging.getLogger("myxtts.observe.report")
+    logger.addHandler(sender)
+    try:
+        yield
+    finally:
+        logger.removeHandler(sender)
+
+
+def reported(program: Callable[[], int]) -> tuple[int, str]:
+    """Run a program of the command line; returns its exit code and message."""
+    stderr = io.StringIO()
+    with (
+        contextlib.redirect_stderr(stderr),
+        mock.patch("myxtts.commands.console.log_to_console"),
+        mock.patch.object(logging.getLogger("myxtts"), "handlers", []),  # those of earlier runs in this process
+    ):
+        return report_errors(program), stderr.getvalue()

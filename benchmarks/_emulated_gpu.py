@@ -234,9 +234,9 @@ class VirtualQueue(HoldingQueue):
             self._time.wait(lambda: not self.full())
         super().put(item, block, timeout)
 
-    def hold(self) -> Any:
+    def hold(self, is_stopped: Callable[[], bool]) -> Any:
         self._time.wait(lambda: not self.empty())
-        return super().hold()
+        return super().hold(is_stopped)
 
 
 class ObserverQueue(queue.Queue):

@@ -5,6 +5,7 @@ import fcntl
 import json
 import logging
 import os
+import re
 import shutil
 import stat
 import threading
@@ -135,9 +136,24 @@ def replaced_file(path: Path) -> Iterator[BinaryIO]:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(partial, path)
-    except OSError:
+    except BaseException:  # also a stop
         partial.unlink(missing_ok=True)
         raise
+
+
+def is_being_written(partial: Path) -> bool:
+    """Return whether a name of `partial_of` has the number of another process that is alive on this machine."""
+    named = re.search(r"\.(\d+)-\d+\.partial\Z", partial.name)
+    pid = int(named[1]) if named else 0
+    if pid in (0, os.getpid()):  # in a container, a killed one often had the number of this one
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
 
 
 def make_folder(folder: Path, flag: str) -> None:
@@ -160,11 +176,22 @@ def check_writable(flag: str, path: Path | None) -> None:
     """Check that a file can be written, before minutes of work.
 
     Raises:
-        ConfigError: the path of the flag is a folder, or its folder does not exist.
+        ConfigError: the path of the flag is a folder, a pipe or a device, which a file would replace, or files in its
+            folder cannot be made.
     """
-    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-        fault = "that is a folder" if path.is_dir() else f"there is no folder {path.parent}"
-        raise ConfigError(f"{flag} {path} was given, but {fault}. Name a file in an existing folder.")
+    if path is None:
+        return
+    folder, fault = path.absolute().parent, ""
+    if path.is_dir():
+        fault = "that is a folder"
+    elif (path.exists() and not path.is_file()) or folder == Path("/dev") or folder.is_relative_to("/proc"):
+        fault = "that is a pipe or a device"
+    elif not folder.is_dir():
+        fault = f"there is no folder {path.parent}"
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        fault = f"no files can be made in the folder {path.parent}"
+    if fault:
+        raise ConfigError(f"{flag} {path} was given, but {fault}. Name a file in a folder that can be written to.")
 
 
 class FileStamp(NamedTuple):
@@ -231,7 +258,8 @@ def fsync_folder(folder: Path) -> None:
 def replaced_folder(folder: Path) -> Iterator[Path]:
     """Yield a new folder, which replaces `folder` if the scope ends without an error."""
     partial = folder.with_name(f".partial-{folder.name}")
-    partial.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+    partial.mkdir(parents=True)
     try:
         yield partial
         shutil.rmtree(folder, ignore_errors=True)

@@ -27,11 +27,11 @@ from myxtts.training.checkpoint import Checkpoints, save_nothing
 from myxtts.training.chief_hooks import chief_hooks
 from myxtts.training.description import describe_run
 from myxtts.training.diagnostics import ending_setting, explained, explained_out_of_memory, log_start
-from myxtts.training.hooks import CheckDevices, Hook
+from myxtts.training.hooks import CheckDevices, Hook, note_owed, periods_of
 from myxtts.training.observer import NoObserver
 from myxtts.training.report_hooks import RecordMetrics, RefreshPage
 from myxtts.training.run_folder import RunFolder
-from myxtts.training.setup import configure_devices, open_corpora, set_up
+from myxtts.training.setup import TrainingSetup, configure_devices, open_corpora, set_up
 from myxtts.training.start import Start, check_workers_settings, resolve_start, shared_settings
 from myxtts.training.stop_request import SharedStopRequest, StopRequest, stop_on_signals
 
@@ -60,6 +60,17 @@ def train(config: Config) -> int:
             open_replicas(placement, cluster, shared_settings(config, start)) as replicas,
         ):
             return train_on(placement, replicas, config, start, folder, run_log, started_s)
+
+
+def sync_owed(weight_sync: WeightSync, setup: TrainingSetup, checkpoints: Checkpoints, request: StopRequest) -> None:
+    """Do the sync that a stopped run owes, if it owes one; the step of it is then observed with the average."""
+    state, owed_step = setup.state, setup.state.step
+    with stop_on_signals(request):
+        if not weight_sync.is_due(state) or not weight_sync.sync(state, request.due):
+            return
+    note_owed(state, periods_of(setup.config.run), owed_step, setup.schedule.total_steps)
+    checkpoints.save(state, None)
+    checkpoints.wait()
 
 
 def train_on(
@@ -99,10 +110,14 @@ def train_on(
         hooks: list[Hook] = [CheckDevices(started_s)]
         save: loop.Save = save_nothing  # the chief saves for all workers
         observer = NoObserver()
+        request = SharedStopRequest(step.stop_requested) if replicas.is_distributed else StopRequest()
         if replicas.is_chief:
             folder.write_config(f"# threads on this machine: {describe_threads()}\n{dump(config)}")
             keep = config.run.keep_checkpoints
             checkpoints = resources.enter_context(Checkpoints(folder.checkpoints, keep, setup.metadata))
+            if weight_sync is not None:
+                weight_sync.prepare(state, new_run=start.checkpoint is None, resumes=config.run.resume)
+                sync_owed(weight_sync, setup, checkpoints, request)
             of_chief, observer = resources.enter_context(
                 chief_hooks(setup, folder, checkpoints, weight_sync, timeline, open_evaluator)
             )
@@ -115,8 +130,6 @@ def train_on(
             worker = RunFolder(corpora.folder)
             worker.write_description(description)
             hooks.append(resources.enter_context(RecordMetrics(worker.metrics, state.step)))
-        if weight_sync is not None:
-            weight_sync.prepare(state, new_run=start.checkpoint is None, resumes=config.run.resume)
         if not schedule.total_steps:  # --stop-at-step 0
             save(state, None)
             if replicas.is_chief:
@@ -124,17 +137,15 @@ def train_on(
             log.info("first weights  saved in %s, without a step", folder.checkpoints)
             return 0
 
-        request = SharedStopRequest(step.stop_requested) if replicas.is_distributed else StopRequest()
         stop = resources.enter_context(stop_on_signals(request))
         # Synchronizing times producing apart from the hand-over. It costs nothing between two devices, where the
         # hand-over would wait for the produced batch anyway.
         pipeline = setup.training_pipeline(synchronize=setup.between_devices)
         feed = resources.enter_context(pipeline.open_feed(state.position))
+        feed.heed(stop.due)
         observer.watch(feed)
         filled_s = feed.wait_until_full(config.data.model_start_delay, lambda: stop.requested)
         log.info("feed           filled in %.1f s", filled_s)
-        if weight_sync is not None and weight_sync.is_due(state) and weight_sync.sync(state, stop.due):
-            save(state, None)  # the sync that a stopped run owed
 
         clock = Clock(producers=len(pipeline.producers), replicas=len(replicas.routes), timeline=timeline)
         with explained(setup, placement, folder.checkpoints):

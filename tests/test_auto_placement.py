@@ -24,6 +24,8 @@ from myxtts.planner import auto
 from myxtts.planner.auto import choose_placement, measure_in_subprocess, observe_per_step_s, rank_placements
 from myxtts.planner.stage_times import StageProfile, StageTimes
 from myxtts.profiling.isolated_stages import measure_stage_times
+from myxtts.training.checkpoint_files import write_checkpoint
+from tests.fixtures import temporary_folder
 from tests.kill_points import terminate_parent
 from tests.tiny import Workspace, toy_models
 
@@ -129,6 +131,16 @@ class ChoosePlacementTest(unittest.TestCase):
         self.assertIn("R 2, P 5, T 2, C 22, A 3", lines)
         self.assertIn("a step of 2 replicas has 2 times the utterances", lines)
         self.assertIn("placement auto these devices share the cores of one CPU", lines)
+
+    def test_a_run_that_resumes_keeps_its_placement(self):
+        runs = temporary_folder(self.addCleanup)
+        started = Config(placement=PlacementConfig(simulate_gpus=2, data_gpu=0, model_gpu=1))
+        metadata = {"settings": started.model_dump(mode="json"), "step": 5}
+        write_checkpoint(runs / "own" / "checkpoints" / "step-000005", [], metadata)
+        run = RunConfig(run="own", runs_dir=str(runs), resume=True)
+        with mock.patch.object(auto, "measure_in_subprocess", not_called):
+            chosen = choose_placement(self.AUTO.model_copy(update={"run": run}), not_called)
+        self.assertEqual(chosen.placement, started.placement)
 
     def test_several_producers_can_be_chosen(self):
         config = Config(placement=PlacementConfig(placement="auto", simulate_gpus=3))

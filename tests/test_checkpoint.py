@@ -127,6 +127,14 @@ class Retention(Case):
         self.save_steps(checkpoints, 30)
         self.assertEqual(self.steps(), [30])
 
+    def test_a_repeated_validation_is_of_the_utterances_held_out_now(self):
+        self.state.observing = (Observation(20, (VALIDATION,)),)
+        self.addCleanup(setattr, self.state, "observing", ())
+        self.save_steps(self.checkpoints(held_out="a"), 20)
+        with self.checkpoints(held_out="b") as after:
+            after.record(self.state, 20, 0.5)
+        self.assertEqual(self.checkpoints(held_out="b").best, (20, 0.5))
+
     def test_a_protected_checkpoint_keeps_its_name_and_is_named_once(self):
         checkpoints = self.checkpoints(keep=1)
         self.save_steps(checkpoints, 10)

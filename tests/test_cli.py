@@ -11,12 +11,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import types
 import unittest
 from pathlib import Path
 from unittest import mock
 
 import myxtts
+from myxtts import files
 from myxtts.commands import main, train
 from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded, setting_help
@@ -25,6 +27,7 @@ from myxtts.config.schema import Config
 from myxtts.config.settings import SECTIONS, SETTINGS
 from myxtts.errors import ConfigError, DataError
 from myxtts.files import write_whole
+from tests.fixtures import temporary_folder
 
 ROOT = Path(__file__).parents[1]
 
@@ -57,6 +60,29 @@ class FlagTest(unittest.TestCase):
                 with mock.patch("myxtts.commands.parser.load") as load:
                     train.parse(argv)
                 self.assertEqual(load.call_args.args[1], {name: setting.default})
+
+    def test_a_second_list_of_a_flag_is_rejected(self):
+        with self.assertRaisesRegex(ConfigError, "^--model-gpus was given 2 times. Give all values after one.$"):
+            train.parse(["--model-gpus", "0", "--model-gpus", "1"])
+        with self.assertRaisesRegex(ConfigError, "^--languages was given 2 times"):
+            main.load_command("corpus").parse(["--out", "a", "--languages", "en", "--languages", "ka"])
+
+    def test_a_tilde_that_no_shell_expands_and_an_empty_text_are_rejected(self):
+        for argv, expected in (
+            (["--runs-dir=~/runs"], "^--runs-dir is '~/runs', but a shell expands ~ only at the start"),
+            (["--runs-dir", "~/runs"], rf"only a shell expands ~.* Write {os.path.expanduser('~/runs')}\.$"),
+            (["--train-data", ""], "^--train-data is an empty text"),
+        ):
+            with self.subTest(argv), self.assertRaisesRegex(ConfigError, expected):
+                train.parse(argv)
+        with self.assertRaisesRegex(ConfigError, "^--out is '~/shards'"):
+            main.load_command("shard").parse(["--input", "a.csv", "--out=~/shards"])
+
+    def test_words_that_argparse_changes_are_answered(self):
+        fixed = ["--gpus", "1", "--produce-ms", "1", "--step-ms", "1"]
+        for words in (["--_foo"], ["--", "foo"], ["--5_0"], ["--\u200bbatch_size", "3"]):
+            with self.subTest(words), self.assertRaisesRegex(ConfigError, "neither a flag nor the value|not a flag"):
+                main.load_command("plan").main([*fixed, *words], "plan")
 
     def test_list_takes_several_values(self):
         self.assertEqual(train.parse(["--model-gpus", "1", "2", "3"])[0].placement.model_gpus, (1, 2, 3))
@@ -413,7 +439,30 @@ class CommandTest(unittest.TestCase):
         self.assertIn(ROOT / "myxtts" / "py.typed", shipped)
 
 
+class StopTest(unittest.TestCase):
+    def test_a_stop_removes_the_unfinished_files_of_a_command(self):
+        folder = temporary_folder(self.addCleanup)
+
+        def main_of_command(argv, prog):
+            with files.replaced_file(folder / "out.json"):
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(60.0)
+
+        command = types.SimpleNamespace(NAME="evaluate", main=main_of_command)
+        with mock.patch.object(main, "load_command", lambda name: command), self.assertRaises(SystemExit) as stopped:
+            main.run(["evaluate"])
+        self.assertEqual((stopped.exception.code, list(folder.iterdir())), (143, []))
+
+
 class DiskErrorTest(unittest.TestCase):
+    def test_pipes_and_devices_are_never_replaced_by_a_file(self):
+        pipe = temporary_folder(self.addCleanup) / "pipe"
+        os.mkfifo(pipe)
+        for path in (pipe, Path("/dev/null"), Path("/dev/stdout"), Path("/proc/self/fd/1")):
+            with self.subTest(path), self.assertRaisesRegex(ConfigError, "that is a pipe or a device"):
+                files.check_writable("--json", path)
+        self.assertTrue(pipe.is_fifo())
+
     def test_full_disk_names_the_file_and_the_folder(self):
         with tempfile.TemporaryDirectory() as name:
             path = Path(name, "report.json")

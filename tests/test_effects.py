@@ -216,6 +216,10 @@ class ResumeTest(unittest.TestCase):
             "Name a run with --run and --runs-dir, or give the settings of a new one.",
         )
 
+    def test_a_misspelt_run_is_not_started_with_further_flags(self):
+        with self.assertRaisesRegex(ConfigError, "Did you mean --run mine"):
+            self.resumed("--run", "mime", "--max-steps", "7")
+
     def test_a_run_that_does_not_exist_starts_with_the_settings_that_are_given(self):
         self.assertEqual(self.resumed("--run", "new", "--max-steps", "7").training.max_steps, 7)
 

@@ -6,7 +6,7 @@ import unittest
 import weakref
 from itertools import islice
 
-from myxtts.data.feed import Feed
+from myxtts.data.feed import Feed, StopArrived
 from tests.feeds import TIMEOUT_S, ObservedSource, producers, within_timeout
 
 
@@ -97,6 +97,22 @@ class FeedTest(unittest.TestCase):
             with Feed(source, 2) as feed:
                 self.assertEqual(list(islice(feed, items)), list(range(items)))
             self.assertEqual(source.closed_in, "myxtts-producer")
+
+    def test_a_consumer_that_waits_heeds_a_stop(self):
+        asked, may_end = threading.Event(), threading.Event()
+
+        def stuck():
+            yield 0
+            may_end.wait(TIMEOUT_S)
+
+        with Feed(stuck(), 1) as feed:
+            self.addCleanup(may_end.set)
+            feed.is_stopped = asked.is_set
+            self.assertEqual(next(feed), 0)
+            asked.set()
+            with self.assertRaises(StopArrived):
+                next(feed)
+            may_end.set()
 
     def test_closing_waits_for_the_item_in_production(self):
         begun, may_end, closed = threading.Event(), threading.Event(), threading.Event()

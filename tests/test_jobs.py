@@ -21,6 +21,7 @@ from myxtts.commands.jobs import MERGER, main
 from myxtts.commands.merge import parse
 from myxtts.config.load import load
 from myxtts.config.schema import Config, DataConfig, LocalSGDConfig, ModelConfig, PlacementConfig, TeacherConfig
+from myxtts.distributed.processes import REPEAT_S
 from myxtts.errors import ConfigError, PlacementError
 from myxtts.local_sgd.job_settings import SHARED_SETTINGS, job_config, sync_interval
 from myxtts.local_sgd.jobs import job_devices
@@ -62,6 +63,8 @@ signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
 
 def save():
     state = {"settings": values, "symbols": [], "languages": [], "speakers": [], "best": None}
+    if "unobserved" == os.environ.get("FAKE"):
+        state["observing"] = [[int(weight), ["validation"]]]
     state |= {"step": int(weight), "start": "first", "audio_s_since_sync": float("unmerged" == os.environ.get("FAKE"))}
     target = checkpoint_of(folder / "checkpoints", int(weight))
     if not target.exists():
@@ -149,7 +152,8 @@ class Case(unittest.TestCase):
         fixed += (
             " --text-frontend characters --validation-fraction 0.2 --max-steps 6 --warmstart-steps 2 --max-restarts 1"
         )
-        return [*fixed.split(), "--simulate-gpus", "4", "--gpus", "0", "1", *flags]
+        gpus = [] if "--gpus" in flags else ["--gpus", "0", "1"]
+        return [*fixed.split(), "--simulate-gpus", "4", *gpus, *flags]
 
     def launch(self, *flags: str) -> tuple[int, str, str]:
         """Launch in this process; return exit code, stdout and stderr."""
@@ -308,6 +312,24 @@ class JobsTest(Case):
         self.assertEqual((code, starts), (1, 2), err)  # the stand-in does not merge
         self.assertIn("the merge lacks gpu1, which failed at step 6 of 6", err)
 
+    def test_a_job_repeats_the_observation_that_its_last_step_lacks(self):
+        for unobserved, flags in (("unobserved", ()), ("", ("--resume",))):
+            with mock.patch.dict(os.environ, FAKE=unobserved):
+                self.launch(*flags)
+        starts = (self.run_folder / "logs/gpu1_training.log").read_text().count("=== ")
+        self.assertEqual(starts, 2)
+
+    def test_a_result_that_another_process_trains_is_not_renamed(self):
+        self.fault("gpu1", "kill", at=5)
+        flags = ("--gpus", "0", "1", "2")
+        self.assertEqual(self.launch(*flags)[0], 1)
+        self.heal("gpu1")
+        merged = self.run_folder / "merged"
+        with RunFolder(merged).locked():
+            code, _, err = self.launch("--resume", *flags)
+        self.assertEqual((code, merged.exists()), (2, True), err)
+        self.assertIn("another process is training it", err)
+
     def test_merge_worse_than_a_job_returns_1(self):
         (self.folder / "code").write_text("1")
         for flags in ((), ("--resume",)):
@@ -370,6 +392,7 @@ class StopTest(Case):
             "SIGINT: all runs write a checkpoint and end; a second Ctrl-C kills them\n",
             iter(launcher.stdout.readline, ""),
         )
+        time.sleep(REPEAT_S)  # what follows within this time is the same request
         launcher.send_signal(signal.SIGINT)
         self.assertEqual(launcher.wait(DEADLINE_S), 130)
         self.assertTrue(ends(process.pid))
@@ -447,6 +470,10 @@ class SettingsTest(Case):
         self.assertEqual([config.training.warmup_steps for config in configs], [3, 3])
         for section, name in (pair for settings in TASK_SETTINGS.values() for pair in settings):
             self.assertIn(name, SHARED_SETTINGS[section])  # or the merge would refuse the jobs after all training
+        gpu_config.write_text("defaults: [own]\nlocal_sgd: {sync_every: 7}\n")
+        code, _, err = self.launch("--config", str(path), "--resume")
+        self.assertEqual(code, 2)
+        self.assertIn("own_gpu1.yaml sets sync_every to 7 for one job, but the others have 0", err)
         gpu_config.write_text("defaults: [own]\nmodel: {model_size: big}\n")
         code, _, err = self.launch("--config", str(path), "--resume")
         self.assertEqual(code, 2)

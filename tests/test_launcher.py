@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import unittest
 from functools import partial
 from itertools import islice
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from myxtts.commands import launch
 from myxtts.commands.console import report_errors
-from myxtts.distributed.processes import MAX_READS, READ_BYTES, ChildProcess, OutputReader
+from myxtts.distributed.processes import MAX_READS, READ_BYTES, REPEAT_S, ChildProcess, OutputReader
 from tests.fixtures import DEADLINE_S, ends, temporary_folder
 
 ROOT = Path(__file__).parents[1]
@@ -104,6 +105,19 @@ class LauncherTest(unittest.TestCase):
                 self.assertEqual(launcher.returncode, code)
                 self.assertEqual(sorted(output.splitlines()), ["[worker 0] saved", "[worker 1] saved"])
 
+    def test_a_signal_that_comes_twice_at_once_kills_nobody(self):
+        with self.started(SAVES.replace("print('saved')", "time.sleep(0.5); print('saved')")) as launcher:
+            for _ in range(2):
+                launcher.send_signal(signal.SIGTERM)
+                time.sleep(0.02)
+            output, _ = launcher.communicate(timeout=DEADLINE_S)
+        self.assertEqual(launcher.returncode, 143)
+        self.assertEqual(sorted(output.splitlines()), ["[worker 0] saved", "[worker 1] saved"])
+
+    def test_flags_of_a_program_stay_as_typed(self):
+        program = ["my.py", "--my_flag", "a_b", "--x_y=1"]
+        self.assertEqual(launch.parse(["--workers", "1", *program]).program, program)
+
     def test_nohup_is_respected(self):
         with self.started("", "nohup") as launcher:
             launcher.send_signal(signal.SIGHUP)
@@ -139,6 +153,7 @@ class LauncherTest(unittest.TestCase):
         with self.started(STUCK) as launcher:
             launcher.send_signal(signal.SIGINT)
             self.assertIn("asked", launcher.stdout.readline())
+            time.sleep(REPEAT_S)  # what follows within this time is the same request
             launcher.send_signal(signal.SIGINT)
             launcher.communicate(timeout=DEADLINE_S)
         self.assertEqual(launcher.returncode, 130)

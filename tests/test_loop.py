@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.clock import Clock, Times
+from myxtts.data.feed import StopArrived
 from myxtts.errors import DataError, PlacementError
 from myxtts.training import loop
 from myxtts.training.hooks import NoteDue, Observe, PeriodicHook, Report, Validate, WriteSamples
@@ -362,6 +363,19 @@ class LoopTest(unittest.TestCase):
         feed = CountingFeed(fail_after=4)
         self.train([], steps=4, feed=feed)
         self.assertEqual((feed.taken, self.state.step), (4, 4))
+
+    def test_a_stop_while_the_loop_waits_for_a_batch_saves_the_steps_before(self):
+        class StuckFeed(CountingFeed):
+            @property
+            def error(self):
+                request.signal = signal.SIGTERM
+                return StopArrived()
+
+        for batches in (0, 3):
+            self.setUp()
+            request = StopRequest()
+            self.train([], feed=StuckFeed(fail_after=batches), stop=request)
+            self.assertEqual([step for step, _ in self.saved], [batches] * bool(batches))
 
     def test_an_error_of_the_feed_is_raised_after_exactly_the_steps_before_it(self):
         for microbatches, batches, steps in ((1, 5, 5), (1, 0, 0), (2, 4, 2), (2, 5, 2), (3, 5, 1)):

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import shutil
 import tracemalloc
 import unittest
@@ -311,9 +312,17 @@ class Rejected(Case):
         self.assertIn("was given twice", self.error_of(first, second, again, kind=ConfigError))
         for weights in ((1.0,), (0.0, 0.0), (-1.0, 2.0), (float("nan"), 1.0), (float("inf"), 1.0)):
             self.assertIn("--weights", self.error_of(first, second, weights=weights, kind=ConfigError))
-        for setting in ("train_data", "val_data", "audio_root"):
+        for setting, found in (
+            ("train_data", "the corpus none does not exist"),
+            ("val_data", "the corpus none does not exist"),
+            ("audio_root", "--audio-root none was given, but there is no such folder"),
+        ):
             error = self.error_of(first, second, corpora=CorpusOverrides(**{setting: "none"}), kind=DataError)
-            self.assertIn(f"--{setting.replace('_', '-')} none", error)
+            self.assertIn(found, error)
+        both = CorpusOverrides(train_data="c.csv", val_data="c.csv")
+        self.assertIn("are both c.csv", self.error_of(first, second, corpora=both, kind=ConfigError))
+        latin_1 = first.with_name(os.fsdecode(b"caf\xe9"))
+        self.assertIn("give a link to it", self.error_of(first, latin_1, kind=ConfigError))
         for name in ("one", "..", "two words", ".hidden", "x" * 101):
             with self.assertRaisesRegex(ConfigError, "--output"):
                 merge([first, second], self.folder / name, NO_OVERRIDES)
@@ -449,8 +458,10 @@ class ASRRuns(unittest.TestCase):
     def test_an_input_better_than_the_mean_is_kept_with_exit_code_1(self):
         """With a bias of +100, and of +50, all outputs are blank; without it some symbols are right."""
         silent, working = self.make_run("silent", 100.0), self.make_run("working", 0.0)
+        held_out = self.workspace.corpus.with_name("held_out.csv")
+        self.addCleanup(shutil.copy(self.workspace.corpus, held_out).unlink)
         with self.assertLogs("myxtts.local_sgd.merge", "WARNING") as logs:
-            code, out = self.merge(silent, working, val_data=str(self.workspace.corpus))
+            code, out = self.merge(silent, working, val_data=str(held_out))
         self.assertEqual(code, 1, out)
         self.assertIn(f"worse than those of {latest(working / 'checkpoints')}, which are kept", logs.output[0])
         self.assertIn("| 0 | ", out)

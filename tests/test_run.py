@@ -355,7 +355,9 @@ class Rejected(Case):
 
     def test_validation_without_held_out_utterances_is_rejected(self):
         message = self.rejection("none", "--validation-fraction", "0", "--validate-every", "1")
-        self.assertIn("validation and samples were requested, but none of the 13 utterances is held out", message)
+        self.assertIn(
+            "validation, samples or evaluations were requested, but none of the 13 utterances is held out", message
+        )
 
     def test_a_missing_corpus_creates_no_files(self):
         self.assertIn("does not exist", self.rejection("nowhere", "--train-data", str(self.workspace.folder / "x")))

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import io
 import os
+import subprocess
 import threading
 import time
 import unittest
@@ -75,10 +76,19 @@ class RunLockTest(unittest.TestCase):
 
     def test_a_run_removes_what_killed_processes_left_of_files(self):
         (self.runs / "a").mkdir(parents=True)
-        (self.runs / "a" / ".metrics.jsonl.7-7.partial").write_text("half")
+        ended = subprocess.Popen(["true"])
+        ended.wait()
+        (self.runs / "a" / f".metrics.jsonl.{ended.pid}-7.partial").write_text("half")
         (self.runs / "a" / "config.yaml").touch()
         with RunFolder(self.runs / "a").locked():
             self.assertEqual({path.name for path in (self.runs / "a").iterdir()}, {".lock", "config.yaml"})
+
+    def test_a_run_keeps_files_that_a_live_process_is_writing(self):
+        (self.runs / "a").mkdir(parents=True)
+        written = self.runs / "a" / f".speech.wav.{os.getppid()}-7.partial"
+        written.write_text("half")
+        with RunFolder(self.runs / "a").locked():
+            self.assertTrue(written.exists())
 
 
 class UniqueNamesTest(unittest.TestCase):

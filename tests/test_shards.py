@@ -80,6 +80,24 @@ class Split(unittest.TestCase):
             [{row[0] for row in self.rows(path)} for path in (corpus_shards.train, corpus_shards.held_out)], names
         )
 
+    def test_files_that_are_no_shards_are_never_replaced(self):
+        corpus = self.folder / "corpus" / "corpus.csv"
+        table = corpus.rename(corpus.with_name("train.csv"))
+        content = table.read_bytes()
+        with self.assertRaisesRegex(DataError, "train.csv there is the corpus itself"):
+            split_corpus(self.config(train_data=str(table)), table.parent, 2)
+        other = self.folder / "other"
+        other.mkdir()
+        (other / "held_out.csv").write_text("of somebody else")
+        with self.assertRaisesRegex(DataError, "held_out.csv there is not of an earlier split"):
+            split_corpus(self.config(train_data=str(table)), other, 2)
+        self.assertEqual((table.read_bytes(), (other / "held_out.csv").read_text()), (content, "of somebody else"))
+
+    def test_a_second_split_leaves_no_held_out_rows_of_the_first(self):
+        self.assertIsNotNone(split_corpus(self.config(validation_fraction=0.2), self.folder / "shards", 2).held_out)
+        self.assertIsNone(split_corpus(self.config(validation_fraction=0.0), self.folder / "shards", 2).held_out)
+        self.assertFalse((self.folder / "shards" / "held_out.csv").exists())
+
     def test_shard_files_do_not_depend_on_the_output_folder(self):
         written = []
         for name in ("one", "elsewhere/two"):

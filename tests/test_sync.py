@@ -18,6 +18,7 @@ from myxtts.config.checks import check_settings
 from myxtts.config.schema import Config, LocalSGDConfig, TrainingConfig
 from myxtts.errors import CheckpointError, ConfigError
 from myxtts.local_sgd.sync import TAKEOVER_S, OuterOptimizer, SyncGroup, WeightSync
+from myxtts.observe.metrics_reader import read_metrics
 from myxtts.training.checkpoint_files import latest, read_metadata
 from myxtts.training.state import TrainingState
 from tests.fixtures import temporary_folder
@@ -225,6 +226,11 @@ class StoppedJobs(Case):
         sync_both(first, second.train(10, 3.0))
         self.assertEqual((first.change, second.change), (2.0, 2.0))
 
+    def test_a_job_killed_while_it_published_its_first_weights_starts_again(self):
+        (self.folder / "sync-000000/.partial-averaged-job-000").mkdir(parents=True)
+        Job(self.folder, 0, outer_optimizer=OuterOptimizer(0.5))
+        self.assertEqual([path.name for path in (self.folder / "sync-000000").iterdir()], ["averaged"])
+
     def test_a_partial_contribution_is_written_again(self):
         first, second = self.pair()
         (self.folder / "sync-000010/.partial-job-000").mkdir(parents=True)
@@ -387,6 +393,26 @@ class Run(unittest.TestCase):
                 self.assertEqual(
                     read_metadata(latest(self.workspace.run_dir(name) / "checkpoints"))["audio_s_since_sync"], 0
                 )
+
+    def test_a_step_whose_sync_was_owed_is_observed_with_the_average(self):
+        flags = ("--validate-every", "3", "--outer-learning-rate", "0.5")
+        self.workspace.train("validated", *self.jobs("syncs-validated", "0.1", *flags))
+        with stopped_while_waiting(3):
+            self.workspace.train("owing", *self.jobs("syncs-owing", "0.1", *flags))
+        resumed = self.workspace.train("owing", *self.jobs("syncs-owing", "0.1", *flags), "--resume")
+        self.assertEqual((resumed.code, resumed.err), (0, ""))
+        runs = [self.workspace.run_dir(name) for name in ("validated", "owing")]
+        losses = [
+            {
+                line["step"]: line["validation_loss"]
+                for line in read_metrics(run / "metrics.jsonl")
+                if "validation_loss" in line
+            }
+            for run in runs
+        ]
+        self.assertEqual(list(losses[0]), [3, 6, 8])
+        self.assertEqual(*losses)
+        self.assertEqual(*(read_metadata(latest(run / "checkpoints"))["best"] for run in runs))
 
     def test_a_job_killed_in_its_first_sync_repeats_it_without_a_checkpoint(self):
         flags = self.jobs("syncs-killed", "0.1")

@@ -1,9 +1,11 @@
 """The diagnosis of a lost worker."""
 
+import os
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 from pathlib import Path
 from unittest import mock
@@ -11,6 +13,7 @@ from unittest import mock
 import tensorflow as tf
 
 from myxtts.distributed.cluster import Cluster
+from myxtts.distributed.processes import exit_at_sigterm
 from myxtts.distributed.worker_group import (
     END_TIMEOUT_S,
     WorkerLost,
@@ -90,6 +93,19 @@ class DiagnosisTest(unittest.TestCase):
             self.assertRegex(self.lost(text, kind), r"^worker 1 \(b:2\) is gone: its connection")
             with self.assertRaises(WorkerLost), worker_group(THREE, 0):
                 raise kind(None, None, text)
+
+    @mock.patch.multiple("myxtts.distributed.worker_group", rendezvous=mock.DEFAULT, worker_strategy=mock.DEFAULT)
+    @mock.patch.multiple("myxtts.distributed.worker_group", _keep_on_machine=mock.DEFAULT)
+    def test_a_stop_while_waiting_for_the_others_at_the_end_loses_no_worker(self, **_):
+        waited = []
+
+        def wait(*_):
+            os.kill(os.getpid(), signal.SIGTERM)
+            waited.append(time.sleep(0.01))
+
+        with mock.patch("myxtts.tf_internals.wait_at_barrier", wait), exit_at_sigterm(), worker_group(THREE, 0):
+            pass
+        self.assertEqual(len(waited), 1)
 
     def test_connection_that_breaks_with_a_garbled_message_is_named(self):
         error = UnicodeDecodeError("utf-8", b"\xfe" + BROKEN.format(1).encode(), 0, 1, "invalid start byte")

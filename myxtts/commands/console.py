@@ -104,7 +104,7 @@ class _Console(logging.Handler):
             tqdm.write(printable(self.format(record)), file=sys.stdout)
             sys.stdout.flush()
         except OSError as error:
-            if error.errno not in FULL:  # such as the end of a reader
+            if error.errno not in (*FULL, errno.EIO):  # such as the end of a reader; EIO is that of a lost terminal
                 raise
             go_on_without_stdout(error, "The program goes on")
 

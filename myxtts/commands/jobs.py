@@ -43,6 +43,7 @@ def make_parser(prog: str = f"myxtts {NAME}") -> CommandParser:
         prog,
         f"{HELP} A file FILE_gpu0.yaml beside --config FILE.yaml holds the settings of the job on GPU 0; it may list "
         "FILE under `defaults`.",
+        resuming="`--resume` needs the flags of the first command again, except --gpus.",
     )
     count = bounded(int, 0)
     parser.add_argument("--gpus", metavar="N", type=count, nargs="+", help="GPUs, one for each job")
@@ -96,6 +97,8 @@ def main(
         )
     check_launcher_settings(config)
     previous = previous_state(folder, config.run.resume)
+    if previous is not None and previous.total_steps != config.training.max_steps:
+        log.warning("--max-steps is %d; the jobs began with %d", config.training.max_steps, previous.total_steps)
     gpus = gpus_of(options, previous)
     warn_of_hidden_gpus(config.placement.simulate_gpus)
     resumed = config.run.run if options.gpus is None else None
@@ -194,5 +197,15 @@ def read_job_file(parser: CommandParser, argv: Sequence[str], config: Config, na
     settings = read_settings(parser, [*argv, "--config", str(job_file), *NO_SYNC], own=SYNC_SETTINGS)[0]
     check_launcher_settings(settings)
     check_job_settings(config, settings, job_file)
+    sync = ["--jobs", "2", *([] if config.local_sgd.sync_dir else ["--sync-dir", "sync"])]
+    of_all, of_job = (
+        read_settings(parser, [*argv, *more, *sync], own={"jobs", "job", "sync_dir", *SYNC_SETTINGS})[0].local_sgd
+        for more in ((), ("--config", str(job_file)))
+    )
+    if of_all.sync_every != of_job.sync_every:
+        raise ConfigError(
+            f"{job_file} sets sync_every to {of_job.sync_every} for one job, but the others have {of_all.sync_every}. "
+            "Set it in the file of all jobs, or with a flag."
+        )
     log.info("%-14s has its own settings: %s", name, job_file)
     return settings

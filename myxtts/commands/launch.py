@@ -40,7 +40,9 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     parser.add_argument(
         "program", nargs=argparse.REMAINDER, metavar="-- PROGRAM", help="program of each worker, with its arguments"
     )
-    return parser.parse(argv)
+    options = parser.parse(argv)
+    options.program = list(argv[len(argv) - len(options.program) :])  # as typed: with _ in its flags
+    return options
 
 
 def add_worker_flags(parser: CommandParser) -> None:

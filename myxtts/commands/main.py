@@ -8,18 +8,29 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 
 from myxtts.commands.console import report_errors
 from myxtts.commands.tensorflow_log import filter_stderr
 from myxtts.config.settings import nearest
+from myxtts.distributed.processes import exit_at_sigterm
 from myxtts.errors import ConfigError
 
 COMMANDS = (
     *("train", "preflight", "profile", "plan", "synthesize", "evaluate", "transcribe", "export", "launch", "jobs"),
     *("merge", "shard", "corpus", "serve-data", "check-distributed"),
 )
+
+
+WITH_OWN_STOP = (
+    "train",
+    "launch",
+    "jobs",
+    "serve-data",
+    "check-distributed",
+)  # of the others a SIGTERM removes unfinished files
 
 
 def main() -> int:
@@ -35,7 +46,7 @@ def run_script(command: ModuleType) -> int:
     root = str(Path(__file__).parents[2])
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     filter_stderr()
-    return report_errors(lambda: command.main(sys.argv[1:], f"python {sys.argv[0]}"))
+    return report_errors(lambda: _main_of(command, sys.argv[1:], f"python {sys.argv[0]}"))
 
 
 def run(argv: Sequence[str], prog: str = "myxtts") -> int:
@@ -52,7 +63,12 @@ def run(argv: Sequence[str], prog: str = "myxtts") -> int:
         near = nearest(name, COMMANDS)
         hint = f"Did you mean {near}?" if near else f"Use one of {', '.join(COMMANDS)}."
         raise ConfigError(f"{name[:60]!r} is not a command. {hint}")
-    return load_command(name).main(argv[1:], f"{prog} {name}")
+    return _main_of(load_command(name), argv[1:], f"{prog} {name}")
+
+
+def _main_of(command: ModuleType, argv: Sequence[str], prog: str) -> int:
+    with nullcontext() if command.NAME in WITH_OWN_STOP else exit_at_sigterm():
+        return command.main(argv, prog)
 
 
 def load_command(name: str) -> ModuleType:

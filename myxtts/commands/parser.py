@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from myxtts.config.config_files import config_of_run, describe_missing_run
+from myxtts.config.config_files import config_of_run, describe_missing_run, is_misspelt
 from myxtts.config.foreign_names import COMMANDS
 from myxtts.config.load import load, shown
 from myxtts.config.renamed import RENAMED
@@ -21,9 +21,11 @@ from myxtts.config.settings import SECTIONS, SETTINGS, Setting, in_section, near
 from myxtts.config.suggest import foreign_flag
 from myxtts.errors import ConfigError
 
+RESUMING = "`--resume --run NAME` without --config and --train-data takes the settings of the run from its config.yaml."
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
 _NOUNS = {int: "whole number", float: "number"}
 _FLAG = re.compile(r"--?[A-Za-z].*|[A-Za-z_][\w.]*=.*", re.DOTALL)  # or as in Hydra: training.batch_size=8
+_TILDE = re.compile(r"--[A-Za-z-]+=~(/.*)?", re.DOTALL)
 _WITHOUT_VALUE = re.compile(r"--(\S+): expected (?:at least )?one argument")
 _SETTING_NAMES = re.compile(rf"\b({'|'.join(name for name in SETTINGS if '_' in name)})\b")
 
@@ -59,6 +61,7 @@ class CommandParser(argparse.ArgumentParser):
         """
         end = argv.index("--") if "--" in argv else len(argv)  # the rest is for another program
         words = [*map(_hyphenated, argv[:end])]
+        self._check_words(words)
         try:
             options, unknown = self.parse_known_args([*words, *argv[end:]])
         except _MissingFlagError:
@@ -68,6 +71,21 @@ class CommandParser(argparse.ArgumentParser):
         if unknown:
             raise ConfigError(self._unknown(unknown, argv[:end]))
         return options
+
+    def _check_words(self, words: Sequence[str]) -> None:
+        """Raise ConfigError for a ~ that no shell expands, and for a second list, which would replace the first."""
+        for word in words:
+            if _TILDE.fullmatch(word):
+                flag, _, path = word.partition("=")
+                raise ConfigError(
+                    f"{flag} is {shown(path)}, but a shell expands ~ only at the start of a word. "
+                    "Write a space in place of =."
+                )
+        given = [word.partition("=")[0] for word in words]
+        for action in self._actions:
+            times = sum(map(given.count, action.option_strings))
+            if times > 1 and action.nargs in ("*", "+") and not isinstance(action, argparse._ExtendAction):
+                raise ConfigError(f"{action.option_strings[0]} was given {times} times. Give all values after one.")
 
     def flags(self) -> list[str]:
         """The flags of this parser and of its subcommands."""
@@ -82,7 +100,7 @@ class CommandParser(argparse.ArgumentParser):
         typed = {_hyphenated(word): word for word in argv}
         flags = [typed.get(word, word).partition("=")[0] for word in unknown if _FLAG.fullmatch(word)]
         if not flags:
-            return self._stray_value(unknown[0], argv)
+            return self._stray_value(typed.get(unknown[0], unknown[0]), argv)
         names: dict[str, list[str]] = {}
         for flag in dict.fromkeys(flags):
             names.setdefault(self._advice(flag), []).append(shown(flag))
@@ -109,7 +127,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def _stray_value(self, value: str, argv: Sequence[str]) -> str:
         """Return the message for a value without a flag, which follows a flag and perhaps the values of it."""
-        before = argv[: argv.index(value)]
+        before = argv[: argv.index(value)] if value in argv and not value.startswith("--") else ()
         flag = next((_hyphenated(word) for word in reversed(before) if _FLAG.fullmatch(word)), "")
         action = self._option_string_actions.get(flag)
         if action is None:
@@ -145,15 +163,20 @@ def bounded(kind: type[int] | type[float], low: float, high: float = math.inf) -
     return number
 
 
-def settings_parser(prog: str, description: str) -> CommandParser:
-    """Return a parser of --config and of a flag for each setting; a command adds its own flags by `add_argument`."""
+def settings_parser(prog: str, description: str, command: str = "", resuming: str = RESUMING) -> CommandParser:
+    """Return a parser of --config and of a flag for each setting; a command adds its own flags by `add_argument`.
+
+    Args:
+        command: as in CommandParser.
+        resuming: a sentence of the help on what `--resume` needs.
+    """
     parser = CommandParser(
         prog=prog,
+        command=command,
         usage=f"{prog} [--config FILE] [--FLAG VALUE ...]",
         description=description,
         epilog="Flags replace the values of --config, and these replace the defaults. Every flag may be spelled with "
-        "_ for -. The value `null` unsets a flag whose default is not set. `--resume --run NAME` without --config "
-        "and --train-data takes the settings of the run from its config.yaml.",
+        f"_ for -. The value `null` unsets a flag whose default is not set. {resuming}",
     )
     parser.add_argument("--config", metavar="FILE", type=Path, help="YAML file of settings, by section")
     for section, meaning in SECTIONS.items():
@@ -206,7 +229,7 @@ def read_settings(
     if path is None and overrides.get("resume") and "train_data" not in overrides:
         place = {name: overrides.get(name, SETTINGS[name].default) for name in ("run", "runs_dir")}
         path = config_of_run(**place)
-        if path is None and not set(overrides) - {*place, "resume"}:
+        if path is None and (not set(overrides) - {*place, "resume"} or is_misspelt(**place)):
             raise ConfigError(describe_missing_run(**place))
         overrides = {"stop_at_step": None} | overrides | place  # an early stop is that of one start
     return load(path, overrides, own), options

@@ -1,6 +1,7 @@
 """`myxtts shard`: a corpus → CSV files of disjoint shards, and one of held-out utterances."""
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -46,8 +47,14 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     config = updated(config, data=data, run={"validate_every": 0, "sample_every": 0, "evaluate_every": 0})
     shards = split_corpus(config, options.out, options.shards)
     print(shards.table)
-    held_out = f" --val-data {shards.held_out}" if shards.held_out else " --validate-every 0 --sample-every 0"
-    print(f"\nTrain on shard 0:\n  {command_line('train')} --train-data {shards.shards[0]}{held_out} \\")
-    print(f"      --audio-root {shards.audio_root} --run shard0 --init-from START")
+    flags = ["--train-data", str(shards.shards[0])]
+    flags += (
+        ["--val-data", str(shards.held_out)] if shards.held_out else ["--validate-every", "0", "--sample-every", "0"]
+    )
+    for name in ("min_seconds", "max_seconds"):
+        if (limit := getattr(config.data, name)) != SETTINGS[name].default:
+            flags += [SETTINGS[name].flag, f"{limit:g}"]
+    print(f"\nTrain on shard 0:\n  {command_line('train')} {shlex.join(flags)} \\")
+    print(f"      --audio-root {shlex.quote(str(shards.audio_root))} --run shard0 --init-from START")
     print("START is a run that the jobs of all shards start from: docs/guides/local_sgd.md, section By hand")
     return 0

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from myxtts.commands.console import sound_on_stdout
-from myxtts.commands.parser import CommandParser, add_vocoder_flags, bounded
+from myxtts.commands.parser import CommandParser, add_checkpoint_flag, add_vocoder_flags, bounded
 from myxtts.errors import DataError
 from myxtts.files import decode_text, read_bounded, read_file
 
@@ -34,6 +34,7 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     sound.add_argument(
         "--stream", action="store_true", help="write WAV to stdout instead, sentence by sentence; the log is on stderr"
     )
+    add_checkpoint_flag(parser)
     parser.add_argument("--language", help="language of the text; required if the run has several")
     parser.add_argument(
         "--reference",

@@ -20,6 +20,10 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> tuple[Config, ar
 def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     config, options = parse(argv, prog)
     if options.print_config:
+        if (config.training.init_from or config.teacher.teacher) and not config.run.resume:
+            from myxtts.training.inherited_settings import with_inherited_settings  # imports NumPy
+
+            config = with_inherited_settings(config)
         print(dump(config), end="")
         return 0
     from myxtts import run  # imports TensorFlow, which takes seconds

@@ -28,6 +28,12 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
         help="prefixes that the beam search keeps; 0, the default, decodes greedily",
     )
     parser.add_argument("--json", dest="json_file", metavar="FILE", type=Path, help="also write the result as JSON")
+    parser.add_argument(
+        "--out",
+        metavar="DIR",
+        type=Path,
+        help="with --corpus: folder for files (default: RUN/evaluation/CHECKPOINT-CORPUS)",
+    )
     return parser.parse(argv)
 
 
@@ -39,6 +45,9 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
         raise ConfigError(f"files or a --corpus can be transcribed, but {given}. Give one of the two.")
     if audio_root is not None and corpus is None:
         raise ConfigError("--audio-root is the folder of a corpus' audio, but there is no --corpus. Leave it out.")
+    out = options.pop("out")
+    if out is not None and corpus is None:
+        raise ConfigError("--out is the folder for files about a corpus, but there is no --corpus. Leave it out.")
     if corpus is None:
         from myxtts.recognition.transcribe_files import write_transcripts
 
@@ -51,5 +60,5 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     from myxtts.evaluation.options import EvaluationOptions
 
     run, checkpoint = options.pop("run"), options.pop("checkpoint")
-    evaluate_asr(run, checkpoint, EvaluationOptions(data=corpus, audio_root=audio_root, **options))
+    evaluate_asr(run, checkpoint, EvaluationOptions(data=corpus, audio_root=audio_root, out=out, **options))
     return 0

@@ -58,7 +58,7 @@ def check_xla(config: Config, replicas: int, placement: str, supports_xla: bool)
     if replicas > 1:
         raise PlacementError(
             f"--compile xla was given with {replicas} replicas ({placement}), but XLA compiles for one device. "
-            "Leave out --compile, or give one GPU with --model-gpu."
+            "Leave out --compile, or give a single GPU with --model-gpus."
         )
 
 

@@ -37,9 +37,14 @@ def is_config_of_run(path: Path) -> bool:
     return path.name == OF_RUN and any((path.parent / name).exists() for name in (".lock", "checkpoints"))
 
 
+def is_misspelt(run: str, runs_dir: str) -> bool:
+    """Whether there is no folder of a run, but a run with a similar name."""
+    return not Path(runs_dir, run).exists() and nearest(run, _runs(runs_dir)) is not None
+
+
 def describe_missing_run(run: str, runs_dir: str) -> str:
     """Return why a run cannot be resumed by its name alone, and what to give instead."""
-    runs = sorted(file.parent.name for file in Path(runs_dir).glob(f"*/{OF_RUN}"))
+    runs = _runs(runs_dir)
     near = nearest(run, runs)
     hint = f"Did you mean --run {near}? " if near else ""
     return (
@@ -47,6 +52,10 @@ def describe_missing_run(run: str, runs_dir: str) -> str:
         f"{hint}Runs in {runs_dir}: {listed(runs) or 'none'}. Name a run with --run and --runs-dir, or give "
         "the settings of a new one."
     )
+
+
+def _runs(runs_dir: str) -> list[str]:
+    return sorted(file.parent.name for file in Path(runs_dir).glob(f"*/{OF_RUN}"))
 
 
 def _hint(path: Path, folder: Path) -> str:

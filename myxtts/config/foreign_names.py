@@ -416,7 +416,7 @@ COMMANDS: Mapping[str, Names] = {
             "{--reference=FILE}",
         ),
         (
-            "model model_path model_dir model_name checkpoint checkpoint_dir checkpoint_path ckpt config config_path "
+            "model model_path model_dir model_name checkpoint_dir checkpoint_path ckpt config config_path "
             "run_dir run_path runs_dir",
             "{--run=runs/NAME}: the best checkpoint of a run has the settings with it",
         ),
@@ -444,6 +444,8 @@ COMMANDS: Mapping[str, Names] = {
         ("num_samples max_samples n", "{--utterances}"),
         ("whisper_model asr_model", "{--asr=runs/NAME}, the run of a recogniser"),
     ),
+    "preflight": (("num_steps", "{--steps=N}"),),
+    "profile": (("steps", "{--num-steps=N}"),),
     "transcribe": (
         ("model model_path model_dir checkpoint_dir checkpoint_path config config_path run_dir", "{--run=runs/NAME}"),
         ("data dataset test_data", "{--corpus}"),

@@ -118,9 +118,16 @@ def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None, o
 
 
 def _check_text(given: _Given) -> None:
-    """Raise ConfigError for a text, or one of several, that no JSON file of a run can hold, or that no path has."""
+    """Raise ConfigError for a text, or one of several, that is empty or begins with ~, or that no path or JSON has."""
     texts = given.value if isinstance(given.value, (list, tuple)) else [given.value]
     for text in texts:
+        if text == "":
+            raise ConfigError(f"{given.where} is an empty text. Leave it out, or give a value.")
+        if isinstance(text, str) and (text == "~" or text.startswith("~/")):
+            raise ConfigError(
+                f"{given.where} is {shown(text)}, but only a shell expands ~, and only at the start of a word. "
+                f"Write {os.path.expanduser(text)}."
+            )
         if isinstance(text, str) and any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in text):
             raise ConfigError(
                 f"{given.where} is {ascii(text)[:SHOWN_CHARACTERS]}, which has bytes that are not UTF-8, or a "

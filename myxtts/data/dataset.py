@@ -171,9 +171,10 @@ def _report_nothing_to_spare(config: Config, left: int, rejected: Sequence[Rejec
         log.warning("%s and are not used; --validation-fraction 0 trains on all utterances", found)
         return
     raise DataError(
-        f"validation or samples were requested, but the {found}. A corpus of fewer than {SPARE_UTTERANCES} utterances "
-        "often has none to spare. Train on all of it, without validation, with --validation-fraction 0 "
-        "--validate-every 0 --sample-every 0; or give more utterances, or others to validate on with --val-data."
+        f"validation, samples or evaluations were requested, but the {found}. A corpus of fewer than "
+        f"{SPARE_UTTERANCES} utterances often has none to spare. Train on all of it, without validation, with "
+        "--validation-fraction 0 --validate-every 0 --sample-every 0 --evaluate-every 0; or give more utterances, or "
+        "others to validate on with --val-data."
     )
 
 

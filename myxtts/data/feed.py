@@ -11,14 +11,20 @@ STOP_POLL_S = 0.1  # between two looks at a stop request
 Item = TypeVar("Item")
 
 
+class StopArrived(Exception):
+    """A request to stop arrived while the consumer waited for an item."""
+
+
 class HoldingQueue(queue.Queue):
     """A queue whose first item can be taken while its place stays occupied."""
 
-    def hold(self) -> Any:
-        """Wait for the first item and return it; `get` then frees its place."""
+    def hold(self, is_stopped: Callable[[], bool]) -> Any:
+        """Wait for the first item and return it; `get` then frees its place. Raises StopArrived at a stop."""
         with self.not_empty:
             while not self._qsize():
-                self.not_empty.wait()
+                if is_stopped():
+                    raise StopArrived
+                self.not_empty.wait(STOP_POLL_S)
             item, self.queue[0] = self.queue[0], None
             return item
 
@@ -39,7 +45,11 @@ class Feed(Generic[Item]):
         depth: items kept ready, besides the one that is being made.
         thread_name: for debuggers and profilers.
 
+    Attributes:
+        is_stopped: looked at while the consumer waits for an item; never by default.
+
     Raises:
+        StopArrived: it was stopped while it waited.
         ValueError: the depth is less than 1.
         RuntimeError: the feed is iterated before it is entered, or entered twice.
     """
@@ -48,6 +58,7 @@ class Feed(Generic[Item]):
         if depth < 1:
             raise ValueError(f"the depth of a feed must be at least 1, not {depth}")
         self._batches = batches
+        self.is_stopped: Callable[[], bool] = lambda: False
         self._ready = HoldingQueue(depth)
         self._holds = False
         self._stopping = threading.Event()
@@ -82,7 +93,7 @@ class Feed(Generic[Item]):
         if self._thread.ident is None:
             raise RuntimeError("a feed can be iterated only inside its `with` block")
         self.release()
-        item, error = self._ready.hold()
+        item, error = self._ready.hold(self.is_stopped)
         self._holds = True
         if error is None:
             return item

@@ -2,6 +2,7 @@
 
 import ctypes
 import logging
+import math
 import os
 import selectors
 import signal
@@ -16,6 +17,8 @@ from itertools import takewhile
 from typing import BinaryIO
 
 from myxtts.files import FULL
+
+REPEAT_S = 0.2  # Slurm, timeout(1) and wrappers send a signal twice within milliseconds
 
 LAST_LINES = 20
 READ_BYTES = 1 << 16
@@ -84,17 +87,14 @@ class ChildProcess:
         return lines, bool(received)
 
     def _add_to_log(self, output: bytes) -> None:
-        """Add to the log; on a full disk the process goes on without it."""
+        """Add to the log; if the disk is full or fails, the process goes on without it."""
         try:
             self._log.write(output)
         except OSError as error:
-            if error.errno not in FULL:
-                raise
             if not self._log_fails:
                 name, self._log_fails = self._log.name, True
-                log.error(
-                    "%s cannot be written: %s. Free some disk space; the workers and jobs go on.", name, error.strerror
-                )
+                remedy = "Free some disk space; the" if error.errno in FULL else "The"
+                log.error("%s cannot be written: %s. %s workers and jobs go on.", name, error.strerror, remedy)
 
     def has_ended(self) -> bool:
         """Return whether the process has ended; if so, set `code` and kill its descendants."""
@@ -182,6 +182,12 @@ class OutputReader:
             wait_s = 0.0
 
 
+def stop_signals() -> list[signal.Signals]:
+    """Return the signals that ask a program to stop: SIGINT, SIGTERM and, unless nohup ignores it, SIGHUP."""
+    is_ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *[signal.SIGHUP] * (not is_ignored)]
+
+
 class StopRequests:
     """Requests to stop this process.
 
@@ -210,19 +216,20 @@ class StopRequests:
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequests]:
-    """Count SIGINT, SIGTERM and, unless it is ignored, SIGHUP instead of ending."""
-    requests = StopRequests()
+    """Count the signals that ask to stop instead of ending; one that follows within REPEAT_S is the same request."""
+    requests, newest_s = StopRequests(), -math.inf
 
     def handle(number, _frame) -> None:
+        nonlocal newest_s
         if number == signal.SIGHUP and requests.count:
             return  # the end of a session sends it several times, or after a SIGTERM
+        before_s, newest_s = newest_s, time.monotonic()
+        if newest_s - before_s < REPEAT_S:
+            return
         requests.signal = requests.signal or number
         requests.count += 1
 
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
-        numbers.append(signal.SIGHUP)
-    previous = {number: signal.signal(number, handle) for number in numbers}
+    previous = {number: signal.signal(number, handle) for number in stop_signals()}
     try:
         yield requests
     finally:
@@ -245,11 +252,25 @@ def visible_gpus() -> list[str]:
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is not None:
         return list(takewhile(lambda gpu: gpu not in ("", "-1"), map(str.strip, listed.split(","))))
+    output = output_of(("nvidia-smi", "--list-gpus"), NVIDIA_SMI_S) or ""
+    return [str(gpu) for gpu in range(sum(line.startswith("GPU ") for line in output.splitlines()))]
+
+
+def output_of(command: Sequence[str], timeout_s: float) -> str | None:
+    """Return what a program prints, or None if it is missing, fails or takes too long.
+
+    One that hangs in a driver cannot be killed, so it is not waited for.
+    """
     try:
-        done = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=NVIDIA_SMI_S)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return [str(gpu) for gpu in range(sum(line.startswith("GPU ") for line in done.stdout.splitlines()))]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    except OSError:
+        return None
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return None
+    return output if process.returncode == 0 else None
 
 
 def gpu_environ(gpus: Sequence[str]) -> dict[str, str]:

@@ -9,13 +9,14 @@ import re
 import signal
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 
 import tensorflow as tf
 
 from myxtts import tf_internals
 from myxtts.distributed.cluster import Cluster, split_address
 from myxtts.distributed.loopback import bind_to_loopback, is_loopback
+from myxtts.distributed.processes import stop_requests
 from myxtts.distributed.rendezvous import rendezvous
 from myxtts.errors import DataError, PlacementError, TrainingError, UserError
 
@@ -71,7 +72,7 @@ def worker_group(
         strategy = worker_strategy(cluster, gpus)
         _keep_on_machine(cluster)
         yield strategy
-        tf_internals.wait_at_barrier(END_BARRIER, END_TIMEOUT_S)
+        _wait_for_the_end()
     except BaseException as error:
         diagnosis = diagnose_lost_worker(error, cluster)
         if diagnosis is None:
@@ -80,6 +81,13 @@ def worker_group(
         lost = WorkerLost(diagnosis, _BETWEEN_STEPS in str(error))
         _report(cluster, lost)
         raise lost from error
+
+
+def _wait_for_the_end() -> None:
+    """Wait for all workers. There is nothing left to save, and only the chief can end its last observation sooner."""
+    is_main = threading.current_thread() is threading.main_thread()
+    with stop_requests() if is_main else nullcontext():
+        tf_internals.wait_at_barrier(END_BARRIER, END_TIMEOUT_S)
 
 
 def worker_strategy(cluster: Cluster, gpus: int) -> tf.distribute.MultiWorkerMirroredStrategy:

@@ -1,6 +1,9 @@
 """The utterances that a run is measured on."""
 
 import logging
+import os
+import tempfile
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -104,7 +107,11 @@ def _load_corpora(
                 f"{run} was trained on {path}, which does not exist under {Path.cwd()}. Restore it, or work in the "
                 "folder in which the run was started."
             )
-    return config, *load_corpora(config, run, length_rule_of(config), inherited_vocabulary(metadata))
+    with ExitStack() as scope:
+        folder = run  # which has the manifests of its corpus
+        if not os.access(run, os.W_OK | os.X_OK):  # of another user
+            folder = Path(scope.enter_context(tempfile.TemporaryDirectory(prefix="myxtts-evaluation-")))
+        return config, *load_corpora(config, folder, length_rule_of(config), inherited_vocabulary(metadata))
 
 
 def for_evaluation(config: Config) -> Config:

@@ -14,9 +14,11 @@ runs/NAME/
 Each stage determines from the files what is done, so that a launcher that was killed can continue.
 """
 
+import logging
 import shutil
 import signal
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -30,7 +32,7 @@ from myxtts.cores import usable_cores
 from myxtts.distributed.processes import ChildProcess, StopRequests, gpu_environ, stop_requests, visible_gpus
 from myxtts.distributed.supervisor import Exit, ProgramSpec, Supervisor, SupervisorEvents
 from myxtts.errors import ConfigError, PlacementError
-from myxtts.files import going_on_if_full, make_folder, write_whole
+from myxtts.files import locked_file, make_folder, write_whole
 from myxtts.local_sgd.fork import fork
 from myxtts.local_sgd.job_settings import SHARD_SETTINGS, WARMSTART, job_config, warmstart_config
 from myxtts.local_sgd.launcher_state import (
@@ -47,7 +49,10 @@ from myxtts.local_sgd.shards import CorpusShards, split_corpus
 from myxtts.local_sgd.sync_folder import newest_average, owes_sync, sync_folders
 from myxtts.observe.page.jobs import JobsReport
 from myxtts.training.checkpoint_files import latest, read_metadata, step_of
-from myxtts.training.run_folder import RunFolder
+from myxtts.training.observation import observations_of
+from myxtts.training.run_folder import LOCK, RunFolder
+
+log = logging.getLogger(__name__)
 
 SHARDS = "shards"  # name of the folder of the split corpus
 
@@ -220,7 +225,7 @@ def train_jobs(spec: JobsSpec, display: Display) -> int:
         for job in spec.jobs:
             display.print(f"{job.name:<14} on {job.device.describe()}; log: {spec.log_file(job.name)}")
         configs = _write_configs(spec, state.shards)
-        state.processes = {name: ProcessState(state="done" if _is_done(spec, name) else "pending") for name in configs}
+        state.processes = {name: ProcessState(state="pending" if _has_work(spec, name) else "done") for name in configs}
         state.write(spec.folder)
         with stop_requests() as stop:
             code = _Launcher(spec, state, state.shards, stop, display).run(configs)
@@ -279,6 +284,12 @@ def _is_done(spec: JobsSpec, name: str) -> bool:
     return step_of(newest) >= spec.total_steps and not is_owing
 
 
+def _has_work(spec: JobsSpec, name: str) -> bool:
+    """Return whether a run lacks steps, a sync, or results of an observation, which it repeats when it resumes."""
+    newest = spec.newest_checkpoint(name)
+    return newest is None or not _is_done(spec, name) or bool(observations_of(read_metadata(newest)))
+
+
 class _Launcher:
     """Runs warm start, jobs and merge."""
 
@@ -315,7 +326,7 @@ class _Launcher:
     def _warm_start(self) -> tuple[Path | None, int]:
         """Return the checkpoint that all jobs start from, or None and an exit code."""
         exits = []
-        if not _is_done(self._spec, WARMSTART):
+        if _has_work(self._spec, WARMSTART):
             exits = self._supervise([self._training(WARMSTART, self._spec.shared_device)])
         if not _is_done(self._spec, WARMSTART):
             return None, 2 if any(exit.code == 2 for exit in exits) else 1
@@ -328,7 +339,7 @@ class _Launcher:
         for name in spec.names:
             fork(checkpoint, spec.folder / name, configs[name])
         exits = self._supervise(
-            [self._training(job.name, job.device) for job in spec.jobs if not _is_done(spec, job.name)]
+            [self._training(job.name, job.device) for job in spec.jobs if _has_work(spec, job.name)]
         )
         self._display.show_table(format_table(table_rows(spec.folder, self._state)))
         return exits
@@ -394,7 +405,13 @@ class _Launcher:
         if merged.exists():
             names = (merged.with_name(f"{merged.name}-{number}") for number in count(1))
             target = next(path for path in names if not path.exists())
-            merged.rename(target)
+            try:
+                with locked_file(merged / LOCK, wait=False):
+                    merged.rename(target)
+            except BlockingIOError as error:
+                raise ConfigError(
+                    f"{merged} cannot be renamed: another process is training it. Stop it, then use --resume."
+                ) from error
             self._display.print(f"renamed {merged} of an earlier merge to {target}")
 
     def _error(self, message: str) -> None:
@@ -450,10 +467,13 @@ class _JobEvents(SupervisorEvents):
 
     def on_poll(self) -> None:
         if self._display.is_due() and not self._show_output:
-            self._display.show_table(format_table(table_rows(self._folder, self._state)))
+            with suppress(OSError):  # of a file system that fails: the jobs go on
+                self._display.show_table(format_table(table_rows(self._folder, self._state)))
         self._report.refresh()
 
     def _write(self, name: str, process: ProcessState) -> None:
         self._state.processes[name] = process
-        with going_on_if_full("the state of the jobs"):
+        try:
             self._state.write(self._folder)
+        except OSError as error:
+            log.error("%s cannot be written: %s. The jobs go on.", error.filename, error.strerror)

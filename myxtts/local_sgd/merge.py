@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import ValidationError
 
+from myxtts.config.checks import check_settings
 from myxtts.config.load import dump
 from myxtts.config.schema import Config, LocalSGDConfig, RunConfig
 from myxtts.data.dataset import audio_root_of, manifest_of
@@ -71,12 +72,19 @@ def merge(
     Raises:
         UserError: an input, a corpus or the output cannot be used; nothing is written then.
     """
+    for given in map(str, (*checkpoints, output, *filter(None, corpora))):
+        if any("\ud800" <= letter <= "\udfff" for letter in given):
+            raise ConfigError(
+                f"{given!a} was given, which has bytes that are not UTF-8, and no JSON file of a run can hold "
+                "that. Rename the file or the folder, or give a link to it."
+            )
     check_output(output)
     inputs = read_inputs(checkpoints)
     weights = merge_coefficients(inputs, weights)
     coefficients = normalised(weights)
     check_compatible(inputs, force)
     configs = [merged_config(source.config, output, corpora) for source in inputs]
+    check_settings(configs[0])
     check_corpora(configs[0], corpora)
     held_out = read_held_out(configs[0], inputs[0], output) if corpora.val_data is not None else None
     log_inputs(inputs, coefficients, configs)

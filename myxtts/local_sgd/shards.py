@@ -65,7 +65,7 @@ def split_corpus(config: Config, folder: Path, count: int) -> CorpusShards:
 
     Raises:
         DataError: the corpus cannot be used or has fewer utterances than shards, or the folder has shards of another
-            split.
+            split or other files of these names.
     """
     names = [f"shard-{shard}.csv" for shard in range(count)]
     if stale := sorted({path.name for path in folder.glob("shard-*.csv")}.difference(names)):
@@ -73,6 +73,8 @@ def split_corpus(config: Config, folder: Path, count: int) -> CorpusShards:
             f"{count} shards cannot be written to {folder}: it already holds {stale[0]} of another split, and "
             "shards must be disjoint. Give another folder, or remove this one."
         )
+    _check_replaced(folder, names, config.data.train_data)
+    (folder / "held_out.csv").unlink(missing_ok=True)  # of an earlier split; this one may hold none out
     corpus, held_out, vocabulary = load_corpora(config, folder, length_rule_of(config))
     manifest = corpus.manifest
     if len(manifest) < count:
@@ -101,6 +103,19 @@ def split_corpus(config: Config, folder: Path, count: int) -> CorpusShards:
         utterances=tuple(utterances.tolist()),
         minutes=tuple(minutes.tolist()),
     )
+
+
+def _check_replaced(folder: Path, shards: Sequence[str], corpus: str | None) -> None:
+    """Raise DataError if a file to write is the corpus itself, or there without the shards of an earlier split."""
+    is_split = (folder / shards[0]).exists()
+    for path in (folder / name for name in (*shards, "train.csv", "held_out.csv")):
+        is_corpus = path.exists() and corpus is not None and os.path.exists(corpus) and path.samefile(corpus)
+        if is_corpus or (path.exists() and not is_split):
+            found = "is the corpus itself" if is_corpus else "is not of an earlier split"
+            raise DataError(
+                f"shards cannot be written to {folder}: {path.name} there {found}, and would be replaced. "
+                "Give another folder."
+            )
 
 
 def assign_shards(samples: np.ndarray, speaker: np.ndarray, language: np.ndarray, count: int) -> np.ndarray:

@@ -126,7 +126,8 @@ class WeightSync:
             ConfigError: another run has used the directory under this job number.
         """
         first_sync = self._contribution(min(self._group.sync_every, self._total_steps), self._group.job).parent
-        traces = self._group.folder.glob(f"sync-*/*{self._name}") if new_run else ()
+        found = self._group.folder.glob(f"sync-*/*{self._name}") if new_run else ()
+        traces = (path for path in found if not path.name.startswith("."))  # of a kill, written anew
         if used := next((path for path in traces if not resumes or path.parent != first_sync), None):
             raise ConfigError(
                 f"--sync-dir {self._group.folder} was given to a new run, but it holds {used} of another run. "

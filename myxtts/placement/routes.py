@@ -80,7 +80,7 @@ def single_route(placement: Placement, purpose: str) -> Route:
     if len(placement.routes) > 1:
         raise PlacementError(
             f"{purpose} of {len(placement.routes)} replicas ({placement.name}) was requested, but only one replica is "
-            "supported. Give one GPU with --model-gpu; `myxtts plan` compares placements with several."
+            "supported. Give a single GPU with --model-gpus; `myxtts plan` compares placements with several."
         )
     return placement.routes[0]
 

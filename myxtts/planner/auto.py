@@ -11,13 +11,15 @@ from typing import Any
 
 from myxtts.config.schema import Config, PlacementConfig
 from myxtts.distributed.cluster import find_cluster
-from myxtts.distributed.processes import exit_at_sigterm
+from myxtts.distributed.processes import child_setup, exit_at_sigterm
 from myxtts.errors import PlacementError, TrainingError, UserError
 from myxtts.observe.assessment import SHARED_CORES
 from myxtts.planner.planner import Prediction, candidate_placements, format_table, predict, rank, without_idle_producers
 from myxtts.planner.simulator import QueueDepths
 from myxtts.planner.stage_times import STAGES, StageProfile, resample_steps
+from myxtts.training.checkpoint_files import latest, read_metadata
 from myxtts.training.run_folder import RunFolder
+from myxtts.training.select_checkpoint import settings_of
 
 MEASURED_STEPS = 40  # some seconds with a large model
 SIMULATED_STEPS = 1000  # filling the queues is at most 1 % of them
@@ -46,6 +48,9 @@ def choose_placement(config: Config, measure: MeasureStages) -> Config:
     if gpus < 2:
         log.info("placement auto only one device, so there is nothing to choose")
         return with_placement(config)
+    if (recorded := recorded_placement(config, gpus)) is not None:
+        log.info("placement auto the run goes on with its placement; flags such as --model-gpus name another one")
+        return with_placement(config, **recorded)
     log.info("placement auto measuring %d steps: GPU 0 makes the batches, GPU 1 trains", MEASURED_STEPS)
     profile = measure_in_subprocess(measure, with_placement(config, data_gpu=0, model_gpu=1))
     ranked = rank_placements(profile, gpus, config)
@@ -60,6 +65,19 @@ def choose_placement(config: Config, measure: MeasureStages) -> Config:
             *(best.replicas,) * 2,
         )
     return with_placement(config, data_gpus=best.settings.data_gpus, model_gpus=best.settings.model_gpus)
+
+
+def recorded_placement(config: Config, gpus: int) -> dict[str, Any] | None:
+    """Return the GPUs of a run that resumes, if they are here; another placement may have steps of another size."""
+    newest = latest(Path(config.run.runs_dir, config.run.run, "checkpoints")) if config.run.resume else None
+    if newest is None:
+        return None
+    placement = settings_of(newest, read_metadata(newest)).placement
+    named = [gpu for gpu in (placement.data_gpu, placement.model_gpu) if gpu is not None]
+    named += [*placement.data_gpus, *placement.model_gpus]
+    if placement.simulate_gpus != config.placement.simulate_gpus or max(named, default=0) >= gpus:
+        return None
+    return {name: getattr(placement, name) for name in ("data_gpu", "data_gpus", "model_gpu", "model_gpus")}
 
 
 def _gpu_count() -> int:
@@ -156,7 +174,7 @@ def measure_in_subprocess(measure: MeasureStages, config: Config) -> StageProfil
     """
     context = multiprocessing.get_context("spawn")  # TensorFlow does not survive a fork
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_send_profile, args=(sender, measure, config), daemon=True)
+    process = context.Process(target=_send_profile, args=(sender, measure, config, os.getpid()), daemon=True)
     with exit_at_sigterm():
         try:
             process.start()
@@ -184,7 +202,8 @@ def measure_in_subprocess(measure: MeasureStages, config: Config) -> StageProfil
     return result
 
 
-def _send_profile(sender: Connection, measure: MeasureStages, config: Config) -> None:
+def _send_profile(sender: Connection, measure: MeasureStages, config: Config, parent: int) -> None:
+    child_setup(parent)()  # dies with the parent, whatever ends it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process ends this one
     logging.getLogger("myxtts").setLevel(logging.ERROR)  # the parent logs its warnings when the run begins
     result: StageProfile | Exception

@@ -2,11 +2,11 @@
 
 import ctypes
 import re
-import subprocess
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
+from myxtts.distributed.processes import output_of
 from myxtts.placement.gpu_memory import DriverUnavailable, driver_indices
 
 TIMEOUT_S = 20.0  # nvidia-smi never returns if the driver hangs
@@ -111,8 +111,4 @@ def matrix_entry(matrix: str, row: int, column: int) -> str | None:
 
 def nvidia_smi(*arguments: str) -> str | None:
     """Return the output of nvidia-smi, or None if it is missing, fails or hangs."""
-    try:
-        process = subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True, timeout=TIMEOUT_S)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return process.stdout if process.returncode == 0 else None
+    return output_of(("nvidia-smi", *arguments), TIMEOUT_S)

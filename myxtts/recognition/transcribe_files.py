@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.data.audio_folder import suffix_of
 from myxtts.data.recording import check_recording, read_recording
+from myxtts.errors import ConfigError
 from myxtts.files import check_writable, write_json
 
 # Arguments of check_recording and read_recording: the kind of file, its shortest length, and what to do.
@@ -32,6 +34,11 @@ def write_transcripts(
         UserError: the run, a file or the output is unusable.
     """
     check_writable("--json", json_file)
+    if json_file is not None and suffix_of(json_file.name):
+        raise ConfigError(
+            f"--json {json_file} was given, but that is the name of a recording, which would be replaced. Name a "
+            "JSON file after --json, and then the recordings."
+        )
     for file in files:
         check_recording(file, *_REQUIREMENTS)
     from myxtts.placement import devices  # this and the next import load TensorFlow

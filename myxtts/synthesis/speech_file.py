@@ -37,6 +37,7 @@ def write_speech(
     language: str | None = None,
     vocoder: str | None = None,
     iterations: int | None = None,
+    checkpoint: str | None = None,
     **options,
 ) -> None:
     """Synthesize a text, on GPU 0 or, without a GPU, on the CPU, and write it sentence by sentence.
@@ -44,21 +45,21 @@ def write_speech(
     Args:
         out: a file to make, or a pipe that gets the sound as WAV, each sentence as soon as it is synthesized.
         language: as in `Synthesizer.synthesize_sentences`.
-        vocoder, iterations: as in `Synthesizer`.
+        vocoder, iterations, checkpoint: as in `Synthesizer`.
         options: fields of SynthesisOptions. Missing fields and None mean the default of the run.
 
     Raises:
         UserError: the run, the vocoder, a reference, the text or the output is unusable.
     """
     started_s = time.perf_counter()
-    check_inputs(run, text, references, language, vocoder, iterations)
+    check_inputs(run, text, references, language, vocoder, iterations, checkpoint)
     if isinstance(out, Path):
         check_output(out, references)
     from myxtts.placement import devices  # this and the next import load TensorFlow
     from myxtts.synthesis.synthesizer import Synthesizer
 
     placement = devices.configure_default()
-    synthesizer = Synthesizer(run, placement.routes[0].model, vocoder, iterations)
+    synthesizer = Synthesizer(run, placement.routes[0].model, vocoder, iterations, checkpoint)
     loaded_s = time.perf_counter()
     changed = {name: value for name, value in options.items() if value is not None}
     waves = synthesizer.synthesize_sentences(text, references, language, replace(synthesizer.options, **changed))
@@ -85,6 +86,7 @@ def check_inputs(
     language: str | None,
     vocoder: str | None,
     iterations: int | None,
+    checkpoint_name: str | None = None,
 ) -> None:
     """Check everything that is read and can be checked without TensorFlow.
 
@@ -93,7 +95,7 @@ def check_inputs(
     """
     if next(split_text(text), None) is None:
         raise DataError(empty_text_message(text))
-    checkpoint = select_checkpoint(run)
+    checkpoint = select_checkpoint(run, checkpoint_name)
     metadata = read_metadata(checkpoint)
     check_task(checkpoint, settings_of(checkpoint, metadata).model.task, "tts")
     choose_language(language, metadata["languages"])

@@ -48,12 +48,12 @@ class Synthesizer:
         wave = synthesizer.synthesize("Good morning.", references=[Path("speaker.wav")])
 
     Args:
-        run: folder of the run. The best checkpoint is used, or the newest if none was validated; averaged weights are
-            used if the run has them.
+        run: folder of the run. Averaged weights are used if it has them.
         device: the device to compute on, which must be configured already.
         vocoder: folder of a vocoder's run, or "griffin-lim"; by default the vocoder that the run names, or else
             Griffin-Lim.
         iterations: of Griffin-Lim; by default 30.
+        checkpoint: its name; by default the best one, or the newest if none was validated.
 
     Attributes:
         options: default SynthesisOptions, from the settings of the run. `dataclasses.replace` makes variants.
@@ -69,17 +69,18 @@ class Synthesizer:
         device: str = "/CPU:0",
         vocoder: str | Path | None = None,
         iterations: int | None = None,
+        checkpoint: str | None = None,
     ):
-        checkpoint = select_checkpoint(run)
-        metadata = read_metadata(checkpoint)
-        config = settings_of(checkpoint, metadata)
+        selected = select_checkpoint(run, checkpoint)
+        metadata = read_metadata(selected)
+        config = settings_of(selected, metadata)
         self.options = synthesis_options(config.model)
         self._frontend = config.data.text_frontend
         self._reference_samples = int(config.data.reference_seconds * SAMPLE_RATE_HZ)
         self._vocabulary = vocabulary_of(metadata)
         self._device = device
         choice = select_vocoder(run, metadata, vocoder, iterations)
-        self._network = load_model(checkpoint, metadata, device, task="tts")
+        self._network = load_model(selected, metadata, device, task="tts")
         log.info("synthesizer    %s, step %d", run, metadata["step"])
         self._vocoder = load_vocoder(choice, device)
         self._warm_up()

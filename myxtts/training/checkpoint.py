@@ -195,6 +195,7 @@ class Checkpoints:
                         "best": best,
                         "observing": without(observations_of(read_metadata(checkpoint)), step),
                         "provisional": step_of(checkpoint) in provisional,
+                        **{name: self._metadata[name] for name in ("held_out",) if name in self._metadata},
                     }
                     update_metadata(checkpoint, changes)
                 except OSError as error:

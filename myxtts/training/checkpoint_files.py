@@ -173,6 +173,8 @@ def _size_of(path: Path) -> int:
 def advice(checkpoint: Path) -> str:
     """Return what to do about a damaged checkpoint: which others to remove, so that the newest intact one is used."""
     folder = checkpoint.parent
+    if not checkpoint.exists() and list_checkpoints(folder):
+        return "It was removed meanwhile, as a run removes old checkpoints while it trains. Start the command again."
     others = [other for other in list_checkpoints(folder) if other != checkpoint]
     if not checkpoint.name.startswith("step-"):  # of a sync
         return f"Remove the folder {checkpoint}."

@@ -24,8 +24,9 @@ from myxtts.training.hooks import (
     Validate,
     WeightSyncProtocol,
     WriteSamples,
+    periods_of,
 )
-from myxtts.training.observation import EVALUATION, SAMPLES, VALIDATION, Observation, without
+from myxtts.training.observation import Observation, without
 from myxtts.training.observer import NoObserver, Observer
 from myxtts.training.report_hooks import recorded, with_report
 from myxtts.training.run_folder import RunFolder
@@ -60,7 +61,7 @@ def chief_hooks(
     ):
         sync = [] if weight_sync is None else [SyncWeights(weight_sync, checkpoints.wait)]
         report, run = Report(reporter, long_wait), config.run
-        periods = {VALIDATION: run.validate_every, SAMPLES: run.sample_every, EVALUATION: run.evaluate_every}
+        periods = periods_of(run)
         if setup.corpora.held_out is None or not run.uses_held_out:
             state.observing = ()  # the settings have turned it off
             yield [*sync, report], NoObserver()

@@ -10,12 +10,13 @@ from typing import Protocol
 import tensorflow as tf
 
 from myxtts.clock import FIRST_STEP
+from myxtts.config.schema import RunConfig
 from myxtts.data.hand_over import Batch
 from myxtts.observe.advice import LongWait
 from myxtts.observe.report import Reporter
 from myxtts.placement.audit import require_device
 from myxtts.tasks.base import Evaluator
-from myxtts.training.observation import EVALUATION, SAMPLES, VALIDATION, Observation, without_part
+from myxtts.training.observation import EVALUATION, SAMPLES, VALIDATION, Observation, without, without_part
 from myxtts.training.observer import OBSERVER, Observer
 from myxtts.training.snapshot import Snapshot
 from myxtts.training.state import TrainingState
@@ -41,6 +42,7 @@ class StepEnd:
         metrics: of the report that is due; hooks add to it.
         validation_loss: where this step was validated.
         save: whether a checkpoint of this step is written; set by the loop, and by a hook that needs one.
+        owes_sync: whether the sync of this step was stopped, so that its weights are not the final ones.
     """
 
     state: TrainingState
@@ -53,6 +55,7 @@ class StepEnd:
     metrics: dict[str, float | str] = field(default_factory=dict)
     validation_loss: float | None = None
     save: bool = False
+    owes_sync: bool = False
 
     @property
     def is_last(self) -> bool:
@@ -91,7 +94,7 @@ class PeriodicHook:
         self._every = every
 
     def is_due(self, end: StepEnd) -> bool:
-        return end.is_due(self._every)
+        return end.is_due(self._every) and not end.owes_sync
 
 
 class CheckDevices:
@@ -151,7 +154,8 @@ class SyncWeights:
 
     def __call__(self, end: StepEnd) -> None:
         self._wait_for_checkpoint()
-        end.save |= self._weight_sync.sync(end.state, end.stop.due)
+        end.owes_sync = not self._weight_sync.sync(end.state, end.stop.due)
+        end.save |= not end.owes_sync
 
 
 @contextmanager
@@ -163,6 +167,11 @@ def reported_on_failure(report: Hook, end: StepEnd) -> Iterator[None]:
         if report.is_due(end):
             report(end)
         raise
+
+
+def periods_of(run: RunConfig) -> dict[str, int]:
+    """Return the periods of the parts of an observation in steps; 0 turns one off."""
+    return {VALIDATION: run.validate_every, SAMPLES: run.sample_every, EVALUATION: run.evaluate_every}
 
 
 class NoteDue:
@@ -188,7 +197,14 @@ class NoteDue:
 
 def due_parts(periods: Mapping[str, int], end: StepEnd) -> tuple[str, ...]:
     """Return the parts of an observation that are due after a step, by their periods in steps."""
-    return tuple(part for part, every in periods.items() if end.is_due(every))
+    return () if end.owes_sync else tuple(part for part, every in periods.items() if end.is_due(every))
+
+
+def note_owed(state: TrainingState, periods: Mapping[str, int], step: int, total_steps: int) -> None:
+    """Note what was due after the step of an owed sync; the average that the state has now is observed."""
+    is_last = step >= total_steps
+    parts = tuple(part for part, every in periods.items() if every and (is_last or step % every == 0))
+    state.observing = without(state.observing, step) + ((Observation(state.step, parts),) if parts else ())
 
 
 def note_done(state: TrainingState, part: str) -> None:

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 import tensorflow as tf
 
 from myxtts.clock import Clock, Times
+from myxtts.data.feed import StopArrived
 from myxtts.data.hand_over import Batch
 from myxtts.data.producer import ReplicaBatches
 from myxtts.errors import PlacementError, TrainingError
@@ -126,7 +127,10 @@ def train(
     try:
         while state.step < schedule.total_steps and not stop.due():
             observer.poll()
-            taken = ahead.take(running=outcome, is_last=state.step + 1 >= schedule.total_steps)
+            try:
+                taken = ahead.take(running=outcome, is_last=state.step + 1 >= schedule.total_steps)
+            except StopArrived:
+                break
             planned_step = taken.microbatches[0][0].planned.step
             is_whole, end = False, None
             try:

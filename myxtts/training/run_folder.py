@@ -27,7 +27,7 @@ from typing import Any
 from myxtts.config.effects import values_of, without_effect
 from myxtts.config.schema import Config
 from myxtts.errors import CheckpointError, ConfigError
-from myxtts.files import PARTIAL_FILES, locked_file, make_folder, write_json, write_whole
+from myxtts.files import PARTIAL_FILES, is_being_written, locked_file, make_folder, write_json, write_whole
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.inherited_settings import INHERITED
 
@@ -100,7 +100,8 @@ class RunFolder:
                     "Wait for it or stop it, or choose another name with --run."
                 ) from error
             for partial in self.path.glob(PARTIAL_FILES):
-                partial.unlink(missing_ok=True)
+                if not is_being_written(partial):
+                    partial.unlink(missing_ok=True)
             scope.callback(self._remove_if_empty)
             yield
 

@@ -116,8 +116,8 @@ def check_validation_data(config: Config, corpora: RunCorpora) -> None:
         if utterances == 1:
             found, larger = "the corpus has a single utterance, which is trained on", ""
         raise ConfigError(
-            f"validation and samples were requested, but {found}. Give --val-data{larger}, or turn both off with "
-            "--validate-every 0 --sample-every 0."
+            f"validation, samples or evaluations were requested, but {found}. Give --val-data{larger}, or turn them "
+            "off with --validate-every 0 --sample-every 0 --evaluate-every 0."
         )
 
 

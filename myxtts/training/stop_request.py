@@ -1,11 +1,14 @@
 """Ctrl-C and SIGTERM as a request that the loop looks at between two steps."""
 
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
+
+from myxtts.distributed.processes import REPEAT_S, stop_signals
 
 READ_EVERY = 4  # steps; a read waits until a GPU has done all that is queued on it
 
@@ -70,7 +73,7 @@ class SharedStopRequest(StopRequest):
 
 @contextmanager
 def stop_on_signals(request: StopRequest) -> Iterator[StopRequest]:
-    """Turn the first Ctrl-C or SIGTERM into a request; a second one ends the program at once."""
+    """Turn the first Ctrl-C, SIGTERM or SIGHUP (a lost terminal) into a request; a second one ends the program."""
     handlers_before: dict[int, Any] = {}
 
     def restore_handlers() -> None:
@@ -78,10 +81,15 @@ def stop_on_signals(request: StopRequest) -> Iterator[StopRequest]:
             signal.signal(number, handler)
 
     def request_stop(number, _frame) -> None:
+        if request.signal is not None:
+            return  # the same request once more, within the sleep
         request.signal = number
+        time.sleep(REPEAT_S)  # once; other threads and the devices go on
         restore_handlers()
+        if number == signal.SIGHUP:
+            signal.signal(number, signal.SIG_IGN)  # a shell and the kernel send one each
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in stop_signals():
         handlers_before[number] = signal.signal(number, request_stop)
     try:
         yield request

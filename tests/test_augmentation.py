@@ -31,6 +31,7 @@ from myxtts.placement.copies import find_copies
 from myxtts.placement.kernels import has_gpu_kernels
 from myxtts.seeds import fold_in
 from myxtts.tasks.asr import ASRTask
+from myxtts.text.symbols import BEGIN_ID, END_ID, PADDING_ID
 from tests.sine_corpus import tones
 from tests.two_devices import DATA, MODEL
 
@@ -236,8 +237,9 @@ class SpeedTest(unittest.TestCase):
 
     def test_the_fewest_samples_are_those_of_the_length_rule(self):
         texts = ["aab", "abcabc", "aaaa", "", "a"]
-        tokens = np.array([[ord(letter) for letter in text.ljust(6, "\0")] for text in texts], np.int32)
-        counts = np.array([len(text) for text in texts], np.int32)
+        ids = [[BEGIN_ID, *map(ord, text), END_ID] for text in texts]
+        counts = np.array([len(row) for row in ids], np.int32)
+        tokens = np.array([row + [PADDING_ID] * (8 - len(row)) for row in ids], np.int32)
         for subsampling in (1, 2, 4):
             rule = LengthRule(ctc=True, subsampling=subsampling)
             needed = [rule.frames_needed(list(text)) * HOP_SAMPLES for text in texts]

@@ -5,7 +5,14 @@ import unittest
 import numpy as np
 import tensorflow as tf
 
-from myxtts.models.prosody import MAX_TOKEN_FRAMES, Prosody, prosody_errors, target_prosody, token_ends
+from myxtts.models.prosody import (
+    MAX_TOKEN_FRAMES,
+    Prosody,
+    prosody_errors,
+    target_prosody,
+    token_ends,
+    token_ends_within,
+)
 from tests.two_devices import MODEL
 
 
@@ -60,6 +67,14 @@ class FrameEnds(unittest.TestCase):
     def test_durations_are_clipped_to_1_and_the_maximum(self):
         ends = token_ends(tf.constant([[-9.0, 99.0]]), tf.ones([1, 2]), 1.0).numpy()
         self.assertEqual(ends.tolist(), [[1, 1 + MAX_TOKEN_FRAMES]])
+
+    def test_ends_within_a_limit_leave_each_token_a_frame(self):
+        log_duration, mask = tf.math.log([[10.0] * 6 + [1.0] * 4]), tf.ones([1, 10])
+        for limit in (55, 48, 40, 20, 10):
+            ends = token_ends_within(log_duration, mask, float(limit)).numpy()[0]
+            self.assertEqual(ends[-1], limit)
+            self.assertTrue((np.diff(ends, prepend=0.0) >= 1.0).all(), ends)
+        np.testing.assert_array_equal(token_ends_within(log_duration, mask, 64.0), token_ends(log_duration, mask, 1.0))
 
 
 if __name__ == "__main__":

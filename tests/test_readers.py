@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
-from tests.two_devices import DATA
+from tests.two_devices import DATA, MODEL
 
 # isort: split
 
@@ -34,6 +34,7 @@ from myxtts.data.readers.base import unreadable
 from myxtts.data.readers.cache import open_cache, rows_from_cache
 from myxtts.data.readers.files import rows_from_files
 from myxtts.data.readers.local import LocalReader
+from myxtts.data.readers.source import Source
 from myxtts.errors import DataError
 from myxtts.placement.audit import require_device
 from tests.fixtures import temporary_folder
@@ -425,6 +426,18 @@ class WaveBatchesTest(FolderCase):
             gc.collect()
             kept.append((bytes_in_use() - before) / passes)
         self.assertLess(min(kept[1:]), 1_500.0)  # bytes of each pass; an iterator and its end take 3,400
+
+    def test_a_scope_of_the_caller_does_not_reach_the_operations_of_tf_data(self):
+        """They have CPU kernels only: a GPU in whose scope a pass begins would refuse them."""
+        data, made = DataConfig(batch_size=2, buckets=1), []
+        corpus = planned_corpus(write_corpus(self.folder, [0.3] * 3), data)
+        reader = LocalReader(corpus.manifest, TTS_INPUTS, 6_400, data, rows_from_files(corpus.manifest, True))
+        with (
+            mock.patch("myxtts.data.readers.local.Source", lambda *given: made.append(Source(*given)) or made[-1]),
+            tf.device(MODEL),
+        ):
+            deque(reader.read(planned(corpus, Position(), epochs=1), DATA), maxlen=0)
+        self.assertTrue(made[0].dataset._variant_tensor.device.endswith("CPU:0"))
 
 
 class DeterministicReadingTest(FolderCase):

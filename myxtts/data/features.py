@@ -279,9 +279,10 @@ def fewest_samples(tokens, token_count, subsampling: int):
         int32 [batch], in host memory.
     """
     with on_host():
-        equal = tf.cast(tokens[:, 1:] == tokens[:, :-1], tf.int32)
-        inside = tf.sequence_mask(token_count - 1, tf.shape(equal)[1], tf.int32)
-        needed = token_count + tf.reduce_sum(equal * inside, axis=1)
+        labels, count = tokens[:, 1:-1], tf.maximum(token_count - 2, 0)  # without begin and end, as CTC sees them
+        equal = tf.cast(labels[:, 1:] == labels[:, :-1], tf.int32)
+        inside = tf.sequence_mask(count - 1, tf.shape(equal)[1], tf.int32)
+        needed = count + tf.reduce_sum(equal * inside, axis=1)
         return ((needed - 1) * subsampling + 1) * HOP_SAMPLES
 
 

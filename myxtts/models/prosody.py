@@ -74,3 +74,19 @@ def token_ends(log_duration, mask, speed):
     """
     duration = tf.clip_by_value(tf.exp(log_duration) / speed, 1.0, MAX_TOKEN_FRAMES)
     return tf.floor(tf.cumsum(duration * mask, axis=1) + 0.5)  # round() halves to even
+
+
+def token_ends_within(log_duration, mask, limit):
+    """Return `token_ends` at speed 1 or, where these exceed `limit` frames, the ends of shorter tokens.
+
+    Only what a token has beyond one frame is shortened, so that each of up to `limit` tokens keeps a frame.
+
+    Args:
+        limit: float32 scalar, a whole number.
+    """
+    ends = token_ends(log_duration, mask, 1.0)
+    beyond_one = tf.clip_by_value(tf.exp(log_duration), 1.0, MAX_TOKEN_FRAMES) * mask - mask
+    room = tf.maximum(limit - tf.reduce_sum(mask, axis=1, keepdims=True), 0.0)
+    share = room / tf.maximum(tf.reduce_sum(beyond_one, axis=1, keepdims=True), 1.0)
+    shortened = tf.floor(tf.cumsum(mask + share * beyond_one, axis=1) + 0.5)
+    return tf.where(ends[:, -1:] <= limit, ends, shortened)

@@ -48,6 +48,7 @@ from myxtts.models.prosody import (
     prosody_errors,
     target_prosody,
     token_ends,
+    token_ends_within,
 )
 from myxtts.seeds import fold_in
 
@@ -416,9 +417,8 @@ class XTTS(keras.Model):
         speaker, encoded, mean, mask = self._encode_texts(batch)
         prosody = self._predict_prosody(encoded, speaker.style, mask, None)
         real_token = tf.cast(mask, tf.float32)[:, :, 0]
-        spoken = token_ends(prosody.log_duration, real_token, 1.0)[:, -1:]
-        speed = tf.maximum(spoken / tf.cast(padded_frames, tf.float32), 1.0)
-        path = path_within(token_ends(prosody.log_duration, real_token, speed), padded_frames)
+        ends = token_ends_within(prosody.log_duration, real_token, tf.cast(padded_frames, tf.float32))
+        path = path_within(ends, padded_frames)
         durations = durations_of_path(path, tf.shape(mean)[1])
         frame = tf.where(path >= 0, tf.cast(tf.range(padded_frames), tf.int64)[None, :], -1)
         condition = self._decode(encoded, mean, prosody, durations, path, frame, speaker.style, None)

@@ -65,15 +65,18 @@ class Validation:
             pace: called before each batch; nothing is queued on the device then.
         """
         metric, shares = self._make_metric and self._make_metric(), []
-        with self._open_feed() as feed, tf.device(self._device):
+        # No scope around the loop: without a feed, this thread reads, and operations of tf.data have CPU kernels only.
+        with self._open_feed() as feed:
             for (produced,) in feed if pace is None else paced(feed, pace):
-                batch, share, measured = self.measure(produced.features)
-                shares.append(share)
-                if pace is not None:
-                    share.numpy()  # the device is done
-                if metric:
-                    metric.update(batch, measured)
-            total = tf.add_n(shares)
+                with tf.device(self._device):
+                    batch, share, measured = self.measure(produced.features)
+                    shares.append(share)
+                    if pace is not None:
+                        share.numpy()  # the device is done
+                    if metric:
+                        metric.update(batch, measured)
+            with tf.device(self._device):
+                total = tf.add_n(shares)
         losses = dict(zip(self._names, total.numpy().tolist(), strict=True))
         return losses | {"loss": sum(losses.values())} | (metric.result() if metric else {})
 

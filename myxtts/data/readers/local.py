@@ -1,5 +1,6 @@
 """Reads batches in this process by tf.data and uploads them to the data device."""
 
+import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import count, repeat
@@ -71,6 +72,8 @@ class LocalReader:
             return passed | read_waves(batch, batch["padded_samples"], fields, reference_samples, read_rows)
 
         self._idle: dict[str, list[tuple[Source, Iterator[dict]]]] = {}  # by device
+        # Before Python ends: later, the end of an iterator waits for ever for threads that want to call Python.
+        weakref.finalize(self, self._idle.clear)
         self._passes = count()
         # One trace for all passes.
         self.read_on_host = tf.function(read, input_signature=[ELEMENT_SPEC], autograph=False)
@@ -88,7 +91,8 @@ class LocalReader:
             yield from repeat(SILENCE | {"batch_number": end})
 
         idle = self._idle.setdefault(device, [])
-        source, iterator = idle.pop() if idle else self._open(device)
+        with tf.device(None):  # whatever the caller's is: operations of tf.data have CPU kernels only
+            source, iterator = idle.pop() if idle else self._open(device)
         source.begin(elements())
         while True:
             try:

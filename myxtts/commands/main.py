@@ -24,13 +24,8 @@ COMMANDS = (
 )
 
 
-WITH_OWN_STOP = (
-    "train",
-    "launch",
-    "jobs",
-    "serve-data",
-    "check-distributed",
-)  # of the others a SIGTERM removes unfinished files
+# Commands that handle SIGTERM themselves. In the others it raises SystemExit, which removes unfinished files.
+WITH_OWN_STOP = ("train", "launch", "jobs", "serve-data", "check-distributed")
 
 
 def main() -> int:

@@ -255,6 +255,12 @@ class Hostile(Case):
             self.message(read_arrays, broken / "model.npz"),
         )
 
+    def test_a_checkpoint_that_a_run_removed_meanwhile_is_not_called_damaged(self):
+        removed = checkpoint_of(self.checkpoint.parent, 99)
+        with self.assertRaisesRegex(CheckpointError, "was removed meanwhile") as raised:
+            read_arrays(removed / "model.npz")
+        self.assertNotIn("To use it, remove", str(raised.exception))
+
 
 if __name__ == "__main__":
     unittest.main()

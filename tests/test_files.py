@@ -6,7 +6,8 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from myxtts.files import numbered_name, write_json
+from myxtts.distributed.processes import output_of
+from myxtts.files import numbered_name, replaced_folder, write_json
 
 LATIN_1 = os.fsdecode(b"caf\xe9")
 
@@ -23,6 +24,26 @@ class Names(unittest.TestCase):
         self.assertEqual(name, "12-" + "ა" * 60)
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / f"{name}.synthesized-griffin-lim.wav").touch()
+
+
+class Folders(unittest.TestCase):
+    def test_what_a_killed_process_left_is_no_part_of_a_new_folder(self):
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name) / "step-000001"
+            left = Path(name) / ".partial-step-000001"
+            left.mkdir()
+            (left / "old.wav").touch()
+            with replaced_folder(folder) as partial:
+                (partial / "new.wav").touch()
+            self.assertEqual(os.listdir(folder), ["new.wav"])
+
+
+class Programs(unittest.TestCase):
+    def test_a_program_that_hangs_or_fails_prints_nothing(self):
+        self.assertEqual(output_of(("echo", "GPU 0"), 60.0), "GPU 0\n")
+        self.assertIsNone(output_of(("sleep", "60"), 0.01))
+        self.assertIsNone(output_of(("false",), 60.0))
+        self.assertIsNone(output_of(("no such program",), 60.0))
 
 
 class Json(unittest.TestCase):

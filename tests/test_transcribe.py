@@ -18,7 +18,7 @@ import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.commands import transcribe
-from myxtts.errors import CheckpointError, DataError
+from myxtts.errors import CheckpointError, ConfigError, DataError
 from myxtts.evaluation.asr_score import Transcript, error_rates_by, evaluate_asr
 from myxtts.evaluation.options import EvaluationOptions
 from myxtts.recognition.audio_chunks import (
@@ -30,6 +30,7 @@ from myxtts.recognition.audio_chunks import (
     quietest_point,
     split_wave,
 )
+from myxtts.recognition.transcribe_files import write_transcripts
 from myxtts.recognition.transcriber import Transcriber
 from myxtts.text.edit_distance import error_rates
 from myxtts.training.select_checkpoint import select_checkpoint
@@ -169,6 +170,12 @@ class TranscriberTest(RecogniserCase):
             Transcriber(self.run_folder, MODEL, "step-000009")
         with self.assertRaisesRegex(CheckpointError, "has no checkpoint"):
             Transcriber(self.workspace.folder, MODEL)
+
+
+class OutputTest(unittest.TestCase):
+    def test_a_recording_is_never_replaced_by_json(self):
+        with self.assertRaisesRegex(ConfigError, "--json a.wav was given, but that is the name of a recording"):
+            write_transcripts(Path("runs/asr"), [Path("b.wav")], json_file=Path("a.wav"))
 
 
 class CommandTest(RecogniserCase):

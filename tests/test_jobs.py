@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import unittest
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from unittest import mock
@@ -32,6 +32,7 @@ from myxtts.local_sgd.shards import CorpusShards
 from myxtts.training.checkpoint_files import latest, read_metadata, write_checkpoint
 from myxtts.training.inherited_settings import with_inherited_settings
 from myxtts.training.run_folder import RunFolder
+from tests.feeds import wait_until
 from tests.fixtures import DEADLINE_S, ends, temporary_folder
 from tests.long import long
 from tests.sine_corpus import write_corpus
@@ -360,7 +361,7 @@ class StopTest(Case):
         for name in ("gpu0", "gpu1"):
             self.fault(name, "wait", at=3, once=True)
         launcher = self.started()
-        self.wait_for(lambda: self.steps("gpu0", "gpu1") == [3, 3])
+        wait_until(lambda: self.steps("gpu0", "gpu1") == [3, 3])
         rival = self.launch("--resume")
         self.assertEqual(rival[0], 2)
         self.assertIn("another process is training it", rival[2])
@@ -385,7 +386,7 @@ class StopTest(Case):
     def test_second_ctrl_c_kills(self):
         self.fault("warmstart", "hang", at=1)
         launcher = self.started()
-        self.wait_for(lambda: self.steps("warmstart") == [1])
+        wait_until(lambda: self.steps("warmstart") == [1])
         process = read_state(self.run_folder).processes["warmstart"]
         launcher.send_signal(signal.SIGINT)
         self.assertIn(
@@ -401,7 +402,7 @@ class StopTest(Case):
     def test_jobs_die_with_a_killed_launcher_and_resume_continues(self):
         self.fault("gpu1", "wait", at=3, once=True)
         launcher = self.started()
-        self.wait_for(lambda: self.steps("gpu1") == [3])
+        wait_until(lambda: self.steps("gpu1") == [3])
         process = read_state(self.run_folder).processes["gpu1"]
         launcher.kill()
         launcher.wait()
@@ -448,12 +449,6 @@ class StopTest(Case):
     def write_state(self) -> None:
         self.run_folder.mkdir(parents=True)
         new_state(6, ImmutableSettings(gpus=[0, 1], warmstart_steps=2, sync_every=0, corpus={})).write(self.run_folder)
-
-    def wait_for(self, condition: Callable[[], bool]) -> None:
-        until_s = time.monotonic() + DEADLINE_S
-        while not condition():
-            self.assertLess(time.monotonic(), until_s, "it takes too long")
-            time.sleep(0.02)
 
 
 class SettingsTest(Case):

@@ -94,9 +94,9 @@ def _fork(settings: Settings, lab: Lab, limit_s: float, end_s: float, job: int, 
             with open(file, "a") as lines:
                 lines.write(json.dumps(case) + "\n")
         code = 0
-    except BaseException:
-        traceback.print_exc()  # os._exit prints nothing
     finally:
+        if code:
+            traceback.print_exc()  # os._exit prints nothing
         os._exit(code)
 
 

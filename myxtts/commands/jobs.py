@@ -9,7 +9,7 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from myxtts.commands.parser import CommandParser, bounded, read_settings, settings_parser
@@ -160,11 +160,8 @@ def sync_every_of(
     jobs: int,
 ) -> int:
     """Return the steps between two syncs; 0 if the jobs merge at the end only."""
-    job_flags = ["--jobs", str(jobs)]
-    job_flags += [] if config.local_sgd.sync_dir else ["--sync-dir", "sync"]
-    own = {"jobs", "job"} | ({"sync_dir"} if not config.local_sgd.sync_dir else set())
-    own |= {"sync_every"} if options.num_syncs is not None else set()
-    sync_every = read_settings(parser, [*argv, *job_flags], own=own)[0].local_sgd.sync_every
+    own = {"sync_every"} if options.num_syncs is not None else set()
+    sync_every = read_sync_every(parser, argv, config, jobs, own)
     if options.num_syncs is None:
         return sync_every
     if sync_every:
@@ -174,6 +171,18 @@ def sync_every_of(
     steps = sync_interval(config.training.max_steps, warmstart_steps, options.num_syncs)
     log.info("syncs          every %d steps", steps)
     return steps
+
+
+def read_sync_every(parser: CommandParser, argv: Sequence[str], config: Config, jobs: int, own: Collection[str]) -> int:
+    """Return the setting, which is checked against the number of jobs and --sync-dir.
+
+    Args:
+        own: further settings that are set later.
+    """
+    job_flags = ["--jobs", str(jobs)]
+    job_flags += [] if config.local_sgd.sync_dir else ["--sync-dir", "sync"]
+    own = {"jobs", "job", *own} | ({"sync_dir"} if not config.local_sgd.sync_dir else set())
+    return read_settings(parser, [*argv, *job_flags], own=own)[0].local_sgd.sync_every
 
 
 def jobs_of(
@@ -197,14 +206,13 @@ def read_job_file(parser: CommandParser, argv: Sequence[str], config: Config, na
     settings = read_settings(parser, [*argv, "--config", str(job_file), *NO_SYNC], own=SYNC_SETTINGS)[0]
     check_launcher_settings(settings)
     check_job_settings(config, settings, job_file)
-    sync = ["--jobs", "2", *([] if config.local_sgd.sync_dir else ["--sync-dir", "sync"])]
     of_all, of_job = (
-        read_settings(parser, [*argv, *more, *sync], own={"jobs", "job", "sync_dir", *SYNC_SETTINGS})[0].local_sgd
+        read_sync_every(parser, [*argv, *more], config, 2, {"sync_dir", *SYNC_SETTINGS})
         for more in ((), ("--config", str(job_file)))
     )
-    if of_all.sync_every != of_job.sync_every:
+    if of_all != of_job:
         raise ConfigError(
-            f"{job_file} sets sync_every to {of_job.sync_every} for one job, but the others have {of_all.sync_every}. "
+            f"{job_file} sets sync_every to {of_job} for one job, but the others have {of_all}. "
             "Set it in the file of all jobs, or with a flag."
         )
     log.info("%-14s has its own settings: %s", name, job_file)

@@ -128,11 +128,17 @@ def _check_text(given: _Given) -> None:
                 f"{given.where} is {shown(text)}, but only a shell expands ~, and only at the start of a word. "
                 f"Write {os.path.expanduser(text)}."
             )
-        if isinstance(text, str) and any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in text):
-            raise ConfigError(
-                f"{given.where} is {ascii(text)[:SHOWN_CHARACTERS]}, which has bytes that are not UTF-8, or a "
-                "NUL. Rename the file or the folder, or give a link to it."
-            )
+        if isinstance(text, str):
+            check_storable(text, given.where)
+
+
+def check_storable(text: str, where: str) -> None:
+    """Raise ConfigError for a text that no JSON file of a run can hold, or that no path has."""
+    if any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in text):
+        raise ConfigError(
+            f"{where} is {ascii(text)[:SHOWN_CHARACTERS]}, which has bytes that are not UTF-8, or a "
+            "NUL. Rename the file or the folder, or give a link to it."
+        )
 
 
 def _useless(

@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from myxtts.config.checks import check_settings
-from myxtts.config.load import dump
+from myxtts.config.load import check_storable, dump
 from myxtts.config.schema import Config, LocalSGDConfig, RunConfig
 from myxtts.data.dataset import audio_root_of, manifest_of
 from myxtts.data.manifest import Manifest, report_rejected
@@ -72,12 +72,10 @@ def merge(
     Raises:
         UserError: an input, a corpus or the output cannot be used; nothing is written then.
     """
-    for given in map(str, (*checkpoints, output, *filter(None, corpora))):
-        if any("\ud800" <= letter <= "\udfff" for letter in given):
-            raise ConfigError(
-                f"{given!a} was given, which has bytes that are not UTF-8, and no JSON file of a run can hold "
-                "that. Rename the file or the folder, or give a link to it."
-            )
+    for checkpoint in checkpoints:
+        check_storable(str(checkpoint), "--checkpoints")
+    for name, path in {"output": output, **corpora._asdict()}.items():
+        check_storable(str(path), f"--{name.replace('_', '-')}")
     check_output(output)
     inputs = read_inputs(checkpoints)
     weights = merge_coefficients(inputs, weights)

@@ -14,6 +14,7 @@ from myxtts.distributed.cluster import find_cluster
 from myxtts.distributed.processes import child_setup, exit_at_sigterm
 from myxtts.errors import PlacementError, TrainingError, UserError
 from myxtts.observe.assessment import SHARED_CORES
+from myxtts.placement.routes import named_gpus
 from myxtts.planner.planner import Prediction, candidate_placements, format_table, predict, rank, without_idle_producers
 from myxtts.planner.simulator import QueueDepths
 from myxtts.planner.stage_times import STAGES, StageProfile, resample_steps
@@ -73,9 +74,7 @@ def recorded_placement(config: Config, gpus: int) -> dict[str, Any] | None:
     if newest is None:
         return None
     placement = settings_of(newest, read_metadata(newest)).placement
-    named = [gpu for gpu in (placement.data_gpu, placement.model_gpu) if gpu is not None]
-    named += [*placement.data_gpus, *placement.model_gpus]
-    if placement.simulate_gpus != config.placement.simulate_gpus or max(named, default=0) >= gpus:
+    if placement.simulate_gpus != config.placement.simulate_gpus or max(named_gpus(placement), default=0) >= gpus:
         return None
     return {name: getattr(placement, name) for name in ("data_gpu", "data_gpus", "model_gpu", "model_gpus")}
 

@@ -6,10 +6,8 @@ from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from myxtts.distributed.processes import output_of
+from myxtts.distributed.processes import NVIDIA_SMI_S, output_of
 from myxtts.placement.gpu_memory import DriverUnavailable, driver_indices
-
-TIMEOUT_S = 20.0  # nvidia-smi never returns if the driver hangs
 
 
 def driver_version() -> str | None:
@@ -111,4 +109,4 @@ def matrix_entry(matrix: str, row: int, column: int) -> str | None:
 
 def nvidia_smi(*arguments: str) -> str | None:
     """Return the output of nvidia-smi, or None if it is missing, fails or hangs."""
-    return output_of(("nvidia-smi", *arguments), TIMEOUT_S)
+    return output_of(("nvidia-smi", *arguments), NVIDIA_SMI_S)

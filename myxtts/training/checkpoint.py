@@ -195,8 +195,9 @@ class Checkpoints:
                         "best": best,
                         "observing": without(observations_of(read_metadata(checkpoint)), step),
                         "provisional": step_of(checkpoint) in provisional,
-                        **{name: self._metadata[name] for name in ("held_out",) if name in self._metadata},
                     }
+                    if "held_out" in self._metadata:
+                        changes["held_out"] = self._metadata["held_out"]
                     update_metadata(checkpoint, changes)
                 except OSError as error:
                     log.error("%s: %s. A resumed run validates step %d again.", error.filename, error.strerror, step)

@@ -63,8 +63,13 @@ class StepEnd:
         return self.state.step >= self.total_steps
 
     def is_due(self, every: int) -> bool:
-        """Whether this step is a multiple of `every` steps, or the last step; never if `every` is 0."""
-        return every > 0 and (self.is_last or self.step % every == 0)
+        """Whether what is done every so many steps is due after this one; never if it owes a sync."""
+        return is_due(every, self.step, self.is_last) and not self.owes_sync
+
+
+def is_due(every: int, step: int, is_last: bool) -> bool:
+    """Whether a step is a multiple of `every` steps, or the last step; never if `every` is 0."""
+    return every > 0 and (is_last or step % every == 0)
 
 
 class Hook(Protocol):
@@ -94,7 +99,7 @@ class PeriodicHook:
         self._every = every
 
     def is_due(self, end: StepEnd) -> bool:
-        return end.is_due(self._every) and not end.owes_sync
+        return end.is_due(self._every)
 
 
 class CheckDevices:
@@ -197,13 +202,13 @@ class NoteDue:
 
 def due_parts(periods: Mapping[str, int], end: StepEnd) -> tuple[str, ...]:
     """Return the parts of an observation that are due after a step, by their periods in steps."""
-    return () if end.owes_sync else tuple(part for part, every in periods.items() if end.is_due(every))
+    return tuple(part for part, every in periods.items() if end.is_due(every))
 
 
 def note_owed(state: TrainingState, periods: Mapping[str, int], step: int, total_steps: int) -> None:
     """Note what was due after the step of an owed sync; the average that the state has now is observed."""
-    is_last = step >= total_steps
-    parts = tuple(part for part, every in periods.items() if every and (is_last or step % every == 0))
+    is_last = state.step >= total_steps
+    parts = tuple(part for part, every in periods.items() if is_due(every, step, is_last))
     state.observing = without(state.observing, step) + ((Observation(state.step, parts),) if parts else ())
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a request that the loop looks at between two steps."""
+"""Ctrl-C, SIGTERM and SIGHUP as a request that the loop looks at between two steps."""
 
 import signal
 import time

@@ -390,7 +390,7 @@ class EmulatedState:
 
 
 class Validations:
-    """The validations of an emulated run: a hook of the loop, and an observer if they run beside the training."""
+    """The validations of an emulated run: a hook of the loop, and an observer if they run during training."""
 
     pause_kind = "validation"
 

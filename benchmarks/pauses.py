@@ -28,7 +28,7 @@ from myxtts.errors import ConfigError
 PERIODS = ("--validate-every", "100", "--sample-every", "500", "--checkpoint-every", "100")
 THREADS = ("--intra-op-threads", "1", "--inter-op-threads", "2")
 LOG_EVERY = 50
-OBSERVERS = {"between two steps": "model", "beside the training": "data"}
+OBSERVERS = {"between two steps": "model", "during training": "data"}
 
 
 def main() -> int:

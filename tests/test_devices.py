@@ -302,7 +302,7 @@ class LogTest(unittest.TestCase):
                 "  device       GPU 1 is /GPU:0, at most 8192 MiB",
                 "  device       GPU 3 is /GPU:1, at most 4096 MiB",
                 "  route        batches made on /GPU:1, trained on /GPU:0",
-                "  observer     validation, samples and evaluation on /GPU:1, beside the training",
+                "  observer     validation, samples and evaluation on /GPU:1, during training",
             ],
         )
         simulated = PlacementConfig(simulate_gpus=2, data_gpu=1, model_gpu=0, data_gpu_memory=4096)
@@ -313,7 +313,7 @@ class LogTest(unittest.TestCase):
                 "  device       simulated GPU 0 is /CPU:0, at most 16384 MiB (not applied: the device is simulated)",
                 "  device       simulated GPU 1 is /CPU:1, at most 4096 MiB (not applied: the device is simulated)",
                 "  route        batches made on /CPU:1, trained on /CPU:0",
-                "  observer     validation, samples and evaluation on /CPU:1, beside the training",
+                "  observer     validation, samples and evaluation on /CPU:1, during training",
             ],
         )
         self.assertEqual(

@@ -1,4 +1,4 @@
-"""Validation beside the training: its results are those of a blocking validation, each exactly once."""
+"""Validation during training: its results are those of a blocking validation, each exactly once."""
 
 import contextlib
 import io

@@ -333,7 +333,7 @@ class RunTest(unittest.TestCase):
         ):
             finished = self.workspace.train(name, *placement, *flags)
             self.assertEqual(finished.code, 0, finished.err)
-            self.assertEqual("beside the training" in finished.out, is_observed)
+            self.assertEqual("during training" in finished.out, is_observed)
             lines = read_metrics(self.workspace.run_dir(name) / "metrics.jsonl")
             validations[name] = [line["validation_loss"] for line in lines]
         self.assertEqual(validations["own"], validations["fed"])

@@ -85,7 +85,7 @@ class CompleteRun(Case):
             "  device       simulated GPU 0 is /CPU:0, memory grows as needed",
             "  device       simulated GPU 1 is /CPU:1, memory grows as needed",
             "  route        batches made on /CPU:0, trained on /CPU:1",
-            "  observer     validation, samples and evaluation on /CPU:0, beside the training",
+            "  observer     validation, samples and evaluation on /CPU:0, during training",
             "corpus         10 utterances, 3 held out, 0.1 min, 2 speakers, 11 symbols, languages en",
             "step           3.3 utterances and 1.9 audio seconds in 1 x 4 rows",
             "length         8 steps of 3 an epoch (2.7 epochs), from step 0 until --max-steps 8",

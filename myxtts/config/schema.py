@@ -66,7 +66,7 @@ class PlacementConfig(Section):
     """Physical GPUs that train one replica of the model each. Each makes its own batches unless data_gpu or data_gpus
     is set."""
     observer: Annotated[ObserverPlace, needs(validate_every=SET) | needs(sample_every=SET) | EVALUATING] = "auto"
-    """Device that validates, writes samples and evaluates beside the training, on a snapshot of the weights: the data
+    """Device that validates, writes samples and evaluates while training continues, on a snapshot: the data
     GPU, the CPU, or a GPU by its index. On the model GPU (`model`) training pauses meanwhile. `auto`: the data GPU if
     it does not train, else the model GPU."""
     simulate_gpus: Annotated[int, Field(ge=0, le=64)] = 0

@@ -52,7 +52,7 @@ class Reporter:
         self._show_validation(step, metrics)
 
     def amend(self, step: int, metrics: dict[str, Any]) -> None:
-        """Add metrics to what was written of an earlier step: of an observation beside the training."""
+        """Add metrics to what was written of an earlier step: of an observation during training."""
         with going_on_if_full(f"the observed metrics of step {step}"):
             self._file.amend(step, metrics)
         with going_on_if_full(f"the scalars of step {step}"):

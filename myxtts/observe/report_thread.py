@@ -1,4 +1,4 @@
-"""Writes report.html beside the training, in a thread of its own."""
+"""Writes report.html during training, in a thread of its own."""
 
 import logging
 import threading

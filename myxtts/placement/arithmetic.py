@@ -36,7 +36,7 @@ def analytic_bound(
         mean_s: of a batch, by stage: read (by one worker), produce, transfer, step.
         workers: readers of each data device.
         observe_s: V.
-        observer: device that validates beside the training; empty if all model devices wait for the first one.
+        observer: device that validates during training; empty if all model devices wait for the first one.
 
     Returns:
         The formula in words, such as `max(P, T, C) = max(20, 2, 22) = 22 ms`, and the seconds.

@@ -160,5 +160,5 @@ def describe(placement: Placement) -> list[str]:
         turns = f"{' and '.join(route.data_devices)} in turn" if route.further_data else route.data
         lines.append(f"  route        batches made on {turns}, trained on {route.model}")
     if placement.observer:
-        lines.append(f"  observer     validation, samples and evaluation on {placement.observer}, beside the training")
+        lines.append(f"  observer     validation, samples and evaluation on {placement.observer}, during training")
     return lines

@@ -25,7 +25,7 @@ class Replicas:
         strategy: for one device, several devices (mirrored) or several processes.
         routes: of this process, with device names that are unique among all processes.
         first: index of this process's first replica among those of all processes.
-        observer: device that validates and writes samples beside the training; empty if the first replica's does.
+        observer: device that validates and writes samples during training; empty if the first replica's does.
     """
 
     strategy: tf.distribute.Strategy

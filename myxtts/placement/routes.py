@@ -54,7 +54,7 @@ class Placement:
 
     Attributes:
         name: single, dual or replicated.
-        observer: device that validates and writes samples beside the training; empty if the first model device does,
+        observer: device that validates and writes samples during training; empty if the first model device does,
             while training pauses.
     """
 

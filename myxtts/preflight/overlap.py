@@ -126,7 +126,7 @@ def check_pipeline(trial: Trial, steps: int) -> Iterator[Check]:
 def check_overlap(timeline: Timeline, dual: bool) -> Check:
     shorter_s = min(timeline.producing_s, timeline.training_s)
     min_hidden_s = MIN_OVERLAP * shorter_s if dual else 0.0
-    minimum = f", for at least {100 * MIN_OVERLAP:.0f} % of the shorter of both times" if dual else ""
+    minimum = f", for at least {100 * MIN_OVERLAP:.0f} % of the shorter of the two times" if dual else ""
     hidden = timeline.hidden_s / timeline.producing_s if timeline.producing_s else 0.0
     if timeline.interval.bottleneck == "read":
         check, to_do = recommended, "Reading is the slowest stage: raise --num-workers, or use --cache-dataset."

@@ -112,7 +112,7 @@ def open_observer(
 
 
 def repeat(setup: TrainingSetup, folder: RunFolder, observer: Observer, snapshot: Snapshot) -> None:
-    """Begin the observations whose results the checkpoint does not know; the last one runs beside the training."""
+    """Begin the observations whose results the checkpoint does not know; the last one runs during training."""
     for observation in repeatable(setup, folder):
         observer.wait(lambda: False)
         snapshot.load(checkpoint_of(folder.checkpoints, observation.step))

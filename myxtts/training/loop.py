@@ -110,7 +110,7 @@ def train(
     Results of the observer are applied before a step, when all that was due after the one before is done.
 
     Args:
-        observer: validates and writes samples beside the training; its hook begins that.
+        observer: validates and writes samples during training; its hook begins that.
 
     Raises:
         NonFiniteLoss, StepOutOfMemory: of a step, which is not saved.

@@ -68,7 +68,7 @@ def forecast_memory(
         parameters: trained weights of the model.
         extractor: of training.
         teacher_parameters: weights of the network that runs on each data device.
-        observer: device that validates beside the training, on batches that are at most as large; empty without one.
+        observer: device that validates during training, on batches that are at most as large; empty without one.
     """
     data, task = config.data, task_of(config)
     sizes = [

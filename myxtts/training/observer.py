@@ -65,7 +65,7 @@ class Result(NamedTuple):
 
 
 class NoObserver:
-    """Stands in for `Observer` where nothing runs beside the training; a context manager."""
+    """Stands in for `Observer` where training waits for each observation; a context manager."""
 
     def __enter__(self) -> "NoObserver":
         return self

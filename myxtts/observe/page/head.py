@@ -92,7 +92,7 @@ def is_starving(history: History) -> Answer:
 
 def how_long(history: History, facts: Mapping[str, Any], ended: str, now_s: float) -> Answer:
     """Answer in time, steps and utterances; the facts are those of run.json."""
-    question, step, total = "How long still?", history.step, facts.get("total_steps")
+    question, step, total = "How much longer?", history.step, facts.get("total_steps")
     of = f"step {number(step)} of {number(total)}" if total else f"step {number(step)}"
     if total and facts.get("steps_per_epoch"):
         utterances = (total - step) * facts["utterances"] / facts["steps_per_epoch"]

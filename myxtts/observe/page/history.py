@@ -106,7 +106,7 @@ class _Line(NamedTuple):
 class History:
     """A metrics.jsonl, followed while it grows.
 
-    The results of a validation beside the training are added to the line of their step, which is one of the newest; the
+    The results of a validation during training are added to the line of their step, which is one of the newest; the
     file is then replaced as a whole. A resumed run replaces it, too, and then it is read from its beginning.
 
     Attributes:

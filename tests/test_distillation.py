@@ -31,6 +31,8 @@ from myxtts.tasks.alignment_choice import search_of
 from myxtts.text.symbols import SymbolTable
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.load_teacher import NoVoice
+from myxtts.training.setup import open_corpora
+from myxtts.training.start import Start
 from tests.long import LONG, long
 from tests.tiny import Workspace, arrays_of, build_model, features, on_device, small_models
 from tests.tiny_teacher import UntrainedTeacher, merge_evaluator, produced, spoken_inputs
@@ -97,6 +99,21 @@ class FreeTexts(unittest.TestCase):
             self.assertTrue(4 <= pool.counts[near[0]] <= 6)
             self.assertEqual((near[1], near[2], near[3]), (3, 4, -1))
         self.assertEqual(pool.near(np.array([30]), 6, np.array([0.9]))[0], 2)
+
+    def test_utterances_longer_than_all_texts_draw_from_the_longest_texts(self):
+        pool = texts([4, 16, 17, 18, 19, 20])
+        drawn = pool.near(np.full(5, 60), 99, np.arange(5) / 5)
+        self.assertEqual(drawn.tolist(), [1, 2, 3, 4, 5])
+        self.assertEqual(pool.near(np.full(3, 60), 3, np.arange(3) / 3).tolist(), [-1, -1, -1])
+
+    def test_workers_with_other_texts_are_named(self):
+        corpus = mock.MagicMock()
+        corpus.teacher_rows.fingerprint = "texts of this worker"
+        replicas = mock.Mock(all_equal=lambda digest: digest != "texts of this worker")
+        loaded = mock.patch("myxtts.training.setup.load_corpora", return_value=(corpus, corpus, VOCABULARY))
+        with loaded, self.assertRaisesRegex(DataError, "all workers must read the same texts, but --texts runs/a.txt"):
+            config = Config(teacher=TeacherConfig(teacher="runs/voice", texts="runs/a.txt"))
+            open_corpora(config, Start(), replicas, Path())
 
     def test_the_last_rows_of_a_batch_are_spoken_and_not_read(self):
         self.assertEqual([taught_rows(size, 0.5) for size in (1, 4, 5)], [0, 2, 2])
@@ -287,6 +304,28 @@ class Runs(unittest.TestCase):
         refused = self.workspace.train("student", *self.flags, "--texts", str(other), "--max-steps", "6", "--resume")
         self.assertEqual(refused.code, 2)
         self.assertIn("was trained on other texts", refused.err)
+
+    def test_missing_texts_are_named_before_the_corpus_is_read(self):
+        refused = self.workspace.train("refused", *self.flags, "--texts", "missing.txt", "--train-data", "missing")
+        self.assertEqual(refused.code, 2)
+        self.assertIn("--texts missing.txt", refused.err)
+
+    def test_a_teacher_of_another_architecture_leaves_no_run(self):
+        other = self.workspace.copy_run("voice", "other", self.addCleanup)
+        weights = other / "checkpoints/step-000000/averages.npz"
+        arrays = dict(np.load(weights))
+        np.savez(weights, **{f"former_{name}": array for name, array in arrays.items()})
+        refused = self.workspace.train("refused", *self.flags, "--teacher", str(other))
+        self.assertEqual(refused.code, 2)
+        self.assertIn(str(other), refused.err)
+        self.assertFalse((self.workspace.run_dir("refused") / "config.yaml").exists())
+
+    def test_a_teachers_checkpoint_that_is_gone_is_named(self):
+        other = self.workspace.copy_run("voice", "other", self.addCleanup)
+        (other / "checkpoints/step-000000").rename(other / "checkpoints/step-000009")
+        refused = self.workspace.train("student", *self.flags, "--teacher", str(other), "--resume")
+        self.assertEqual(refused.code, 2)
+        self.assertRegex(refused.err, "it has no step-000000, with which .*student.* was trained")
 
     @long
     def test_a_profile_has_the_share_of_the_teacher(self):

@@ -23,7 +23,7 @@ from myxtts.config.load import load
 from myxtts.config.schema import Config, DataConfig, LocalSGDConfig, ModelConfig, PlacementConfig, TeacherConfig
 from myxtts.distributed.processes import REPEAT_S
 from myxtts.errors import ConfigError, PlacementError
-from myxtts.local_sgd.job_settings import SHARED_SETTINGS, job_config, sync_interval
+from myxtts.local_sgd.job_settings import SHARED_SETTINGS, check_job_settings, job_config, sync_interval, updated
 from myxtts.local_sgd.jobs import job_devices
 from myxtts.local_sgd.launcher_state import ImmutableSettings, announced, new_state, read_state
 from myxtts.local_sgd.merge_inputs import TASK_SETTINGS
@@ -473,6 +473,13 @@ class SettingsTest(Case):
         code, _, err = self.launch("--config", str(path), "--resume")
         self.assertEqual(code, 2)
         self.assertIn("own_gpu1.yaml sets model_size to big for one job", err)
+
+    def test_all_jobs_have_the_texts_of_the_warm_start(self):
+        shared = Config(teacher=TeacherConfig(teacher="runs/voice", texts="a.txt"))
+        for name, value in (("texts", "b.txt"), ("teacher_fraction", 0.0)):
+            job = updated(shared, teacher={name: value})
+            with self.assertRaisesRegex(ConfigError, f"job.yaml sets {name} to {value} for one job"):
+                check_job_settings(shared, job, Path("job.yaml"))
 
     def test_the_text_front_end_is_the_teachers(self):
         voice = Config(data=DataConfig(text_frontend="characters"))

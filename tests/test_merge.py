@@ -200,7 +200,8 @@ class MergedRun(Case):
         self.assertEqual((state["corpus"], state["position"], state["replicas"]), (None, [0, 0, []], 1))
         self.assertEqual((state["best"], state["kept_input"], state["start"]), (None, None, "f00"))
         self.assertEqual(state["settings"], config.model_dump(mode="json"))
-        self.assertEqual(inherited_vocabulary(state), vocabulary_of(state))
+        for teacher in (None, {"run": "runs/voice"}):  # a job knows the speakers of its warm start, in their order
+            self.assertEqual(inherited_vocabulary(state | {"teacher": teacher}), vocabulary_of(state))
         model = {name.partition("/")[2]: array for name, array in merged.items() if name.startswith("model/")}
         self.assertEqual(state["ancestor"]["weights"], digest_of(model))
         self.assertEqual((config.run.run, config.run.runs_dir), ("merged", str(self.folder)))

@@ -28,15 +28,19 @@ filter_stderr()
 from myxtts.commands import train
 from myxtts.commands.console import report_errors
 from tests.fixtures import signal_at
-from tests.tiny import toy_models
-with toy_models(), signal_at(int(sys.argv[1]), signal.SIGKILL):
-    sys.exit(report_errors(lambda: train.main(sys.argv[2:])))
+from tests import tiny
+with getattr(tiny, sys.argv[1])(), signal_at(int(sys.argv[2]), signal.SIGKILL):
+    sys.exit(report_errors(lambda: train.main(sys.argv[3:])))
 """
 
 
-def killed_at(step: int, argv: list[str]) -> subprocess.Popen:
-    """Start a run of the toy as the program does, in its own process, which is killed when it reports a step."""
-    command = [sys.executable, "-c", CHILD, str(step), *argv]
+def killed_at(step: int, argv: list[str], models: str = "toy_models") -> subprocess.Popen:
+    """Start a run as the program does, in its own process, which is killed when it reports a step.
+
+    Args:
+        models: name of a context of tests/tiny.py, in which it runs.
+    """
+    command = [sys.executable, "-c", CHILD, models, str(step), *argv]
     environ = {key: value for key, value in os.environ.items() if not key.startswith("TF_CPP")}
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.DEVNULL, stderr=pipe, text=True)
@@ -75,6 +79,29 @@ class NetworkRun(Case):
         self.assertEqual((resumed.code, resumed.err), (0, ""))
         self.assertIn("  route        batches made on /CPU:1, trained on /CPU:0\n", resumed.out)
         self.assert_same_run(workspace, "broken", "whole")
+
+
+class TaughtRun(Case):
+    @long
+    def test_fifty_steps_with_a_teacher_are_equal_in_every_placement_and_after_sigkill(self):
+        workspace = Workspace.temporary(self.addCleanup)
+        self.assertEqual(workspace.train("voice", "--stop-at-step", "0", "--ode-steps", "1").code, 0)
+        texts = workspace.folder / "texts.txt"
+        symbols = read_metadata(workspace.run_dir("voice") / "checkpoints/step-000000")["symbols"]
+        texts.write_text("".join(f"{symbols[0] * 3}{symbol * 3}\n" for symbol in symbols if symbol.strip()))
+        flags = ("--teacher", str(workspace.run_dir("voice")), "--texts", str(texts), "--max-steps", "50")
+        argv = workspace.argv("killed", *flags, *DUAL, "--resume")
+        with killed_at(27, argv, "small_models") as killed:
+            for name, placement in (("single", SINGLE), ("dual", DUAL), ("reversed", REVERSED)):
+                finished = workspace.train(name, *flags, *placement)
+                self.assertEqual((finished.code, finished.err), (0, ""))
+            _, err = killed.communicate()
+        self.assertEqual((killed.returncode, err), (-signal.SIGKILL, ""))
+        finished = workspace.train("killed", *flags, *DUAL, "--resume")
+        self.assertEqual(finished.code, 0, finished.err)
+        self.assertIn("resumed        ", finished.out)
+        for name in ("dual", "reversed", "killed"):
+            self.assert_same_run(workspace, name, "single")
 
 
 class ToyRuns(Case):

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from myxtts.commands import shard
-from myxtts.config.schema import Config, DataConfig
+from myxtts.config.schema import Config, DataConfig, TeacherConfig
 from myxtts.data.dataset import load_corpora
 from myxtts.data.manifest import LengthRule
 from myxtts.errors import DataError
@@ -78,6 +78,14 @@ class Split(unittest.TestCase):
         names = [{Path(path).name for path in part.manifest.paths} for part in (corpus, held_out)]
         self.assertEqual(
             [{row[0] for row in self.rows(path)} for path in (corpus_shards.train, corpus_shards.held_out)], names
+        )
+
+    def test_texts_of_a_teacher_are_not_read(self):
+        teacher = TeacherConfig(teacher="runs/voice", texts="missing.txt")
+        config = self.config().model_copy(update={"teacher": teacher})
+        self.assertEqual(
+            self.rows(split_corpus(config, self.folder / "taught", 2).train),
+            self.rows(split_corpus(self.config(), self.folder / "plain", 2).train),
         )
 
     def test_files_that_are_no_shards_are_never_replaced(self):

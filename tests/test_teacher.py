@@ -12,11 +12,13 @@ import tensorflow as tf
 
 from myxtts.audio.mel import SILENCE
 from myxtts.batch import CONTEXT_FRAMES, TAUGHT_VOCODER_FEATURES, check_batch
+from myxtts.config.schema import Config, DataConfig, ModelConfig, TeacherConfig
 from myxtts.data.features import FeatureExtractor, tts_extractor, vocoder_extractor
 from myxtts.data.manifest import Vocabulary
 from myxtts.models.vocoder import Vocoder, fluctuation
 from myxtts.text.symbols import SymbolTable
 from myxtts.training.checkpoint_files import read_metadata
+from myxtts.training.inherited_settings import inherit_settings
 from myxtts.training.init_from import Pretrained, load_pretrained
 from myxtts.training.load_teacher import NoVoice
 from tests.fixtures import entered
@@ -196,6 +198,16 @@ class Runs(unittest.TestCase):
         refused = self.taught("taught", "--teacher", str(self.workspace.run_dir("other_voice")), "--resume")
         self.assertEqual(refused.code, 2)
         self.assertIn("has other weights than the teacher of", refused.err)
+
+    def test_the_weights_of_a_tuned_vocoder_need_a_teacher_and_know_no_symbols(self):
+        no_teacher = [flag for flag in self.flags if flag not in ("--teacher", str(self.voice))]
+        refused = self.workspace.train("refused", *no_teacher, "--init-from", str(self.folder))
+        self.assertEqual(refused.code, 2)
+        self.assertIn("no --teacher was given, but the run starts from", refused.err)
+        vocoder, teacher = ModelConfig(task="vocoder"), TeacherConfig(teacher="a voice of phonemes")
+        config = Config(model=vocoder, teacher=teacher, data=DataConfig(text_frontend="phonemes"))
+        inherited = inherit_settings(config, self.folder / "checkpoints/step-000004")  # whose voice had characters
+        self.assertEqual((inherited.data, inherited.model.model_size), (config.data, "tiny"))
 
     def test_a_teacher_that_cannot_be_used_is_named_before_anything_is_built(self):
         audio = shutil.copytree(

@@ -243,8 +243,8 @@ class TeacherConfig(Section):
     with their durations, pitch and energy, instead of from the recordings' own mels. A `tts` learns from what this
     voice speaks, and from recordings that this voice has aligned."""
     teacher_fraction: Annotated[float, Field(ge=0.0, le=0.95), needs(task="tts", teacher=SET)] = 0.5
-    """Fraction of each batch of a `tts` that the teacher speaks, with voices of random references from the corpus; the
-    rest are recordings."""
+    """Fraction of the rows of each batch of a `tts` that the teacher speaks, with voices of random references from the
+    corpus; the rest are recordings. An incomplete batch lacks rows of the teacher first."""
     texts: Annotated[str | None, needs(task="tts", teacher=SET, teacher_fraction=SET)] = None
     """Text file with a sentence in each line, in the language of `language`, which the teacher speaks. Without one, it
     speaks the texts of the corpus."""
@@ -281,7 +281,7 @@ class TrainingConfig(Section):
     """Number format of the computation; variables stay float32."""
     tf32: bool = True
     """Let GPUs since Ampere round the factors of the step's float32 products and convolutions to TF32 (faster; 10 bits
-    of mantissa). Features, targets and alignments are never rounded."""
+    of mantissa), and those of a teacher. Features, targets and alignments that no teacher makes are never rounded."""
     ema_decay: Fraction = 0.999
     """Decay of the moving average of the weights, which validation and inference use; 0 turns it off."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0

@@ -22,7 +22,7 @@ from myxtts.data.manifest import (
     report_rejected,
 )
 from myxtts.data.metadata_file import RejectedRow, Rows, read_corpora
-from myxtts.data.texts import TeacherRows, read_texts, taught_rows
+from myxtts.data.texts import TeacherRows, read_lines, read_texts, taught_rows
 from myxtts.errors import ConfigError, DataError
 from myxtts.files import make_folder
 from myxtts.text.frontend import symbols_of
@@ -89,6 +89,10 @@ def load_corpora(
         ConfigError: the folder cannot be made, or the teacher's share of a batch is less than one row.
     """
     data, seed, accumulation = config.data, config.training.seed, config.training.gradient_accumulation
+    if has_teacher_rows(config) and config.teacher.texts is not None:
+        read_lines(
+            Path(config.teacher.texts)
+        )  # a mistake there is found before the corpus is read, which may take long
     train_path = Path(data.train_data) if data.train_data is not None else ensure_demo_corpus()
     validation_path = Path(data.val_data) if data.val_data is not None else None
     train_rows, validation_rows, malformed = read_corpora(
@@ -129,6 +133,12 @@ def load_corpora(
     return training, Corpus(validation, make_plan(validation, bounds, config)), vocabulary
 
 
+def has_teacher_rows(config: Config) -> bool:
+    """Whether a teacher speaks rows of the training batches."""
+    teacher = config.teacher
+    return teacher.teacher is not None and config.model.task == "tts" and teacher.teacher_fraction > 0.0
+
+
 def teacher_rows_of(config: Config, vocabulary: Vocabulary, train: Manifest, plan: Plan) -> TeacherRows | None:
     """Return which rows of the training batches a teacher speaks; None if it is to speak none.
 
@@ -137,7 +147,7 @@ def teacher_rows_of(config: Config, vocabulary: Vocabulary, train: Manifest, pla
         DataError: the texts cannot be used.
     """
     teacher, data = config.teacher, config.data
-    if teacher.teacher is None or config.model.task != "tts" or not teacher.teacher_fraction:
+    if not has_teacher_rows(config):
         return None
     silent = plan.batch_sizes[taught_rows(plan.batch_sizes, teacher.teacher_fraction) == 0]
     less = f"--teacher-fraction {teacher.teacher_fraction:g} is less than one row"

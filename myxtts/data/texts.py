@@ -63,11 +63,12 @@ class Texts:
             uniform: float [places], from 0 to 1, by which one of the texts of similar length is chosen.
 
         Returns:
-            int64 [places]: texts of NEAR times the tokens or less, or else the one that is nearest from below;
-            -1 where all texts are too long.
+            int64 [places]: texts of 1 / NEAR to NEAR times the tokens; where there is none, shorter ones, of 1 / NEAR
+            times the tokens of the longest of them or more; -1 where all texts are too long.
         """
         last = np.searchsorted(self.counts, np.minimum(np.floor(counts * NEAR), longest), side="right")
-        first = np.minimum(np.searchsorted(self.counts, counts / NEAR), np.maximum(last - 1, 0))
+        nearest = self.counts[np.maximum(last - 1, 0)]
+        first = np.searchsorted(self.counts, np.where(nearest < counts / NEAR, nearest, counts) / NEAR)
         return np.where(last > 0, first + np.floor(uniform * (last - first)).astype(np.int64), -1)
 
 
@@ -139,7 +140,7 @@ def read_texts(
             f"--texts {path} are in the language '{language}' (--language), but the teacher speaks "
             f"{', '.join(vocabulary.languages)}. Give another --language or --teacher."
         )
-    lines = _lines(path)
+    lines = read_lines(path)
     symbols = (symbols_of(line, language, frontend) for line in lines if len(line) <= MAX_TEXT_CHARACTERS)
     usable = [known for known in symbols if known and not vocabulary.symbols.unknown(known)]
     if not usable:
@@ -161,6 +162,7 @@ def read_texts(
     return texts
 
 
-def _lines(path: Path) -> list[str]:
+def read_lines(path: Path) -> list[str]:
+    """Return the sentences of a file of texts; raises DataError if it cannot be read."""
     lines = decode_text(lambda: read_file(path, MAX_BYTES), f"--texts {path}").splitlines()
     return [line.strip() for line in lines if line.strip()]

@@ -21,7 +21,7 @@ SHARED_SETTINGS = {
     "model": INHERITED["model"],
     "asr": INHERITED["asr"],
     "vocoder": ("discriminators",),
-    "teacher": ("teacher",),
+    "teacher": ("teacher", "teacher_fraction", "texts"),
     "training": ("max_steps", "epochs", "precision", "ema_decay", "seed", "init_from", "freeze"),
     "run": ("run", "runs_dir", "resume"),
     "local_sgd": tuple(LocalSGDConfig.model_fields),

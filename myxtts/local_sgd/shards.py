@@ -75,7 +75,12 @@ def split_corpus(config: Config, folder: Path, count: int) -> CorpusShards:
         )
     _check_replaced(folder, names, config.data.train_data)
     (folder / "held_out.csv").unlink(missing_ok=True)  # of an earlier split; this one may hold none out
-    corpus, held_out, vocabulary = load_corpora(config, folder, length_rule_of(config))
+    length_rule = length_rule_of(config)
+    teacher = config.teacher.model_copy(
+        update={"teacher_fraction": 0.0}
+    )  # its texts are in its own symbols and languages
+    config = config.model_copy(update={"teacher": teacher})
+    corpus, held_out, vocabulary = load_corpora(config, folder, length_rule)
     manifest = corpus.manifest
     if len(manifest) < count:
         raise DataError(

@@ -6,7 +6,6 @@ from pathlib import Path
 from myxtts.config.effects import without_useless
 from myxtts.config.schema import Config
 from myxtts.errors import ConfigError
-from myxtts.tasks.length_rules import length_rule_of
 from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.select_checkpoint import select_checkpoint, settings_of
 
@@ -33,8 +32,13 @@ def inherit_settings(config: Config, checkpoint: Path) -> Config:
     fixed = without_useless(settings_of(checkpoint, read_metadata(checkpoint)))
     resumes = checkpoint.is_relative_to(Path(config.run.runs_dir, config.run.run))
     verb, advice = ("resumes", "start another run with --run") if resumes else ("starts", "give another --init-from")
-    reads_texts = length_rule_of(fixed) is not None
-    names = {section: names for section, names in INHERITED.items() if section != "data" or reads_texts}
+    if config.model.task == fixed.model.task == "vocoder" and fixed.teacher.teacher and not config.teacher.teacher:
+        raise ConfigError(
+            f"no --teacher was given, but the run {verb} from {checkpoint}, which learned from the mels of the voice "
+            f"{fixed.teacher.teacher}. Give --teacher with this or another voice, or {advice}."
+        )
+    has_symbols = fixed.model.task != "vocoder"
+    names = {section: names for section, names in INHERITED.items() if section != "data" or has_symbols}
     return _with_fixed(config, fixed, names, f"the run {verb} from {checkpoint}, which", advice)
 
 

@@ -103,7 +103,7 @@ def inherited_vocabulary(metadata: dict[str, Any]) -> Vocabulary | None:
     """
     ancestor, vocabulary = metadata["ancestor"], vocabulary_of(metadata)
     if metadata.get("teacher") is not None:
-        return replace(vocabulary, speakers=())
+        return replace(vocabulary, speakers=vocabulary.speakers[: ancestor["speakers"]] if ancestor else ())
     if ancestor is None:
         return None
     symbols = vocabulary.symbols.symbols[: ancestor["symbols"]]

@@ -11,6 +11,7 @@ from myxtts.audio.format import MEL_BANDS
 from myxtts.audio.mel import SILENCE
 from myxtts.config.schema import Config
 from myxtts.models.layers import parameter_count
+from myxtts.placement.audit import require_device
 from myxtts.tasks.registry import task_of
 from myxtts.training.load_model import load_model
 from myxtts.training.teacher import Teacher
@@ -27,12 +28,14 @@ class FrozenVoice:
 
     Raises:
         CheckpointError: the weights are damaged, or belong to another architecture.
+        PlacementError: a variable of the network is on another device.
         ConfigError: XLA is required for the alignment search, and does not work on the device.
     """
 
     def __init__(self, teacher: Teacher, config: Config, device: str, sizes: dict[str, int]):
         settings, precision = teacher.settings, config.teacher.produce_precision
         self.network = load_model(teacher.checkpoint, teacher.metadata, device, "tts", precision)
+        require_device(device, ((v.path, v.value) for v in self.network.variables))
         self._ode_steps, self._guidance = settings.model.ode_steps, settings.model.guidance
         task_of(settings).tune(settings.model_copy(update={"training": config.training}), self.network, device, sizes)
         log.info(

@@ -97,6 +97,12 @@ def open_corpora(config: Config, start: Start, replicas: Replicas, folder: Path)
     length_rule = length_rule_of(config)
     corpora = RunCorpora(*load_corpora(config, folder, length_rule, start.vocabulary, replicas.count), folder)
     check_validation_data(config, corpora)
+    rows = corpora.training.teacher_rows
+    if not replicas.all_equal(rows.fingerprint if rows else ""):
+        raise DataError(
+            f"all workers must read the same texts, but --texts {config.teacher.texts} differs between them. "
+            "Give every host the same file."
+        )
     if not replicas.all_equal(corpora.training.manifest.fingerprint):
         raise DataError(
             "all workers must read the same corpus, but not all of them found the "
@@ -224,7 +230,8 @@ def set_up(config: Config, start: Start, replicas: Replicas, corpora: RunCorpora
     """Build the state of a run and give it its first weights.
 
     Raises:
-        CheckpointError: the checkpoint or the pretrained weights do not fit, or the workers start from different ones.
+        CheckpointError: the checkpoint, the pretrained weights or the teacher do not fit, or the workers start from
+            different weights.
         ConfigError: the batches and the step do not fit into the memory of the host, or XLA is required and does not
             work.
     """
@@ -233,6 +240,8 @@ def set_up(config: Config, start: Start, replicas: Replicas, corpora: RunCorpora
     plan = corpora.training.plan
     choices = tune(config, state, plan)
     load_teacher = teacher_loader(start.teacher, config, typical_sizes(plan))
+    if load_teacher is not None:
+        load_teacher(replicas.routes[0].data)  # a teacher that does not fit is named before the run folder is written
     extractor = task_of(config).extractor(config, training=True, load_teacher=load_teacher)
     frozen = start.teacher.parameters if start.teacher else 0
     parameters, routes = parameter_count(state.model), replicas.routes

@@ -85,7 +85,7 @@ def shared_settings(config: Config, start: Start) -> dict[str, str]:
         "placement": True,
         "data": PER_MACHINE,
         "model": {"vocoder"},
-        "teacher": {"teacher"},
+        "teacher": {"teacher", "texts"},
         "training": {"init_from"},
         "run": {"runs_dir"},
     }

@@ -8,7 +8,7 @@ from myxtts.audio.format import AUDIO_FORMAT
 from myxtts.config.schema import Config
 from myxtts.data.manifest import Vocabulary
 from myxtts.errors import CheckpointError
-from myxtts.training.checkpoint_files import digest_of, read_arrays, read_metadata
+from myxtts.training.checkpoint_files import checkpoint_of, digest_of, read_arrays, read_metadata
 from myxtts.training.select_checkpoint import (
     audio_format_of,
     check_task,
@@ -72,7 +72,12 @@ def read_teacher(config: Config, own_checkpoint: Path | None) -> Teacher | None:
     if path is None:
         return None
     run = Path(path)
-    checkpoint = select_checkpoint(run, f"step-{recorded['step']:06d}" if recorded else None)
+    checkpoint = checkpoint_of(run / "checkpoints", recorded["step"]) if recorded else select_checkpoint(run)
+    if not checkpoint.exists():
+        raise CheckpointError(
+            f"--teacher {run} was given, but it has no {checkpoint.name}, with which {own_checkpoint} was "
+            "trained. Restore that checkpoint, or start another run with --run."
+        )
     metadata = read_metadata(checkpoint)
     check_task(checkpoint, settings_of(checkpoint, metadata).model.task, "tts")
     if audio_format_of(metadata) != AUDIO_FORMAT:

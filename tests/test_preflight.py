@@ -20,7 +20,7 @@ import tensorflow as tf
 from packaging.requirements import Requirement
 
 from myxtts.clock import Clock
-from myxtts.commands import preflight, profile
+from myxtts.commands import main, preflight, profile
 from myxtts.commands.console import report_errors
 from myxtts.config.load import load as load_config
 from myxtts.config.schema import Config, PlacementConfig
@@ -182,7 +182,7 @@ class Stopped(unittest.TestCase):
                         os.kill(os.getpid(), signal.SIGTERM)
 
                 with mock.patch(work, terminated), self.assertRaises(SystemExit) as stopped:
-                    program.main([])
+                    main.run([program.NAME])
                 self.assertEqual((stopped.exception.code, os.listdir(folder)), (143, []))
                 self.assertEqual(signal.getsignal(signal.SIGTERM), self.handler)
 

@@ -19,6 +19,7 @@ from PIL import Image
 from myxtts.clock import MODEL, Clock, Span, Timeline, Times
 from myxtts.observe import html_report
 from myxtts.observe.html_report import RunReport, changed_settings
+from myxtts.observe.metrics_reader import validation_scores
 from myxtts.observe.page import head, samples
 from myxtts.observe.page.charts import Scale, sync_marks, value_scale
 from myxtts.observe.page.history import POINTS, History, Series, read_last_report
@@ -556,6 +557,13 @@ def make_jobs(folder: Path) -> Path:
     return JobsReport(folder).write()
 
 
+class Scores(unittest.TestCase):
+    def test_rates_and_decibels_of_a_validation_are_named(self):
+        metrics = {"validation_loss": 1.0, "validation_log_mel_error_db": 1.234, "validation_word_error_rate": 0.024}
+        scores = validation_scores({"step": 3, "loss": 2.0, **metrics, "validation_character_error_rate": None})
+        self.assertEqual(scores, ["word error rate 2.4 %", "log mel error 1.23 dB"])
+
+
 class SeveralRuns(Folder):
     def test_jobs_have_a_column_each_and_marks_of_their_merges(self):
         page = make_jobs(self.runs / "both").read_text()
@@ -584,7 +592,7 @@ class SeveralRuns(Folder):
         make_jobs(self.runs / "both")
         (self.runs / "index.html").touch()
         page = write_overview(self.runs).read_text()
-        for text in ("asr tiny", "20 of 40", "0.75", "0.5", "word error rate 2.40 %", "dual", "100 %"):
+        for text in ("asr tiny", "20 of 40", "0.75", "0.5", "word error rate 2.4 %", "dual", "100 %"):
             self.assertIn(f"<td>{text}", page)
         self.assertIn('href="both/gpu1/report.html"', page)
         self.assertEqual([path.name for path in self.runs.iterdir() if path.name.startswith(".")], [])

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from myxtts.commands.parser import bounded, read_settings, settings_parser
 from myxtts.config.schema import Config
-from myxtts.distributed.processes import exit_at_sigterm
 from myxtts.files import check_writable, write_json
 
 NAME = "preflight"
@@ -36,8 +35,7 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     config, options = parse(argv, prog)
     from myxtts.preflight.validate import validate  # imports TensorFlow, which takes seconds
 
-    with exit_at_sigterm():
-        report = validate(config, options.steps)
+    report = validate(config, options.steps)
     print(f"\n{report.summary()}")
     if options.json_file is not None:
         write_json(options.json_file, report.to_json())

@@ -9,7 +9,6 @@ from typing import Any
 
 from myxtts.commands.parser import bounded, read_settings, settings_parser
 from myxtts.config.schema import Config
-from myxtts.distributed.processes import exit_at_sigterm
 from myxtts.errors import ConfigError
 from myxtts.files import check_writable, write_whole
 
@@ -60,8 +59,7 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     else:
         from myxtts.profiling.measure import profile  # imports TensorFlow, which takes seconds
 
-        with exit_at_sigterm():
-            measurement, device_metrics, placement = profile(config, options.num_steps)
+        measurement, device_metrics, placement = profile(config, options.num_steps)
         unit = "audio s/s"
     from myxtts.profiling.analysis import analyze
     from myxtts.profiling.report import report_lines

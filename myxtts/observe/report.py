@@ -10,6 +10,7 @@ from tqdm import tqdm
 from myxtts.clock import FIRST_STEP, Interval, format_duration
 from myxtts.files import going_on_if_full
 from myxtts.observe.metrics import MetricsFile, TensorBoard
+from myxtts.observe.metrics_reader import validation_scores
 
 LEAST_SHOWN_S = 0.05  # a shorter pause is left out of the summary
 
@@ -61,14 +62,8 @@ class Reporter:
 
     def _show_validation(self, step: int, metrics: dict[str, Any]) -> None:
         if "validation_loss" in metrics:
-            log.info("step %6d | validation loss %.3f%s", step, metrics["validation_loss"], console_rates(metrics))
-
-
-def console_rates(metrics: dict[str, Any]) -> str:
-    """Return ` | character error rate 1.2 %` for each rate of a validation."""
-    prefix, suffix = "validation_", "_rate"
-    names = [name for name in metrics if name.startswith(prefix) and name.endswith(suffix)]
-    return "".join(f" | {name.removeprefix(prefix).replace('_', ' ')} {100 * metrics[name]:.1f} %" for name in names)
+            figures = [f"validation loss {metrics['validation_loss']:.3f}", *validation_scores(metrics)]
+            log.info("step %6d | %s", step, " | ".join(figures))
 
 
 def console_line(step: int, metrics: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from myxtts.files import write_whole
+from myxtts.observe.metrics_reader import validation_scores
 from myxtts.observe.page.charts import number
 from myxtts.observe.page.columns import read_facts
 from myxtts.observe.page.history import read_last_report
@@ -58,7 +59,7 @@ def _row(folder: Path, name: Path, newest_s: float, now_s: float) -> str:
         "step": f"{report['step']:,}{total}" if report else "",
         "loss": _figure(report, "loss"),
         "validation loss": _figure(validation, "validation_loss"),
-        "score": escape(score_text(validation)),
+        "score": escape(", ".join(validation_scores(validation))),
         "steps/s": _figure(report, "steps_per_s"),
         "audio s/s": _figure(report, "audio_seconds_per_s"),
         "busy": f"{100 * report['accelerator_utilisation']:.0f} %" if "accelerator_utilisation" in report else "",
@@ -71,14 +72,3 @@ def _row(folder: Path, name: Path, newest_s: float, now_s: float) -> str:
 
 def _figure(report: Mapping[str, Any], name: str) -> str:
     return "" if report.get(name) is None else number(report[name])
-
-
-def score_text(validation: Mapping[str, Any]) -> str:
-    """Return what a validation measured beside the losses: `character error rate 0.45 %`."""
-    scores = []
-    for name, value in validation.items():
-        if name.startswith("validation_") and name.endswith("_rate") and value is not None:
-            scores.append(f"{name.removeprefix('validation_').replace('_', ' ')} {100 * value:.2f} %")
-        elif name.startswith("validation_") and name.endswith("_db") and value is not None:
-            scores.append(f"{name.removeprefix('validation_').removesuffix('_db').replace('_', ' ')} {value:.2f} dB")
-    return ", ".join(scores)

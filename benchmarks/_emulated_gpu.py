@@ -36,6 +36,7 @@ from myxtts.training.checkpoint import save_nothing
 from myxtts.training.hooks import Observe, Report, StepEnd
 from myxtts.training.observation import VALIDATION, Observation, without
 from myxtts.training.observer import NoObserver, Observer
+from myxtts.training.schedule import Schedule
 from myxtts.training.stop_request import StopRequest
 
 KERNELS = 20  # of a step and of a batch; real ones have hundreds to thousands
@@ -433,7 +434,7 @@ def train(workload: Workload, steps: int = 400, held_out: HeldOut | None = None)
     clock, reports, advice = Clock(machine.time.now, workload.producers), [], Advice()
     reporter = SimpleNamespace(write=lambda step, metrics: reports.append((step, metrics)))
     hooks = [Report(reporter, LongWait(0, DataConfig(), workload.is_single, devices=2))]
-    schedule = loop.Schedule(steps, LOG_EVERY, 0, lambda step: 1.0, lambda step: 0.9)
+    schedule = Schedule(steps, LOG_EVERY, 0, lambda step: 1.0, lambda step: 0.9)
     state, step = EmulatedState(machine.models[0]), EmulatedStep(machine)
     observer = NoObserver()
     with ExitStack() as stack:

@@ -156,22 +156,22 @@ def main(arguments: list[str] | None = None) -> int:
 
 def measure(cases: dict[str, list[Path]]) -> dict:
     """Measure the mean of each case's checkpoints, weighted by audio, on the same held-out utterances."""
-    from myxtts.evaluation.held_out import load_run_corpora
+    from myxtts.evaluation.held_out import load_checkpoint_corpora
     from myxtts.local_sgd.averaging import normalised
     from myxtts.local_sgd.interpolation import make_evaluator
-    from myxtts.local_sgd.merge_inputs import merge_coefficients, read_input
+    from myxtts.local_sgd.merge_inputs import merge_weights, read_input
     from myxtts.placement import devices
 
     placement = devices.configure_default()
     paths = dict.fromkeys(path for checkpoints in cases.values() for path in checkpoints)
     inputs = [read_input(path) for path in paths]
     first = inputs[0]
-    config, _, held_out = load_run_corpora(first.checkpoint, first.metadata, first.checkpoint.parents[1])
+    config, _, held_out = load_checkpoint_corpora(first.checkpoint, first.metadata, first.checkpoint.parents[1])
     evaluate = make_evaluator(inputs, held_out, config, placement.routes[0], first.checkpoint.parents[1])
     measurements = {}
     for name, checkpoints in cases.items():
         used = [source.checkpoint in checkpoints for source in inputs]
-        weights = merge_coefficients([source for source, is_used in zip(inputs, used, strict=True) if is_used], None)
+        weights = merge_weights([source for source, is_used in zip(inputs, used, strict=True) if is_used], None)
         coefficients = iter(normalised(weights))
         measurements[name] = evaluate(tuple(next(coefficients) if is_used else 0.0 for is_used in used))
     return measurements

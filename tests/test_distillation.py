@@ -23,7 +23,7 @@ from myxtts.data.manifest import Vocabulary
 from myxtts.data.producer import trace_produce
 from myxtts.data.texts import TeacherRows, Texts, read_texts, taught_rows
 from myxtts.errors import ConfigError, DataError
-from myxtts.models.xtts import XTTS, SynthesisOptions
+from myxtts.models.xtts import TEXT_INPUTS, XTTS, SynthesisOptions
 from myxtts.placement.audit import audit
 from myxtts.placement.copies import find_copies
 from myxtts.placement.kernels import has_gpu_kernels
@@ -161,8 +161,7 @@ class Networks(unittest.TestCase):
                 self.assertAlmostEqual(float(loss), float(given[name]), delta=1e-6 * float(loss), msg=name)
 
     def test_a_teacher_speaks_as_in_synthesis_and_within_the_frames(self):
-        names = ("tokens", "token_count", "language", "reference", "reference_frames")
-        texts = [self.batch[name] for name in names]
+        texts = [self.batch[name] for name in TEXT_INPUTS]
         synthesize_mel = XTTS.synthesize_mel.python_function  # eager: tracing it takes 2 s
         _, frames, path = synthesize_mel(self.network, *texts, *SynthesisOptions().tensors())
         longest = int(tf.reduce_max(frames))

@@ -37,7 +37,7 @@ from myxtts.evaluation.boundaries import (
     word_spans,
 )
 from myxtts.evaluation.evaluate import evaluate_run
-from myxtts.evaluation.held_out import load_run_corpora
+from myxtts.evaluation.held_out import load_checkpoint_corpora
 from myxtts.evaluation.options import EvaluationOptions
 from myxtts.evaluation.planted_errors import plant_errors, planted_errors_note
 from myxtts.evaluation.report import METRICS, ColumnScore, Metrics, metrics_by_group
@@ -419,7 +419,7 @@ class CompleteEvaluation(unittest.TestCase):
 
     def test_scores_in_a_run_are_measured_in_another_thread_and_are_those_of_evaluate(self):
         metadata = read_metadata(self.checkpoint)
-        config, _, manifest = load_run_corpora(self.checkpoint, metadata, self.run_folder)
+        config, _, manifest = load_checkpoint_corpora(self.checkpoint, metadata, self.run_folder)
         run = config.run.model_copy(update={"evaluate_every": 1, "evaluate_asr": str(asr_run().folder)})
         config = config.model_copy(update={"run": run, "model": config.model.model_copy(update={"ode_steps": 1})})
         corpora = RunCorpora(mock.Mock(), mock.Mock(manifest=manifest), mock.Mock(), self.run_folder)

@@ -17,6 +17,7 @@ from myxtts.training import loop
 from myxtts.training.hooks import NoteDue, Observe, PeriodicHook, Report, Validate, WriteSamples
 from myxtts.training.observation import SAMPLES, VALIDATION, Observation, without
 from myxtts.training.observer import NoObserver, ObserverFailed
+from myxtts.training.schedule import Schedule
 from myxtts.training.stop_request import SharedStopRequest, StopRequest
 from tests.fixtures import ManualTime
 
@@ -140,7 +141,7 @@ class LoopTest(unittest.TestCase):
         self.state, self.step, self.calls, self.saved = CountingState(), CountingStep(), [], []
 
     def train(self, hooks, steps=4, log_every=100, checkpoint_every=0, feed=None, clock=None, observer=None, stop=None):
-        schedule = loop.Schedule(steps, log_every, checkpoint_every, lambda step: 1.0, lambda step: 0.9)
+        schedule = Schedule(steps, log_every, checkpoint_every, lambda step: 1.0, lambda step: 0.9)
 
         def save(state, validation_loss):
             self.calls.append(("save", state.step))

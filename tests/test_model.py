@@ -11,7 +11,7 @@ import tensorflow as tf
 from myxtts.matmul import FRAMES_GRID
 from myxtts.models.build import build_xtts
 from myxtts.models.layers import Attention, Dense, Embedding, apply_rotary, parameter_count
-from myxtts.models.xtts import XTTS, FlowCondition, SynthesisOptions, keep_mask, long_term_average_spectrum
+from myxtts.models.xtts import TEXT_INPUTS, XTTS, FlowCondition, SynthesisOptions, keep_mask, long_term_average_spectrum
 from tests.long import long
 from tests.tiny import ONE_BLOCK, build_model, features, on_device, rows_of
 from tests.two_devices import MODEL
@@ -46,11 +46,10 @@ class Network(unittest.TestCase):
 
     def synthesize(self, batch, speed=0.25, ode_steps=2, **options):
         """Return (mel, frames, path); at this speed an untrained model assigns several frames to each token."""
-        names = ("tokens", "token_count", "language", "reference", "reference_frames")
         batch = on_device(batch)
         with tf.device(MODEL):
             outputs = self.model.synthesize(
-                *(batch[name] for name in names), SynthesisOptions(speed=speed, ode_steps=ode_steps, **options)
+                *(batch[name] for name in TEXT_INPUTS), SynthesisOptions(speed=speed, ode_steps=ode_steps, **options)
             )
         return numpy_of(outputs)
 
@@ -111,7 +110,7 @@ class Padding(Network):
 
     def test_mels_of_many_lengths_are_decoded_in_few_shapes(self):
         lengths, decoded, batch = set(), set(), on_device(features([(8, 1)]))
-        texts = [batch[name] for name in ("tokens", "token_count", "language", "reference", "reference_frames")]
+        texts = [batch[name] for name in TEXT_INPUTS]
 
         def solve(network, condition, noise, *options):
             decoded.add(noise.shape[1])

@@ -34,7 +34,7 @@ from myxtts.placement.gpu_memory import DriverUnavailable
 from myxtts.placement.kernels import has_gpu_kernels
 from myxtts.preflight import nvidia, transfer
 from myxtts.preflight.checks import Check, Report, check_lines, failed_by, recommended, required
-from myxtts.preflight.corpus import check_corpus, ignored_characters, load_run_corpora
+from myxtts.preflight.corpus import check_corpus, ignored_characters
 from myxtts.preflight.model import (
     StepResult,
     check_update,
@@ -47,6 +47,7 @@ from myxtts.preflight.overlap import Timeline, check_operations, check_overlap, 
 from myxtts.preflight.placement import check_placement, existing_devices
 from myxtts.preflight.prerequisites import check_gpus, check_packages, package_requirements, required_gpus, write_error
 from myxtts.preflight.validate import try_load, validate, with_default_routes
+from myxtts.training.setup import load_run_corpora
 from myxtts.training.start import Start
 from tests.feeds import wait_until
 from tests.sine_corpus import manifest_of, write_corpus

@@ -35,7 +35,7 @@ from myxtts.profiling.nvml import GpuSampler, GpuUsage
 from myxtts.profiling.profiled_run import MeasurementWindow
 from myxtts.profiling.report import analysis_to_json, report_lines
 from myxtts.profiling.timeline import chrome_trace, timeline_excerpt, timeline_rows
-from myxtts.training.loop import Schedule
+from myxtts.training.schedule import Schedule
 from tests.tiny import Workspace, small_models, toy_models
 
 ROOT = Path(__file__).parents[1]

@@ -35,6 +35,7 @@ from myxtts.data.producer import trace_produce
 from myxtts.models.build import build_vocoder
 from myxtts.models.ctc_decoding import greedy_decode
 from myxtts.models.ctc_loss import ctc_losses
+from myxtts.models.xtts import TEXT_INPUTS
 from myxtts.placement.audit import audit
 from myxtts.placement.copies import find_copies
 from myxtts.placement.kernels import has_gpu_kernels
@@ -475,10 +476,9 @@ def synthesis(inputs: Inputs, voices: Voices) -> Operation:
 
     def run_on(device: str) -> Ran:
         network, batch = voices.on(device), on_device(inputs.features, device)
-        names = ("tokens", "token_count", "language", "reference", "reference_frames")
         with tf.device(device):
             mel, frames, _ = network.synthesize(
-                *(batch[name] for name in names), synthesis_options(inputs.config.model)
+                *(batch[name] for name in TEXT_INPUTS), synthesis_options(inputs.config.model)
             )
             functions = [network.synthesize_mel.get_concrete_function()]
         return {"mel": mel.numpy(), "frames": frames.numpy()}, functions

@@ -12,7 +12,7 @@ import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.data.manifest import Manifest
-from myxtts.evaluation.held_out import evenly_spaced, load_other_corpus, load_run_corpora, read_row
+from myxtts.evaluation.held_out import evenly_spaced, load_checkpoint_corpora, load_other_corpus, read_row
 from myxtts.evaluation.noise import Distortion, distortions
 from myxtts.evaluation.options import EvaluationOptions
 from myxtts.evaluation.report import ScoreWeights, print_score
@@ -106,7 +106,7 @@ def evaluate_asr(run: Path, checkpoint: str | None, options: EvaluationOptions) 
     transcriber = Transcriber(run, route.model, selected.name, options.beam_width)
     metadata = read_metadata(selected)
     if options.data is None:
-        _, _, manifest = load_run_corpora(selected, metadata, run)
+        _, _, manifest = load_checkpoint_corpora(selected, metadata, run)
         speakers, source = tuple(metadata["speakers"]), "held-out utterances"
     else:
         config = settings_of(selected, metadata)

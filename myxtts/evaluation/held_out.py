@@ -71,7 +71,7 @@ class HeldOut(NamedTuple):
     batches: list[tuple[dict[str, tf.Tensor], int]]
 
 
-def load_run_corpora(checkpoint: Path, metadata: dict[str, Any], run: Path) -> tuple[Config, Corpus, Manifest]:
+def load_checkpoint_corpora(checkpoint: Path, metadata: dict[str, Any], run: Path) -> tuple[Config, Corpus, Manifest]:
     """Return the settings, the training corpus and the held-out utterances of a checkpoint.
 
     Raises:
@@ -90,7 +90,7 @@ def load_run_corpora(checkpoint: Path, metadata: dict[str, Any], run: Path) -> t
 
 
 def load_training_corpus(checkpoint: Path, metadata: dict[str, Any], run: Path) -> tuple[Config, Corpus]:
-    """Return the settings and the training corpus of a checkpoint; raises like `load_run_corpora`."""
+    """Return the settings and the training corpus of a checkpoint; raises like `load_checkpoint_corpora`."""
     config, corpus, _, vocabulary = _load_corpora(checkpoint, metadata, run)
     check_same_corpus(checkpoint, run_metadata(config, corpus, vocabulary, metadata["ancestor"], metadata["start"]))
     return config, corpus

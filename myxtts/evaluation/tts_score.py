@@ -34,8 +34,8 @@ from myxtts.evaluation.held_out import (
     Utterance,
     align_utterances,
     for_evaluation,
+    load_checkpoint_corpora,
     load_other_corpus,
-    load_run_corpora,
     load_training_corpus,
     load_utterances,
 )
@@ -99,7 +99,7 @@ def score_tts(run: Path, checkpoint: Path, options: EvaluationOptions, route: Ro
     metadata, device = read_metadata(checkpoint), route.model
     choice = select_vocoder(run, metadata, options.vocoder)
     if options.data is None:
-        config, corpus, manifest = load_run_corpora(checkpoint, metadata, run)
+        config, corpus, manifest = load_checkpoint_corpora(checkpoint, metadata, run)
     else:
         config, corpus = load_training_corpus(checkpoint, metadata, run)
         manifest, _ = load_other_corpus(options.data, options.audio_root, config, metadata, folder)

@@ -27,7 +27,7 @@ from myxtts.evaluation.copy_metrics import (
     with_common_scores,
     without_perceptual,
 )
-from myxtts.evaluation.held_out import evenly_spaced, load_other_corpus, load_run_corpora, read_row
+from myxtts.evaluation.held_out import evenly_spaced, load_checkpoint_corpora, load_other_corpus, read_row
 from myxtts.evaluation.options import EvaluationOptions
 from myxtts.evaluation.perceptual import installed_scores
 from myxtts.evaluation.pictures import write_spectra
@@ -230,7 +230,7 @@ def load_recordings(run: Path, checkpoint: Path, options: EvaluationOptions, fol
     """Return the utterances to measure, evenly spaced in their corpus."""
     metadata = read_metadata(checkpoint)
     if options.data is None:
-        _, corpus, manifest = load_run_corpora(checkpoint, metadata, run)
+        _, corpus, manifest = load_checkpoint_corpora(checkpoint, metadata, run)
         vocabulary = vocabulary_of(metadata)
         known_speakers = speakers_of(corpus.manifest, vocabulary)
     else:

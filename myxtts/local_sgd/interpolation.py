@@ -24,7 +24,7 @@ from myxtts.evaluation.acoustic_metrics import align
 from myxtts.evaluation.held_out import for_evaluation
 from myxtts.local_sgd.averaging import weighted_mean
 from myxtts.local_sgd.merge_inputs import MergeInput
-from myxtts.models.xtts import SynthesisOptions
+from myxtts.models.xtts import TEXT_INPUTS, SynthesisOptions
 from myxtts.placement import devices
 from myxtts.placement.routes import Route
 from myxtts.tasks.registry import task_of
@@ -242,8 +242,7 @@ class MelDistortion:
         rows = min(int(np.count_nonzero(batch["frames"])), MAX_SYNTHESIZED - len(self._distortions_db))
         if rows > 0:
             features = first_rows(batch, TTS_FEATURES, rows)
-            names = ("tokens", "token_count", "language", "reference", "reference_frames")
-            mels, frames, _ = self._network.synthesize(*(features[name] for name in names), self._options)
+            mels, frames, _ = self._network.synthesize(*(features[name] for name in TEXT_INPUTS), self._options)
             columns = [value.numpy() for value in (features["mel"], features["frames"], mels, frames)]
             self._distortions_db += [distortion_db(a[:n], b[:m]) for a, n, b, m in zip(*columns, strict=True)]
 

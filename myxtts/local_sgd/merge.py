@@ -27,7 +27,7 @@ from myxtts.errors import ConfigError, DataError
 from myxtts.files import fsync_folder, write_whole
 from myxtts.local_sgd.averaging import normalised, weighted_mean
 from myxtts.local_sgd.layer_distance import layer_distances, layer_table
-from myxtts.local_sgd.merge_inputs import MergeInput, check_compatible, merge_coefficients, read_inputs
+from myxtts.local_sgd.merge_inputs import MergeInput, check_compatible, merge_weights, read_inputs
 from myxtts.tasks.length_rules import length_rule_of
 from myxtts.training.checkpoint_files import (
     checkpoint_of,
@@ -78,7 +78,7 @@ def merge(
         check_storable(str(path), f"--{name.replace('_', '-')}")
     check_output(output)
     inputs = read_inputs(checkpoints)
-    weights = merge_coefficients(inputs, weights)
+    weights = merge_weights(inputs, weights)
     coefficients = normalised(weights)
     check_compatible(inputs, force)
     configs = [merged_config(source.config, output, corpora) for source in inputs]

@@ -91,7 +91,7 @@ def read_input(path: Path) -> MergeInput:
     return MergeInput(checkpoint, metadata, config)
 
 
-def merge_coefficients(inputs: Sequence[MergeInput], given: Sequence[float] | None) -> list[float]:
+def merge_weights(inputs: Sequence[MergeInput], given: Sequence[float] | None) -> list[float]:
     """Return the given weights, or else the seconds of audio that each input was trained on.
 
     Raises:

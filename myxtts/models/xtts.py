@@ -129,6 +129,9 @@ SYNTHESIS_SIGNATURE = (
 )
 """Input signature of `XTTS.synthesize_mel`: texts, languages, references and SynthesisOptions."""
 
+TEXT_INPUTS = "tokens", "token_count", "language", "reference", "reference_frames"
+"""Names of its texts, languages and references; batches of TTS_FEATURES have them, too."""
+
 
 class SpeakerCondition(NamedTuple):
     """Conditioning on speaker and language.

@@ -53,7 +53,7 @@ class Placement:
     """Devices and thread pools to configure before TensorFlow starts, and the routes between the devices.
 
     Attributes:
-        name: single, dual or replicated.
+        name: such as `single`, `dual`, `dual, 2 producers, 3 replicas` or `replicated`.
         observer: device that validates and writes samples during training; empty if the first model device does,
             while training pauses.
     """

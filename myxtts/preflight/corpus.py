@@ -1,4 +1,4 @@
-"""The corpora, loaded as in a run; and section 6, their contents."""
+"""Section 6: the contents of the corpora."""
 
 import csv
 import unicodedata
@@ -9,32 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.config.schema import Config, DataConfig
-from myxtts.data.dataset import load_corpora
+from myxtts.config.schema import DataConfig
 from myxtts.data.manifest import Manifest
 from myxtts.preflight.checks import Check, recommended, required
-from myxtts.tasks.length_rules import length_rule_of
 from myxtts.text.frontend import Frontend, normalise_text, symbols_of
-from myxtts.training.setup import RunCorpora, check_validation_data
-from myxtts.training.start import Start
+from myxtts.training.setup import RunCorpora
 
 MAX_PADDING = 0.2
 EXAMPLES = 3  # rejected rows and unknown characters that are listed
-
-
-def load_run_corpora(config: Config, start: Start, folder: Path, replicas: int) -> RunCorpora:
-    """Load the corpora as `open_corpora` does, without the devices.
-
-    Args:
-        folder: gets caches and rejected.csv.
-        replicas: replicas that share each step.
-
-    Raises:
-        UserError: no run can start with these corpora.
-    """
-    corpora = RunCorpora(*load_corpora(config, folder, length_rule_of(config), start.vocabulary, replicas), folder)
-    check_validation_data(config, corpora)
-    return corpora
 
 
 def check_corpus(data: DataConfig, corpora: RunCorpora) -> Iterator[Check]:

@@ -33,7 +33,7 @@ from myxtts.tf_internals import device_memory_mib
 from myxtts.training import loop
 from myxtts.training.diagnostics import describe_batch, explain_out_of_memory, segments_of
 from myxtts.training.memory_forecast import MemoryForecast
-from myxtts.training.schedule import ConstantRates
+from myxtts.training.schedule import ConstantRates, Schedule
 from myxtts.training.setup import RunCorpora, TrainingSetup, set_up
 from myxtts.training.start import Start
 from myxtts.training.state import TrainingState
@@ -179,7 +179,7 @@ def full_step(bucket: int, plan: Plan, pipeline: Pipeline, step: Step, accumulat
     return taken._replace(microbatches=[microbatches[number % len(microbatches)] for number in range(accumulation)])
 
 
-def take_steps(state: TrainingState, step: Step, batches: loop.StepBatches, schedule: loop.Schedule) -> StepResult:
+def take_steps(state: TrainingState, step: Step, batches: loop.StepBatches, schedule: Schedule) -> StepResult:
     """Take two steps, or more until a loss scale no longer overflows. The first step may trace."""
     seconds, rates, handed = [], initial_rates(schedule), step.hand_over(batches.features[0])
     optimizers = [group.optimizer for group in state.groups]
@@ -209,7 +209,7 @@ def take_step(
     return step.read(outcome), handed
 
 
-def initial_rates(schedule: loop.Schedule) -> ConstantRates:
+def initial_rates(schedule: Schedule) -> ConstantRates:
     """Return the rates of the first step."""
     return ConstantRates(schedule.learning_rate(0), schedule.ema_decay(0))
 

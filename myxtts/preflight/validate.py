@@ -7,14 +7,14 @@ from myxtts.config.schema import Config
 from myxtts.errors import PlacementError, UserError
 from myxtts.placement.routes import Placement, named_gpus, plan_routes
 from myxtts.preflight.checks import Check, Report, failed_by
-from myxtts.preflight.corpus import check_corpus, check_rejected, load_run_corpora
+from myxtts.preflight.corpus import check_corpus, check_rejected
 from myxtts.preflight.model import check_model
 from myxtts.preflight.overlap import check_pipeline
 from myxtts.preflight.placement import check_placement
 from myxtts.preflight.prerequisites import check_prerequisites
 from myxtts.preflight.transfer import check_transfer
 from myxtts.training.run_folder import RunFolder
-from myxtts.training.setup import RunCorpora
+from myxtts.training.setup import RunCorpora, load_run_corpora
 from myxtts.training.start import Start, resolve_start
 
 DEFAULT_ROUTES = " Where no GPU is named, the preflight tries GPUs 0 and 1; on one GPU give --data-gpu 0 --model-gpu 0."

@@ -22,7 +22,7 @@ class Examples(NamedTuple):
     """The held-out utterances to write samples of.
 
     Attributes:
-        batch: features on the model device.
+        batch: features on the device of the network that they are for: the observer, or the first replica.
         ids, texts, files: of its rows; the files are the recordings.
     """
 

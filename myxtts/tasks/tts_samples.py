@@ -11,7 +11,7 @@ from myxtts.batch import TAUGHT_TTS_FEATURES, first_rows
 from myxtts.config.schema import ModelConfig
 from myxtts.data.audio_file import read_wave
 from myxtts.files import going_on_if_full, numbered_name, replaced_folder
-from myxtts.models.xtts import SynthesisOptions
+from myxtts.models.xtts import TEXT_INPUTS, SynthesisOptions
 from myxtts.observe.metrics import TensorBoard
 from myxtts.observe.page.samples import sound_file
 from myxtts.observe.plots import mel_and_alignment, png_bytes
@@ -65,8 +65,7 @@ class TTSSampler:
 
     def __call__(self, step: int) -> None:
         batch = self._batch
-        texts = ("tokens", "token_count", "language", "reference", "reference_frames")
-        mels, frames, _ = self._network.synthesize_mel(*(batch[name] for name in texts), *self._options)
+        mels, frames, _ = self._network.synthesize_mel(*(batch[name] for name in TEXT_INPUTS), *self._options)
         mels, frames = mels.numpy(), frames.numpy()
         synthesized = zip(self._ids, self._texts, mels, frames, strict=True)
         recorded = zip(batch["mel"].numpy(), batch["frames"].numpy(), self._align(batch).numpy(), strict=True)

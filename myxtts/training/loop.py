@@ -1,7 +1,6 @@
 """The outer loop: what happens when, and why in this order."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import tensorflow as tf
@@ -13,7 +12,7 @@ from myxtts.data.producer import ReplicaBatches
 from myxtts.errors import PlacementError, TrainingError
 from myxtts.training.hooks import Hook, StepEnd
 from myxtts.training.observer import OBSERVER, NoObserver
-from myxtts.training.schedule import Rates
+from myxtts.training.schedule import Rates, Schedule
 from myxtts.training.state import TrainingState
 from myxtts.training.step import SKIPPED
 from myxtts.training.stop_request import StopRequest
@@ -63,24 +62,6 @@ class BatchFeed(Protocol):
         ...
 
     def __next__(self) -> ReplicaBatches: ...
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """What depends on the step.
-
-    Attributes:
-        total_steps: length of the run.
-        log_every: steps between two reports.
-        checkpoint_every: steps between two checkpoints; 0 writes only those that hooks ask for, and one at the end.
-        learning_rate, ema_decay: by the number of steps done before.
-    """
-
-    total_steps: int
-    log_every: int
-    checkpoint_every: int
-    learning_rate: Callable[[int], float]
-    ema_decay: Callable[[int], float]
 
 
 def train(

@@ -1,5 +1,6 @@
 """Learning rate, decay of the moving average and length of a run, as plain numbers."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import cos, pi
 from typing import Protocol
@@ -25,6 +26,24 @@ class ConstantRates:
 
     def ema_decay(self, _: int, /) -> float:
         return self.decay
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The length of a run, its periods, and its rates.
+
+    Attributes:
+        total_steps: length of the run.
+        log_every: steps between two reports.
+        checkpoint_every: steps between two checkpoints; 0 writes only those that hooks ask for, and one at the end.
+        learning_rate, ema_decay: by the number of steps done before.
+    """
+
+    total_steps: int
+    log_every: int
+    checkpoint_every: int
+    learning_rate: Callable[[int], float]
+    ema_decay: Callable[[int], float]
 
 
 def learning_rate(step: int, total_steps: int, peak: float, warmup_steps: int, final_ratio: float) -> float:

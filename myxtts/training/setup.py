@@ -32,9 +32,9 @@ from myxtts.training.checkpoint import restore
 from myxtts.training.checkpoint_files import digest_of
 from myxtts.training.init_from import Pretrained, load_pretrained
 from myxtts.training.load_teacher import teacher_loader
-from myxtts.training.loop import Schedule
 from myxtts.training.memory_forecast import MemoryForecast, check_memory, forecast_memory
 from myxtts.training.run_folder import check_same_corpus, check_same_texts
+from myxtts.training.schedule import Schedule
 from myxtts.training.snapshot import Snapshot
 from myxtts.training.start import Start
 from myxtts.training.state import TrainingState, make_optimizers
@@ -49,6 +49,7 @@ def configure_devices(config: Config, cluster: Cluster | None = None) -> Placeme
 
     Raises:
         PlacementError: the devices cannot be had, or the settings do not fit them.
+        ConfigError: XLA cannot compile the step of this task or placement.
     """
     placement = plan_routes(config.placement, devices.gpu_count())
     replicas = len(placement.routes) * (cluster.count if cluster else 1)
@@ -94,9 +95,7 @@ def open_corpora(config: Config, start: Start, replicas: Replicas, folder: Path)
         DataError: a corpus cannot be used, or the workers do not have the same.
         ConfigError: validation is on, but nothing is held out.
     """
-    length_rule = length_rule_of(config)
-    corpora = RunCorpora(*load_corpora(config, folder, length_rule, start.vocabulary, replicas.count), folder)
-    check_validation_data(config, corpora)
+    corpora = load_run_corpora(config, start, folder, replicas.count)
     rows = corpora.training.teacher_rows
     if not replicas.all_equal(rows.fingerprint if rows else ""):
         raise DataError(
@@ -109,6 +108,18 @@ def open_corpora(config: Config, start: Start, replicas: Replicas, folder: Path)
             f"{len(corpora.training.manifest)} usable utterances that this worker found. "
             "Give every host the same files; rejected.csv of each worker lists the rows that it rejected."
         )
+    return corpora
+
+
+def load_run_corpora(config: Config, start: Start, folder: Path, replicas: int) -> RunCorpora:
+    """Read the corpora on one machine, without its devices; raises as `open_corpora`.
+
+    Args:
+        folder: gets caches and rejected.csv.
+        replicas: replicas that share each step.
+    """
+    corpora = RunCorpora(*load_corpora(config, folder, length_rule_of(config), start.vocabulary, replicas), folder)
+    check_validation_data(config, corpora)
     return corpora
 
 

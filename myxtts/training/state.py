@@ -120,7 +120,7 @@ class TrainingState:
 
     @property
     def device(self) -> str:
-        """Device of the first replica, which validates and writes samples for all."""
+        """Device of work that one replica does for all; see `Replicas.device`."""
         return self.replicas.device
 
     def _named_variables(self, replica: int) -> Iterator[tuple[str, tf.Variable]]:
@@ -128,8 +128,9 @@ class TrainingState:
         optimizers = [v for group in self.groups for v in group.optimizer.variables]
         for v in (*self.model.variables, *optimizers):
             yield v.path, self.replicas.local_results(v.value)[replica]
-        for v in (*self.averages, self.bad_step, self.skipped_updates):
-            yield "moving average", self.replicas.local_results(v)[replica]
+        counters = {"bad step": self.bad_step, "skipped updates": self.skipped_updates}
+        for name, v in (*(("moving average", v) for v in self.averages), *counters.items()):
+            yield name, self.replicas.local_results(v)[replica]
 
     def advance(self, planned: PlannedStep) -> None:
         """Count a step that was taken."""

@@ -21,7 +21,7 @@ from myxtts.commands.jobs import MERGER, main
 from myxtts.commands.merge import parse
 from myxtts.config.load import load
 from myxtts.config.schema import Config, DataConfig, LocalSGDConfig, ModelConfig, PlacementConfig, TeacherConfig
-from myxtts.distributed.processes import REPEAT_S
+from myxtts.distributed.stop_signals import REPEAT_S
 from myxtts.errors import ConfigError, PlacementError
 from myxtts.local_sgd.job_settings import SHARED_SETTINGS, check_job_settings, job_config, sync_interval, updated
 from myxtts.local_sgd.jobs import job_devices

@@ -49,6 +49,7 @@ WITHOUT_TENSORFLOW = (
     "cores",
     "config",
     "distributed.processes",
+    "distributed.stop_signals",
     "distributed.cluster",
     "distributed.rendezvous",
     "distributed.launcher",

@@ -13,7 +13,7 @@ from unittest import mock
 import tensorflow as tf
 
 from myxtts.distributed.cluster import Cluster
-from myxtts.distributed.processes import exit_at_sigterm
+from myxtts.distributed.stop_signals import exit_at_sigterm
 from myxtts.distributed.worker_group import (
     END_TIMEOUT_S,
     WorkerLost,

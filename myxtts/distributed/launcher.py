@@ -14,7 +14,8 @@ from pathlib import Path
 from myxtts.cores import usable_cores
 from myxtts.distributed import job_token
 from myxtts.distributed.cluster import Cluster
-from myxtts.distributed.processes import gpu_environ, stop_requests, visible_gpus
+from myxtts.distributed.processes import gpu_environ, visible_gpus
+from myxtts.distributed.stop_signals import counted_stop_signals
 from myxtts.distributed.supervisor import Exit, GracePeriods, ProgramSpec, Supervisor, SupervisorEvents
 from myxtts.errors import ConfigError, PlacementError
 from myxtts.files import make_folder
@@ -95,7 +96,7 @@ def launch(spec: LaunchSpec) -> int:
     """
     programs = _programs(spec)
     make_folder(spec.logs, "--logs")
-    with stop_requests() as stop:
+    with counted_stop_signals() as stop:
         exits = Supervisor(stop, _PrefixedOutput(), grace=GRACE).run(programs)
     failures = [exit for exit in exits if exit.outcome in ("failed", "rejected") and not stop.caused(exit.code)]
     if not failures:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from myxtts.distributed.processes import ChildProcess, OutputReader, StopRequests
+from myxtts.distributed.processes import ChildProcess, OutputReader
+from myxtts.distributed.stop_signals import StopSignals
 
 POLL_S = 0.1
 
@@ -71,7 +72,7 @@ class SupervisorEvents:
     def on_exit(self, exit: Exit) -> None:
         """A program has ended and is not restarted."""
 
-    def on_stop(self, stop: StopRequests) -> None:
+    def on_stop(self, stop: StopSignals) -> None:
         """A request to stop has arrived. The second one kills all programs."""
 
     def on_poll(self) -> None:
@@ -103,7 +104,7 @@ class Supervisor:
 
     def __init__(
         self,
-        stop: StopRequests,
+        stop: StopSignals,
         events: SupervisorEvents,
         stop_signal: int | None = None,
         grace: GracePeriods | None = None,

@@ -16,8 +16,8 @@ import tensorflow as tf
 from myxtts import tf_internals
 from myxtts.distributed.cluster import Cluster, split_address
 from myxtts.distributed.loopback import bind_to_loopback, is_loopback
-from myxtts.distributed.processes import stop_requests
 from myxtts.distributed.rendezvous import rendezvous
+from myxtts.distributed.stop_signals import counted_stop_signals
 from myxtts.errors import DataError, PlacementError, TrainingError, UserError
 
 HEARTBEAT_TIMEOUT_S = 20  # a worker without a heartbeat for this long is lost
@@ -86,7 +86,7 @@ def worker_group(
 def _wait_for_the_end() -> None:
     """Wait for all workers. There is nothing left to save, and only the chief can end its last observation sooner."""
     is_main = threading.current_thread() is threading.main_thread()
-    with stop_requests() if is_main else nullcontext():
+    with counted_stop_signals() if is_main else nullcontext():
         tf_internals.wait_at_barrier(END_BARRIER, END_TIMEOUT_S)
 
 

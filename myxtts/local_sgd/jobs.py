@@ -29,7 +29,8 @@ from myxtts.config.load import dump, load, shown
 from myxtts.config.schema import Config
 from myxtts.config.scripts import command_line
 from myxtts.cores import usable_cores
-from myxtts.distributed.processes import ChildProcess, StopRequests, gpu_environ, stop_requests, visible_gpus
+from myxtts.distributed.processes import ChildProcess, gpu_environ, visible_gpus
+from myxtts.distributed.stop_signals import StopSignals, counted_stop_signals
 from myxtts.distributed.supervisor import Exit, ProgramSpec, Supervisor, SupervisorEvents
 from myxtts.errors import ConfigError, PlacementError
 from myxtts.files import locked_file, make_folder, write_whole
@@ -227,7 +228,7 @@ def train_jobs(spec: JobsSpec, display: Display) -> int:
         configs = _write_configs(spec, state.shards)
         state.processes = {name: ProcessState(state="pending" if _has_work(spec, name) else "done") for name in configs}
         state.write(spec.folder)
-        with stop_requests() as stop:
+        with counted_stop_signals() as stop:
             code = _Launcher(spec, state, state.shards, stop, display).run(configs)
         state.write(spec.folder)
         display.print(f"report: {JobsReport(spec.folder).write()}")
@@ -293,9 +294,7 @@ def _has_work(spec: JobsSpec, name: str) -> bool:
 class _Launcher:
     """Runs warm start, jobs and merge."""
 
-    def __init__(
-        self, spec: JobsSpec, state: LauncherState, shards: CorpusShards, stop: StopRequests, display: Display
-    ):
+    def __init__(self, spec: JobsSpec, state: LauncherState, shards: CorpusShards, stop: StopSignals, display: Display):
         self._spec, self._state, self._shards, self._stop, self._display = spec, state, shards, stop, display
 
     def run(self, configs: dict[str, Config]) -> int:
@@ -457,7 +456,7 @@ class _JobEvents(SupervisorEvents):
             self._display.print(f"error: {name}: {text}", error=True)
         self._write(name, self._state.processes[name].model_copy(update={"state": exit.outcome}))
 
-    def on_stop(self, stop: StopRequests) -> None:
+    def on_stop(self, stop: StopSignals) -> None:
         consequence = (
             "all runs are killed"
             if stop.count > 1

@@ -11,7 +11,8 @@ from typing import Any
 
 from myxtts.config.schema import Config, PlacementConfig
 from myxtts.distributed.cluster import find_cluster
-from myxtts.distributed.processes import child_setup, exit_at_sigterm
+from myxtts.distributed.processes import child_setup
+from myxtts.distributed.stop_signals import exit_at_sigterm
 from myxtts.errors import PlacementError, TrainingError, UserError
 from myxtts.observe.assessment import SHARED_CORES
 from myxtts.placement.routes import named_gpus

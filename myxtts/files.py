@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from myxtts.errors import ConfigError, DataError
 
-PARTIAL_FILES = ".*.partial"  # the names that `partial_of` returns
+PARTIAL_FILES = ".*.partial"  # the names that `partial_file_of` returns
 STEM_BYTES = 180
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk, the quota of the user, or the limit of a file (ulimit -f)
 
@@ -87,7 +87,7 @@ def decode_text(read: Callable[[], bytes], source: str) -> str:
         raise DataError(f"the text in {source} cannot be read: {reason}. Give a text in UTF-8.") from error
 
 
-def partial_of(path: Path) -> Path:
+def partial_file_of(path: Path) -> Path:
     """Return the name of a file while this thread writes it; another process or thread gets another name."""
     return path.with_name(f".{path.name}.{os.getpid()}-{threading.get_native_id()}.partial")
 
@@ -128,7 +128,7 @@ def replaced_file(path: Path) -> Iterator[BinaryIO]:
     Raises:
         OSError: names `path`, which is unchanged.
     """
-    partial = partial_of(path)
+    partial = partial_file_of(path)
     try:
         with name_in_errors(path):
             with open(partial, "wb") as file:
@@ -142,7 +142,7 @@ def replaced_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def is_being_written(partial: Path) -> bool:
-    """Return whether a name of `partial_of` has the number of another process that is alive on this machine."""
+    """Return whether a name of `partial_file_of` has the number of another process that is alive on this machine."""
     named = re.search(r"\.(\d+)-\d+\.partial\Z", partial.name)
     pid = int(named[1]) if named else 0
     if pid in (0, os.getpid()):  # in a container, a killed one often had the number of this one
@@ -254,10 +254,15 @@ def fsync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def partial_folder_of(folder: Path) -> Path:
+    """Return the name of a folder while it is not complete."""
+    return folder.with_name(f".partial-{folder.name}")
+
+
 @contextmanager
 def replaced_folder(folder: Path) -> Iterator[Path]:
     """Yield a new folder, which replaces `folder` if the scope ends without an error."""
-    partial = folder.with_name(f".partial-{folder.name}")
+    partial = partial_folder_of(folder)
     shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
     partial.mkdir(parents=True)
     try:

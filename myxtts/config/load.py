@@ -21,7 +21,7 @@ from myxtts.config.checks import check_settings
 from myxtts.config.config_files import describe, is_config_of_run
 from myxtts.config.effects import describe_useless, is_off, values_of, without_effect
 from myxtts.config.renamed import RENAMED, RENAMED_SECTIONS, RENAMED_VALUES
-from myxtts.config.schema import Config
+from myxtts.config.schema import GPU_SETTINGS, Config
 from myxtts.config.settings import SECTIONS, SETTINGS, Setting, in_section, nearest
 from myxtts.config.suggest import foreign_key, foreign_section, intended_value
 from myxtts.errors import ConfigError
@@ -34,7 +34,7 @@ SHOWN_CHARACTERS = 60  # of a value in a message
 MAX_UNKNOWN = 12  # unknown names in one message
 MAX_TYPOS = 3  # a file with more unknown names was written for another program
 DEFAULTS = "defaults"  # a key beside the sections
-GPUS = {"placement", "data_gpu", "data_gpus", "model_gpu", "model_gpus"}  # a flag for one replaces those of a run
+GPUS = {"placement", *GPU_SETTINGS}  # a flag for one replaces those of a run
 
 _TAG = "tag:yaml.org,2002:"
 _SCALARS: dict[str, Callable[[str], Any]] = {

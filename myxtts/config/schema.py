@@ -85,6 +85,10 @@ class PlacementConfig(Section):
     default."""
 
 
+GPU_SETTINGS = "data_gpu", "data_gpus", "model_gpu", "model_gpus"
+"""The settings of PlacementConfig that name GPUs."""
+
+
 class DataConfig(Section):
     """The corpus, and how batches are made from it."""
 

@@ -4,10 +4,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from myxtts.config.needs import flag_of
 from myxtts.config.schema import Config, LocalSGDConfig, PlacementConfig, Section
 from myxtts.errors import ConfigError, PlacementError
 from myxtts.local_sgd.shards import CorpusShards
+from myxtts.placement.routes import flags_of_gpus
 from myxtts.training.inherited_settings import INHERITED
 
 WARMSTART = "warmstart"  # name of its run
@@ -45,12 +45,10 @@ def updated(config: Config, **sections: dict[str, Any] | Section) -> Config:
 def check_launcher_settings(config: Config) -> None:
     """Raise ConfigError or PlacementError for settings that the launcher sets itself or several jobs cannot have."""
     placement, training, local_sgd = config.placement, config.training, config.local_sgd
-    given = [name for name in ("data_gpu", "model_gpu", "data_gpu_memory") if getattr(placement, name) is not None]
-    given += [name for name in ("data_gpus", "model_gpus") if getattr(placement, name)]
-    given += ["placement auto"] * (placement.placement == "auto")
+    given = [*flags_of_gpus(placement), *["--placement auto"] * (placement.placement == "auto")]
     if given:
         raise PlacementError(
-            f"{flag_of(given[0])} was given, but each job has a single GPU, which makes its batches and trains on "
+            f"{given[0]} was given, but each job has a single GPU, which makes its batches and trains on "
             "them. Leave it out (also of the --config file), and name the GPUs with --gpus."
         )
     if training.epochs or not training.max_steps:

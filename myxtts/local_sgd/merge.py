@@ -24,7 +24,7 @@ from myxtts.data.dataset import audio_root_of, manifest_of
 from myxtts.data.manifest import Manifest, report_rejected
 from myxtts.data.metadata_file import read_corpus
 from myxtts.errors import ConfigError, DataError
-from myxtts.files import fsync_folder, write_whole
+from myxtts.files import fsync_folder, partial_folder_of, write_whole
 from myxtts.local_sgd.averaging import normalised, weighted_mean
 from myxtts.local_sgd.layer_distance import layer_distances, layer_table
 from myxtts.local_sgd.merge_inputs import MergeInput, check_compatible, merge_weights, read_inputs
@@ -33,7 +33,6 @@ from myxtts.training.checkpoint_files import (
     checkpoint_of,
     digest_of,
     opened_arrays,
-    partial_of,
     update_metadata,
     write_checkpoint,
 )
@@ -177,7 +176,7 @@ def log_inputs(inputs: Sequence[MergeInput], coefficients: Sequence[float], conf
 @contextmanager
 def new_run_folder(output: Path) -> Iterator[Path]:
     """Yield a folder that is renamed to `output` if the scope ends without an error, and removed otherwise."""
-    partial = partial_of(output)
+    partial = partial_folder_of(output)
     if partial.exists():  # left by a killed process
         shutil.rmtree(partial)
     partial.mkdir(parents=True)

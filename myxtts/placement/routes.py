@@ -7,7 +7,8 @@ routes, one for each replica of the model. The same code runs all placements.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from myxtts.config.schema import PlacementConfig, ThreadCount
+from myxtts.config.needs import flag_of
+from myxtts.config.schema import GPU_SETTINGS, PlacementConfig, ThreadCount
 from myxtts.errors import PlacementError
 
 DEFAULT_DATA_MEMORY_MIB = 8192
@@ -154,6 +155,12 @@ def named_gpus(settings: PlacementConfig) -> tuple[int, ...]:
     """Return all GPUs that the settings name: those that make batches, and then those that train."""
     model = () if settings.model_gpu is None else (settings.model_gpu,)
     return *named_data_gpus(settings), *model, *settings.model_gpus
+
+
+def flags_of_gpus(settings: PlacementConfig) -> list[str]:
+    """Return the flags by which the settings name GPUs."""
+    given = (name for name in (*GPU_SETTINGS, "data_gpu_memory") if getattr(settings, name) not in (None, ()))
+    return [flag_of(name) for name in given]
 
 
 def _route(data: Sequence[str], model: str) -> Route:

@@ -9,13 +9,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from myxtts.config.schema import Config, PlacementConfig
+from myxtts.config.schema import GPU_SETTINGS, Config, PlacementConfig
 from myxtts.distributed.cluster import find_cluster
 from myxtts.distributed.processes import child_setup
 from myxtts.distributed.stop_signals import exit_at_sigterm
 from myxtts.errors import PlacementError, TrainingError, UserError
 from myxtts.observe.assessment import SHARED_CORES
-from myxtts.placement.routes import named_gpus
+from myxtts.placement.routes import flags_of_gpus, named_gpus
 from myxtts.planner.planner import Prediction, candidate_placements, format_table, predict, rank, without_idle_producers
 from myxtts.planner.simulator import QueueDepths
 from myxtts.planner.stage_times import STAGES, StageProfile, resample_steps
@@ -77,7 +77,7 @@ def recorded_placement(config: Config, gpus: int) -> dict[str, Any] | None:
     placement = settings_of(newest, read_metadata(newest)).placement
     if placement.simulate_gpus != config.placement.simulate_gpus or max(named_gpus(placement), default=0) >= gpus:
         return None
-    return {name: getattr(placement, name) for name in ("data_gpu", "data_gpus", "model_gpu", "model_gpus")}
+    return {name: getattr(placement, name) for name in GPU_SETTINGS}
 
 
 def _gpu_count() -> int:
@@ -87,12 +87,7 @@ def _gpu_count() -> int:
 
 
 def check_no_named_gpus(placement: PlacementConfig) -> None:
-    named = [
-        f"--{name.replace('_', '-')}"
-        for name in ("data_gpu", "data_gpus", "model_gpu", "model_gpus", "data_gpu_memory")
-        if getattr(placement, name) not in (None, ())
-    ]
-    if named:
+    if named := flags_of_gpus(placement):
         raise PlacementError(
             f"--placement auto was given together with {' and '.join(named)}. Remove one or the other from the command "
             "line and from the --config file."

@@ -14,7 +14,7 @@ import soundfile
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.errors import ConfigError, DataError
-from myxtts.files import partial_of
+from myxtts.files import partial_file_of
 from myxtts.synthesis.language import choose_language
 from myxtts.synthesis.reference import check_reference
 from myxtts.synthesis.wav_stream import wav_stream
@@ -134,7 +134,7 @@ def sound_file(path: Path) -> Iterator[BlockwiseFile]:
     Raises:
         DataError: writing failed.
     """
-    partial, format_ = partial_of(path), FORMATS[path.suffix.lower()]
+    partial, format_ = partial_file_of(path), FORMATS[path.suffix.lower()]
     try:
         with BlockwiseFile(os.fsencode(partial), "w", SAMPLE_RATE_HZ, channels=1, format=format_) as file:
             yield file

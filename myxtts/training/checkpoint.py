@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from myxtts.data.plan_iterator import Position
 from myxtts.errors import CheckpointError
-from myxtts.files import FULL
+from myxtts.files import FULL, partial_folder_of
 from myxtts.training.background_writer import BackgroundWriter
 from myxtts.training.checkpoint_files import (
     SHOWN_CHARACTERS,
@@ -25,7 +25,6 @@ from myxtts.training.checkpoint_files import (
     checkpoint_of,
     latest,
     list_checkpoints,
-    partial_of,
     read_arrays,
     read_best,
     read_metadata,
@@ -249,8 +248,10 @@ class Checkpoints:
                 try:
                     if not os.access(folder, os.W_OK):  # it can be renamed all the same
                         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
-                    os.replace(folder, partial_of(folder))  # so that a part of it is never taken for a checkpoint
-                    shutil.rmtree(partial_of(folder))
+                    os.replace(
+                        folder, partial_folder_of(folder)
+                    )  # so that a part of it is never taken for a checkpoint
+                    shutil.rmtree(partial_folder_of(folder))
                 except OSError as error:  # such as one that the user has protected
                     self._protected.add(folder)
                     log.warning("%s cannot be removed: %s: %s", folder, error.filename, error.strerror)

@@ -26,7 +26,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from myxtts.errors import CheckpointError
-from myxtts.files import fsync_folder, json_bytes, name_in_errors, write_whole
+from myxtts.files import fsync_folder, json_bytes, name_in_errors, partial_folder_of, write_whole
 from myxtts.training.checkpoint_metadata import Metadata, check_types, describe_types
 
 FORMAT = 6
@@ -52,11 +52,6 @@ class Best(NamedTuple):
 def list_checkpoints(folder: Path) -> list[Path]:
     """Return the complete checkpoints, oldest first; folders of other names are ignored."""
     return sorted((path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdecimal()), key=step_of)
-
-
-def partial_of(checkpoint: Path) -> Path:
-    """Return the name of a checkpoint while it is not complete."""
-    return checkpoint.with_name(f".partial-{checkpoint.name}")
 
 
 def former_of(checkpoint: Path) -> Path:
@@ -217,7 +212,7 @@ def write_checkpoint(
         OSError: the disk refuses, or the checkpoint exists (ENOTEMPTY). The temporary folder is removed, a checkpoint
             that was to be replaced stays, and the error names the file.
     """
-    temporary = partial_of(target.with_name(target.name + by))
+    temporary = partial_folder_of(target.with_name(target.name + by))
     if temporary.exists():  # left behind by a kill
         shutil.rmtree(temporary)
     temporary.mkdir(parents=True)

@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from myxtts.clock import MODEL, Span, Timeline
 from myxtts.commands.parser import bounded
 from myxtts.files import write_whole
-from myxtts.observe.html_report import RunReport
 from myxtts.observe.page.samples import LABELS, sound_file
 from myxtts.observe.plots import mel_and_alignment, png_bytes
+from myxtts.observe.run_page import RunPage
 
 PARTS = ("mel", "flow", "prior", "duration", "pitch", "energy")
 UTTERANCES, SECONDS, RATE_HZ = 4, 4.0, 22_050
@@ -52,7 +52,7 @@ def measure(folder: Path, steps: int, log_every: int, sample_every: int) -> None
     add_spans(timeline)
     print(f"{len(reports):,} reports, {metrics.stat().st_size / 1e6:.1f} MB; samples of {steps // sample_every} steps")
 
-    report = RunReport(folder, timeline)
+    report = RunPage(folder, timeline)
     print(f"first page of a process    {refresh(report)}")
     print(f"last page of a process     {refresh(report, ended='finished')}")
     reports = iter(range(steps + log_every, steps + (2 * REFRESHES + 1) * log_every, log_every))
@@ -86,7 +86,7 @@ class Seconds(NamedTuple):
         return f"{self.busy:.3f} s of a processor, {self.wall:.3f} s"
 
 
-def refresh(report: RunReport, ended: str = "") -> Seconds:
+def refresh(report: RunPage, ended: str = "") -> Seconds:
     start_s, busy_s = time.perf_counter(), time.thread_time()
     report.write(ended)
     return Seconds(time.thread_time() - busy_s, time.perf_counter() - start_s)

@@ -14,10 +14,10 @@ from myxtts.evaluation.in_run import open_evaluator
 from myxtts.local_sgd.sync import WeightSync
 from myxtts.local_sgd.sync_folder import owes_sync
 from myxtts.observe.assessment import assess_run
-from myxtts.observe.html_report import RunReport
+from myxtts.observe.page_thread import PageThread
 from myxtts.observe.report import time_line
-from myxtts.observe.report_thread import ReportThread
 from myxtts.observe.run_log import RunLog
+from myxtts.observe.run_page import RunPage
 from myxtts.placement.devices import describe_threads
 from myxtts.placement.replicas import Replicas, open_replicas
 from myxtts.placement.routes import Placement
@@ -124,7 +124,7 @@ def train_on(
             hooks += of_chief
             save = checkpoints.save
             folder.write_description(description)
-            page = resources.enter_context(ReportThread(RunReport(folder.path, timeline)))
+            page = resources.enter_context(PageThread(RunPage(folder.path, timeline)))
             hooks.append(RefreshPage(page))
         else:
             worker = RunFolder(corpora.folder)

@@ -19,7 +19,7 @@ a value. Written by `python -m tests.list_messages`: change the sources, then ru
 """
 OMITTED = ("config/document.py", "config/foreign_names.py")  # a page of the documentation, and a table of names
 # Modules in which other sentences are of a page, or names of random draws: only what is raised or logged counts.
-WITH_OTHER_TEXTS = ("observe/html_report.py", "observe/page/*.py", "audio/augmentation.py", "audio/spec_augment.py")
+WITH_OTHER_TEXTS = ("observe/run_page.py", "observe/page/*.py", "audio/augmentation.py", "audio/spec_augment.py")
 CALLS = {"print", "info", "warning", "error", "exception", "write", "add_parser"}
 KEYWORDS = {"help", "description", "epilog", "title", "expected", "advice"}
 NAMES = {"prog", "metavar"}

@@ -17,17 +17,17 @@ import soundfile
 from PIL import Image
 
 from myxtts.clock import MODEL, Clock, Span, Timeline, Times
-from myxtts.observe import html_report
-from myxtts.observe.html_report import RunReport, changed_settings
+from myxtts.observe import run_page
 from myxtts.observe.metrics_reader import validation_scores
 from myxtts.observe.page import head, samples
 from myxtts.observe.page.charts import Scale, sync_marks, value_scale
 from myxtts.observe.page.history import POINTS, History, Series, read_last_report
-from myxtts.observe.page.jobs import JobsReport, merge_marks
+from myxtts.observe.page.jobs import JobsPage, merge_marks
 from myxtts.observe.page.lanes import excerpt, fill_levels, lanes
 from myxtts.observe.page.overview import write_overview
 from myxtts.observe.page.style import STYLE
-from myxtts.observe.report_thread import ReportThread
+from myxtts.observe.page_thread import PageThread
+from myxtts.observe.run_page import RunPage, changed_settings
 from myxtts.training.observation import Observation
 from myxtts.training.report_hooks import recorded
 from tests.feeds import wait_until
@@ -66,7 +66,7 @@ class Folder(unittest.TestCase):
 
     def page(self, timeline: Timeline | None = None, ended: str = "") -> Path:
         """Write the page of the run once, from all of its files."""
-        return RunReport(self.folder, timeline).write(ended)
+        return RunPage(self.folder, timeline).write(ended)
 
     def report(self, *lines: dict, folder: Path | None = None) -> None:
         with open((folder or self.folder) / "metrics.jsonl", "a", encoding="utf-8") as file:
@@ -211,7 +211,7 @@ class Answers(Folder):
         answer = self.learning(*(report_of(10 * n, 1.0, validation_loss=loss) for n, loss in enumerate(losses, 1)))
         self.assertEqual(answer.state, "bad")
         self.assertIn("9 validations without a better one", answer.answer)
-        report = RunReport(self.folder)
+        report = RunPage(self.folder)
         report._history.update()
         self.assertAlmostEqual(report._report_s(), 10 * 0.11)
 
@@ -365,10 +365,10 @@ class Page(Folder):
     def test_samples_are_compressed_once_and_within_the_time_for_it(self):
         self.report(report_of(20))
         self.sample(20)
-        report = RunReport(self.folder)
-        with mock.patch.object(html_report, "COMPRESS_S", -1.0):
+        report = RunPage(self.folder)
+        with mock.patch.object(run_page, "COMPRESS_S", -1.0):
             self.assertNotIn("data:audio", report.write().read_text())
-        with mock.patch.object(html_report, "COMPRESS_S", 60.0):
+        with mock.patch.object(run_page, "COMPRESS_S", 60.0):
             self.assertEqual(report.write().read_text().count("data:audio"), 2)
         with mock.patch.object(soundfile, "write", side_effect=AssertionError):
             self.assertEqual(report.write().read_text().count("data:audio"), 2)
@@ -554,7 +554,7 @@ def make_jobs(folder: Path) -> Path:
         lines = [report_of(step, 2.0 + (name == "gpu1")) for step in range(10, 70, 10)]
         (folder / name / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "launcher.json").write_text(json.dumps(state))
-    return JobsReport(folder).write()
+    return JobsPage(folder).write()
 
 
 class Scores(unittest.TestCase):
@@ -582,7 +582,7 @@ class SeveralRuns(Folder):
         self.assertIn("href='../index.html'", page)
         self.assertIn('href="both/gpu1/report.html"', (self.runs / "index.html").read_text())
         (self.runs / "both" / "gpu0" / "config.yaml").write_text("{}")
-        job = RunReport(self.runs / "both" / "gpu0").write().read_text()
+        job = RunPage(self.runs / "both" / "gpu0").write().read_text()
         self.assertIn("<a href='../report.html'>All jobs</a>", job)
         self.assertFalse((self.runs / "both" / "index.html").exists())
 
@@ -613,7 +613,7 @@ class SeveralRuns(Folder):
         self.report(report_of(20))
         refused = PermissionError(13, "Permission denied", str(self.runs / "index.html"))
         with (
-            mock.patch("myxtts.observe.html_report.write_overview", side_effect=refused),
+            mock.patch("myxtts.observe.run_page.write_overview", side_effect=refused),
             self.assertLogs("myxtts.observe", "WARNING") as logs,
         ):
             self.assertTrue(self.page(ended="finished").exists())
@@ -629,7 +629,7 @@ class Thread(Folder):
     def test_requests_are_answered_by_pages_and_the_last_one_says_how_the_run_ended(self):
         written = []
         report = mock.Mock(write=lambda ended="": written.append(ended) or self.folder)
-        with ReportThread(report, refresh_s=0.0) as thread:
+        with PageThread(report, refresh_s=0.0) as thread:
             thread.request()
             wait_until(lambda: written)
             self.assertEqual(thread.end("finished"), self.folder)
@@ -638,13 +638,13 @@ class Thread(Folder):
 
     def test_an_error_of_the_run_is_on_its_page(self):
         self.report(report_of(20))
-        with self.assertRaises(ZeroDivisionError), ReportThread(RunReport(self.folder)):
+        with self.assertRaises(ZeroDivisionError), PageThread(RunPage(self.folder)):
             1 / 0  # noqa: B018
         self.assertIn("ended by ZeroDivisionError", (self.folder / "report.html").read_text())
 
     def test_a_full_disk_is_warned_of_once(self):
         report = mock.Mock(write=mock.Mock(side_effect=OSError(28, "No space left on device")))
-        with self.assertLogs("myxtts", "WARNING") as logged, ReportThread(report) as thread:
+        with self.assertLogs("myxtts", "WARNING") as logged, PageThread(report) as thread:
             self.assertEqual([thread.end(""), thread.end("")], ["not written"] * 2)
         self.assertEqual(len(logged.output), 1)
 
@@ -727,7 +727,7 @@ class Browser(Folder):
           }, 50)
         }
         """
-        with mock.patch.object(html_report, "RELOAD_S", 1.0):
+        with mock.patch.object(run_page, "RELOAD_S", 1.0):
             self.page()
         page = '<title></title><body><iframe src="report.html" style="width:800px;height:600px"></iframe></body>'
         self.assertEqual(self.dump(page, probe), [True, True, 150])

@@ -48,7 +48,7 @@ from myxtts.local_sgd.launcher_state import (
 from myxtts.local_sgd.progress import Display, format_table, read_progress, table_rows
 from myxtts.local_sgd.shards import CorpusShards, split_corpus
 from myxtts.local_sgd.sync_folder import newest_average, owes_sync, sync_folders
-from myxtts.observe.page.jobs import JobsReport
+from myxtts.observe.page.jobs import JobsPage
 from myxtts.training.checkpoint_files import latest, read_metadata, step_of
 from myxtts.training.observation import observations_of
 from myxtts.training.run_folder import LOCK, RunFolder
@@ -231,7 +231,7 @@ def train_jobs(spec: JobsSpec, display: Display) -> int:
         with counted_stop_signals() as stop:
             code = _Launcher(spec, state, state.shards, stop, display).run(configs)
         state.write(spec.folder)
-        display.print(f"report: {JobsReport(spec.folder).write()}")
+        display.print(f"report: {JobsPage(spec.folder).write()}")
         if stop.count:
             display.print(
                 f"stopped by {stop.signal_name} in stage {state.stage}; resume with the same command and --resume"
@@ -434,7 +434,7 @@ class _JobEvents(SupervisorEvents):
 
     def __init__(self, folder: Path, state: LauncherState, display: Display, show_output: bool):
         self._folder, self._state, self._display, self._show_output = folder, state, display, show_output
-        self._report = JobsReport(folder)
+        self._page = JobsPage(folder)
 
     def on_start(self, program: ProgramSpec, pid: int, restarts: int) -> None:
         self._write(program.name, ProcessState(state="running", pid=pid, restarts=restarts))
@@ -468,7 +468,7 @@ class _JobEvents(SupervisorEvents):
         if self._display.is_due() and not self._show_output:
             with suppress(OSError):  # of a file system that fails: the jobs go on
                 self._display.show_table(format_table(table_rows(self._folder, self._state)))
-        self._report.refresh()
+        self._page.refresh()
 
     def _write(self, name: str, process: ProcessState) -> None:
         self._state.processes[name] = process

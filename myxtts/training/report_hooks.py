@@ -6,8 +6,8 @@ from pathlib import Path
 from myxtts.clock import Span, Timeline
 from myxtts.files import going_on_if_full
 from myxtts.observe.metrics import MetricsFile
+from myxtts.observe.page_thread import PageThread
 from myxtts.observe.report import Reporter
-from myxtts.observe.report_thread import ReportThread
 from myxtts.training.hooks import StepEnd
 from myxtts.training.observation import Observation, Pace, enumerated
 from myxtts.training.observer import OBSERVER, Observe
@@ -18,7 +18,7 @@ class RefreshPage:
 
     pause_kind = "reports"
 
-    def __init__(self, page: ReportThread):
+    def __init__(self, page: PageThread):
         self._page = page
 
     def is_due(self, end: StepEnd) -> bool:

@@ -27,7 +27,7 @@ CURVES = {
 }
 
 
-class JobsReport:
+class JobsPage:
     """The page of several jobs, from their metrics and the launcher's state, launcher.json.
 
     Args:

@@ -37,7 +37,7 @@ COMPRESS_S = 0.1  # of a processor in a refresh, for new sounds and pictures; th
 log = logging.getLogger(__name__)
 
 
-class RunReport:
+class RunPage:
     """The page of a run, which is written again and again while the run trains.
 
     A refresh reads what was written since the one before, so its time does not depend on the length of the run. Any

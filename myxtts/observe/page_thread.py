@@ -7,30 +7,30 @@ from pathlib import Path
 from types import TracebackType
 
 from myxtts.files import FULL
-from myxtts.observe.html_report import RunReport
+from myxtts.observe.run_page import RunPage
 
 REFRESH_S = 5.0  # between two pages: a person does not look more often
 
 log = logging.getLogger(__name__)
 
 
-class ReportThread:
+class PageThread:
     """Writes the page of a run after each report, but not more often than every REFRESH_S; a context manager.
 
     A page that cannot be written, as on a full disk, is warned of once; the training goes on.
 
     Args:
-        report: the page.
+        page: what to write.
         refresh_s: seconds between two pages.
     """
 
-    def __init__(self, report: RunReport, refresh_s: float = REFRESH_S):
-        self._report, self._refresh_s = report, refresh_s
+    def __init__(self, page: RunPage, refresh_s: float = REFRESH_S):
+        self._page, self._refresh_s = page, refresh_s
         self._requested, self._closing = threading.Event(), threading.Event()
         self._has_warned = False
         self._thread = threading.Thread(target=self._run, name="myxtts-report", daemon=True)
 
-    def __enter__(self) -> "ReportThread":
+    def __enter__(self) -> "PageThread":
         self._thread.start()
         return self
 
@@ -69,7 +69,7 @@ class ReportThread:
     def _write(self, ended: str = "") -> Path | None:
         start_s = time.perf_counter()
         try:
-            path = self._report.write(ended)
+            path = self._page.write(ended)
         except OSError as error:
             if not self._has_warned:
                 advice = "Free some disk space; the training goes on" if error.errno in FULL else "The training goes on"

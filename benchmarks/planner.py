@@ -24,7 +24,7 @@ from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded
 from myxtts.placement.arithmetic import ring_all_reduce_s
 from myxtts.placement.routes import Route
-from myxtts.planner.emulator import Span, emulate, real_time_priority
+from myxtts.planner.emulator import StageSpan, emulate, real_time_priority
 from myxtts.planner.planner import TIE_TOLERANCE, Prediction, candidate_placements, predict_all
 from myxtts.planner.simulator import QueueDepths, simulate
 from myxtts.planner.stage_times import STAGES, StageTimes
@@ -202,7 +202,7 @@ def emulate_runs(
     return Runs(result.batches, undisturbed_s or all_s, len(all_s) - len(undisturbed_s), len(all_s))
 
 
-def max_delay_s(spans: list[Span], times: StageTimes) -> float:
+def max_delay_s(spans: list[StageSpan], times: StageTimes) -> float:
     """Return the largest delay of a sleep."""
     return max(span.end_s - span.start_s - times[span.stage][span.batch] for span in spans if span.stage in STAGES)
 

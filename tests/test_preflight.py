@@ -43,7 +43,7 @@ from myxtts.preflight.model import (
     magnitudes_of,
     take_step,
 )
-from myxtts.preflight.overlap import Timeline, check_operations, check_overlap, overlap_s
+from myxtts.preflight.overlap import TrialTimes, check_operations, check_overlap, overlap_s
 from myxtts.preflight.placement import check_placement, existing_devices
 from myxtts.preflight.prerequisites import check_gpus, check_packages, package_requirements, required_gpus, write_error
 from myxtts.preflight.validate import try_load, validate, with_default_routes
@@ -433,8 +433,8 @@ class Transfers(unittest.TestCase):
 
 
 class Overlap(unittest.TestCase):
-    def timeline(self, making, training, producing=None) -> Timeline:
-        return Timeline(making, producing or making, training, [1.0], Clock(now=lambda: 0.0).report())
+    def timeline(self, making, training, producing=None) -> TrialTimes:
+        return TrialTimes(making, producing or making, training, [1.0], Clock(now=lambda: 0.0).report())
 
     def test_waiting_for_a_reader_is_not_overlap(self):
         waited = self.timeline([(0, 1), (1, 10)], [(1, 9), (10, 12)], producing=[(0, 1), (9, 10)])

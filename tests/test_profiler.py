@@ -24,7 +24,7 @@ from myxtts.commands import profile as profile_command
 from myxtts.commands.console import report_errors
 from myxtts.config.schema import DataConfig, TrainingConfig
 from myxtts.observe import advice
-from myxtts.planner.emulator import EmulatedRun, Span
+from myxtts.planner.emulator import EmulatedRun, StageSpan
 from myxtts.planner.simulator import QueueDepths, RunResult
 from myxtts.planner.stage_times import STAGES, StageTimes
 from myxtts.profiling import profiled_run
@@ -133,7 +133,7 @@ class AnalysisTest(unittest.TestCase):
         self.assertIn("no time", "\n".join(report_lines(analysis, "audio s/s")))
 
     def test_assessment_has_the_times_of_a_step_and_the_utilisation_of_both_devices(self):
-        spans = [Span("produce", batch, 0.0, 0.25) for batch in range(4)]
+        spans = [StageSpan("produce", batch, 0.0, 0.25) for batch in range(4)]
         run = replace(TRACED_RUN, spans=spans, step_s=np.array([1.25, 1.25]))
         assessment = analyze(measured(traced=(run,), step_bucket=np.zeros(2, int)), DataConfig()).assessment
         self.assertAlmostEqual(assessment.model_busy, 2.0 / 2.5)
@@ -187,7 +187,7 @@ class RecommendationTest(unittest.TestCase):
         self.assertEqual(self.gains(untraced_s=(2.0, 3.0), static_shapes_ratio=0.8), {})
 
     def test_dual_placement_that_uses_both_devices_is_left_as_it_is(self):
-        run = replace(TRACED_RUN, spans=[Span("produce", batch, 0.0, 0.25) for batch in range(4)])  # 40 % busy
+        run = replace(TRACED_RUN, spans=[StageSpan("produce", batch, 0.0, 0.25) for batch in range(4)])  # 40 % busy
         analysis = analyze(measured(traced=(run,), all_reduce_s=9.0), DataConfig())
         lines = report_lines(analysis, "audio s/s")
         self.assertIn("recommended    nothing", "\n".join(lines))
@@ -195,11 +195,11 @@ class RecommendationTest(unittest.TestCase):
 
 
 SPANS = (
-    Span("read", 7, 10.0, 10.5),
-    Span("read", 8, 10.25, 10.75),  # by another worker at the same time
-    Span("produce", 7, 10.5, 10.75),
-    Span("step", 7, 11.0, 12.0),
-    Span("read", 9, 10.5, 11.0),
+    StageSpan("read", 7, 10.0, 10.5),
+    StageSpan("read", 8, 10.25, 10.75),  # by another worker at the same time
+    StageSpan("produce", 7, 10.5, 10.75),
+    StageSpan("step", 7, 11.0, 12.0),
+    StageSpan("read", 9, 10.5, 11.0),
 )
 
 
@@ -219,8 +219,8 @@ class TimelineTest(unittest.TestCase):
         self.assertLessEqual({event["tid"] for event in events if event["ph"] == "X"}, set(names))
 
     def test_excerpt_has_some_steps_from_the_middle_and_all_spans_during_them(self):
-        steps = [Span("step", n, n, n + 0.5) for n in range(100)]
-        long = Span("read", 50, 40.0, 60.0)
+        steps = [StageSpan("step", n, n, n + 0.5) for n in range(100)]
+        long = StageSpan("read", 50, 40.0, 60.0)
         shown = timeline_excerpt([*steps, long], batches=4)
         self.assertEqual([span.batch for span in shown if span.stage == "step"], [48, 49, 50, 51])
         self.assertEqual((shown[-1].start_s, shown[-1].end_s), (48.0, 51.5))
@@ -230,7 +230,10 @@ def emulate_exactly(routes, times, depths) -> EmulatedRun:
     """Return the run of a machine on which stages take their times exactly, and the model never waits."""
     spans, now_s = [], 0.0
     for batch, (produce_s, step_s) in enumerate(zip(times.produce_s, times.step_s, strict=True)):
-        spans += [Span("produce", batch, now_s, now_s + produce_s), Span("step", batch, now_s, now_s + step_s)]
+        spans += [
+            StageSpan("produce", batch, now_s, now_s + produce_s),
+            StageSpan("step", batch, now_s, now_s + step_s),
+        ]
         now_s += step_s
     return EmulatedRun(None, spans, [])
 
@@ -312,7 +315,7 @@ class EmulatedProfileTest(unittest.TestCase):
         self.assertEqual(lengths, [2, 3, 3])
 
     def test_emulated_run_is_measured_from_the_end_of_the_warm_up(self):
-        steps = [Span("step", n, n + 0.25, n + 1.0) for n in range(7 + 3)]
+        steps = [StageSpan("step", n, n + 0.25, n + 1.0) for n in range(7 + 3)]
         begin_s = 7.0
         blocked = [(0.0, begin_s - 1.0), (begin_s - 0.5, begin_s + 0.25), (begin_s + 1.0, begin_s + 1.25)]
         run = without_warm_up(EmulatedRun(RunResult(99.0, 99, 99, 9.0, 9.0, {}, ("1",)), steps, blocked), 7)

@@ -82,7 +82,7 @@ def write_outputs(
     num_workers: int,
 ) -> None:
     """Write the requested files."""
-    from myxtts.observe.plots import lanes, png_bytes
+    from myxtts.observe.plots import png_bytes, timeline_picture
     from myxtts.profiling.report import analysis_to_json
     from myxtts.profiling.timeline import chrome_trace, timeline_excerpt, timeline_rows
 
@@ -98,7 +98,7 @@ def write_outputs(
         title = (
             f"{name}: efficiency {analysis.efficiency:.1%}, model device busy {analysis.accelerator_utilisation:.1%}"
         )
-        write_whole(picture, png_bytes(lanes(rows, title)))
+        write_whole(picture, png_bytes(timeline_picture(rows, title)))
     if trace:
         write_whole(trace, json.dumps(chrome_trace(spans, name)).encode())
     for path in filter(None, outputs.values()):

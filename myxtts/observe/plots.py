@@ -118,7 +118,7 @@ def f0_curves(f0_hz: dict[str, np.ndarray], title: str) -> np.ndarray:
     return _render(figure)
 
 
-def lanes(rows: dict[str, list[tuple[int, float, float]]], title: str) -> np.ndarray:
+def timeline_picture(rows: dict[str, list[tuple[int, float, float]]], title: str) -> np.ndarray:
     """Draw a timeline: a row for each lane and a bar for each batch, which has the same colour in all rows.
 
     Args:

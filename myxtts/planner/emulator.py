@@ -26,7 +26,7 @@ from myxtts.planner.stage_times import MAX_STAGE_S, MAX_VARIATION, STAGES, Stage
 SPIN_S = 200e-6
 
 
-class Span(NamedTuple):
+class StageSpan(NamedTuple):
     """A period in which a stage worked on a batch, in seconds since the run began.
 
     Attributes:
@@ -46,7 +46,7 @@ class EmulatedRun(NamedTuple):
     """`spans` are in the order of their ends; `blocked` has the start and end of each time that a feed was full."""
 
     result: RunResult
-    spans: list[Span]
+    spans: list[StageSpan]
     blocked: list[tuple[float, float]]
 
 
@@ -221,7 +221,7 @@ class _Emulator:
         self._assignment, self._times, self._depths, self._all_reduce_s = assignment, times, depths, all_reduce_s
         self._device = {device: _FifoLock() for device in assignment.devices}
         self._started = threading.Semaphore(0)  # released at the start of each step
-        self._spans: list[Span] = []  # list.append is atomic
+        self._spans: list[StageSpan] = []  # list.append is atomic
         self._wait_s = 0.0
         self._blocked: list[tuple[float, float]] = []
         self._start_s = 0.0
@@ -313,7 +313,7 @@ class _Emulator:
     def _work(self, stage: str, batch: int, seconds: float, device: str = "") -> None:
         start_s = self._now_s()
         precise_sleep(seconds)
-        self._spans.append(Span(stage, batch, start_s, self._now_s(), device))
+        self._spans.append(StageSpan(stage, batch, start_s, self._now_s(), device))
 
     def _now_s(self) -> float:
         return time.perf_counter() - self._start_s

@@ -20,11 +20,11 @@ MIN_OVERLAP = 0.5  # of the shorter of producing and training, in dual placement
 MIN_EFFICIENCY = 0.9
 MAX_WAIT_SHARE = 0.1
 
-Span = tuple[float, float]  # start and end in seconds
+Period = tuple[float, float]  # start and end in seconds
 
 
 @dataclass(frozen=True)
-class Timeline:
+class TrialTimes:
     """The times of batches and steps.
 
     Attributes:
@@ -36,15 +36,15 @@ class Timeline:
         traces: number of steps that traced a new shape, which takes far longer than the step.
     """
 
-    making: list[Span]
-    producing: list[Span]
-    training: list[Span]
+    making: list[Period]
+    producing: list[Period]
+    training: list[Period]
     losses: list[float]
     interval: Interval
     traces: int = 0
 
     @property
-    def window(self) -> Span:
+    def window(self) -> Period:
         """The time from the first step to the last."""
         return self.training[0][0], self.training[-1][1]
 
@@ -80,7 +80,7 @@ class Timeline:
         return max(self.making_s, self.training_s) / self.window_s
 
 
-def overlap_s(left: Sequence[Span], right: Sequence[Span]) -> float:
+def overlap_s(left: Sequence[Period], right: Sequence[Period]) -> float:
     """Return the seconds that two lists of spans have in common; the spans of one list must not overlap."""
     return sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in left for b in right)
 
@@ -123,7 +123,7 @@ def check_pipeline(trial: Trial, steps: int) -> Iterator[Check]:
         yield check_copies("copies in the step", step_functions)
 
 
-def check_overlap(timeline: Timeline, dual: bool) -> Check:
+def check_overlap(timeline: TrialTimes, dual: bool) -> Check:
     shorter_s = min(timeline.producing_s, timeline.training_s)
     min_hidden_s = MIN_OVERLAP * shorter_s if dual else 0.0
     minimum = f", for at least {100 * MIN_OVERLAP:.0f} % of the shorter of the two times" if dual else ""
@@ -142,12 +142,12 @@ def check_overlap(timeline: Timeline, dual: bool) -> Check:
     )
 
 
-def record_timeline(trial: Trial, steps: int) -> Timeline:
+def record_timeline(trial: Trial, steps: int) -> TrialTimes:
     """Take steps from the start of the plan, each until its losses are read."""
     state, rates = trial.setup.state, initial_rates(trial.setup.schedule)
-    making: list[Span] = []
-    producing: list[Span] = []
-    training: list[Span] = []
+    making: list[Period] = []
+    producing: list[Period] = []
+    training: list[Period] = []
     losses = []
     producers = trial.pipeline.producers
     clock, traces_before = Clock(producers=len(producers)), trial.step.traces
@@ -169,7 +169,7 @@ def record_timeline(trial: Trial, steps: int) -> Timeline:
             first_producer = [batch for batch in taken.times if batch.producer == producers[0].device]
             making += [(batch.began_s, batch.produced_s) for batch in first_producer]
             producing += [(batch.read_s, batch.produced_s) for batch in first_producer]
-    return Timeline(making, producing, training, losses, clock.report(), trial.step.traces - traces_before)
+    return TrialTimes(making, producing, training, losses, clock.report(), trial.step.traces - traces_before)
 
 
 def check_operations(name: str, functions: Sequence) -> Check:

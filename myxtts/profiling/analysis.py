@@ -15,7 +15,7 @@ from myxtts.config.schema import DataConfig
 from myxtts.observe.advice import candidates, flags_of
 from myxtts.observe.assessment import Assessment
 from myxtts.placement.routes import Route
-from myxtts.planner.emulator import Span
+from myxtts.planner.emulator import StageSpan
 from myxtts.planner.simulator import QueueDepths, simulate
 from myxtts.planner.stage_times import STAGES, StageTimes, coefficient_of_variation, read_s_per_worker
 
@@ -41,7 +41,7 @@ class TracedRun:
     blocked_s: float
     busy_s: float
     step_s: np.ndarray
-    spans: Sequence[Span]
+    spans: Sequence[StageSpan]
 
     @property
     def produce_s(self) -> float:

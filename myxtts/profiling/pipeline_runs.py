@@ -13,7 +13,7 @@ from myxtts.data.hand_over import Batch
 from myxtts.data.pipeline import Pipeline
 from myxtts.data.plan_iterator import Position
 from myxtts.data.producer import ReplicaBatches
-from myxtts.planner.emulator import Span
+from myxtts.planner.emulator import StageSpan
 from myxtts.profiling.analysis import TracedRun
 from myxtts.profiling.isolated_stages import profile_learning_rate
 from myxtts.profiling.profiled_run import WARM_UP, ProfiledRun
@@ -125,15 +125,15 @@ class SpanRecorder:
         """Return a feed of the same batches that records their times."""
         return RecordedFeed(feed, self._batches)
 
-    def spans(self) -> Iterator[Span]:
+    def spans(self) -> Iterator[StageSpan]:
         """Yield the spans of the measured batches; a step of several batches has one, under its last batch."""
         step = 0
         for batch, (times, last) in enumerate(self._batches):
             if step >= WARM_UP:
-                yield Span("read", batch, times.began_s, times.read_s)
-                yield Span("produce", batch, times.read_s, times.produced_s)
+                yield StageSpan("read", batch, times.began_s, times.read_s)
+                yield StageSpan("produce", batch, times.read_s, times.produced_s)
                 if last:
-                    yield Span("step", batch, self.start_s[step], self.end_s[step])
+                    yield StageSpan("step", batch, self.start_s[step], self.end_s[step])
             step += last
 
 

@@ -3,17 +3,17 @@
 from collections.abc import Sequence
 from typing import Any
 
-from myxtts.planner.emulator import Span
+from myxtts.planner.emulator import StageSpan
 from myxtts.planner.stage_times import STAGES
 
 EXCERPT_BATCHES = 12
 
 
-def timeline_rows(spans: Sequence[Span]) -> dict[str, list[Span]]:
+def timeline_rows(spans: Sequence[StageSpan]) -> dict[str, list[StageSpan]]:
     """Return spans by row, in the order of STAGES; a stage whose batches overlap, such as reading, has several rows."""
-    rows: dict[str, list[Span]] = {}
+    rows: dict[str, list[StageSpan]] = {}
     for stage in STAGES:
-        stage_rows: list[list[Span]] = []
+        stage_rows: list[list[StageSpan]] = []
         for span in sorted((span for span in spans if span.stage == stage), key=lambda span: span.start_s):
             free_row = next((row for row in stage_rows if row[-1].end_s <= span.start_s), None)
             if free_row is None:
@@ -25,7 +25,7 @@ def timeline_rows(spans: Sequence[Span]) -> dict[str, list[Span]]:
     return rows
 
 
-def timeline_excerpt(spans: Sequence[Span], batches: int = EXCERPT_BATCHES) -> list[Span]:
+def timeline_excerpt(spans: Sequence[StageSpan], batches: int = EXCERPT_BATCHES) -> list[StageSpan]:
     """Return the spans during the steps of some batches in the middle, cut at the first and last of these steps."""
     steps = sorted((span for span in spans if span.stage == "step"), key=lambda span: span.start_s)
     first = max(len(steps) - batches, 0) // 2
@@ -37,7 +37,7 @@ def timeline_excerpt(spans: Sequence[Span], batches: int = EXCERPT_BATCHES) -> l
     ]
 
 
-def chrome_trace(spans: Sequence[Span], name: str) -> dict[str, Any]:
+def chrome_trace(spans: Sequence[StageSpan], name: str) -> dict[str, Any]:
     """Return complete events in the Trace Event Format (Google, JSON object form), with times in µs."""
     events: list[dict[str, Any]] = [{"ph": "M", "pid": 0, "tid": 0, "name": "process_name", "args": {"name": name}}]
     origin_s = min(span.start_s for span in spans)

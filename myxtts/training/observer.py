@@ -21,7 +21,7 @@ POLL_S = 0.002  # between two looks at the feed
 STOP_POLL_S = 0.1  # between two looks at the stop request
 TOLERATED_WAIT = 0.005  # of the time between two observations
 
-Observe = Callable[[Observation, Pace | None], dict[str, float]]
+ObserveFunction = Callable[[Observation, Pace | None], dict[str, float]]
 """(observation, pace or None) -> metrics by name, none of samples alone; called in the observer's thread."""
 
 Record = Callable[[Observation, dict[str, float]], None]
@@ -99,7 +99,7 @@ class Observer(NoObserver):
 
     def __init__(
         self,
-        observe: Observe,
+        observe: ObserveFunction,
         record: Record,
         may_record: Callable[[], bool] = lambda: True,
         now: Callable[[], float] = time.perf_counter,

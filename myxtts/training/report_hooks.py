@@ -10,7 +10,7 @@ from myxtts.observe.page_thread import PageThread
 from myxtts.observe.report import Reporter
 from myxtts.training.hooks import StepEnd
 from myxtts.training.observation import Observation, Pace, enumerated
-from myxtts.training.observer import OBSERVER, Observe
+from myxtts.training.observer import OBSERVER, ObserveFunction
 
 
 class RefreshPage:
@@ -56,7 +56,7 @@ class RecordMetrics:
             self._file.write({"step": end.step, **end.metrics})
 
 
-def recorded(observe: Observe, timeline: Timeline) -> Observe:
+def recorded(observe: ObserveFunction, timeline: Timeline) -> ObserveFunction:
     """Return a function that does an observation, and adds the time that it takes to a timeline."""
 
     def observe_and_record(observation: Observation, pace: Pace | None) -> dict[str, float]:
@@ -69,7 +69,7 @@ def recorded(observe: Observe, timeline: Timeline) -> Observe:
     return observe_and_record
 
 
-def with_report(observe: Observe, reporter: Reporter) -> Observe:
+def with_report(observe: ObserveFunction, reporter: Reporter) -> ObserveFunction:
     """Return a function that does an observation, and writes the result where the hooks between two steps write it.
 
     If the run is killed before a checkpoint knows the result, the resumed run repeats the observation, and replaces the

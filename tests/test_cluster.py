@@ -67,7 +67,7 @@ class TfConfigTest(unittest.TestCase):
             "'a:1' 2 times": tf_config({"worker": ["a:1", "a:1"]}),
             "'a', which is not host:port": tf_config({"worker": ["a", "b:2"]}),
             "'a..b:1', which is not host:port": tf_config({"worker": ["a..b:1", "b:2"]}),
-            "port 70000": tf_config({"worker": ["a:70000", "b:2"]}),
+            "'a:70000', which is not host:port": tf_config({"worker": ["a:70000", "b:2"]}),
             "7 as the address": tf_config({"worker": [7, "b:2"]}),
             "a 'ps'": tf_config(two, "ps"),
             "worker 2, but lists 2": tf_config(two, index=2),

@@ -19,14 +19,19 @@ def host_and_port(text: str, name: str, scheme: str = "") -> tuple[str, int]:
     Raises:
         ConfigError: the text has another form.
     """
-    host, _, port = text.removeprefix(scheme).rpartition(":")
-    is_valid = text.startswith(scheme) and is_host(host) and _PORT.fullmatch(port) and 1 <= int(port) <= 65535
-    if not is_valid:
+    address = parse_address(text.removeprefix(scheme)) if text.startswith(scheme) else None
+    if address is None:
         raise ConfigError(
             f"{name} is {text[:80]!r}, but must be {scheme}HOST:PORT, such as {scheme}{EXAMPLE}, "
             "with a host name or IPv4 address and a port from 1 to 65535."
         )
-    return host, int(port)
+    return address
+
+
+def parse_address(text: str) -> tuple[str, int] | None:
+    """Return host and port of `HOST:PORT`; None for any other text."""
+    host, _, port = text.rpartition(":")
+    return (host, int(port)) if is_host(host) and _PORT.fullmatch(port) and 1 <= int(port) <= 65535 else None
 
 
 def is_host(text: str) -> bool:

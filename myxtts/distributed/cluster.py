@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from myxtts.config.address import is_host
+from myxtts.config.address import parse_address
 from myxtts.distributed.job_token import token_of
 from myxtts.errors import PlacementError
 
@@ -84,8 +84,9 @@ def find_cluster(environ: Mapping[str, str]) -> Cluster | None:
 
 def split_address(address: str) -> tuple[str, int]:
     """Return host and port of an address that `check_addresses` has accepted."""
-    host, _, port = address.rpartition(":")
-    return host, int(port)
+    host_and_port = parse_address(address)
+    assert host_and_port is not None
+    return host_and_port
 
 
 def check_addresses(addresses: Sequence[str], source: str) -> tuple[str, ...]:
@@ -100,14 +101,11 @@ def check_addresses(addresses: Sequence[str], source: str) -> tuple[str, ...]:
     if not addresses:
         raise PlacementError(f"{source} names no worker. List the address host:port of each worker, the chief's first.")
     for address in addresses:
-        host, _, port = address.rpartition(":")
-        if not is_host(host) or not re.fullmatch(r"[0-9]{1,5}", port):
+        if parse_address(address) is None:
             raise PlacementError(
-                f"{source} names the worker '{address}', which is not host:port. "
-                "Give a host name or IPv4 address and a port, such as node1:2222."
+                f"{source} names the worker '{address}', which is not host:port. Give a host name or IPv4 address and "
+                "a port from 1 to 65535, such as node1:2222."
             )
-        if not 1 <= int(port) <= 65535:
-            raise PlacementError(f"{source} names port {port} ('{address}'). Give one from 1 to 65535.")
         if addresses.count(address) > 1:
             raise PlacementError(
                 f"{source} names '{address}' {addresses.count(address)} times. Each worker needs its "

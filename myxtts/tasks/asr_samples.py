@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from myxtts.batch import ASR_FEATURES, first_rows, tensor_specs
+from myxtts.batch import ASR_FEATURES, tensor_specs
 from myxtts.files import going_on_if_full, numbered_name, replaced_folder
 from myxtts.models.ctc_decoding import decoded_texts, greedy_decode
 from myxtts.observe.metrics import TensorBoard
@@ -15,8 +15,6 @@ from myxtts.tasks.base import Examples
 from myxtts.text.ctc_feasibility import BLANK_ID
 from myxtts.text.edit_distance import error_rates
 from myxtts.text.symbols import FIRST_SYMBOL_ID, SymbolTable
-
-UTTERANCES = 4
 
 
 def references(batch: dict, symbols: SymbolTable) -> list[str]:
@@ -67,9 +65,8 @@ class ASRSampler:
             return tf.nn.softmax(outputs["logits"]), outputs["frames"], *greedy_decode(**outputs)
 
         self._transcribe = tf.function(transcribe, input_signature=[tensor_specs(ASR_FEATURES)], autograph=False)
-        count = min(UTTERANCES, len(examples.ids))
-        self._batch = first_rows(examples.batch, ASR_FEATURES, count)
-        self._ids, self._symbols = examples.ids[:count], symbols
+        examples = examples.sampled(ASR_FEATURES)
+        self._batch, self._ids, self._symbols = examples.batch, examples.ids, symbols
         self._folder, self._tensorboard = folder, tensorboard
 
     def trace(self) -> None:

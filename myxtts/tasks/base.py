@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 import keras
 
 from myxtts.audio.vocoder import VocoderProtocol
+from myxtts.batch import Field, first_rows
 from myxtts.config.schema import Config
 from myxtts.data.features import FeatureExtractor, LoadFrozen
 from myxtts.data.manifest import Vocabulary
@@ -16,6 +17,8 @@ from myxtts.observe.metrics import TensorBoard
 # Arrays of its own size that a block keeps for its gradient. Measured: 16.8 MiB a row of 4 s (`normal`) and 5.2 MiB a
 # row of 3 s (`tiny`), where this number gives 16.2 and 3.4.
 KEPT_ARRAYS = 9
+
+SAMPLED_UTTERANCES = 4
 
 
 class Examples(NamedTuple):
@@ -30,6 +33,12 @@ class Examples(NamedTuple):
     ids: list[str]
     texts: list[str]
     files: list[str]
+
+    def sampled(self, fields: dict[str, Field]) -> "Examples":
+        """Return the first ones, of which samples are written; `fields` is the contract of the batch."""
+        count = min(SAMPLED_UTTERANCES, len(self.ids))
+        batch = first_rows(self.batch, fields, count)
+        return Examples(batch, self.ids[:count], self.texts[:count], self.files[:count])
 
 
 class Sampler(Protocol):

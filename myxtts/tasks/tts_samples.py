@@ -7,7 +7,7 @@ import keras
 from myxtts.audio.griffin_lim import GriffinLim
 from myxtts.audio.vocoder import VocoderProtocol, vocode
 from myxtts.audio.wav import write_wav
-from myxtts.batch import TAUGHT_TTS_FEATURES, first_rows
+from myxtts.batch import TAUGHT_TTS_FEATURES
 from myxtts.config.schema import ModelConfig
 from myxtts.data.audio_file import read_wave
 from myxtts.files import going_on_if_full, numbered_name, replaced_folder
@@ -16,8 +16,6 @@ from myxtts.observe.metrics import TensorBoard
 from myxtts.observe.page.samples import sound_file
 from myxtts.observe.plots import mel_and_alignment, png_bytes
 from myxtts.tasks.base import Examples
-
-UTTERANCES = 4
 
 
 class TTSSampler:
@@ -42,9 +40,8 @@ class TTSSampler:
         folder: Path,
         tensorboard: TensorBoard,
     ):
-        count = min(UTTERANCES, len(examples.ids))
-        self._batch = first_rows(examples.batch, TAUGHT_TTS_FEATURES, count)
-        self._ids, self._texts = examples.ids[:count], examples.texts[:count]
+        examples = examples.sampled(TAUGHT_TTS_FEATURES)
+        self._batch, self._ids, self._texts = examples.batch, examples.ids, examples.texts
         self._folder, self._tensorboard = folder, tensorboard
         self._network, self._options = network, options.tensors()
         self._align = network.compiled_align
@@ -55,7 +52,7 @@ class TTSSampler:
             copied_by["vocoder"] = vocoder
             self._synthesized_by["synthesized-griffin-lim"] = griffin_lim
         mel, frames = self._batch["mel"], self._batch["frames"]
-        self._fixed = {"recording": [read_wave(file) for file in examples.files[:count]]}
+        self._fixed = {"recording": [read_wave(file) for file in examples.files]}
         self._fixed |= {kind: vocode(copier, mel, frames) for kind, copier in copied_by.items()}
 
     def trace(self) -> None:

@@ -11,7 +11,7 @@ from myxtts.audio.griffin_lim import GriffinLim
 from myxtts.audio.mel import log_mel
 from myxtts.audio.vocoder import vocode
 from myxtts.audio.wav import write_wav
-from myxtts.batch import CONTEXT_FRAMES, TAUGHT_VOCODER_FEATURES, first_rows
+from myxtts.batch import CONTEXT_FRAMES, TAUGHT_VOCODER_FEATURES
 from myxtts.files import going_on_if_full, numbered_name, replaced_folder
 from myxtts.models.vocoder import log_mel_of
 from myxtts.observe.metrics import TensorBoard
@@ -19,7 +19,6 @@ from myxtts.observe.page.samples import sound_file
 from myxtts.observe.plots import mels, png_bytes
 from myxtts.tasks.base import Examples
 
-UTTERANCES = 4
 SEED = (0, 0)  # of the vocoder's noise and of Griffin-Lim's phases
 
 
@@ -58,9 +57,9 @@ class VocoderSampler:
     def __init__(self, network: keras.Model, examples: Examples, folder: Path, tensorboard: TensorBoard):
         self._network, self._seed = network, tf.constant(SEED)
         self._log_mel = tf.function(log_mel, input_signature=[tf.TensorSpec([None, None], tf.float32)], autograph=False)
-        count = min(UTTERANCES, len(examples.ids))
-        batch = first_rows(examples.batch, TAUGHT_VOCODER_FEATURES, count)
-        self._names = [numbered_name(number, name) for number, name in enumerate(examples.ids[:count], 1)]
+        examples = examples.sampled(TAUGHT_VOCODER_FEATURES)
+        batch = examples.batch
+        self._names = [numbered_name(number, name) for number, name in enumerate(examples.ids, 1)]
         frames = batch["frames"].numpy()
         self._mels = [mel[:length] for mel, length in zip(batch["mel"].numpy(), frames, strict=True)]
         waves = batch["wave"].numpy()

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import tempfile
+import threading
 import unittest
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,7 +28,7 @@ from myxtts.config.schema import Config, PlacementConfig
 from myxtts.data.batch_plan import Plan
 from myxtts.data.features import tts_extractor
 from myxtts.data.pipeline import Pipeline
-from myxtts.data.producer import trace_produce
+from myxtts.data.producer import produced_batches, trace_produce
 from myxtts.errors import PlacementError
 from myxtts.placement import devices
 from myxtts.placement.gpu_memory import DriverUnavailable
@@ -49,7 +50,7 @@ from myxtts.preflight.prerequisites import check_gpus, check_packages, package_r
 from myxtts.preflight.validate import try_load, validate, with_default_routes
 from myxtts.training.setup import load_run_corpora
 from myxtts.training.start import Start
-from tests.feeds import wait_until
+from tests.feeds import TIMEOUT_S, wait_until
 from tests.sine_corpus import manifest_of, write_corpus
 from tests.tiny import Finished, Workspace, build_toy, small_models, training_state
 from tests.two_devices import DATA, SIMULATED, TWO
@@ -87,19 +88,33 @@ def setUpModule():
     file = PLACE.folder / "preflight.json"
 
     def take_step_until_full(*arguments):
-        """Take a step that ends when the producer has filled the feed again, however late its thread runs."""
+        """Take a step during which the producer fills the feed, however early or late its thread runs."""
+        in_step.set()
         outcome = take_step(*arguments)
         wait_until(lambda: feeds[-1].is_full)
+        taken.append(outcome)
+        if len(taken) < steps:
+            in_step.clear()
         return outcome
 
+    def produced_in_steps(read, device, extractor, produce, synchronize=False):
+        def produce_in_step(waves):
+            in_step.wait(TIMEOUT_S)
+            return produce(waves)
+
+        return produced_batches(read, device, extractor, produce_in_step, synchronize)
+
+    in_step, steps, taken = threading.Event(), 6, []
+    in_step.set()  # the first batches are produced before the first step
     feeds, open_feed = [], Pipeline.open_feed
     with (
+        mock.patch("myxtts.data.producer.produced_batches", produced_in_steps),
         mock.patch.object(Pipeline, "open_feed", lambda *args: feeds.append(open_feed(*args)) or feeds[-1]),
         mock.patch("myxtts.preflight.overlap.take_step", take_step_until_full),
         mock.patch("myxtts.preflight.overlap.MIN_OVERLAP", 0.0),  # how long it lasts depends on the machine
         mock.patch("myxtts.preflight.prerequisites.MIN_FREE_MIB", 1),
     ):
-        WHOLE = preflight_of(*PLACE.argv("new"), "--steps=6", "--json", str(file))
+        WHOLE = preflight_of(*PLACE.argv("new"), f"--steps={steps}", "--json", str(file))
     DOCUMENT = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
 
 

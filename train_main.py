@@ -7,7 +7,7 @@ python train_main.py --config configs/dual_gpu.yaml --batch-size 24    settings 
 python train_main.py --config runs/my_voice/config.yaml --resume       continue the run `my_voice`
 python train_main.py --help                                            every setting
 
-Exit codes: 0 done, 2 a mistake that the message explains, 1 a defect, 130 and 143 stopped after saving.
+Exit codes: 0 done, 2 a mistake that the message explains, 1 a defect, 130, 143 and 129 stopped after saving.
 """
 
 import sys

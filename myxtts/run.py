@@ -118,6 +118,9 @@ def train_on(
             if weight_sync is not None:
                 weight_sync.prepare(state, new_run=start.checkpoint is None, resumes=config.run.resume)
                 sync_owed(weight_sync, setup, checkpoints, request)
+                if request.requested:
+                    log.info("stopped        by %s at step %d; resume with --resume", request.name, state.step)
+                    return request.exit_code
             of_chief, observer = resources.enter_context(
                 chief_hooks(setup, folder, checkpoints, weight_sync, timeline, open_evaluator)
             )

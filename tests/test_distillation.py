@@ -325,6 +325,9 @@ class Runs(unittest.TestCase):
         refused = self.workspace.train("student", *self.flags, "--teacher", str(other), "--resume")
         self.assertEqual(refused.code, 2)
         self.assertRegex(refused.err, "it has no step-000000, with which .*student.* was trained")
+        refused = self.workspace.train("student", *self.flags, "--teacher", "runs/voise", "--resume")
+        self.assertEqual(refused.code, 2)
+        self.assertIn("runs/voise has no checkpoint: there is no such folder", refused.err)
 
     @long
     def test_a_profile_has_the_share_of_the_teacher(self):

@@ -386,6 +386,11 @@ class Run(unittest.TestCase):
                 self.assertGreater(
                     read_metadata(latest(self.workspace.run_dir(name) / "checkpoints"))["audio_s_since_sync"], 0
                 )
+                with stopped_while_waiting(at):
+                    again = self.workspace.train(name, *self.jobs(f"syncs-{at}", "0.1"), "--resume")
+                self.assertEqual((again.code, again.err), (143, ""))
+                self.assertIn(f"stopped        by SIGTERM at step {at}; resume with --resume", again.out)
+                self.assertNotIn("feed  ", again.out)
                 resumed = self.workspace.train(name, *self.jobs(f"syncs-{at}", "0.1"), "--resume")
                 self.assertEqual((resumed.code, resumed.err), (0, ""))
                 self.assertIn(f"jobs 1 at step {at}, ", resumed.out)

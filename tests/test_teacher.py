@@ -15,6 +15,7 @@ from myxtts.batch import CONTEXT_FRAMES, TAUGHT_VOCODER_FEATURES, check_batch
 from myxtts.config.schema import Config, DataConfig, ModelConfig, TeacherConfig
 from myxtts.data.features import FeatureExtractor, tts_extractor, vocoder_extractor
 from myxtts.data.manifest import Vocabulary
+from myxtts.errors import ConfigError
 from myxtts.models.vocoder import Vocoder, fluctuation
 from myxtts.text.symbols import SymbolTable
 from myxtts.training.checkpoint_files import read_metadata
@@ -204,9 +205,12 @@ class Runs(unittest.TestCase):
         refused = self.workspace.train("refused", *no_teacher, "--init-from", str(self.folder))
         self.assertEqual(refused.code, 2)
         self.assertIn("no --teacher was given, but the run starts from", refused.err)
+        checkpoint = self.folder / "checkpoints/step-000004"
+        with self.assertRaisesRegex(ConfigError, "no --teacher was given"):
+            inherit_settings(Config(), checkpoint)  # the task is inherited, too
         vocoder, teacher = ModelConfig(task="vocoder"), TeacherConfig(teacher="a voice of phonemes")
         config = Config(model=vocoder, teacher=teacher, data=DataConfig(text_frontend="phonemes"))
-        inherited = inherit_settings(config, self.folder / "checkpoints/step-000004")  # whose voice had characters
+        inherited = inherit_settings(config, checkpoint)  # whose voice had characters
         self.assertEqual((inherited.data, inherited.model.model_size), (config.data, "tiny"))
 
     def test_a_teacher_that_cannot_be_used_is_named_before_anything_is_built(self):

@@ -81,7 +81,7 @@ class TrialTimes:
 
 
 def overlap_s(left: Sequence[Period], right: Sequence[Period]) -> float:
-    """Return the seconds that two lists of spans have in common; the spans of one list must not overlap."""
+    """Return the seconds that two lists of periods have in common; the periods of one list must not overlap."""
     return sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in left for b in right)
 
 

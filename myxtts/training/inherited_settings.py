@@ -32,14 +32,15 @@ def inherit_settings(config: Config, checkpoint: Path) -> Config:
     fixed = without_useless(settings_of(checkpoint, read_metadata(checkpoint)))
     resumes = checkpoint.is_relative_to(Path(config.run.runs_dir, config.run.run))
     verb, advice = ("resumes", "start another run with --run") if resumes else ("starts", "give another --init-from")
-    if config.model.task == fixed.model.task == "vocoder" and fixed.teacher.teacher and not config.teacher.teacher:
+    has_symbols = fixed.model.task != "vocoder"
+    names = {section: names for section, names in INHERITED.items() if section != "data" or has_symbols}
+    config = _with_fixed(config, fixed, names, f"the run {verb} from {checkpoint}, which", advice)
+    if config.model.task == "vocoder" and fixed.teacher.teacher and not config.teacher.teacher:
         raise ConfigError(
             f"no --teacher was given, but the run {verb} from {checkpoint}, which learned from the mels of the voice "
             f"{fixed.teacher.teacher}. Give --teacher with this or another voice, or {advice}."
         )
-    has_symbols = fixed.model.task != "vocoder"
-    names = {section: names for section, names in INHERITED.items() if section != "data" or has_symbols}
-    return _with_fixed(config, fixed, names, f"the run {verb} from {checkpoint}, which", advice)
+    return config
 
 
 def taught_settings(config: Config, teacher: Path, settings: Config) -> Config:

@@ -41,6 +41,8 @@ from myxtts.training.state import TrainingState, make_optimizers
 from myxtts.training.step import Step
 from myxtts.training.teacher import Teacher
 
+NO_TEXTS = "0" * 64  # instead of a digest, of the same length: workers compare digests digit by digit
+
 log = logging.getLogger(__name__)
 
 
@@ -97,7 +99,7 @@ def open_corpora(config: Config, start: Start, replicas: Replicas, folder: Path)
     """
     corpora = load_run_corpora(config, start, folder, replicas.count)
     rows = corpora.training.teacher_rows
-    if not replicas.all_equal(rows.fingerprint if rows else ""):
+    if not replicas.all_equal((rows and rows.fingerprint) or NO_TEXTS):
         raise DataError(
             f"all workers must read the same texts, but --texts {config.teacher.texts} differs between them. "
             "Give every host the same file."
@@ -251,14 +253,14 @@ def set_up(config: Config, start: Start, replicas: Replicas, corpora: RunCorpora
     plan = corpora.training.plan
     choices = tune(config, state, plan)
     load_teacher = teacher_loader(start.teacher, config, typical_sizes(plan))
-    if load_teacher is not None:
-        load_teacher(replicas.routes[0].data)  # a teacher that does not fit is named before the run folder is written
     extractor = task_of(config).extractor(config, training=True, load_teacher=load_teacher)
     frozen = start.teacher.parameters if start.teacher else 0
     parameters, routes = parameter_count(state.model), replicas.routes
     observer = replicas.observer if config.run.uses_held_out else ""
     memory = forecast_memory(config, plan, routes, parameters, extractor, frozen, observer)
     check_memory(memory)
+    if load_teacher is not None:
+        load_teacher(replicas.routes[0].data)  # a teacher that does not fit is named before the run folder is written
     digest = start.digest or digest_of(dict(state.arrays("model")))
     metadata = run_metadata(
         config, corpora.training, corpora.vocabulary, start.ancestor, digest, start.teacher, corpora.held_out

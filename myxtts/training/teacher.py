@@ -72,7 +72,9 @@ def read_teacher(config: Config, own_checkpoint: Path | None) -> Teacher | None:
     if path is None:
         return None
     run = Path(path)
-    checkpoint = checkpoint_of(run / "checkpoints", recorded["step"]) if recorded else select_checkpoint(run)
+    checkpoint = select_checkpoint(run)
+    if recorded:
+        checkpoint = checkpoint_of(checkpoint.parent, recorded["step"])
     if not checkpoint.exists():
         raise CheckpointError(
             f"--teacher {run} was given, but it has no {checkpoint.name}, with which {own_checkpoint} was "

@@ -1,4 +1,4 @@
-"""The head of the page: is the run learning, is a device starving, how long still, and what is it. No TensorFlow."""
+"""The head of the page: is the run learning, is a device starving, how much longer, and what is it. No TensorFlow."""
 
 from collections.abc import Mapping, Sequence
 from html import escape

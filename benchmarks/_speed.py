@@ -15,7 +15,7 @@ from myxtts.data.manifest import Manifest
 from myxtts.data.pipeline import Pipeline
 from myxtts.data.plan_iterator import Position
 from myxtts.data.producer import ProducedBatch
-from myxtts.evaluation.held_out import Utterance, load_checkpoint_corpora, load_utterances
+from myxtts.evaluation.held_out import Utterance, load_held_out, load_utterances
 from myxtts.evaluation.speech import predict_mels, vocode_mels
 from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Placement, Route
@@ -41,7 +41,7 @@ def speed_of(run: Path, utterances: int, iterations: int, steps: int) -> dict[st
     route = placement.routes[0]
     checkpoint = select_checkpoint(run)
     metadata = read_metadata(checkpoint)
-    config, corpus, held_out = load_checkpoint_corpora(checkpoint, metadata, run)
+    (config, corpus, *_), held_out = load_held_out(checkpoint, metadata, run, run)
     with tf.device(route.model):
         rate = matmul_flops_per_s()
     figures = step_speed(config, corpus, metadata, placement, run, steps)

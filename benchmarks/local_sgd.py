@@ -156,7 +156,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def measure(cases: dict[str, list[Path]]) -> dict:
     """Measure the mean of each case's checkpoints, weighted by audio, on the same held-out utterances."""
-    from myxtts.evaluation.held_out import load_checkpoint_corpora
+    from myxtts.evaluation.held_out import load_held_out
     from myxtts.local_sgd.averaging import normalised
     from myxtts.local_sgd.interpolation import make_evaluator
     from myxtts.local_sgd.merge_inputs import merge_weights, read_input
@@ -166,7 +166,8 @@ def measure(cases: dict[str, list[Path]]) -> dict:
     paths = dict.fromkeys(path for checkpoints in cases.values() for path in checkpoints)
     inputs = [read_input(path) for path in paths]
     first = inputs[0]
-    config, _, held_out = load_checkpoint_corpora(first.checkpoint, first.metadata, first.checkpoint.parents[1])
+    run = first.checkpoint.parents[1]
+    (config, *_), held_out = load_held_out(first.checkpoint, first.metadata, run, run)
     evaluate = make_evaluator(inputs, held_out, config, placement.routes[0], first.checkpoint.parents[1])
     measurements = {}
     for name, checkpoints in cases.items():

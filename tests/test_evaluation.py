@@ -37,10 +37,10 @@ from myxtts.evaluation.boundaries import (
     word_spans,
 )
 from myxtts.evaluation.evaluate import evaluate_run
-from myxtts.evaluation.held_out import load_checkpoint_corpora
+from myxtts.evaluation.held_out import load_held_out
 from myxtts.evaluation.options import EvaluationOptions
 from myxtts.evaluation.planted_errors import plant_errors, planted_errors_note
-from myxtts.evaluation.report import METRICS, ColumnScore, Metrics, metrics_by_group
+from myxtts.evaluation.report import METRICS, ColumnScore, Metrics, metrics_by_group, output_folder
 from myxtts.evaluation.speakers import SpeakerClassifier, speaker_embedding
 from myxtts.evaluation.speech import acoustic_features, vocode_mels
 from myxtts.evaluation.tts_score import (
@@ -60,7 +60,7 @@ from myxtts.training.run_folder import RunFolder
 from myxtts.training.select_checkpoint import select_checkpoint
 from myxtts.training.select_vocoder import VocoderChoice
 from myxtts.training.setup import RunCorpora
-from tests.fixtures import temporary_folder
+from tests.fixtures import temporary_folder, working_in
 from tests.tiny import SECONDS, arrays_of, cached_network, cached_networks, utterance, whole_run
 from tests.tiny_asr import asr_run, cached_transcriber, cached_transcribers
 
@@ -419,7 +419,8 @@ class CompleteEvaluation(unittest.TestCase):
 
     def test_scores_in_a_run_are_measured_in_another_thread_and_are_those_of_evaluate(self):
         metadata = read_metadata(self.checkpoint)
-        config, _, manifest = load_checkpoint_corpora(self.checkpoint, metadata, self.run_folder)
+        corpora, manifest = load_held_out(self.checkpoint, metadata, self.run_folder, self.run_folder)
+        config = corpora.config
         run = config.run.model_copy(update={"evaluate_every": 1, "evaluate_asr": str(asr_run().folder)})
         config = config.model_copy(update={"run": run, "model": config.model.model_copy(update={"ode_steps": 1})})
         corpora = RunCorpora(mock.Mock(), mock.Mock(manifest=manifest), mock.Mock(), self.run_folder)
@@ -468,6 +469,50 @@ class CompleteEvaluation(unittest.TestCase):
         with self.assertRaisesRegex(CheckpointError, "another corpus"):
             self.measure(self.copy_run("changed"))
 
+    def test_changed_held_out_utterances_are_rejected(self):
+        metadata = read_metadata(self.checkpoint)
+        _, manifest = load_held_out(self.checkpoint, metadata, self.run_folder, self.run_folder)
+        text = self.workspace.corpus.read_text(encoding="utf-8")
+        row = next(line for line in text.splitlines() if line.startswith(Path(manifest.paths[0]).name))
+        path, said, speaker = row.split(",")
+        self.addCleanup(self.workspace.corpus.write_text, text, encoding="utf-8")
+        self.workspace.corpus.write_text(text.replace(row, f"{path},{said}a,{speaker}"), encoding="utf-8")
+        with self.assertRaisesRegex(CheckpointError, "was validated on have changed since"):
+            self.measure(self.copy_run("changed_held_out"))
+
+    def test_speakers_who_are_only_held_out_are_known_by_name(self):
+        """A merged run keeps the speakers of its inputs, and may be validated on another corpus."""
+        others = self.workspace.corpus.with_name("unseen.csv")
+        others.write_text("path,text,speaker\nu0.wav,ab,unseen\nu1.wav,abc,s1\n", encoding="utf-8")
+        run = self.copy_run("merged")
+        self.rewrite(run, lambda settings: settings["data"].update(val_data=str(others)), corpus=None)
+        checkpoint = select_checkpoint(run)
+        corpora, manifest = load_held_out(checkpoint, read_metadata(checkpoint), run, run)
+        names = [corpora.vocabulary.speakers[speaker] for speaker in manifest.speaker]
+        self.assertEqual(sorted(names), ["s1", "unseen"])
+
+    def test_a_missing_demo_corpus_is_named_and_not_made(self):
+        metadata = read_metadata(self.checkpoint)
+        metadata["settings"]["data"]["train_data"] = None
+        folder = temporary_folder(self.addCleanup)
+        with working_in(folder):
+            with self.assertRaisesRegex(DataError, "was trained on data/demo, which does not exist under"):
+                load_held_out(self.checkpoint, metadata, self.run_folder, self.run_folder)
+            self.assertEqual(list(folder.iterdir()), [])
+
+    def test_each_corpus_has_a_folder_of_its_own(self):
+        root = temporary_folder(self.addCleanup)
+        tables = [root / name / "test" / "metadata.csv" for name in ("ljs", "vctk")]
+        for table in tables:
+            table.parent.mkdir(parents=True)
+            table.touch()
+        folders = [
+            output_folder(Path("run"), Path("step-000005"), EvaluationOptions(data=data))
+            for data in (*tables, *(table.parent for table in tables))
+        ]
+        ends = ["ljs-test-metadata", "vctk-test-metadata", "ljs-test", "vctk-test"]
+        self.assertEqual(folders, [Path(f"run/evaluation/step-000005-{end}") for end in ends])
+
     def test_a_missing_corpus_is_named(self):
         away = self.workspace.corpus.with_name("elsewhere.csv")
         self.workspace.corpus.rename(away)
@@ -477,7 +522,7 @@ class CompleteEvaluation(unittest.TestCase):
 
     def test_a_run_without_held_out_utterances_is_rejected(self):
         run = self.copy_run("all")
-        self.rewrite(run, lambda settings: settings["data"].update(validation_fraction=0.0))
+        self.rewrite(run, lambda settings: settings["data"].update(validation_fraction=0.0), corpus=None)
         with self.assertRaisesRegex(DataError, "held none out"):
             self.measure(run)
 
@@ -525,9 +570,10 @@ class CompleteEvaluation(unittest.TestCase):
             self.measure(run)
 
     @staticmethod
-    def rewrite(run: Path, change) -> None:
+    def rewrite(run: Path, change, **metadata) -> None:
+        """Change the settings in the checkpoint of a run, and the rest of its metadata."""
         file = select_checkpoint(run) / "state.json"
-        metadata = json.loads(file.read_text(encoding="utf-8"))
+        metadata = json.loads(file.read_text(encoding="utf-8")) | metadata
         change(metadata["settings"])
         file.write_text(json.dumps(metadata), encoding="utf-8")
 

@@ -246,6 +246,10 @@ class CompleteRun(Case):
         for name in ("symbols", "languages", "corpus"):
             with self.assertRaisesRegex(CheckpointError, rf"trained on another corpus \(different {name}\)"):
                 check_same_corpus(self.folder / "checkpoints/step-000008", metadata | {name: ["other"]})
+        # Without symbols, as of a vocoder, the languages of texts do not matter.
+        saved = mock.patch("myxtts.training.run_folder.read_metadata", lambda _: metadata | {"symbols": []})
+        with saved:
+            check_same_corpus(self.folder, metadata | {"symbols": [], "languages": ["other"]})
 
 
 class Stopped(Case):

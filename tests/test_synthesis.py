@@ -559,6 +559,7 @@ class Program(unittest.TestCase):
 
     def test_mistakes_are_messages_with_exit_code_2(self):
         (self.folder / "folder.wav").mkdir()
+        os.mkfifo(self.folder / "pipe.wav")
         (self.folder / "latin.txt").write_bytes(b"caf\xe9")
         (self.folder / "empty.txt").write_text("\n")
         hello = ("--text", "hello")
@@ -566,6 +567,7 @@ class Program(unittest.TestCase):
             ((*hello, "--out", str(self.folder / "x.mp4")), "unknown file name extension"),
             ((*hello, "--out", str(self.folder / "none/x.wav")), "no folder"),
             ((*hello, "--out", str(self.folder / "folder.wav")), "is a folder"),
+            ((*hello, "--out", str(self.folder / "pipe.wav")), "is a pipe or a device"),
             ((*hello, "--run", str(self.folder)), "has no checkpoint"),
             ((*hello, "--language", "ka"), "language 'ka' was given, but this run was trained on en"),
             ((*hello, "--run", str(self.folder / "several")), "no language was given, but"),

@@ -12,7 +12,7 @@ import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.data.manifest import Manifest
-from myxtts.evaluation.held_out import evenly_spaced, load_checkpoint_corpora, load_other_corpus, read_row
+from myxtts.evaluation.held_out import evenly_spaced, load_held_out, load_other_corpus, read_row
 from myxtts.evaluation.noise import Distortion, distortions
 from myxtts.evaluation.options import EvaluationOptions
 from myxtts.evaluation.report import ScoreWeights, print_score
@@ -23,7 +23,7 @@ from myxtts.training.checkpoint_files import read_metadata
 from myxtts.training.held_out import LoadVocoder
 from myxtts.training.observation import Pace, no_pace
 from myxtts.training.run_folder import RunFolder
-from myxtts.training.select_checkpoint import settings_of
+from myxtts.training.select_checkpoint import settings_of, vocabulary_of
 from myxtts.training.setup import TrainingSetup
 
 
@@ -106,11 +106,12 @@ def evaluate_asr(run: Path, checkpoint: str | None, options: EvaluationOptions) 
     transcriber = Transcriber(run, route.model, selected.name, options.beam_width)
     metadata = read_metadata(selected)
     if options.data is None:
-        _, _, manifest = load_checkpoint_corpora(selected, metadata, run)
-        speakers, source = tuple(metadata["speakers"]), "held-out utterances"
+        corpora, manifest = load_held_out(selected, metadata, run, folder)
+        speakers, source = corpora.vocabulary.speakers, "held-out utterances"
     else:
         config = settings_of(selected, metadata)
-        manifest, vocabulary = load_other_corpus(options.data, options.audio_root, config, metadata, folder)
+        known = vocabulary_of(metadata)
+        manifest, vocabulary = load_other_corpus(options.data, options.audio_root, config, known, folder)
         speakers, source = vocabulary.speakers, f"utterances of {options.data}"
     count = options.utterances or len(manifest)
     distorted = distortions(options.noise_snr_db or (), options.rt60 or ())

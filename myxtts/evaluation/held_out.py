@@ -2,8 +2,6 @@
 
 import logging
 import os
-import tempfile
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,13 +12,13 @@ import tensorflow as tf
 from myxtts.config.schema import Config
 from myxtts.data.audio_file import read_wave
 from myxtts.data.batch_plan import bucket_bounds
-from myxtts.data.dataset import Corpus, load_corpora, make_plan, manifest_of
+from myxtts.data.dataset import DEMO_FOLDER, Corpus, load_corpora, make_plan, manifest_of
 from myxtts.data.hand_over import compile_hand_over
 from myxtts.data.manifest import Manifest, Vocabulary, report_rejected
 from myxtts.data.metadata_file import read_corpus
 from myxtts.data.pipeline import Pipeline
 from myxtts.data.plan_iterator import Position
-from myxtts.errors import DataError
+from myxtts.errors import CheckpointError, DataError
 from myxtts.models.xtts import XTTS
 from myxtts.placement.routes import Route
 from myxtts.tasks.length_rules import length_rule_of
@@ -28,7 +26,7 @@ from myxtts.tasks.registry import task_of
 from myxtts.training.init_from import inherited_vocabulary
 from myxtts.training.observation import Pace, no_pace
 from myxtts.training.run_folder import check_same_corpus
-from myxtts.training.select_checkpoint import settings_of, vocabulary_of
+from myxtts.training.select_checkpoint import settings_of
 from myxtts.training.setup import run_metadata
 
 log = logging.getLogger(__name__)
@@ -71,47 +69,72 @@ class HeldOut(NamedTuple):
     batches: list[tuple[dict[str, tf.Tensor], int]]
 
 
-def load_checkpoint_corpora(checkpoint: Path, metadata: dict[str, Any], run: Path) -> tuple[Config, Corpus, Manifest]:
-    """Return the settings, the training corpus and the held-out utterances of a checkpoint.
+class CheckpointCorpora(NamedTuple):
+    """The corpora of a checkpoint.
+
+    Attributes:
+        config: settings of its run, for evaluation.
+        held_out: None if nothing was held out.
+        vocabulary: of both corpora; speakers who are only held out may be missing in that of the checkpoint.
+    """
+
+    config: Config
+    training: Corpus
+    held_out: Corpus | None
+    vocabulary: Vocabulary
+
+
+def load_held_out(
+    checkpoint: Path, metadata: dict[str, Any], run: Path, listing: Path
+) -> tuple[CheckpointCorpora, Manifest]:
+    """Return the corpora of a checkpoint and its held-out utterances; see `load_checkpoint_corpora`.
 
     Raises:
         DataError: the corpus is missing, or nothing was held out.
-        CheckpointError: the corpus has changed since.
+        CheckpointError: the corpus or the held-out utterances have changed since.
     """
-    config, corpus, held_out, vocabulary = _load_corpora(checkpoint, metadata, run)
-    if held_out is None:
+    corpora = load_checkpoint_corpora(checkpoint, metadata, run, listing)
+    if corpora.held_out is None:
         raise DataError(
             f"an evaluation needs utterances that the run was not trained on, but {run} held none out "
-            f"(validation_fraction {config.data.validation_fraction}). Train with --validation-fraction or --val-data, "
-            "or give another corpus with --data."
+            f"(validation_fraction {corpora.config.data.validation_fraction}). Train with --validation-fraction or "
+            "--val-data, or give another corpus with --data."
         )
-    check_same_corpus(checkpoint, run_metadata(config, corpus, vocabulary, metadata["ancestor"], metadata["start"]))
-    return config, corpus, held_out.manifest
+    manifest = corpora.held_out.manifest
+    # A fork or merge has no corpus of its own yet.
+    if metadata["corpus"] is not None and metadata.get("held_out") not in (None, manifest.fingerprint):
+        raise CheckpointError(
+            f"the utterances that {checkpoint} was validated on have changed since. Restore them, or give them as "
+            "another corpus with --data."
+        )
+    return corpora, manifest
 
 
-def load_training_corpus(checkpoint: Path, metadata: dict[str, Any], run: Path) -> tuple[Config, Corpus]:
-    """Return the settings and the training corpus of a checkpoint; raises like `load_checkpoint_corpora`."""
-    config, corpus, _, vocabulary = _load_corpora(checkpoint, metadata, run)
-    check_same_corpus(checkpoint, run_metadata(config, corpus, vocabulary, metadata["ancestor"], metadata["start"]))
-    return config, corpus
+def load_checkpoint_corpora(checkpoint: Path, metadata: dict[str, Any], run: Path, listing: Path) -> CheckpointCorpora:
+    """Load the corpora that a checkpoint was trained and validated on.
 
+    Args:
+        listing: folder for files, if that of the run cannot be written to.
 
-def _load_corpora(
-    checkpoint: Path, metadata: dict[str, Any], run: Path
-) -> tuple[Config, Corpus, Corpus | None, Vocabulary]:
+    Raises:
+        DataError: a corpus is missing.
+        CheckpointError: the training corpus has changed since.
+    """
     config = for_evaluation(settings_of(checkpoint, metadata))
     data = config.data
-    for path in filter(None, (data.train_data, data.val_data, data.audio_root)):
+    for path in filter(None, (data.train_data or str(DEMO_FOLDER), data.val_data, data.audio_root)):
         if not Path(path).exists():
             raise DataError(
                 f"{run} was trained on {path}, which does not exist under {Path.cwd()}. Restore it, or work in the "
                 "folder in which the run was started."
             )
-    with ExitStack() as scope:
-        folder = run  # which has the manifests of its corpus
-        if not os.access(run, os.W_OK | os.X_OK):  # of another user
-            folder = Path(scope.enter_context(tempfile.TemporaryDirectory(prefix="myxtts-evaluation-")))
-        return config, *load_corpora(config, folder, length_rule_of(config), inherited_vocabulary(metadata))
+    folder = run if os.access(run, os.W_OK | os.X_OK) else listing  # the run has the manifests of its corpus
+    corpora = CheckpointCorpora(
+        config, *load_corpora(config, folder, length_rule_of(config), inherited_vocabulary(metadata))
+    )
+    current = run_metadata(config, corpora.training, corpora.vocabulary, metadata["ancestor"], metadata["start"])
+    check_same_corpus(checkpoint, current)
+    return corpora
 
 
 def for_evaluation(config: Config) -> Config:
@@ -123,12 +146,13 @@ def for_evaluation(config: Config) -> Config:
 
 
 def load_other_corpus(
-    path: Path, audio_root: Path | None, config: Config, metadata: dict[str, Any], folder: Path
+    path: Path, audio_root: Path | None, config: Config, vocabulary: Vocabulary, folder: Path
 ) -> tuple[Manifest, Vocabulary]:
     """Return the utterances of another corpus, and the vocabulary of a run extended by this corpus' new speakers.
 
     Args:
         path, audio_root: a corpus, as --train-data and --audio-root take it.
+        vocabulary: of the run.
         folder: gets rejected.csv.
 
     Raises:
@@ -138,7 +162,7 @@ def load_other_corpus(
     length_rule = length_rule_of(config)
     rows = read_corpus(path, data.language, audio_root, needs_text=length_rule is not None)
     log.info("%-14s %s", "corpus form", rows.form)
-    manifest, vocabulary, rejected = manifest_of(rows, data, length_rule, vocabulary_of(metadata))
+    manifest, vocabulary, rejected = manifest_of(rows, data, length_rule, vocabulary)
     folder.mkdir(parents=True, exist_ok=True)
     report_rejected([*rows.rejected, *rejected], [(rows, manifest)], data.max_rejected, folder / "rejected.csv")
     return manifest, vocabulary

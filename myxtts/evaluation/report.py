@@ -211,9 +211,10 @@ def output_folder(run: Path, checkpoint: Path, options: EvaluationOptions) -> Pa
         ConfigError: it is a file.
     """
     suffix = ""
-    if options.data:  # two names, since a folder may have several tables, and several folders may be called `test`
+    if options.data:  # several folders may be called `test`, and a folder may have several tables
         data = Path(options.data).resolve()
-        suffix = f"-{data.parent.name}-{data.stem if data.is_file() else data.name}"
+        names = data.with_suffix("").parts[-3:] if data.is_file() else data.parts[-2:]
+        suffix = "".join(f"-{name}" for name in names if name != data.anchor)
     folder = options.out or run / EVALUATION_FOLDER / f"{checkpoint.name}{suffix}"
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--out {folder} was given, but that is a file. Name a folder.")

@@ -35,8 +35,8 @@ from myxtts.evaluation.held_out import (
     align_utterances,
     for_evaluation,
     load_checkpoint_corpora,
+    load_held_out,
     load_other_corpus,
-    load_training_corpus,
     load_utterances,
 )
 from myxtts.evaluation.options import EvaluationOptions
@@ -99,10 +99,12 @@ def score_tts(run: Path, checkpoint: Path, options: EvaluationOptions, route: Ro
     metadata, device = read_metadata(checkpoint), route.model
     choice = select_vocoder(run, metadata, options.vocoder)
     if options.data is None:
-        config, corpus, manifest = load_checkpoint_corpora(checkpoint, metadata, run)
+        corpora, manifest = load_held_out(checkpoint, metadata, run, folder)
     else:
-        config, corpus = load_training_corpus(checkpoint, metadata, run)
-        manifest, _ = load_other_corpus(options.data, options.audio_root, config, metadata, folder)
+        corpora = load_checkpoint_corpora(checkpoint, metadata, run, folder)
+        known = corpora.vocabulary
+        manifest, _ = load_other_corpus(options.data, options.audio_root, corpora.config, known, folder)
+    config = corpora.config
     network = load_model(checkpoint, metadata, device, task="tts")
     vocoder = load_vocoder(choice, device)
     vocoders = {"": vocoder} | ({GRIFFIN_LIM_SUFFIX: GriffinLim()} if choice.trained else {})
@@ -116,7 +118,7 @@ def score_tts(run: Path, checkpoint: Path, options: EvaluationOptions, route: Ro
     write_plots(folder, utterances[plotted], recorded[plotted], columns["synthesized"].features[plotted])
     score = evaluator.score(run, checkpoint.name, measured)
     of_columns = {"recorded": recorded} | {name: column.features for name, column in columns.items()}
-    speakers, speaker_note = speaker_accuracy(corpus.manifest, manifest, utterances, of_columns, device)
+    speakers, speaker_note = speaker_accuracy(corpora.training.manifest, manifest, utterances, of_columns, device)
     copies = columns["copy_synthesis"].waves
     planted = planted_errors_note(utterances, recorded, copies, evaluator.alignments, device)
     factors: Metrics = {"real_time_factor": measured.real_time_factors}
@@ -198,7 +200,7 @@ class TTSEvaluator:
         self._languages = [metadata["languages"][utterance.language] for utterance in utterances]
         self._references = normalised_texts(transcriber, utterances, self._languages) if transcriber else []
         run_data = config.data.audio_root or config.data.val_data or config.data.train_data
-        self.alignments = alignments_of(corpus_folder(options.data or run_data))
+        self.alignments = alignments_of(corpus_folder(options.audio_root or options.data or run_data))
         recordings, mels = ([getattr(utterance, name) for utterance in utterances] for name in ("wave", "mel"))
         self.recorded = acoustic_features(recordings, device)
         self._fixed = {

@@ -27,7 +27,7 @@ from myxtts.evaluation.copy_metrics import (
     with_common_scores,
     without_perceptual,
 )
-from myxtts.evaluation.held_out import evenly_spaced, load_checkpoint_corpora, load_other_corpus, read_row
+from myxtts.evaluation.held_out import evenly_spaced, load_held_out, load_other_corpus, read_row
 from myxtts.evaluation.options import EvaluationOptions
 from myxtts.evaluation.perceptual import installed_scores
 from myxtts.evaluation.pictures import write_spectra
@@ -230,12 +230,13 @@ def load_recordings(run: Path, checkpoint: Path, options: EvaluationOptions, fol
     """Return the utterances to measure, evenly spaced in their corpus."""
     metadata = read_metadata(checkpoint)
     if options.data is None:
-        _, corpus, manifest = load_checkpoint_corpora(checkpoint, metadata, run)
-        vocabulary = vocabulary_of(metadata)
-        known_speakers = speakers_of(corpus.manifest, vocabulary)
+        corpora, manifest = load_held_out(checkpoint, metadata, run, folder)
+        vocabulary = corpora.vocabulary
+        known_speakers = speakers_of(corpora.training.manifest, vocabulary)
     else:
         config = settings_of(checkpoint, metadata)
-        manifest, vocabulary = load_other_corpus(options.data, options.audio_root, config, metadata, folder)
+        known = vocabulary_of(metadata)
+        manifest, vocabulary = load_other_corpus(options.data, options.audio_root, config, known, folder)
         known_speakers = set(metadata["speakers"]) - {DEFAULT_SPEAKER}
     return recordings_of(manifest, vocabulary, options.utterances or MAX_UTTERANCES, known_speakers)
 

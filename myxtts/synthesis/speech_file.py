@@ -14,7 +14,7 @@ import soundfile
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.errors import ConfigError, DataError
-from myxtts.files import partial_file_of
+from myxtts.files import check_writable, partial_file_of
 from myxtts.synthesis.language import choose_language
 from myxtts.synthesis.reference import check_reference
 from myxtts.synthesis.wav_stream import wav_stream
@@ -108,10 +108,7 @@ def check_output(out: Path, references: Sequence[Path]) -> None:
     """Raise ConfigError if a sound file cannot be written, or would replace a reference."""
     if out.suffix.lower() not in FORMATS:
         raise ConfigError(f"--out {out} has an unknown file name extension. Use one of {', '.join(FORMATS)}.")
-    if out.is_dir():
-        raise ConfigError(f"--out {out} is a folder. Give the name of a file.")
-    if not out.parent.is_dir():
-        raise ConfigError(f"--out {out} cannot be written: there is no folder {out.parent}. Make the folder first.")
+    check_writable("--out", out)
     if out.exists() and any(out.samefile(reference) for reference in references):
         raise ConfigError(f"--out {out} is one of the recordings of --reference. Give another --out.")
 

@@ -152,7 +152,8 @@ def check_same_corpus(checkpoint: Path, metadata: dict[str, Any]) -> None:
         metadata: of the checkpoints that the run would write now.
     """
     saved, current = read_metadata(checkpoint), json.loads(json.dumps(metadata))
-    for name in ("symbols", "languages", "corpus"):
+    vocabulary = ("symbols", "languages") if current["symbols"] else ()  # a vocoder's weights know no languages
+    for name in (*vocabulary, "corpus"):
         if saved[name] != current[name] and saved[name] is not None:  # a fork or merge has no corpus of its own yet
             raise CheckpointError(
                 f"{checkpoint} was trained on another corpus (different {name}). "

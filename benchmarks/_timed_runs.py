@@ -49,16 +49,21 @@ class Target:
         return f"{100 * value:.1f} %" if self.unit == "%" else f"{value:.3g}{self.unit and ' ' + self.unit}"
 
 
-def parse_options(parser: argparse.ArgumentParser) -> argparse.Namespace:
+def parse_options(parser: argparse.ArgumentParser, parts: Sequence[str] = ()) -> argparse.Namespace:
     """Parse the command line; `train_flags` are the arguments after --, which are for train_main.py.
 
     Adds --seeds, --only and --json to the options, which the benchmarks of timed runs have in common.
+
+    Args:
+        parts: further values of --only.
     """
     parser.epilog = "Arguments after -- are passed to train_main.py."
     parser.add_argument(
         "--seeds", type=bounded(int, 0, 2**31 - 1), nargs="+", default=[0], help="of the runs; medians are shown"
     )
-    parser.add_argument("--only", choices=("train", "measure"), help="only train, or only measure existing runs")
+    parser.add_argument(
+        "--only", choices=(*parts, "train", "measure"), help="only train, or only measure existing runs, and the like"
+    )
     parser.add_argument(
         "--json", metavar="FILE", type=absolute, help="output file for the figures (default: beside the runs)"
     )

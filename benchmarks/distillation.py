@@ -3,14 +3,15 @@
     python benchmarks/distillation.py one
     python benchmarks/distillation.py many --minutes 25 --teacher-minutes 60 --recordings 5
     python benchmarks/distillation.py one --recordings 5 --only measure
+    python benchmarks/distillation.py many --teacher-utterances 4800 --sentences 8000 --only corpora
 
 `one` is an espeak-ng voice of English, `many` are eight of them. The teacher, of --model-size small, learns from 45
-minutes of the corpus; the students, tiny, from the same 45 minutes or from their first 5. A student with a teacher also
-hears it speak sentences of which nobody has a recording. All students train for the same time, in dual placement, with
-each device held to one core (see benchmarks/_one_core.py): a student without a teacher leaves most of the data device
-idle, and one with a teacher takes fewer steps only where speaking a batch takes longer than learning it. They are
-measured on 50 sentences that are neither in the corpus nor among these, by a recogniser that learned from the whole
-corpus; and those of many speakers also with two others.
+minutes of the corpus, or from a larger one of its own; the students, tiny, from the same 45 minutes or from their first
+5. A student with a teacher also hears it speak sentences of which nobody has a recording. All students train for the
+same time, in dual placement, with each device held to one core (see benchmarks/_one_core.py): a student without a
+teacher leaves most of the data device idle, and one with a teacher takes fewer steps only where speaking a batch takes
+longer than learning it. They are measured on 50 sentences that are neither in the corpus nor among these, by a
+recogniser that learned from the whole corpus; and those of many speakers also with two others.
 
 Existing results are reused: the corpora under data/, and the runs under runs/, which continue where they were stopped.
 A probe run gives the number of steps, as in benchmarks/voice.py. Arguments after -- are passed to train_main.py for the
@@ -90,8 +91,12 @@ class Kind:
         return Path("data") / f"distillation_{self.name}"
 
     @property
-    def texts(self) -> Path:
-        return self.corpus / "texts.txt"
+    def teacher_corpus(self) -> Path:
+        return self.corpus.with_name(f"{self.corpus.name}_teacher")
+
+    def texts(self, sentences: int) -> Path:
+        """Return the file of so many sentences for the teacher to speak."""
+        return self.corpus / ("texts.txt" if sentences == SENTENCES else f"texts_{sentences}.txt")
 
     @property
     def measured(self) -> dict[str, Path]:
@@ -105,8 +110,13 @@ class Kind:
         """Return the metadata of the first minutes of the corpus."""
         return self.corpus / f"{minutes}min.csv"
 
-    def make(self) -> None:
-        """Make the corpora, the texts, and the metadata of their parts."""
+    def make(self, teacher_utterances: int, sentences: int) -> None:
+        """Make the corpora, the texts, and the metadata of their parts.
+
+        Args:
+            teacher_utterances: of a corpus for the teacher; 0 makes none.
+            sentences: for the teacher to speak.
+        """
         measured = [metadata.parent for metadata in self.measured.values()]
         seen, unseen = ("--speakers", str(self.speakers)), ("--speakers", str(self.unseen))
         make_corpus(self.corpus, "1400", *seen)
@@ -116,12 +126,21 @@ class Kind:
         rows = rows_of(self.corpus / "corpus.csv")
         for minutes in (FEW, MANY):
             write_rows(self.recordings(minutes), first_minutes(rows, minutes, self.corpus))
-        sentences = load_grammar("en").draw(SENTENCES, random.Random(2))
-        self.texts.write_text("\n".join(sentences) + "\n", encoding="utf-8")
-        known = {*sentences, *(row["text"] for row in rows)}
+        texts = load_grammar("en").draw(SENTENCES, random.Random(2))
+        known, measured_texts = {*texts, *(row["text"] for row in rows)}, set()
         for metadata in self.measured.values():
             held_out = [row for row in rows_of(metadata.with_name("corpus.csv")) if row["text"] not in known]
             write_rows(metadata, held_out)
+            measured_texts.update(row["text"] for row in held_out)
+        # What is measured does not depend on the sizes below, so that teachers of all sizes can be compared.
+        if sentences != SENTENCES:
+            drawn = load_grammar("en").draw(sentences, random.Random(7))
+            texts = [text for text in drawn if text not in measured_texts]
+        self.texts(sentences).write_text("\n".join(texts) + "\n", encoding="utf-8")
+        if teacher_utterances:
+            make_corpus(self.teacher_corpus, str(teacher_utterances), *seen, "--seed", "3")
+            others = [row for row in rows_of(self.teacher_corpus / "corpus.csv") if row["text"] not in measured_texts]
+            write_rows(self.teacher_corpus / "others.csv", others)
 
 
 KINDS = {
@@ -140,6 +159,8 @@ def main() -> int:
     kind = KINDS[options.kind]
     name = options.name or f"distillation-{kind.name}"
     taught = f"-teacher-{options.teacher_minutes:g}min"
+    if options.teacher_utterances or options.sentences != SENTENCES:
+        taught += f"-{options.teacher_utterances}-{options.sentences}"
     teacher, asr = RUNS / f"{name}{taught}", RUNS / f"{name}-asr"
     students = {
         (minutes, way): [
@@ -152,8 +173,10 @@ def main() -> int:
     with_teacher = [run for (_, way), runs in students.items() if way == "with" for run in runs]
     check_unused_flags(with_teacher, options.train_flags)
     if options.only != "measure":
+        kind.make(options.teacher_utterances, options.sentences)
+    if options.only not in ("measure", "corpora"):
         train(kind, options, teacher, asr, students)
-    if options.only == "train":
+    if options.only in ("train", "corpora"):
         return 0
     figures = {
         "teacher": [measure(kind, teacher, asr)],
@@ -181,16 +204,26 @@ def parse() -> argparse.Namespace:
         default=[FEW, MANY],
         help="minutes of recordings of the students (default: both)",
     )
+    utterances = bounded(int, 0, 100_000)
+    parser.add_argument(
+        "--teacher-utterances",
+        type=utterances,
+        default=0,
+        help="utterances of a corpus for the teacher (default 0: the 45 minutes)",
+    )
+    parser.add_argument(
+        "--sentences", type=utterances, default=SENTENCES, help=f"for the teacher to speak (default {SENTENCES})"
+    )
     parser.add_argument("--name", help="first part of the names of the runs (default: distillation- and the kind)")
-    return parse_options(parser)
+    return parse_options(parser, ("corpora",))
 
 
 def train(
     kind: Kind, options: argparse.Namespace, teacher: Path, asr: Path, students: dict[tuple[int, str], list[Path]]
 ) -> None:
-    kind.make()
     common = ("--config", kind.config, *kind.flags, *DUAL)
-    large = ("--train-data", str(kind.recordings(MANY)), "--model-size", "small", "--learning-rate", "1e-3")
+    heard = kind.teacher_corpus / "others.csv" if options.teacher_utterances else kind.recordings(MANY)
+    large = ("--train-data", str(heard), "--model-size", "small", "--learning-rate", "1e-3")
     train_for(teacher, options.teacher_minutes, PROBE_STEPS, (*common, *large))
     if settings_of(asr).exists():
         run_script("train_main.py", "--resume", "--run", asr.name)  # ends at once if all steps are done
@@ -205,7 +238,7 @@ def train(
         )
         length = ("--max-steps", str(ASR_STEPS), "--validate-every", "0", "--sample-every", "0")
         run_script("train_main.py", *flags, *length)
-    with_teacher = ("--teacher", str(teacher), "--texts", str(kind.texts), *options.train_flags)
+    with_teacher = ("--teacher", str(teacher), "--texts", str(kind.texts(options.sentences)), *options.train_flags)
     for number, seed in enumerate(options.seeds):
         for (minutes, way), runs in students.items():
             flags = ("--train-data", str(kind.recordings(minutes)), "--seed", str(seed))

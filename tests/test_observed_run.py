@@ -307,7 +307,7 @@ class ToyRuns(unittest.TestCase):
             observed = self.workspace.train("observed", *self.flags)
         self.assertEqual(threads, {threading.main_thread()})  # Keras layers are called and traced by no other
         self.assertEqual((self.blocking.code, self.blocking.err, observed.code, observed.err), (0, "", 0, ""))
-        self.assertIn("  observer     validation, samples and evaluation on /CPU:0, beside", observed.out)
+        self.assertIn("  observer     validation, samples and evaluation on /CPU:0, during training", observed.out)
         self.assert_same_as_blocking("observed")
         self.assertEqual(list(scores_of(self.workspace.run_dir("observed"))), ["step-000004", "step-000008"])
         self.assertIn("step      4 | voicing error ", observed.out)
